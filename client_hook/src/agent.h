@@ -1,0 +1,41 @@
+/* The agent: the one thread of the hook, which joins transport, lease, gate and memory.
+ *
+ * It starts with the first thing that needs the coordinator, never before, and never in a process that does not use
+ * CUDA.  Application threads talk to it through these functions only.
+ */
+#ifndef NVS_AGENT_H
+#define NVS_AGENT_H
+
+#include "base.h"
+
+typedef struct nvs_settings { /* read once from the environment by init.c */
+    bool enabled;
+    char socket[108];        /* NVSHARE_SOCKET */
+    char libzmq[512];        /* NVSHARE_LIBZMQ */
+    char name[64];           /* NVSHARE_NAME, else the program's */
+    int32_t priority;        /* NVSHARE_PRIORITY */
+    uint8_t memory_mode;     /* NVSHARE_MEMORY: device | managed | swap */
+    uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
+    bool run_on_loss;        /* NVSHARE_ON_LOSS=wait | run */
+    uint64_t loss_timeout_ns;/* NVSHARE_LOSS_TIMEOUT, 30s by default: when `run` takes effect */
+} nvs_settings;
+extern nvs_settings nvs_config;
+
+/* Blocks the calling thread until the gate of this GPU is not closed any more.  Starts the agent if need be. */
+void nvs_agent_wait_for_lease(uint32_t gpu);
+
+/* Makes the GPU known to the coordinator and returns when its settings have come, or after a bounded wait without a
+ * coordinator.  Called before the first allocation or memory figure; idempotent and quick afterwards. */
+void nvs_agent_attach(uint32_t gpu);
+
+/* Makes the reservation on this GPU at least `total_bytes`; waits for the coordinator's answer.
+ * NVS_REFUSED: out of memory.  NVS_UNAVAILABLE: nobody to ask; then the local limit alone decides. */
+nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes);
+
+/* Usage changed; the report is sent soon, many changes in one. */
+void nvs_agent_memory_changed(uint32_t gpu);
+
+void nvs_agent_goodbye(void);      /* at exit: bounded, best effort */
+void nvs_agent_after_fork(void);   /* in the child: no thread, no socket, gates as at start */
+
+#endif

@@ -1,0 +1,42 @@
+/* Words that every file of the hook uses.  Nothing here has state.
+ *
+ * Rules of this library, which is a guest in somebody's process:
+ *  - it never exits, aborts or hangs the application, and prints nothing unless NVSHARE_LOG asks for it or
+ *    something must be said once;
+ *  - what it is not sure of, it lets through to the real function;
+ *  - it holds no lock while it calls the CUDA driver, dlsym or libzmq from an application's thread.
+ *
+ * Lock order (outer first): allocation registry, context registry, agent mailbox.  No other lock exists.
+ */
+#ifndef NVS_BASE_H
+#define NVS_BASE_H
+
+#ifndef __CUDA_API_VERSION_INTERNAL
+#define __CUDA_API_VERSION_INTERNAL /* every version of every function under its exported name */
+#endif
+#include <cuda.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define NVS_EXPORT __attribute__((visibility("default")))
+#define NVS_LIKELY(x) __builtin_expect(!!(x), 1)
+#define NVS_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+#define NVS_MAX_GPUS 32u          /* as MAX_GPUS_PER_CLIENT in coordinator/wire.py */
+#define NVS_NO_GPU UINT32_MAX     /* "not known": the call falls through ungated */
+
+typedef enum nvs_status {
+    NVS_OK = 0,
+    NVS_TIMED_OUT,   /* the deadline passed first */
+    NVS_REFUSED,     /* a limit, or the coordinator, says no */
+    NVS_UNAVAILABLE, /* a library, function or peer is not there */
+    NVS_MALFORMED,   /* the peer sent something that the protocol does not allow */
+    NVS_NO_MEMORY,   /* of the host */
+    NVS_CUDA_FAILED, /* a driver call failed; the CUresult travels beside it */
+} nvs_status;
+
+uint64_t nvs_now_ns(void); /* CLOCK_MONOTONIC; init.c */
+
+#endif

@@ -1,0 +1,81 @@
+/* The gate: one per GPU, in front of every call that submits work.
+ *
+ * A thread announces itself in its own slot with plain stores; whoever closes the gate pays for the ordering
+ * with membarrier(PRIVATE_EXPEDITED) and then waits for the slots.  Why that is correct stands in gate.c.
+ *
+ * Knows nothing of wires, leases, CUDA contexts.  May not go here: anything on the fast path beyond what stands.
+ */
+#ifndef NVS_GATE_H
+#define NVS_GATE_H
+
+#include "base.h"
+
+#include <stdatomic.h>
+
+enum {
+    NVS_GATE_OPEN = 0u,   /* calls pass at full speed */
+    NVS_GATE_CLOSED = 1u, /* no lease: callers wait */
+    NVS_GATE_PACED = 2u,  /* lease held and others use this GPU too: nvs_pace_after() follows each submission */
+};
+
+/* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
+typedef struct nvs_slot {
+    _Atomic uint32_t active;                 /* 0, or 1 + the GPU of the gated call that the thread is in */
+    uint32_t depth;                          /* nesting; only its thread touches it */
+    _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
+    _Atomic uint32_t owned;
+    struct nvs_slot *next;
+} nvs_slot;
+
+typedef struct nvs_gate {
+    _Alignas(64) _Atomic uint32_t state;
+    _Atomic uint32_t turn; /* futex word: changes whenever waiters must look again */
+} nvs_gate;
+
+extern nvs_gate nvs_gates[NVS_MAX_GPUS];
+extern _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
+extern bool nvs_gate_needs_fence; /* membarrier is not to be had: the fast path pays instead */
+
+nvs_slot *nvs_slot_register(void);                         /* NULL when the host has no memory: the call goes ungated */
+void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu);    /* returns with the slot announced and the gate not closed */
+
+/* Before a submission.  Pass what it returns to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
+static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (NVS_UNLIKELY(gpu == NVS_NO_GPU))
+        return NULL;
+    if (NVS_UNLIKELY(slot == NULL) && (slot = nvs_slot_register()) == NULL)
+        return NULL;
+    if (NVS_UNLIKELY(slot->depth++ != 0))
+        return slot; /* already inside: never wait for a lease while holding the gate */
+    /* Pairs with the membarrier in nvs_gate_close: either the closer sees `active`, or we see CLOSED. */
+    atomic_store_explicit(&slot->active, gpu + 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    if (NVS_UNLIKELY(nvs_gate_needs_fence))
+        atomic_thread_fence(memory_order_seq_cst);
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_acquire) & NVS_GATE_CLOSED))
+        nvs_gate_enter_slow(slot, gpu);
+    return slot;
+}
+
+/* After it.  True when the caller must let nvs_pace_after() look at the stream. */
+static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
+{
+    if (NVS_UNLIKELY(slot == NULL) || NVS_UNLIKELY(--slot->depth != 0))
+        return false;
+    atomic_store_explicit(&slot->calls[gpu], atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+    /* Pairs with the acquire loads in nvs_gate_close: the call happened before the closer goes on. */
+    atomic_store_explicit(&slot->active, 0, memory_order_release);
+    return NVS_UNLIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) != NVS_GATE_OPEN);
+}
+
+void nvs_gate_init(void);                                   /* all gates open: until nvs_gate_arm the hook is inert */
+void nvs_gate_arm(void);                                    /* all gates closed: from now on a lease is needed */
+void nvs_gate_open(uint32_t gpu, bool paced);               /* also switches between paced and not while open */
+nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* new calls wait; those inside have left, or timed out */
+uint64_t nvs_gate_calls(uint32_t gpu);                      /* all calls ever let through */
+void nvs_gate_after_fork(void);                             /* in the child */
+
+#endif

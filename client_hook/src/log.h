@@ -1,0 +1,19 @@
+/* Logging to stderr (or NVSHARE_LOG_FILE), quiet unless asked: NVSHARE_LOG=off|error|warning|info|debug, `warning` by default. */
+#ifndef NVS_LOG_H
+#define NVS_LOG_H
+
+#include <stdatomic.h>
+
+enum { NVS_LOG_OFF, NVS_LOG_ERROR, NVS_LOG_WARNING, NVS_LOG_INFO, NVS_LOG_DEBUG };
+extern int nvs_log_level;
+
+void nvs_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#define NVS_LOG_ONCE(level, ...)                                                   \
+    do {                                                                           \
+        static atomic_flag said = ATOMIC_FLAG_INIT;                                \
+        if (!atomic_flag_test_and_set_explicit(&said, memory_order_relaxed))       \
+            nvs_log((level), __VA_ARGS__);                                         \
+    } while (0)
+
+#endif

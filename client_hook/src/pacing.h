@@ -1,0 +1,25 @@
+/* Bounded in-flight work, and how to wait for its end.
+ *
+ * Pacing: events every k submissions, k adapted so that the estimated GPU time in flight stays below the budget
+ * that the coordinator sets.  Nothing here touches a stream that is being captured.
+ */
+#ifndef NVS_PACING_H
+#define NVS_PACING_H
+
+#include "base.h"
+
+/* Application thread, after a submission to `stream` when nvs_gate_leave() said so; outside the gate. `stream` as the
+ * application gave it; per_thread when the entry point was a _ptsz/_ptds one.  May wait until enough work is done. */
+void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread);
+
+void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns); /* 0: unbounded */
+
+/* Agent thread, gate closed: waits until everything submitted on this GPU is done, or the deadline (absolute) passed. */
+nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns);
+
+/* Agent thread: nothing submitted is unfinished.  Never blocks. */
+bool nvs_gpu_idle(uint32_t gpu);
+
+void nvs_pacing_after_fork(void);
+
+#endif

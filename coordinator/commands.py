@@ -1,0 +1,56 @@
+"""Frozen outputs of the core: what the shell must do, in order.
+
+Invariants: a command names clients by the shell's ids and GPUs by the client's ordinal; carrying it out never
+fails in a way that the core must know at once (a dead client comes back as `events.ClientGone`).
+
+May not go here: how a command is carried out (server.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator import wire
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one message to one client."""
+
+    client: int
+    message: wire.Message
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Fire `TimerFired` at this time; replaces the earlier deadline.  None: no timer, nothing is due."""
+
+    deadline_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLease:
+    """Write to the journal: `process_id` 0 means that nobody holds this GPU's lease."""
+
+    uuid: str
+    lease_id: int
+    process_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Publish a trace event: `kind` (granted, revoked, released, ...), and plain values that msgpack and JSON can carry."""
+
+    kind: str
+    values: dict[str, int | str | bool | float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A line for the operator; `level` as in the logging module."""
+
+    level: int
+    text: str
+
+
+Command = Send | SetTimer | RecordLease | Notify | Log

@@ -1,0 +1,398 @@
+"""The only declaration of the messages between hooks and the coordinator.
+
+Purpose: name every message, its fields, their types and their bounds, once.  `wire_codegen` turns this
+module into `client_hook/src/wire.gen.h`; nothing else may spell out a message.
+
+A message is one ZeroMQ frame: a msgpack array `[type, field, field, ...]`.
+
+Invariants:
+- Type numbers and field order never change; new fields are appended, with a default.
+- A missing trailing field takes its default; an extra trailing field is skipped; an unknown type is
+  reported to its sender and costs it nothing else, so that either side may be newer.
+- Everything is bounded: a frame by `MAX_FRAME_BYTES`, text by its field's length in UTF-8 bytes, integers by
+  their width.  What breaks a bound is a `RemoteProtocolError`, never a crash.
+
+May not go here: sockets, clocks, what a message means for scheduling.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Final, TypeVar, get_type_hints
+
+import msgpack
+
+PROTOCOL_VERSION: Final = 1
+"""Grows when an old peer could misunderstand a new one; appended fields do not need it."""
+
+MAX_FRAME_BYTES: Final = 1024
+"""No message is longer; longer frames are refused before they are decoded."""
+
+MAX_GPUS_PER_CLIENT: Final = 32
+"""A client names its GPUs by its own CUDA ordinals, below this."""
+
+
+class RemoteProtocolError(Exception):
+    """The peer sent something that the protocol does not allow.  Costs the peer its connection."""
+
+
+class MemoryMode(enum.IntEnum):
+    """What the hook does with device allocations."""
+
+    DEVICE = 0
+    MANAGED = 1
+    SWAP = 2
+
+
+class Sharing(enum.IntEnum):
+    """One lease at a time, or all clients at once."""
+
+    EXCLUSIVE = 0
+    CONCURRENT = 1
+
+
+class ReleaseReason(enum.IntEnum):
+    """Why a client gave its lease back."""
+
+    REVOKED = 0
+    IDLE = 1
+
+
+class Rejection(enum.IntEnum):
+    """Why the coordinator refuses something; the text beside it names the remedy."""
+
+    PROTOCOL_VERSION = 1
+    UNKNOWN_GPU = 2
+    UNKNOWN_MESSAGE = 3
+    MALFORMED = 4
+    TOO_MANY_CLIENTS = 5
+    NOT_ALLOWED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Bounds of one field.  `kind` is `uint`, `int`, `bool` or `text`; `size` is bits, or bytes of UTF-8."""
+
+    kind: str
+    size: int
+
+
+U8: Final = Field("uint", 8)
+U16: Final = Field("uint", 16)
+U32: Final = Field("uint", 32)
+U64: Final = Field("uint", 64)
+I32: Final = Field("int", 32)
+BOOL: Final = Field("bool", 1)
+NAME: Final = Field("text", 63)
+UUID: Final = Field("text", 95)
+SENTENCE: Final = Field("text", 255)
+
+M = TypeVar("M", bound="Message")
+
+
+class Message:
+    """Base of all messages.  `TYPE` is the number on the wire; `LAYOUT` the bounds of each field, in order."""
+
+    __slots__ = ()
+    TYPE: ClassVar[int]
+    LAYOUT: ClassVar[tuple[Field, ...]]
+
+
+TO_COORDINATOR: Final[dict[int, type[Message]]] = {}
+TO_CLIENT: Final[dict[int, type[Message]]] = {}
+
+
+def _declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Callable[[type[M]], type[M]]:
+    def bind(cls: type[M]) -> type[M]:
+        assert number not in TO_COORDINATOR and number not in TO_CLIENT, f"type {number} is taken"
+        assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]
+        cls.TYPE = number
+        cls.LAYOUT = layout
+        table[number] = cls
+        return cls
+
+    return bind
+
+
+# --- from a client -------------------------------------------------------------------------------------------------
+
+
+@_declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, U64, NAME)
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First message of a connection.
+
+    `process_id` is the client's own view (its PID namespace) and only shown; who it is comes from the kernel.
+    `memory_limit_bytes` 0 means no limit asked for.
+    """
+
+    protocol: int
+    name: str
+    program: str
+    process_id: int
+    priority: int
+    memory_mode: int
+    memory_limit_bytes: int
+    library_version: str
+
+
+@_declare(TO_COORDINATOR, 2, U8, UUID, U64, U64, BOOL, U64, U64, U64)
+@dataclass(frozen=True, slots=True)
+class AttachGpu(Message):
+    """The client is about to use a GPU, or uses it already and has connected again.
+
+    `gpu` is the client's ordinal for it in all later messages.  `lease_id` is the lease that it still holds from
+    before the connection was lost (0: none); `wanted` that a thread waits for one.
+    """
+
+    gpu: int
+    uuid: str
+    total_bytes: int
+    lease_id: int
+    wanted: bool
+    allocated_bytes: int
+    resident_bytes: int
+    pinned_bytes: int
+
+
+@_declare(TO_COORDINATOR, 3, U8)
+@dataclass(frozen=True, slots=True)
+class Request(Message):
+    """A thread waits for the lease of this GPU."""
+
+    gpu: int
+
+
+@_declare(TO_COORDINATOR, 4, U8, U64, U8, BOOL, BOOL, U64, U64, U64)
+@dataclass(frozen=True, slots=True)
+class Release(Message):
+    """The lease is given back: the gate is closed and the work drained.
+
+    `drained` false: the drain passed its deadline and work may still run.  `wanted`: a thread waits already, so
+    this is a request too.  `drain_ns` is the time from closing the gate until the work was done.
+    `opened_at_ns` is when the gate was opened for this lease, by CLOCK_MONOTONIC of the node.
+    `submissions` counts the gated calls that passed under this lease.
+    """
+
+    gpu: int
+    lease_id: int
+    reason: int
+    drained: bool
+    wanted: bool
+    drain_ns: int
+    opened_at_ns: int
+    submissions: int
+
+
+@_declare(TO_COORDINATOR, 5, U8, U64, U64, U64, U64)
+@dataclass(frozen=True, slots=True)
+class MemoryReport(Message):
+    """What the client has on this GPU: allocated = resident + evicted; pinned is the resident part that cannot move."""
+
+    gpu: int
+    allocated_bytes: int
+    resident_bytes: int
+    pinned_bytes: int
+    host_bytes: int
+
+
+@_declare(TO_COORDINATOR, 6, U8, U32, U64)
+@dataclass(frozen=True, slots=True)
+class ReserveMemory(Message):
+    """Asks that the client's reservation on this GPU be `bytes` in all.  Answered by `MemoryReserved`."""
+
+    gpu: int
+    sequence: int
+    bytes: int
+
+
+@_declare(TO_COORDINATOR, 7, U8, U64, U64, U64, BOOL, U32)
+@dataclass(frozen=True, slots=True)
+class MoveProgress(Message):
+    """Bytes moved so far for an `Evict` or `Restore` order.
+
+    `finished` ends the order, also when less could be moved than asked.  `error` is a CUresult (0: none).
+    """
+
+    gpu: int
+    order_id: int
+    moved_bytes: int
+    elapsed_ns: int
+    finished: bool
+    error: int
+
+
+@_declare(TO_COORDINATOR, 8)
+@dataclass(frozen=True, slots=True)
+class Goodbye(Message):
+    """The process ends in order; its leases are free."""
+
+
+# --- to a client ---------------------------------------------------------------------------------------------------
+
+
+@_declare(TO_CLIENT, 64, U16, U64)
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Answers `Hello`."""
+
+    protocol: int
+    client_id: int
+
+
+@_declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8)
+@dataclass(frozen=True, slots=True)
+class GpuSettings(Message):
+    """Answers `AttachGpu`, and is sent again whenever one of its values changes.
+
+    `memory_limit_bytes` 0: no limit for this client.  `capacity_bytes` is what all clients together may have
+    resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the reservation needs
+    `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: unbounded).
+    `idle_release_ns`: give the lease back after being idle so long while somebody waits.
+    """
+
+    gpu: int
+    memory_limit_bytes: int
+    capacity_bytes: int
+    reserve: bool
+    pacing_budget_ns: int
+    idle_release_ns: int
+    drain_deadline_ns: int
+    sharing: int
+
+
+@_declare(TO_CLIENT, 66, U8, U64, U64, U32)
+@dataclass(frozen=True, slots=True)
+class Grant(Message):
+    """The client holds the lease `lease_id`.  `quantum_ns` is how long it is meant to last; `waiters` who wait."""
+
+    gpu: int
+    lease_id: int
+    quantum_ns: int
+    waiters: int
+
+
+@_declare(TO_CLIENT, 67, U8, U64, U64)
+@dataclass(frozen=True, slots=True)
+class Revoke(Message):
+    """Close the gate, drain within `drain_deadline_ns`, then `Release`."""
+
+    gpu: int
+    lease_id: int
+    drain_deadline_ns: int
+
+
+@_declare(TO_CLIENT, 68, U8, U64, U32)
+@dataclass(frozen=True, slots=True)
+class Waiters(Message):
+    """How many others wait for the lease that this client holds, sent when it becomes zero or stops being zero."""
+
+    gpu: int
+    lease_id: int
+    waiters: int
+
+
+@_declare(TO_CLIENT, 69, U8, U64, U64)
+@dataclass(frozen=True, slots=True)
+class Evict(Message):
+    """Move at least `bytes` of this client's resident memory off the GPU, or all that can be moved."""
+
+    gpu: int
+    order_id: int
+    bytes: int
+
+
+@_declare(TO_CLIENT, 70, U8, U64, U64)
+@dataclass(frozen=True, slots=True)
+class Restore(Message):
+    """Bring up to `bytes` of this client's evicted memory back."""
+
+    gpu: int
+    order_id: int
+    bytes: int
+
+
+@_declare(TO_CLIENT, 71, U8, U32, U64)
+@dataclass(frozen=True, slots=True)
+class MemoryReserved(Message):
+    """Answers `ReserveMemory`: the reservation is now `bytes` in all (unchanged when it was refused)."""
+
+    gpu: int
+    sequence: int
+    bytes: int
+
+
+@_declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)
+@dataclass(frozen=True, slots=True)
+class Rejected(Message):
+    """Something was refused.  `final`: trying again on this connection is no use."""
+
+    code: int
+    final: bool
+    text: str
+
+
+# --- codec ---------------------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> bytes:
+    """One frame.  Asserts the bounds, because breaking them is our own mistake."""
+    values = [getattr(message, f.name) for f in fields(message)]  # type: ignore[arg-type]
+    for bound, value in zip(message.LAYOUT, values, strict=True):
+        assert _fits(bound, value), f"{message!r}: {value!r} is no {bound}"
+    frame: bytes = msgpack.packb([message.TYPE, *values])
+    assert len(frame) <= MAX_FRAME_BYTES
+    return frame
+
+
+def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
+    """The message in a frame; the bare type number when this side does not know it.
+
+    Raises RemoteProtocolError for anything malformed.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise RemoteProtocolError(f"frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    try:
+        items = msgpack.unpackb(frame, raw=False, strict_map_key=True)
+    except Exception as error:  # msgpack raises many kinds, ValueError and UnicodeDecodeError among them
+        raise RemoteProtocolError(f"not msgpack: {error}") from None
+    if type(items) is not list or not items or type(items[0]) is not int or not 0 <= items[0] < 256:
+        raise RemoteProtocolError("not an array that begins with a message type")
+    cls = table.get(items[0])
+    if cls is None:
+        return int(items[0])
+    return _build(cls, items)
+
+
+def _build(cls: type[Message], items: list[Any]) -> Message:
+    layout = cls.LAYOUT
+    if len(items) <= len(layout):
+        items = items + _defaults(cls, len(items) - 1)
+    for index, bound in enumerate(layout, start=1):
+        if not _fits(bound, items[index]):
+            raise RemoteProtocolError(f"{cls.__name__} field {index}: {items[index]!r} is no {bound.kind}{bound.size}")
+    return cls(*items[1 : len(layout) + 1])
+
+
+def _defaults(cls: type[Message], present: int) -> list[Any]:
+    missing = fields(cls)[present:]  # type: ignore[arg-type]
+    if any(f.default is MISSING for f in missing):
+        raise RemoteProtocolError(f"{cls.__name__} with {present} of its fields")
+    return [f.default for f in missing]
+
+
+def _fits(bound: Field, value: object) -> bool:
+    if bound.kind == "uint":
+        return type(value) is int and 0 <= value < 1 << bound.size or isinstance(value, enum.IntEnum)
+    if bound.kind == "int":
+        return type(value) is int and -(1 << bound.size - 1) <= value < 1 << bound.size - 1
+    if bound.kind == "bool":
+        return type(value) is bool
+    return type(value) is str and len(value.encode("utf-8", "surrogatepass")) <= bound.size and "\0" not in value
+
+
+for _table in (TO_COORDINATOR, TO_CLIENT):
+    for _cls in _table.values():
+        assert set(get_type_hints(_cls)) - {"TYPE", "LAYOUT"} == {f.name for f in fields(_cls)}  # type: ignore[arg-type]
