@@ -9,6 +9,7 @@ May not go here: how a command is carried out (server.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from coordinator import wire
 
@@ -28,9 +29,17 @@ class SetTimer:
     deadline_ns: int | None
 
 
+MANY_HOLDERS: Final = -1
+"""As `RecordLease.process_id`: the GPU is shared concurrently, so several processes may hold leases."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordLease:
-    """Write to the journal: `process_id` 0 means that nobody holds this GPU's lease."""
+    """Write to the journal: `process_id` 0 means that nobody holds this GPU's lease.  `lease_id` is the last id that
+    was given; a successor numbers on from it.
+
+    `MANY_HOLDERS` must come back as `GpuAdded.expected_holder` after a restart, without a check whether it lives.
+    """
 
     uuid: str
     lease_id: int
@@ -39,7 +48,8 @@ class RecordLease:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Publish a trace event: `kind` (granted, revoked, released, ...), and plain values that msgpack and JSON can carry."""
+    """Publish a trace event: `kind` (granted, revoked, released, ...), and plain values that msgpack and JSON can
+    carry."""
 
     kind: str
     values: dict[str, int | str | bool | float | None] = field(default_factory=dict)
@@ -53,4 +63,14 @@ class Log:
     text: str
 
 
-Command = Send | SetTimer | RecordLease | Notify | Log
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the client's process (SIGKILL, by the pidfd or the kernel's identity of its connection): its drain is long
+    overdue and the operator configured so.  Its death comes back as `events.ClientGone`."""
+
+    client: int
+    process_id: int
+    reason: str
+
+
+Command = Send | SetTimer | RecordLease | Notify | Log | Kill

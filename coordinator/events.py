@@ -19,7 +19,8 @@ class GpuAdded:
 
     `next_lease_id` continues the numbering of an earlier coordinator.  `expected_holder` is the process that
     held the lease when that one went away and still lives: nothing is granted until it has claimed its lease, is
-    reported gone (`HolderGone`), or `recovery_deadline_ns` passed.
+    reported gone (`HolderGone`), or `recovery_deadline_ns` passed.  `commands.MANY_HOLDERS`: several may have
+    held one, so nothing exclusive is granted until the deadline.
     """
 
     uuid: str
@@ -149,7 +150,8 @@ class QuantumSet:
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """`name` must be known to the registry; the shell has made the instances, one for each GPU."""
+    """`name` must be known to the registry; the shell has made the instances, one for each GPU (by UUID).  Where one
+    is missing the core asks its policy factory."""
 
     name: str
     policies: dict[str, object] = field(default_factory=dict)

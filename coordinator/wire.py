@@ -106,7 +106,7 @@ TO_CLIENT: Final[dict[int, type[Message]]] = {}
 
 def _declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Callable[[type[M]], type[M]]:
     def bind(cls: type[M]) -> type[M]:
-        assert number not in TO_COORDINATOR and number not in TO_CLIENT, f"type {number} is taken"
+        assert number not in {*TO_COORDINATOR, *TO_CLIENT}, f"type {number} is taken"
         assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]
         cls.TYPE = number
         cls.LAYOUT = layout
@@ -248,8 +248,8 @@ class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again whenever one of its values changes.
 
     `memory_limit_bytes` 0: no limit for this client.  `capacity_bytes` is what all clients together may have
-    resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the reservation needs
-    `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: unbounded).
+    resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the
+    reservation needs `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: unbounded).
     `idle_release_ns`: give the lease back after being idle so long while somebody waits.
     """
 
@@ -335,14 +335,32 @@ class Rejected(Message):
 
 
 # --- codec ---------------------------------------------------------------------------------------------------------
+#
+# What a decoder accepts, on both sides alike (tests/wire compares them): one whole msgpack value and nothing after it,
+# an array; integers in any msgpack width, bools, text as `str` or `bin` that is valid UTF-8 without a zero byte; fields
+# beyond those that this side knows may be of any msgpack type, nested at will, and only have to be well-formed.
+
+
+def _limits(bound: Field) -> tuple[int, int, int]:
+    """(kind, lowest, highest) with kind 0 for integers, 1 for bool, 2 for text (highest is its length)."""
+    if bound.kind == "uint":
+        return 0, 0, (1 << bound.size) - 1
+    if bound.kind == "int":
+        return 0, -(1 << bound.size - 1), (1 << bound.size - 1) - 1
+    return (1, 0, 1) if bound.kind == "bool" else (2, 0, bound.size)
+
+
+_NAMES: Final[dict[type[Message], tuple[str, ...]]] = {}
+_LIMITS: Final[dict[type[Message], tuple[tuple[int, int, int], ...]]] = {}
 
 
 def encode(message: Message) -> bytes:
     """One frame.  Asserts the bounds, because breaking them is our own mistake."""
-    values = [getattr(message, f.name) for f in fields(message)]  # type: ignore[arg-type]
-    for bound, value in zip(message.LAYOUT, values, strict=True):
-        assert _fits(bound, value), f"{message!r}: {value!r} is no {bound}"
-    frame: bytes = msgpack.packb([message.TYPE, *values])
+    cls = type(message)
+    values = [getattr(message, name) for name in _NAMES[cls]]
+    for bound, value in zip(_LIMITS[cls], values, strict=True):
+        assert _fits(bound, value), f"{message!r}: {value!r} is outside {bound}"
+    frame: bytes = msgpack.packb([cls.TYPE, *values])
     assert len(frame) <= MAX_FRAME_BYTES
     return frame
 
@@ -355,9 +373,12 @@ def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
     if len(frame) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
     try:
-        items = msgpack.unpackb(frame, raw=False, strict_map_key=True)
-    except Exception as error:  # msgpack raises many kinds, ValueError and UnicodeDecodeError among them
-        raise RemoteProtocolError(f"not msgpack: {error}") from None
+        # Raw: text is checked where a field wants it.  The hook for pairs keeps keys from being hashed.
+        items = msgpack.unpackb(
+            frame, raw=True, strict_map_key=False, object_pairs_hook=_no_map, ext_hook=_no_ext, timestamp=1
+        )
+    except Exception as error:  # msgpack raises many kinds
+        raise RemoteProtocolError(f"not msgpack: {error!r}") from None
     if type(items) is not list or not items or type(items[0]) is not int or not 0 <= items[0] < 256:
         raise RemoteProtocolError("not an array that begins with a message type")
     cls = table.get(items[0])
@@ -366,14 +387,46 @@ def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
     return _build(cls, items)
 
 
+def _no_map(pairs: object) -> None:
+    return None
+
+
+def _no_ext(code: int, content: bytes) -> None:
+    return None
+
+
 def _build(cls: type[Message], items: list[Any]) -> Message:
-    layout = cls.LAYOUT
-    if len(items) <= len(layout):
-        items = items + _defaults(cls, len(items) - 1)
-    for index, bound in enumerate(layout, start=1):
-        if not _fits(bound, items[index]):
-            raise RemoteProtocolError(f"{cls.__name__} field {index}: {items[index]!r} is no {bound.kind}{bound.size}")
-    return cls(*items[1 : len(layout) + 1])
+    limits = _LIMITS[cls]
+    del items[0]
+    if len(items) < len(limits):
+        items += _defaults(cls, len(items))
+    elif len(items) > len(limits):
+        del items[len(limits) :]
+    for index, bound in enumerate(limits):
+        kind, low, high = bound
+        value = items[index]
+        if kind == 0:
+            if type(value) is int and low <= value <= high:
+                continue
+        elif kind == 1:
+            if value is True or value is False:
+                continue
+        elif (text := _text(value, high)) is not None:
+            items[index] = text
+            continue
+        raise RemoteProtocolError(f"{cls.__name__}.{_NAMES[cls][index]}: {value!r:.80} is not allowed")
+    return cls(*items)
+
+
+def _text(value: object, limit: int) -> str | None:
+    if type(value) is str:  # a default
+        return value
+    if type(value) is not bytes or len(value) > limit or b"\0" in value:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _defaults(cls: type[Message], present: int) -> list[Any]:
@@ -383,16 +436,20 @@ def _defaults(cls: type[Message], present: int) -> list[Any]:
     return [f.default for f in missing]
 
 
-def _fits(bound: Field, value: object) -> bool:
-    if bound.kind == "uint":
-        return type(value) is int and 0 <= value < 1 << bound.size or isinstance(value, enum.IntEnum)
-    if bound.kind == "int":
-        return type(value) is int and -(1 << bound.size - 1) <= value < 1 << bound.size - 1
-    if bound.kind == "bool":
+def _fits(bound: tuple[int, int, int], value: object) -> bool:
+    kind, low, high = bound
+    if kind == 0:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    if kind == 1:
         return type(value) is bool
-    return type(value) is str and len(value.encode("utf-8", "surrogatepass")) <= bound.size and "\0" not in value
+    try:
+        return type(value) is str and len(value.encode()) <= high and "\0" not in value
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 for _table in (TO_COORDINATOR, TO_CLIENT):
     for _cls in _table.values():
-        assert set(get_type_hints(_cls)) - {"TYPE", "LAYOUT"} == {f.name for f in fields(_cls)}  # type: ignore[arg-type]
+        _NAMES[_cls] = tuple(f.name for f in fields(_cls))  # type: ignore[arg-type]
+        _LIMITS[_cls] = tuple(_limits(bound) for bound in _cls.LAYOUT)
+        assert set(get_type_hints(_cls)) - {"TYPE", "LAYOUT"} == set(_NAMES[_cls])

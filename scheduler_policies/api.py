@@ -59,36 +59,53 @@ class Choice:
 
 @runtime_checkable
 class Policy(Protocol):
-    """What the core asks of a policy."""
+    """What the core asks of a policy.  Everything but `choose` has a default in `PolicyBase`."""
 
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
-        """Who gets the free lease.  None leaves the GPU idle, which is right only for a policy that throttles; it must then name
-        a time in `wake_at_ns`.  Not called while somebody holds the lease, nor with nobody waiting."""
+        """Who gets the free lease.
+
+        `waiting` is in turn order: who released longest ago stands first, a client that never held the lease counts
+        from when it attached.  It is a fresh tuple that may be kept.  Paused clients are not in it.
+
+        None leaves the GPU idle, which is right only for a policy that throttles; `wake_at_ns` must then name a time in
+        the future.  Not called while somebody holds the lease, with nobody waiting, while memory moves for a client
+        that was chosen already, nor in concurrent sharing.
+        """
         ...
 
 
 class PolicyBase:
-    """Defaults for everything but `choose`."""
+    """Defaults for everything but `choose`.  An operation that is not overridden costs nothing: it is not called."""
 
     name = ""
 
     def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Whether to revoke the lease before its quantum ends.  Called when somebody starts to wait and when priorities change;
-        not called for a holder that is already being revoked, nor with nobody waiting."""
+        """Whether to revoke the lease before its quantum ends.
+
+        Called when somebody starts to wait, when a priority changes, and when a client is granted that was chosen
+        before its memory moved.  Not called for a holder that is already being revoked, nor with nobody waiting.
+        """
+        return False
+
+    def renew(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
+        """Whether the holder keeps the lease for another quantum, because it would be chosen again anyway.
+
+        Called when the quantum has run out and somebody waits.  Not called for a holder alone, which simply goes on.
+        """
         return False
 
     def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Sequence[int]:
-        """The clients in the order in which they are expected to run; the memory plan evicts from its end (Belady).  A wrong
-        order costs time, never correctness."""
+        """The clients in the order in which they are expected to run; the memory plan evicts from its end (Belady).
+        A wrong order costs time, never correctness.  Not called when everybody's memory fits."""
         return [view.client for view in waiting]
 
     def wake_at_ns(self, now_ns: int) -> int | None:
-        """When to ask again although nothing happened; None: never.  Asked after each decision."""
+        """When to ask again although nothing happened; None: never.  Asked only when `choose` returned None."""
         return None
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int | None:
-        """Longest time that a waiting client may have to wait, drains and memory moves aside, with so many clients on the GPU;
-        None: no bound.  The tests hold the policy to it."""
+        """Longest time that a waiting client may have to wait, drains and memory moves aside, with so many clients on
+        the GPU; None: no bound.  The tests hold the policy to it.  Not called in production."""
         return None
 
     def released(self, client: ClientView, now_ns: int) -> None:

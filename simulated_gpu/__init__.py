@@ -1,0 +1,36 @@
+"""The simulated GPU: doubles of the CUDA driver and of NVML, and how to use them from Python.
+
+`library_directory()` says where the two libraries are.  Nothing else may go here: this is imported by every tool.
+"""
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+
+
+class LibraryNotFoundError(RuntimeError):
+    """The doubles are not built or not installed."""
+
+
+def library_directory() -> Path:
+    """The directory that holds both libraries; raises LibraryNotFoundError with the remedy."""
+    candidates = [Path(__file__).parent / "lib"]
+    try:
+        files = metadata.distribution("nvshare").files or []
+        candidates += [Path(str(file.locate())).parent for file in files if file.name == LIBRARIES[0]]
+    except metadata.PackageNotFoundError:
+        pass  # running from a source tree
+    named = os.environ.get("NVSHARE_SIM_LIBRARY_DIR")
+    if named:
+        candidates.append(Path(named))
+    for candidate in candidates:
+        if all((candidate / name).is_file() for name in LIBRARIES):
+            return candidate.resolve()
+    looked = ", ".join(str(candidate) for candidate in candidates)
+    raise LibraryNotFoundError(
+        f"the simulated GPU's libraries ({' and '.join(LIBRARIES)}) are in none of: {looked}. "
+        "Install the package (pip install .), or build it with CMake and set NVSHARE_SIM_LIBRARY_DIR to its "
+        "simulated_gpu/lib directory."
+    )

@@ -21,8 +21,9 @@ typedef struct nvs_settings { /* read once from the environment by init.c */
 } nvs_settings;
 extern nvs_settings nvs_config;
 
-/* Blocks the calling thread until the gate of this GPU is not closed any more.  Starts the agent if need be. */
-void nvs_agent_wait_for_lease(uint32_t gpu);
+/* Blocks the calling thread until the gate of this GPU is not closed any more.  Starts the agent if need be.
+ * False: the process is ending and the call must go through whatever the gate says, so that exit() cannot hang. */
+bool nvs_agent_wait_for_lease(uint32_t gpu);
 
 /* Makes the GPU known to the coordinator and returns when its settings have come, or after a bounded wait without a
  * coordinator.  Called before the first allocation or memory figure; idempotent and quick afterwards. */

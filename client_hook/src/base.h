@@ -39,4 +39,8 @@ typedef enum nvs_status {
 
 uint64_t nvs_now_ns(void); /* CLOCK_MONOTONIC; init.c */
 
+/* Reads the environment and arms the gates; the constructor's work, idempotent.  For entry points that another library's
+ * constructor may reach before ours has run. */
+void nvs_init(void);
+
 #endif

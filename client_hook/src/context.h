@@ -1,29 +1,50 @@
 /* Which GPU a call is for, and which contexts and streams a drain must look at.
  *
- * CUDA's own bookkeeping is followed, not replaced: the hooks of the context and stream functions report here.
+ * CUDA's own bookkeeping is followed, not replaced: the hooks of the context and stream functions report here, and what
+ * they cannot have seen is asked of the driver.  Only queries that a stream capture allows are made.
  */
 #ifndef NVS_CONTEXT_H
 #define NVS_CONTEXT_H
 
 #include "base.h"
 
-/* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU when there is none. A few ns. */
-uint32_t nvs_current_gpu(void);
+#include <stdatomic.h>
+
+/* The GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known. */
+extern _Atomic uint32_t nvs_only_gpu __attribute__((visibility("hidden")));
+
+uint32_t nvs_current_gpu_of_many(void);
+uint32_t nvs_stream_gpu_of_many(CUstream stream);
+
+/* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU when there is none.  With one GPU visible
+ * it is that one, context or not.  A few ns. */
+static inline uint32_t nvs_current_gpu(void)
+{
+    /* Relaxed: one word, written with one value only. */
+    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
+    return NVS_LIKELY(only != NVS_NO_GPU) ? only : nvs_current_gpu_of_many();
+}
 
 /* GPU of a stream handle; of the current context for the default streams.  Cached per thread. */
-uint32_t nvs_stream_gpu(CUstream stream);
+static inline uint32_t nvs_stream_gpu(CUstream stream)
+{
+    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed); /* as above */
+    return NVS_LIKELY(only != NVS_NO_GPU) ? only : nvs_stream_gpu_of_many(stream);
+}
 
 /* GPU of a context handle; NVS_NO_GPU when it is not known. */
 uint32_t nvs_context_gpu(CUcontext context);
 
-/* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised. */
+/* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised.  Captures begin inside
+ * the gate, so once every gate is closed the answer can only change to false. */
 bool nvs_capturing(void);
 
 /* Calls visit for each live context of a GPU (primary contexts included) until it returns false.  The registry is
  * not locked during visit; a context that dies meanwhile yields CUDA errors, which the visitor must survive. */
 void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument);
 
-/* The same for the live streams that the application created in a context. */
+/* The same for the live streams that the application created in a context.  A stream that the application destroys
+ * during its visit is really destroyed after it. */
 void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument);
 
 typedef struct nvs_gpu_facts {
@@ -31,5 +52,18 @@ typedef struct nvs_gpu_facts {
     uint64_t total_bytes; /* of the real card */
 } nvs_gpu_facts;
 nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out);
+
+/* Reports of the hooks (hook_context.c). */
+void nvs_context_learn(void);                              /* the driver is initialised */
+void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
+bool nvs_context_leaving(CUcontext context);               /* about to be destroyed; false when it was not known */
+void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
+CUcontext nvs_context_primary(uint32_t gpu);               /* of this GPU, if it was seen */
+void nvs_context_set_primary(uint32_t gpu, CUcontext context);
+void nvs_current_changed(void);                            /* of the calling thread */
+void nvs_stream_created(CUstream stream, CUcontext context);
+bool nvs_stream_leaving(CUstream stream);                  /* false: the visitor destroys it, do not */
+void nvs_capture_began(CUstream stream, bool per_thread);
+void nvs_capture_ended(CUstream stream, bool per_thread);
 
 #endif

@@ -20,7 +20,7 @@ enum {
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
-    _Atomic uint32_t active;                 /* 0, or 1 + the GPU of the gated call that the thread is in */
+    _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
     uint32_t depth;                          /* nesting; only its thread touches it */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
@@ -29,7 +29,9 @@ typedef struct nvs_slot {
 
 typedef struct nvs_gate {
     _Alignas(64) _Atomic uint32_t state;
-    _Atomic uint32_t turn; /* futex word: changes whenever waiters must look again */
+    _Atomic uint32_t turn;    /* futex word: changes whenever waiters must look again */
+    _Atomic uint32_t waiting; /* threads asleep before the gate */
+    _Atomic uint32_t left;    /* futex word: changes when a thread leaves while somebody closes */
 } nvs_gate;
 
 extern nvs_gate nvs_gates[NVS_MAX_GPUS];
@@ -38,6 +40,8 @@ extern bool nvs_gate_needs_fence; /* membarrier is not to be had: the fast path 
 
 nvs_slot *nvs_slot_register(void);                         /* NULL when the host has no memory: the call goes ungated */
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu);    /* returns with the slot announced and the gate not closed */
+
+bool nvs_gate_leave_slow(uint32_t gpu);                    /* wakes the closer; true when paced */
 
 /* Before a submission.  Pass what it returns to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
 static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
@@ -68,7 +72,13 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
                           memory_order_relaxed);
     /* Pairs with the acquire loads in nvs_gate_close: the call happened before the closer goes on. */
     atomic_store_explicit(&slot->active, 0, memory_order_release);
-    return NVS_UNLIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) != NVS_GATE_OPEN);
+    /* As in nvs_gate_enter: either the closer sees us gone, or we see CLOSED and wake it. */
+    atomic_signal_fence(memory_order_seq_cst);
+    if (NVS_UNLIKELY(nvs_gate_needs_fence))
+        atomic_thread_fence(memory_order_seq_cst);
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) == NVS_GATE_OPEN))
+        return false;
+    return nvs_gate_leave_slow(gpu);
 }
 
 void nvs_gate_init(void);                                   /* all gates open: until nvs_gate_arm the hook is inert */
@@ -76,6 +86,19 @@ void nvs_gate_arm(void);                                    /* all gates closed:
 void nvs_gate_open(uint32_t gpu, bool paced);               /* also switches between paced and not while open */
 nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* new calls wait; those inside have left, or timed out */
 uint64_t nvs_gate_calls(uint32_t gpu);                      /* all calls ever let through */
+bool nvs_gate_inside(uint32_t gpu);                         /* a thread is in a gated call now */
+uint32_t nvs_gate_waiting(uint32_t gpu);                    /* threads that wait before the gate */
+
+/* Asleep before the gate, as nvs_agent_wait_for_lease does it: begin tells whether this is the first thread. */
+bool nvs_gate_wait_begin(uint32_t gpu);
+bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns);     /* one sleep; true when the gate is not closed any more */
+void nvs_gate_kick(uint32_t gpu);                           /* those who sleep before the gate look around */
+void nvs_gate_wait_end(uint32_t gpu);
+
+/* A futex with an absolute CLOCK_MONOTONIC deadline (UINT64_MAX: none).  May return early. */
+void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns);
+void nvs_futex_wake(_Atomic uint32_t *word, int threads);
+
 void nvs_gate_after_fork(void);                             /* in the child */
 
 #endif

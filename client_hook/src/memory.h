@@ -1,11 +1,15 @@
 /* Memory modes behind one small interface, and the quota in front of them.
  *
- * hook_memory.c (wrappers) calls nvs_memory_*; those check the quota, call the backend and keep the registry
- * (allocation.h).  The agent calls evict and restore.  A backend never checks a quota and never blocks for a lease.
+ * hook_memory.c, hook_pool.c and hook_vmm.c (wrappers) call nvs_memory_*; those check the quota, call the backend and keep
+ * the registry (allocation.h).  The agent calls evict and restore.  A backend never checks a quota and never blocks for a lease.
+ *
+ * Charging: before the driver call, undone when it fails; what is charged is what was asked for, rounded up to the 512 bytes that the
+ * driver hands out.  The driver's own overhead (contexts, code, what pools keep) is not charged.
  */
 #ifndef NVS_MEMORY_H
 #define NVS_MEMORY_H
 
+#include "allocation.h"
 #include "base.h"
 
 typedef struct nvs_usage {
@@ -20,23 +24,56 @@ typedef void nvs_progress(void *argument, uint64_t moved_bytes);
 
 typedef struct nvs_backend {
     const char *name;
+    nvs_memory_kind kind; /* of what it allocates */
+    bool movable;
     /* Current context is set by the caller.  Real CUDA results. */
     CUresult (*allocate)(uint32_t gpu, CUdeviceptr *out, size_t bytes);
     CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes);
     /* Agent thread, gate closed and drained.  Move at least `bytes` (or all) out, or up to `bytes` in. */
     nvs_status (*evict)(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes);
     nvs_status (*restore)(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes);
+    void (*context_gone)(CUcontext context); /* forget what was cached for it */
 } nvs_backend;
 extern const nvs_backend nvs_backend_device, nvs_backend_managed;
+bool nvs_backend_managed_works(uint32_t gpu); /* can this GPU's managed memory be moved by us? Asked once per GPU. */
 
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out);
-/* What the coordinator set; 0 means none.  A limit below what is in use lets nothing more be allocated. */
+/* What the coordinator set; 0 means none.  A limit below what is in use lets nothing more be allocated.
+ * While the coordinator sets no limit, the one of the environment holds. */
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve);
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes);
-/* The virtual card: what cuMemGetInfo must say, from the real figures. */
+/* The virtual card: in, the real figures; out, what cuMemGetInfo must say. */
 void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total_bytes);
 nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *, void *argument, uint64_t *moved_bytes);
 nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *, void *argument, uint64_t *moved_bytes);
 void nvs_memory_after_fork(void);
+
+/* Called by the context hooks once the driver has destroyed or reset a context: what lived in it is gone. */
+void nvs_memory_context_gone(CUcontext context);
+
+/* --- for the wrappers --- */
+
+/* Is this GPU's memory ours to count?  Makes it known to the coordinator the first time. */
+bool nvs_memory_manages(uint32_t gpu);
+const nvs_backend *nvs_memory_backend(uint32_t gpu);
+
+/* A registry entry with its bytes charged; CUDA_ERROR_OUT_OF_MEMORY over the limit.  Then exactly one of the next two. */
+CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);
+void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes); /* the driver took another amount than was thought */
+void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length); /* the driver said yes */
+void nvs_memory_drop(nvs_allocation *taken);                                   /* uncharges and frees the entry */
+void nvs_memory_drop_all(nvs_allocation *list);                                /* linked by `next` */
+/* For backends: so much of an extent is off the GPU now. */
+void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evicted_bytes);
+
+/* cuMemAlloc through the backend. */
+CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes);
+
+/* cuMemFree: by the backend for what it made, by the driver for everything else. */
+CUresult nvs_memory_release(CUdeviceptr pointer);
+
+/* Frees what deferred frees have become free by now; with `wait`, waits (boundedly) until at least one has.
+ * Returns whether anything was freed. */
+bool nvs_memory_reap(uint32_t gpu, bool wait);
 
 #endif

@@ -1,0 +1,174 @@
+"""How long a GPU changes hands: `python -m bench.handover --json`.
+
+Programs that saturate the GPU (saturate.c) under a small quantum.  One sample is the time from the coordinator's
+`revoked` event to the moment when the next holder's first call has come back from the driver (the program's own stamp),
+less the time that the first one's drain took (as its release says): what the hand-over costs beyond the drain.
+All clocks are CLOCK_MONOTONIC of one machine.
+
+JSON: `handover_us` (`p50`, `p99`), `handovers` (samples); `details`: the same until the next gate opened, drains, and
+how many hand-overs gave no sample and why.
+
+May not go here: hand-overs that move memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig
+
+SOURCE = Path(__file__).with_name("saturate.c")
+
+
+@dataclass(slots=True)
+class Samples:
+    """Nanoseconds of each hand-over that could be measured, and why the others could not."""
+
+    first_call_ns: list[int] = field(default_factory=list)
+    gate_open_ns: list[int] = field(default_factory=list)
+    drain_ns: list[int] = field(default_factory=list)
+    without: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One lease that followed a revoked one of another client."""
+
+    name: str
+    lease: int
+    revoked_ns: int
+    drain_ns: int
+    granted_ns: int
+
+
+def turns(events: Iterable[Mapping[str, Any]]) -> tuple[list[Turn], dict[int, int]]:
+    """Hand-overs in the event stream, and by lease when its gate opened."""
+    revoked: dict[int, int] = {}
+    before: tuple[int, int, int] | None = None
+    opened: dict[int, int] = {}
+    found: list[Turn] = []
+    for event in events:
+        if event["kind"] == "revoked":
+            revoked[event["lease"]] = event["at_ns"]
+        elif event["kind"] == "released":
+            opened[event["lease"]] = event["opened_at_ns"]
+            at_ns = revoked.pop(event["lease"], None)
+            before = (event["client"], at_ns, event["drain_ns"]) if at_ns is not None and event["drained"] else None
+        elif event["kind"] == "granted":
+            if before is not None and before[0] != event["client"]:
+                found.append(Turn(event["name"], event["lease"], before[1], before[2], event["at_ns"]))
+            before = None
+    return found, opened
+
+
+def evaluate(events: Sequence[Mapping[str, Any]], stamps: Mapping[str, Sequence[tuple[int, int]]]) -> Samples:
+    """Join the coordinator's events with the programs' stamps (called_ns, returned_ns of launches that blocked)."""
+    samples = Samples()
+    found, opened = turns(events)
+    returns = {name: [returned for _, returned in own] for name, own in stamps.items()}
+    for turn in found:
+        own = stamps.get(turn.name, ())
+        index = bisect.bisect_left(returns.get(turn.name, []), turn.granted_ns)
+        if index >= len(own):
+            samples.without["program ended before its turn"] += 1
+            continue
+        called_ns, returned_ns = own[index]
+        if called_ns > turn.revoked_ns:
+            samples.without["next program was not waiting yet"] += 1
+            continue
+        samples.first_call_ns.append(returned_ns - turn.revoked_ns - turn.drain_ns)
+        samples.drain_ns.append(turn.drain_ns)
+        if turn.lease in opened:
+            samples.gate_open_ns.append(opened[turn.lease] - turn.revoked_ns - turn.drain_ns)
+    return samples
+
+
+def run_programs(stand: Rig, program: Path, options: argparse.Namespace) -> Samples:
+    """Starts the programs, follows the events until they have ended, joins both."""
+    log = stand.directory / "events.jsonl"
+    names = [f"saturate-{number}" for number in range(options.programs)]
+    command = [str(program), str(options.seconds), str(options.kernel_us * 1000), str(options.depth)]
+    with log.open("w", encoding="utf-8") as stream:
+        follower = stand.follow_events(stream)
+        try:
+            running = {name: stand.start(command, hooked=True, name=name) for name in names}
+            stamps = {name: _finish(name, process, options.seconds) for name, process in running.items()}
+        finally:
+            follower.terminate()
+            follower.wait(10)
+    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return evaluate(events, stamps)
+
+
+def _finish(name: str, process: subprocess.Popen[str], seconds: float) -> list[tuple[int, int]]:
+    out, _ = process.communicate(timeout=seconds + 120)
+    if process.returncode != 0:
+        raise BenchError(f"{name}: exit code {process.returncode}")
+    return [(called, returned) for called, returned in json.loads(out)["blocked"]]
+
+
+def in_us(values: Sequence[int]) -> dict[str, float] | None:
+    """Percentiles in microseconds."""
+    if not values:
+        return None
+    return {f"p{round(share * 100)}": round(percentile(values, share) / 1e3, 1) for share in (0.5, 0.9, 0.99)}
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.handover", description="Time from revoke to the next call")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the programs run (default 10)")
+    parser.add_argument("--programs", type=int, default=2, help="how many take turns (default 2)")
+    parser.add_argument("--quantum", default="20ms", help="default 20ms")
+    parser.add_argument("--kernel-us", type=int, default=200, help="length of one kernel (default 200)")
+    parser.add_argument("--depth", type=int, default=4, help="kernels in flight (default 4)")
+    options = parser.parse_args()
+    simulate = "1x1GiB" if options.simulate or not real_card() else None
+    try:
+        with tempfile.TemporaryDirectory() as scratch, rig(simulate=simulate, quantum=options.quantum) as stand:
+            samples = run_programs(stand, compile_program(SOURCE, Path(scratch)), options)
+    except BenchError as error:
+        sys.stderr.write(f"bench.handover: {error}\n")
+        return 1
+    figures = in_us(samples.first_call_ns)
+    if figures is None:
+        sys.stderr.write(f"bench.handover: no hand-over was measured ({dict(samples.without)})\n")
+        return 1
+    result = {
+        "handover_us": {"p50": figures["p50"], "p99": figures["p99"]},
+        "handovers": len(samples.first_call_ns),
+        "simulated": simulate is not None,
+        "details": {
+            "first_call_us": figures,
+            "gate_open_us": in_us(samples.gate_open_ns),
+            "drain_us": in_us(samples.drain_ns),
+            "without_sample": dict(samples.without),
+            "programs": options.programs,
+            "quantum": options.quantum,
+            "kernel_us": options.kernel_us,
+            "depth": options.depth,
+        },
+        "machine": machine(),
+    }
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(f"{result['handovers']} hand-overs on {machine()['gpu']}, beyond the drain:")
+        print(f"{figures['p50']} us p50, {figures['p99']} us p99")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

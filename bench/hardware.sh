@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Everything that needs a real card, in one run of less than eight minutes.
+#
+#   bench/hardware.sh OUTPUT
+#
+# Builds this checkout, runs the demo, the benchmarks, the correctness checks and the tests marked gpu.  Each step has a time limit; a
+# step that fails does not stop the others.  OUTPUT gets one JSON or log file a step and summary.md; the table comes last on
+# the terminal.  Exit code 1 if a step failed.
+#
+# WHEELS: a directory of wheels for what this machine lacks, installed without an index.
+# BUDGET_S: seconds for everything (465).
+# STEPS: only these steps, e.g. STEPS="demo gate".
+#
+# Memory is never oversubscribed here: device memory only, and managed memory within a limit of 128 MiB a program.
+set -uo pipefail
+export NVSHARE_MEMORY=device
+unset LD_PRELOAD NVSHARE_ENABLE NVSHARE_SIMULATE NVSHARE_SIM_STATE
+
+[ $# -eq 1 ] || { echo "usage: bench/hardware.sh OUTPUT" >&2; exit 2; }
+root="$(cd "$(dirname "$0")/.." && pwd)"
+mkdir -p "$1"
+out="$(cd "$1" && pwd)"
+cd "$root"
+python="${PYTHON:-python3}"
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+export NVSHARE_RUNTIME_DIR="$work/run" PYTHONUNBUFFERED=1
+BUDGET_S="${BUDGET_S:-465}"
+rows=()
+failed=0
+
+# step NAME SECONDS FILE COMMAND...: standard output to FILE, errors to NAME.err
+step() {
+  local name="$1" limit="$2" file="$3" begin="$SECONDS" rc
+  shift 3
+  if [ -n "${STEPS:-}" ] && [ "$name" != build ] && [[ " $STEPS " != *" $name "* ]]; then
+    return 0
+  fi
+  local left=$((BUDGET_S - SECONDS))
+  [ "$limit" -le "$left" ] || limit="$left"
+  if [ "$limit" -le 0 ]; then
+    failed=1
+    rows+=("| $name | no time left | 0 s | |")
+    return 0
+  fi
+  timeout --signal=TERM --kill-after=10 "$limit" "$@" >"$out/$file" 2>"$out/$name.err"
+  rc=$?
+  [ -s "$out/$name.err" ] || rm -f "$out/$name.err"
+  if [ "$rc" -ne 0 ]; then
+    failed=1
+    tail -n 5 "$out/$name.err" "$out/$file" 2>/dev/null
+  fi
+  rows+=("| $name | $([ "$rc" -eq 0 ] && echo ok || echo "failed ($rc)") | $((SECONDS - begin)) s | $file |")
+  echo "${rows[-1]}"
+}
+
+build() {
+  set -e
+  if [ -n "${WHEELS:-}" ]; then
+    "$python" -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$work/site" "$WHEELS"/*.whl
+  fi
+  local cmake=(cmake -S "$root" -B "$work/build" -DNVSHARE_WERROR=ON "-DPython3_EXECUTABLE=$(command -v "$python")")
+  command -v ninja >/dev/null && cmake+=(-G Ninja)
+  "${cmake[@]}"
+  cmake --build "$work/build" --parallel 8
+  cmake --install "$work/build" --prefix "$work/prefix"
+}
+
+export -f build
+export python root work
+step build 120 build.log bash -c build
+export PYTHONPATH="$root:$work/site${PYTHONPATH:+:$PYTHONPATH}"
+export NVSHARE_HOOK_LIBRARY="$work/prefix/client_hook/lib/libnvshare_hook.so"
+export NVSHARE_SIM_LIBRARY_DIR="$work/prefix/simulated_gpu/lib"
+export NVSHARE_TEST_BUILD="$work/build"
+
+step machine 20 machine.txt bash -c 'nvidia-smi; uname -a; nproc; "$python" --version
+  "$python" -c "
+import importlib.metadata as m
+for name in (\"torch\", \"cupy-cuda13x\", \"pyzmq\", \"pydantic\", \"numpy\"):
+    try: print(name, m.version(name))
+    except m.PackageNotFoundError: print(name, \"not installed\")"'
+step demo 60 demo.json "$python" -m coordinator.demo --seconds 5 --json
+step gate 60 gate.json "$python" -m bench.gate --json --pairs 7
+step handover 40 handover.json "$python" -m bench.handover --json --seconds 10
+step handover3 40 handover3.json "$python" -m bench.handover --json --seconds 8 --programs 3
+step correctness 120 correctness.json "$python" -m bench.correctness --json --steps 1500
+step throughput 200 throughput.json "$python" -m bench.throughput --json --seconds 3 --repetitions 3 \
+  --workload gemm --workload small --workload cupy-stream
+step infer 60 infer.json "$python" -m bench.throughput --json --seconds 2 --repetitions 2 --workload infer
+step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.png" --seconds 3
+step tests 120 tests.log "$python" -m pytest -m gpu -q -p no:cacheprovider
+
+{
+  echo "# Run on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
+  echo
+  echo "| step | result | time | file |"
+  echo "|---|---|---|---|"
+  printf '%s\n' "${rows[@]}"
+  echo
+  "$python" "$root/bench/summary.py" "$out"
+} >"$out/summary.md"
+echo
+cat "$out/summary.md"
+exit "$failed"

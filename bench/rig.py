@@ -1,0 +1,172 @@
+"""What the benchmarks stand on: a coordinator of their own, and programs under the hook or beside it.
+
+Invariants: a rig's coordinator lives in a temporary directory and dies with the rig; programs are started with the
+tools that a user has (`nvshare-run`, `nvshare-ctl`), so that what is measured is what is shipped; memory is left
+alone (`NVSHARE_MEMORY=device`) unless the caller asks for something else.
+
+May not go here: what is measured, statistics of one benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from client_hook.launcher import coordinator_environment
+from simulated_gpu.environment import simulated_environment
+
+START_TIMEOUT_S = 60.0
+
+
+class BenchError(Exception):
+    """The benchmark cannot run here.  The text says why."""
+
+
+def real_card() -> bool:
+    """Whether this machine has an NVIDIA driver with a card."""
+    return Path("/dev/nvidiactl").exists()
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, for the record beside them."""
+    facts: dict[str, Any] = {"cores": os.cpu_count(), "cpu": _cpu_name(), "gpu": "simulated"}
+    if real_card():
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        with tempfile.TemporaryFile() as errors:
+            told = subprocess.run(query, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+        facts["gpu"] = told.stdout.strip() if told.returncode == 0 else "NVIDIA, unnamed"
+    return facts
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile; `share` in 0..1."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered), max(1, math.ceil(share * len(ordered)))) - 1]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, extremes and count of repeated measurements."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "repetitions": len(values)}
+
+
+def compile_program(source: Path, into: Path) -> Path:
+    """A small C program of this folder, compiled with the system's compiler."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise BenchError("no C compiler: install one, or name it in CC")
+    program = into / source.stem
+    done = subprocess.run(
+        [compiler, "-std=gnu11", "-O2", "-o", str(program), str(source), "-ldl", "-lpthread"],
+        capture_output=True, text=True, check=False,
+    )
+    if done.returncode != 0:
+        raise BenchError(f"{source.name} does not compile:\n{done.stderr}")
+    return program
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A running coordinator.  `simulate` None: on the real card."""
+
+    directory: Path
+    simulate: str | None
+    coordinator: subprocess.Popen[bytes]
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Environment of a program that is not hooked, on the same GPUs as the hooked ones."""
+        own = {k: v for k, v in os.environ.items() if k not in {"LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET"}}
+        own.setdefault("NVSHARE_MEMORY", "device")
+        own["NVSHARE_RUNTIME_DIR"] = str(self.directory)
+        if self.simulate is not None:
+            own = simulated_environment(self.directory / "simulated_gpu", self.simulate, own)
+        return own | dict(extra or {})
+
+    def hooked(self, command: Sequence[str], *, name: str = "", options: Sequence[str] = ()) -> list[str]:
+        """The same command under the hook; `options` are nvshare-run's."""
+        options = ["--runtime-dir", str(self.directory), *options]
+        options += ["--name", name] if name else []
+        options += [f"--simulate={self.simulate}"] if self.simulate is not None else []
+        return [sys.executable, "-m", "coordinator.run", *options, "--", *command]
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        hooked: bool,
+        name: str = "",
+        options: Sequence[str] = (),
+        extra: Mapping[str, str] | None = None,
+        stdin: int | None = subprocess.DEVNULL,
+    ) -> subprocess.Popen[str]:
+        """A program whose standard output is read by the caller; its errors go to ours."""
+        line = self.hooked(command, name=name, options=options) if hooked else list(command)
+        environment = self.environment(extra)
+        if hooked:  # nvshare-run puts the simulated libraries in front by itself
+            environment = {**{k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}, **dict(extra or {})}
+            environment.setdefault("NVSHARE_MEMORY", "device")
+        return subprocess.Popen(line, env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True)
+
+    def control(self, *words: str) -> Any:
+        """One `nvshare-ctl` command; what it says as JSON."""
+        done = subprocess.run(
+            [sys.executable, "-m", "coordinator.control", *words, "--json"],
+            env=self.environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
+        )
+        if done.returncode != 0:
+            raise BenchError(f"nvshare-ctl {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def follow_events(self, into: IO[str]) -> subprocess.Popen[str]:
+        """`nvshare-ctl events`, one JSON object a line, written to a file until it is terminated."""
+        command = [sys.executable, "-m", "coordinator.control", "events", "--json"]
+        return subprocess.Popen(command, env=self.environment(), stdout=into, stdin=subprocess.DEVNULL, text=True)
+
+
+@contextmanager
+def rig(
+    *, simulate: str | None, quantum: str = "100ms", sharing: str = "exclusive", policy: str = "round_robin"
+) -> Iterator[Rig]:
+    """A coordinator for the length of the block."""
+    directory = Path(tempfile.mkdtemp(prefix="nvshare-bench-"))
+    ready, report = os.pipe()
+    command = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(directory), "--ready-fd", str(report)]
+    command += ["--quantum", quantum, "--sharing", sharing, "--policy", policy]
+    command += [f"--simulate={simulate}"] if simulate is not None else []
+    with (directory / "coordinator.log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            env=coordinator_environment(os.environ),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,),
+        )
+    os.close(report)
+    try:
+        if os.read(ready, 1) == b"":
+            raise BenchError(f"the coordinator did not start:\n{(directory / 'coordinator.log').read_text()}")
+        yield Rig(directory, simulate, process)
+    finally:
+        os.close(ready)
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(directory, ignore_errors=True)

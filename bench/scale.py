@@ -1,0 +1,158 @@
+"""How many hand-overs a second one coordinator makes, and in how much memory: `python -m bench.scale --json`.
+
+A real coordinator process (its loop, ZeroMQ sockets, scheduler, journal) with made-up GPUs, and scripted clients
+in another process, spread evenly over the GPUs, which always want the lease.  A client that is granted the lease, and told
+that others wait, gives it back at once as idle and asks for it again in the same message; so each hand-over is one `Release`
+in and one `Grant` to another client out, and the client's own work costs the coordinator nothing.  Hand-overs are
+counted by the coordinator (`handovers` in its status: a lease that goes to another client than the one before), from one
+status to another some seconds later; resident memory is the coordinator's peak, as the kernel says (VmHWM).
+
+The clients need a processor too: on a machine with two, figures are those of a shared machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from bench.zmtp import Link
+from coordinator import control_api as api
+from coordinator import wire
+from coordinator.runtime_dir import RuntimeDir
+from coordinator.transport_admin import ControlCaller
+
+GIB = 1 << 30
+
+
+def uuid_of(gpu: int) -> str:
+    """Of a made-up GPU."""
+    return f"GPU-5ca1ab1e-0000-0000-0000-{gpu:012d}"
+
+
+def run_coordinator(directory: Path, gpus: int, ready_fd: int) -> None:
+    """In the child: a coordinator as it is, but for where its GPUs come from."""
+    from coordinator import daemon
+    from coordinator.devices import Device
+
+    devices = [Device(index, uuid_of(index), "made-up GPU", 80 * GIB) for index in range(gpus)]
+    daemon.serve_devices(
+        ["--runtime-dir", str(directory), "--ready-fd", str(ready_fd), "--log-level", "warning"], devices
+    )
+
+
+def run_clients(socket_path: Path, clients: int, gpus: int, ready_fd: int) -> None:
+    """In the child: all clients on one epoll, until killed."""
+    poller = select.epoll()
+    links: dict[int, Link] = {}
+    for number in range(clients):
+        link = Link(socket_path)
+        links[link.socket.fileno()] = link
+        poller.register(link.socket, select.EPOLLIN)
+        hello = wire.Hello(wire.PROTOCOL_VERSION, f"client {number}", "bench", os.getpid(), 0, 1, 0, "0")
+        uuid = uuid_of(number % gpus)
+        link.send(wire.encode(hello))
+        link.send(wire.encode(wire.AttachGpu(0, uuid, 80 * GIB, 0, True, 0, 0, 0)))
+    os.write(ready_fd, b"\n")
+    pack, unpack = msgpack.packb, msgpack.unpackb
+    grant, release, idle = wire.Grant.TYPE, wire.Release.TYPE, int(wire.ReleaseReason.IDLE)
+    while True:
+        for descriptor, _ in poller.poll():
+            link = links[descriptor]
+            for content in link.take():
+                message = unpack(content)
+                if message[0] == grant:
+                    now_ns = time.monotonic_ns()
+                    link.send(pack([release, 0, message[2], idle, True, True, 0, now_ns, 1]))
+
+
+def measure(clients: int, gpus: int, seconds: float) -> dict[str, Any]:
+    """One run."""
+    with tempfile.TemporaryDirectory(prefix="nvshare-scale-") as name:
+        directory = RuntimeDir(Path(name) / "run")
+        children: list[subprocess.Popen[bytes]] = []
+        try:
+            server = _child(children, "coordinator", str(directory.path), str(gpus))
+            _child(children, "clients", str(directory.hooks_socket), str(clients), str(gpus))
+            caller = ControlCaller(directory.control_socket)
+            while _status(caller)["clients"] < clients:
+                time.sleep(0.05)
+            first = _status(caller)
+            time.sleep(seconds)
+            last = _status(caller)
+            caller.close()
+            rate = (last["handovers"] - first["handovers"]) / ((last["now_ns"] - first["now_ns"]) / 1e9)
+            rss_mb = _peak_rss_kib(server.pid) / 1024
+        finally:
+            for child in reversed(children):
+                child.send_signal(signal.SIGTERM)
+                child.wait(10)
+    return {"clients": clients, "gpus": gpus, "handovers_per_s": round(rate), "rss_mb": round(rss_mb, 1)}
+
+
+def _child(children: list[subprocess.Popen[bytes]], *words: str) -> subprocess.Popen[bytes]:
+    """Starts one and waits until it says that it is ready."""
+    ready, report = os.pipe()
+    command = [sys.executable, "-m", "bench.scale", "--child", *words, str(report)]
+    child = subprocess.Popen(command, pass_fds=(report,))
+    children.append(child)
+    os.close(report)
+    try:
+        if not select.select([ready], [], [], 60)[0] or not os.read(ready, 1):
+            raise SystemExit(f"{words[0]} did not start")
+    finally:
+        os.close(ready)
+    return child
+
+
+def _status(caller: ControlCaller) -> dict[str, Any]:
+    status = api.decode_reply(caller.call(api.encode_request(api.Status(clients=False)), 30_000))
+    gpus = status["gpus"]
+    return {
+        "now_ns": status["now_ns"],
+        "handovers": sum(gpu["handovers"] for gpu in gpus),
+        "clients": sum(gpu["clients"] for gpu in gpus),
+    }
+
+
+def _peak_rss_kib(process_id: int) -> int:
+    for line in Path(f"/proc/{process_id}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1])
+    raise SystemExit("the kernel does not tell the coordinator's memory")
+
+
+def main() -> None:
+    """Command line."""
+    words = sys.argv[1:]
+    if words[:2] == ["--child", "coordinator"]:
+        run_coordinator(Path(words[2]), int(words[3]), int(words[4]))
+        return
+    if words[:2] == ["--child", "clients"]:
+        run_clients(Path(words[2]), int(words[3]), int(words[4]), int(words[5]))
+        return
+    parser = argparse.ArgumentParser(prog="python -m bench.scale", description="hand-overs a second of one coordinator")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(words)
+    result = measure(options.clients, options.gpus, options.seconds)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print("{clients} clients on {gpus} GPUs: {handovers_per_s} hand-overs/s, {rss_mb} MB".format(**result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The figures of a hardware run as a short table: `python bench/summary.py DIRECTORY` (written by hardware.sh).
+
+May not go here: measuring.  A file that is missing or no JSON is said to be so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def demo(told: dict[str, Any]) -> list[str]:
+    """Overlaps, hand-overs."""
+    return [f"violations {told['violations']}, hand-overs {told['handovers']}, {told['handover_us']}"]
+
+
+def gate(told: dict[str, Any]) -> list[str]:
+    """Nanoseconds and instructions."""
+    launch = told["details"]["empty_kernel"]
+    return [
+        f"{told['details']['gate']['call']}: {told['baseline_ns']} ns, hooked {told['hooked_ns']} ns, "
+        f"added {told['added_ns']} ns, {told['added_instructions']} instructions",
+        f"empty kernel: {launch['baseline']['median']:.0f} ns, hooked {launch['hooked']['median']:.0f} ns",
+        f"control: {told['details']['ungated_control']['added']['median']:.2f} ns",
+    ]
+
+
+def handover(told: dict[str, Any]) -> list[str]:
+    """Percentiles."""
+    return [f"{told['handover_us']} us over {told['handovers']} hand-overs; {told['details']['drain_us']} us drains"]
+
+
+def correctness(told: dict[str, Any]) -> list[str]:
+    """Equal or not."""
+    return [
+        f"{framework}: {'equal' if one['equal'] else 'DIFFERENT'}, hand-overs {one.get('handovers')}"
+        for framework, one in told["frameworks"].items()
+    ]
+
+
+def throughput(told: dict[str, Any]) -> list[str]:
+    """Shares."""
+    lines = []
+    for name, one in told["workloads"].items():
+        shares = [
+            f"{share} {one[share]['median']:.4f}"
+            for share in ("hooked_share", "native_share", "exclusive_share")
+            if one[share] is not None
+        ]
+        lines.append(f"{name}: alone {one['alone']} steps/s; {', '.join(shares)}")
+    return lines
+
+
+FILES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "demo.json": demo,
+    "gate.json": gate,
+    "handover.json": handover,
+    "handover3.json": handover,
+    "correctness.json": correctness,
+    "throughput.json": throughput,
+    "infer.json": throughput,
+}
+
+
+def main() -> int:
+    """Command line."""
+    directory = Path(sys.argv[1])
+    print("| file | figures |\n|---|---|")
+    for name, lines in FILES.items():
+        try:
+            found = lines(json.loads((directory / name).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = [f"nothing ({type(error).__name__}: {error})"]
+        print(f"| {name} | {'<br>'.join(found)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

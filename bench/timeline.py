@@ -1,0 +1,152 @@
+"""A picture of a real time line: `python -m bench.timeline --out timeline.png` (extra `plots`).
+
+Three programs (workloads/busy.py) run under the hook; drawn are, for each, its leases as its gate was open (the
+coordinator's events) and the work that really ran: the simulated GPU's trace, or on a card the kernels' own stamps.
+A card's clock is not the host's: its stamps are moved so that the first kernel begins with the first lease.
+
+May not go here: judging the trace (coordinator/demo_proof.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.rig import BenchError, Rig, machine, real_card, rig
+from bench.workloads.busy import read_log
+from simulated_gpu.trace import read_trace
+
+PROGRAMS = {
+    "steady": ["--kernel-us=300", "--burst=16"],
+    "copies": ["--kernel-us=150", "--burst=12", "--copy-kib=4096"],
+    "bursty": ["--kernel-us=400", "--burst=8", "--gap-every=6", "--gap-ms=30"],
+}
+COLOURS = ("#2166ac", "#b2182b", "#1b7837")
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is drawn, by program: nanoseconds of one clock."""
+
+    work: dict[str, list[Interval]]
+    leases: dict[str, list[Interval]]
+    title: str
+
+
+def leases(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Interval]]:
+    """From the opening of a client's gate until its lease came back."""
+    names: dict[int, str] = {}
+    found: dict[str, list[Interval]] = {}
+    for event in events:
+        if event["kind"] == "granted":
+            names[event["client"]] = event["name"]
+        elif event["kind"] == "released" and event["client"] in names:
+            interval = (int(event["opened_at_ns"]), int(event["at_ns"]))
+            found.setdefault(names[event["client"]], []).append(interval)
+    return found
+
+
+def perform(stand: Rig, seconds: float, quantum: str) -> Scene:
+    """Runs the programs and gathers what happened."""
+    log = stand.directory / "events.jsonl"
+    stamps = {name: stand.directory / f"{name}.times" for name in PROGRAMS}
+    with log.open("w", encoding="utf-8") as stream:
+        follower = stand.follow_events(stream)
+        try:
+            busy = [sys.executable, "-m", "bench.workloads.busy", f"--seconds={seconds}"]
+            running = {
+                name: stand.start([*busy, f"--log={stamps[name]}", *how], hooked=True, name=name)
+                for name, how in PROGRAMS.items()
+            }
+            for name, process in running.items():
+                process.communicate(timeout=seconds + 120)
+                if process.returncode != 0:
+                    raise BenchError(f"{name}: exit code {process.returncode}")
+        finally:
+            follower.terminate()
+            follower.wait(10)
+    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    held = leases(events)
+    if stand.simulate is not None:
+        processes = {process.pid: name for name, process in running.items()}
+        work: dict[str, list[Interval]] = {name: [] for name in PROGRAMS}
+        for piece in read_trace(stand.directory / "simulated_gpu"):
+            if piece.process_id in processes:
+                work[processes[piece.process_id]].append((piece.start_ns, piece.end_ns))
+    else:
+        work = _on_host_clock({name: read_log(path) for name, path in stamps.items()}, held)
+    return Scene(work, held, f"{machine()['gpu'] if stand.simulate is None else 'simulated GPU'}, quantum {quantum}")
+
+
+def _on_host_clock(work: Mapping[str, list[Interval]], held: Mapping[str, list[Interval]]) -> dict[str, list[Interval]]:
+    first_work = min(start for own in work.values() for start, _ in own)
+    first_lease = min(start for own in held.values() for start, _ in own)
+    shift = first_lease - first_work
+    return {name: [(start + shift, end + shift) for start, end in own] for name, own in work.items()}
+
+
+def draw(scene: Scene, *, start_s: float, length_s: float, out: Path) -> None:
+    """One row a program: work above, lease below.  The window begins `start_s` after the first lease."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    origin = min(start for own in scene.leases.values() for start, _ in own) + int(start_s * 1e9)
+    end = origin + int(length_s * 1e9)
+    figure, axes = pyplot.subplots(figsize=(10, 0.75 * len(PROGRAMS) + 1.3))
+
+    def bars(intervals: Sequence[Interval]) -> list[tuple[float, float]]:
+        inside = [(max(a, origin), min(b, end)) for a, b in intervals if b > origin and a < end]
+        return [((a - origin) / 1e6, (b - a) / 1e6) for a, b in inside]
+
+    for row, (name, colour) in enumerate(zip(PROGRAMS, COLOURS, strict=True)):
+        axes.broken_barh(bars(scene.leases.get(name, [])), (row - 0.42, 0.26), facecolors=colour, alpha=0.35)
+        axes.broken_barh(bars(scene.work.get(name, [])), (row - 0.12, 0.5), facecolors=colour)
+    axes.set_yticks(range(len(PROGRAMS)), list(PROGRAMS))
+    axes.invert_yaxis()
+    axes.set_xlim(0, length_s * 1e3)
+    axes.set_xlabel("milliseconds")
+    axes.set_title(f"{scene.title}: work on the GPU (solid), lease (pale)", fontsize=10)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(out, dpi=130)
+    pyplot.close(figure)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.timeline", description="Draw who worked when")
+    parser.add_argument("--out", type=Path, default=Path("timeline.png"))
+    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
+    parser.add_argument("--seconds", type=float, default=3.0, help="how long the programs run (default 3)")
+    parser.add_argument("--start", type=float, default=1.0, help="where the window begins, in seconds (default 1)")
+    parser.add_argument("--length", type=float, default=0.6, help="of the window, in seconds (default 0.6)")
+    parser.add_argument("--quantum", default="50ms", help="default 50ms")
+    options = parser.parse_args()
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.stderr.write("bench.timeline: matplotlib is not installed: pip install 'nvshare[plots]'\n")
+        return 1
+    simulate = "1x8GiB" if options.simulate or not real_card() else None
+    try:
+        with rig(simulate=simulate, quantum=options.quantum) as stand:
+            scene = perform(stand, options.seconds, options.quantum)
+    except BenchError as error:
+        sys.stderr.write(f"bench.timeline: {error}\n")
+        return 1
+    draw(scene, start_s=options.start, length_s=options.length, out=options.out)
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

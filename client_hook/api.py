@@ -1,0 +1,146 @@
+"""The control API of the hook in one's own process; `client_hook` gives these names out.
+
+The functions speak to the library that is already loaded (client_hook/src/nvshare.h), by cffi in ABI mode; cffi is
+imported with the first call.
+
+May not go here: starting programs (launcher.py, embedded.py), anything that needs the coordinator.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+_DECLARATIONS = """
+struct nvshare_gpu {
+    uint32_t size;
+    uint32_t lease;
+    uint64_t lease_id;
+    uint32_t waiters;
+    uint32_t waiting_threads;
+    uint64_t calls;
+    uint64_t allocated_bytes;
+    uint64_t resident_bytes;
+};
+const char *nvshare_version(void);
+int nvshare_active(void);
+int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out);
+int nvshare_yield(uint32_t gpu);
+"""
+
+
+class HookNotLoadedError(RuntimeError):
+    """This process does not run under the hook."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this process does not run under the nvshare hook: start it with `nvshare-run -- COMMAND`, "
+            "or set NVSHARE_ENABLE=1 before Python starts"
+        )
+
+
+class Lease(enum.IntEnum):
+    """Where this process stands with a GPU; `enum nvshare_lease`."""
+
+    NONE = 0
+    WAITING = 1
+    HELD = 2
+    RETURNING = 3
+    FREE = 4
+    UNMANAGED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU as the hook of this process sees it.  `lease_id` 0: none."""
+
+    lease: Lease
+    lease_id: int
+    waiters: int
+    """Other clients that wait for the lease that is held."""
+    waiting_threads: int
+    """Threads of this process that wait."""
+    calls: int
+    """Gated calls so far."""
+    allocated_bytes: int
+    resident_bytes: int
+
+
+@functools.cache
+def _hook() -> tuple[Any, Any] | None:
+    """(ffi, library); None when the process runs without the hook, which cannot change later."""
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(_DECLARATIONS)
+    library: Any = ffi.dlopen(None)
+    try:
+        library.nvshare_version  # noqa: B018  (the look-up is the test)
+    except AttributeError:
+        return None
+    return ffi, library
+
+
+def _needed() -> tuple[Any, Any]:
+    found = _hook()
+    if found is None:
+        raise HookNotLoadedError
+    return found
+
+
+def loaded() -> bool:
+    """Whether this process runs under the hook, be it on or idle."""
+    return _hook() is not None
+
+
+def version() -> str:
+    """The hook's version.  Raises HookNotLoadedError."""
+    ffi, library = _needed()
+    text: bytes = ffi.string(library.nvshare_version())
+    return text.decode()
+
+
+def active() -> bool:
+    """Whether the hook gates this process's GPU work.
+
+    False without the hook, with NVSHARE_DISABLE=1, without a coordinator to speak to, and until CUDA is used.
+    """
+    found = _hook()
+    return found is not None and found[1].nvshare_active() > 0
+
+
+def state(gpu: int = 0) -> GpuState:
+    """One GPU, by this process's own CUDA ordinal.  Raises HookNotLoadedError, ValueError for an impossible ordinal."""
+    ffi, library = _needed()
+    _check_ordinal(gpu)
+    out = ffi.new("struct nvshare_gpu *")
+    out.size = ffi.sizeof("struct nvshare_gpu")
+    if library.nvshare_gpu_state(gpu, out) != 0:
+        raise ValueError(f"the hook (version {version()}) knows no GPU {gpu}")
+    return GpuState(
+        lease=Lease(out.lease),
+        lease_id=out.lease_id,
+        waiters=out.waiters,
+        waiting_threads=out.waiting_threads,
+        calls=out.calls,
+        allocated_bytes=out.allocated_bytes,
+        resident_bytes=out.resident_bytes,
+    )
+
+
+def yield_lease(gpu: int = 0) -> None:
+    """Gives the lease back as soon as submitted work is done, if another client waits for it; else does nothing.
+
+    Does not block.  Raises HookNotLoadedError, ValueError for an impossible ordinal.
+    """
+    _, library = _needed()
+    _check_ordinal(gpu)
+    if library.nvshare_yield(gpu) != 0:
+        raise ValueError(f"the hook (version {version()}) knows no GPU {gpu}")
+
+
+def _check_ordinal(gpu: int) -> None:
+    if not 0 <= gpu < 1 << 32:
+        raise ValueError(f"{gpu} is no CUDA ordinal")

@@ -1,0 +1,317 @@
+"""The embedded coordinator: found if one runs in a directory, else started for this user, exactly once.
+
+Purpose: what `nvshare-run` and the notebook opt-in need so that nobody has to start a daemon first.
+
+How it stays and leaves: each program holds `keepalive.lock` shared through an inherited descriptor; the coordinator
+leaves when it can take that lock exclusively and no client is connected.  Starts are serialised by `launch.lock`; a
+coordinator that somebody starts by hand meanwhile wins through `coordinator.lock`, and is then used.
+
+Invariants:
+- The coordinator is no child of the program: it is detached, in its own session, with no terminal, and
+  inherits no descriptor but its log and the readiness pipe.
+- Every wait is bounded.
+
+May not go here: command lines, the environment of a client (launcher.py), zmq, settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from client_hook.launcher import (
+    ClientOptions,
+    LaunchError,
+    check_memory_mode,
+    client_environment,
+    coordinator_environment,
+    find_hook,
+    find_libzmq,
+)
+from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, prepare
+
+START_TIMEOUT_S = 30.0
+"""A coordinator that is not ready by then has failed; also the bound for waiting until another launcher is done."""
+
+_LOG_LIMIT_BYTES = 1 << 20
+_LOG_LINES_SHOWN = 12
+_FIRST_DESCRIPTOR = 200
+"""Above what shell scripts and test suites number by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A running coordinator.  `keepalive` is the inheritable descriptor that keeps it, None for one of another user."""
+
+    directory: RuntimeDir
+    started: bool
+    keepalive: int | None
+
+
+def choose_directory(environ: Mapping[str, str], named: str | None) -> RuntimeDir:
+    """The runtime directory to use: the one named on the command line, else as docs/architecture.md has it."""
+    return RuntimeDir(Path(named).absolute()) if named else client_directory(environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a program is to be started.  `simulate` None: on real cards; else the cards, empty for the default ones."""
+
+    runtime_dir: str | None = None
+    simulate: str | None = None
+    options: ClientOptions = field(default_factory=ClientOptions)
+    coordinator_arguments: tuple[str, ...] = ()
+
+
+def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a client's program, once a coordinator runs that stays for it.  Raises LaunchError."""
+    hook = find_hook(environ)
+    libzmq = find_libzmq(environ)
+    check_memory_mode(launch.options.memory or environ.get("NVSHARE_MEMORY") or "managed")
+    directory = choose_directory(environ, launch.runtime_dir)
+    simulate = launch.simulate or environ.get("NVSHARE_SIMULATE") or launch.simulate
+    ensure_coordinator(directory, environ, simulate=simulate, arguments=launch.coordinator_arguments)
+    if simulate is not None:
+        environ = _on_simulated_gpus(directory, simulate, environ)
+    return client_environment(environ, hook=hook, libzmq=libzmq, runtime_dir=directory.path, options=launch.options)
+
+
+def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Also says which cards there are, so that a program that starts another under the hook need not."""
+    from simulated_gpu.environment import parse_cards, simulated_environment  # only these programs pay for it
+    from simulated_gpu.trace import read_cards
+
+    try:
+        made = simulated_environment(directory.simulated_gpu, simulate or None, environ)
+        cards = read_cards(directory.simulated_gpu)
+        asked = parse_cards(simulate) if simulate else None
+    except (ValueError, OSError, RuntimeError) as error:
+        raise LaunchError(str(error)) from None
+    capacity_bytes = sum(card.capacity_bytes for card in cards)
+    if asked is not None and asked.gpus * asked.capacity_bytes != capacity_bytes:
+        raise LaunchError(
+            f"the simulated GPUs of {directory.path} are {len(cards)} with {capacity_bytes} bytes together, "
+            f"not {simulate}; leave out the number and size, or choose another directory with --runtime-dir"
+        )
+    made.setdefault("NVSHARE_SIMULATE", f"{len(cards)}x{cards[0].capacity_bytes}")
+    return made
+
+
+def ensure_coordinator(
+    directory: RuntimeDir,
+    environ: Mapping[str, str],
+    *,
+    simulate: str | None = None,
+    arguments: Sequence[str] = (),
+    timeout_s: float = START_TIMEOUT_S,
+) -> Attached:
+    """A coordinator that runs in `directory` and stays as long as this program, or what it becomes by exec.
+
+    `simulate` None: real cards; else the cards to simulate (`2x8GiB`, or empty for the default).  `arguments` go to a
+    coordinator that is started here.  Raises LaunchError, with the coordinator's own words when it does not start.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        foreign = directory.path.stat().st_uid != os.geteuid() and directory.answers()
+    except OSError:
+        foreign = False
+    if foreign:
+        _check_kind(directory, simulate)
+        return Attached(directory, started=False, keepalive=None)
+    try:
+        prepare(directory)
+    except RuntimeDirError as error:
+        raise LaunchError(str(error)) from None
+    keepalive = _take_keepalive(directory, deadline)
+    try:
+        started = False
+        if not directory.answers():
+            with _locked(directory.path / "launch.lock", deadline):
+                if not directory.answers():  # else the launcher that had the lock has started it
+                    _forget_simulation(directory, keepalive, deadline)
+                    started = _start(directory, environ, simulate, arguments, deadline)
+        if not started:
+            _check_kind(directory, simulate)
+    except BaseException:
+        os.close(keepalive)
+        raise
+    return Attached(directory, started, keepalive)
+
+
+def _take_keepalive(directory: RuntimeDir, deadline: float) -> int:
+    opened = _open_private(directory.keepalive_lock, os.O_RDWR)
+    try:
+        # Fails only while an embedded coordinator leaves: it holds the lock until its process is gone.
+        _flock(opened, fcntl.LOCK_SH, deadline, f"the coordinator that is leaving {directory.path}")
+        try:
+            high = fcntl.fcntl(opened, fcntl.F_DUPFD, _FIRST_DESCRIPTOR)
+        except OSError:  # a low limit of open files
+            high = fcntl.fcntl(opened, fcntl.F_DUPFD, 10)
+    finally:
+        os.close(opened)
+    return high
+
+
+def _forget_simulation(directory: RuntimeDir, keepalive: int, deadline: float) -> None:
+    """Removes what an earlier simulation left, its cards and its trace, unless a program of that time still runs."""
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(keepalive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        directory.simulated_gpu.unlink()
+    _flock(keepalive, fcntl.LOCK_SH, deadline, f"the lock on {directory.keepalive_lock}")
+
+
+def _open_private(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror}; choose another directory with --runtime-dir") from None
+
+
+def _flock(descriptor: int, kind: int, deadline: float, what: str) -> None:
+    pause = 0.001
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise LaunchError(f"waited in vain for {what}; is it stopped?") from None
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        else:
+            return
+
+
+@contextmanager
+def _locked(path: Path, deadline: float) -> Iterator[None]:
+    descriptor = _open_private(path, os.O_RDWR)
+    try:
+        _flock(descriptor, fcntl.LOCK_EX, deadline, f"another launcher, which holds {path}")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _start(
+    directory: RuntimeDir,
+    environ: Mapping[str, str],
+    simulate: str | None,
+    arguments: Sequence[str],
+    deadline: float,
+) -> bool:
+    """True when our coordinator came up, False when somebody's was there first."""
+    log_path = directory.path / "coordinator.log"
+    with contextlib.suppress(OSError):
+        if log_path.stat().st_size > _LOG_LIMIT_BYTES:
+            log_path.replace(log_path.with_suffix(".log.old"))
+    log = _open_private(log_path, os.O_WRONLY | os.O_APPEND)
+    log_start = os.fstat(log).st_size
+    ready, report = os.pipe()
+    command = [sys.executable, "-m", "coordinator.server", "--embedded", "--runtime-dir", str(directory.path)]
+    command += ["--ready-fd", str(report), *arguments]
+    if simulate is not None:
+        command.append(f"--simulate={simulate}" if simulate else "--simulate")
+    try:
+        _spawn_detached(command, coordinator_environment(environ), log, report)
+    finally:
+        os.close(report)
+        os.close(log)
+    try:
+        came_up = _wait_ready(ready, deadline)
+    finally:
+        os.close(ready)
+    if not came_up and not _somebody_else_starts(directory, deadline):
+        raise LaunchError(f"the coordinator did not start:\n{last_words(log_path, log_start)}")
+    return came_up
+
+
+def _somebody_else_starts(directory: RuntimeDir, deadline: float) -> bool:
+    """One that was started by hand may have the directory, and not listen yet."""
+    while not directory.answers():
+        if directory.coordinator_pid() is None or time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _spawn_detached(command: list[str], environ: dict[str, str], log: int, report: int) -> None:
+    """Starts a process that is nobody's child: a program that waits for all its children must not meet this one."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.chdir("/")
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.set_inheritable(report, True)
+        _close_all_but(report)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(command[0], command, environ)
+    except BaseException as error:
+        os.write(2, f"{command[0]}: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(1)
+
+
+def _close_all_but(keep: int) -> None:
+    """Closes what this process inherited: a pipe's end that stayed open here would never come to its end of file."""
+    descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
+    for descriptor in descriptors:
+        if descriptor > 2 and descriptor != keep:
+            with contextlib.suppress(OSError):  # the listing's own is closed already
+                os.close(descriptor)
+
+
+def _wait_ready(ready: int, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    if not poll.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+        raise LaunchError("the coordinator was not ready in time; see coordinator.log in the runtime directory")
+    return os.read(ready, 1) != b""
+
+
+def last_words(log_path: Path, start: int = 0) -> str:
+    """What a coordinator wrote since we started it; the last lines, for tracebacks are long."""
+    with log_path.open("rb") as log:
+        log.seek(start)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    shown = lines[-_LOG_LINES_SHOWN:] or ["(it said nothing)"]
+    return "\n".join(f"  {line}" for line in shown)
+
+
+def _check_kind(directory: RuntimeDir, simulate: str | None) -> None:
+    """Refuses a simulated program beside a coordinator of real cards, and the other way round."""
+    simulated = _serves_simulated_gpus(directory)
+    if simulated is None or simulated == (simulate is not None):
+        return
+    has, wants = ("simulated GPUs", "real ones") if simulated else ("real GPUs", "simulated ones")
+    raise LaunchError(
+        f"the coordinator in {directory.path} serves {has}, and this command wants {wants}; "
+        f"{'add' if simulated else 'leave out'} --simulate, or choose another directory with --runtime-dir"
+    )
+
+
+def _serves_simulated_gpus(directory: RuntimeDir) -> bool | None:
+    """By the coordinator's command line, the only place that can ask for simulation.  None: it cannot be known."""
+    pid = directory.coordinator_pid()
+    if pid is None:
+        return None
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return any(word == b"--simulate" or word.startswith(b"--simulate=") for word in words)

@@ -1,0 +1,221 @@
+"""Puts a program under the hook: where the libraries are, and the environment that the program needs.
+
+Purpose: everything that `nvshare-run`, the notebook opt-in and the demo must know in common to start a client.
+
+Invariants:
+- Nothing here starts a process, opens a socket or writes outside the runtime directory.
+- Only the standard library, and of that only what is cheap: this runs before every command that a user starts.
+- The environment that comes in is never changed; functions give back a new one.
+
+May not go here: starting a coordinator (embedded.py), command lines (coordinator/run.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HOOK_NAME = "libnvshare_hook.so"
+MEMORY_MODES = ("managed", "device", "swap")
+_AVAILABLE_MODES = ("managed", "device")
+_SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
+_CLIENT_ONLY = frozenset(
+    f"NVSHARE_{name}" for name in ("SOCKET", "LIBZMQ", "ENABLE", "REEXEC", "NAME", "PRIORITY", "MEMORY", "MEMORY_LIMIT")
+)
+
+
+class LaunchError(Exception):
+    """The program cannot be put under the hook.  The text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """What the user asked for one program.  None: whatever the environment says, else the hook's default."""
+
+    memory: str | None = None
+    priority: int | None = None
+    name: str | None = None
+    memory_limit_bytes: int | None = None
+
+
+def package_root() -> Path:
+    """The directory that holds our packages: site-packages, or a source checkout."""
+    return Path(__file__).absolute().parent.parent
+
+
+def find_hook(environ: Mapping[str, str]) -> Path:
+    """Absolute path of the hook library.
+
+    `NVSHARE_HOOK_LIBRARY` wins; then the library beside this package; then that of the installed distribution, which
+    a source checkout on sys.path hides.  Raises LaunchError.
+    """
+    named = environ.get("NVSHARE_HOOK_LIBRARY")
+    if named:
+        path = Path(named).absolute()
+        if not path.is_file():
+            raise LaunchError(f"NVSHARE_HOOK_LIBRARY names {path}, which does not exist; unset it or correct it")
+        return path
+    path = package_root() / "client_hook" / "lib" / HOOK_NAME
+    if path.is_file():
+        return path
+    installed = _installed_file(f"client_hook/lib/{HOOK_NAME}")
+    if installed is None:
+        raise LaunchError(
+            f"the hook library {HOOK_NAME} is not installed: run `pip install .` in the source tree, "
+            "or set NVSHARE_HOOK_LIBRARY to a built one"
+        )
+    return installed
+
+
+def _installed_file(name: str) -> Path | None:
+    from importlib.metadata import PackageNotFoundError, distribution  # slow to import: only when it is needed
+
+    try:
+        files = distribution("nvshare").files or []
+    except PackageNotFoundError:
+        return None
+    for file in files:
+        if str(file) == name:
+            path = Path(str(file.locate())).absolute()
+            return path if path.is_file() else None
+    return None
+
+
+def find_libzmq(environ: Mapping[str, str]) -> Path:
+    """Absolute path of the libzmq that pyzmq uses; `NVSHARE_LIBZMQ` wins.
+
+    The wheel's copy is found without importing zmq; for a pyzmq built against a system's libzmq the import and
+    /proc/self/maps tell.  Raises LaunchError.
+    """
+    named = environ.get("NVSHARE_LIBZMQ")
+    if named:
+        if not Path(named).is_file():
+            raise LaunchError(f"NVSHARE_LIBZMQ names {named}, which does not exist; unset it or correct it")
+        return Path(named)
+    from importlib.util import find_spec
+
+    spec = find_spec("zmq")
+    if spec is None or spec.origin is None:
+        raise LaunchError(f"pyzmq is not installed for {sys.executable}: run `pip install pyzmq`")
+    package = Path(spec.origin).absolute().parent
+    for directory in (package.parent / "pyzmq.libs", package):
+        for found in sorted(directory.glob("libzmq*.so*")):
+            return found
+    import zmq  # noqa: F401  (loads the library, whose path is then in the map)
+
+    mapped = mapped_library("libzmq")
+    if mapped is None:
+        raise LaunchError("pyzmq carries no libzmq that can be found; set NVSHARE_LIBZMQ to the path of libzmq.so.5")
+    return mapped
+
+
+def mapped_library(prefix: str) -> Path | None:
+    """Path of a library that this process has mapped, by the beginning of its file name."""
+    with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
+        for line in maps:
+            path = line.rstrip("\n").split(maxsplit=5)[5:]
+            if path and Path(path[0]).name.startswith(prefix):
+                return Path(path[0])
+    return None
+
+
+def preload_entries(value: str) -> list[str]:
+    """The entries of an LD_PRELOAD; the dynamic linker separates them at spaces and colons."""
+    return [entry for entry in value.replace(":", " ").split(" ") if entry]
+
+
+def is_hooked(environ: Mapping[str, str]) -> bool:
+    """Whether a process with this environment is started under the hook."""
+    return any(_is_hook(entry) for entry in preload_entries(environ.get("LD_PRELOAD", "")))
+
+
+def _is_hook(entry: str) -> bool:
+    return entry.rpartition("/")[2] == HOOK_NAME
+
+
+def with_preload(value: str, hook: Path) -> str:
+    """`value` with the hook in it exactly once: first, but behind sanitizer runtimes, which insist on that place."""
+    entries = [entry for entry in preload_entries(value) if not _is_hook(entry)]
+    front = 0
+    while front < len(entries) and entries[front].rpartition("/")[2].startswith(_SANITIZERS):
+        front += 1
+    return ":".join([*entries[:front], str(hook), *entries[front:]])
+
+
+def preloadable(path: Path, runtime_dir: Path) -> Path:
+    """A path of the hook that LD_PRELOAD can name: without spaces and colons, which separate its entries.
+
+    A hook that lies elsewhere is linked into the runtime directory.  Raises LaunchError when that has such a path too.
+    """
+    if not _separates(path) and path.name == HOOK_NAME:
+        return path
+    link = runtime_dir / HOOK_NAME
+    if _separates(link):
+        raise LaunchError(
+            f"LD_PRELOAD cannot name '{path}' nor '{link}': spaces and colons separate its entries; "
+            "choose a --runtime-dir (or NVSHARE_RUNTIME_DIR) without them"
+        )
+    try:
+        if link.is_symlink() and link.readlink() == path:
+            return link
+        fresh = link.with_name(f"{HOOK_NAME}.{os.getpid()}")
+        fresh.symlink_to(path)
+        fresh.replace(link)  # atomic: another program may be starting by the old one
+    except OSError as error:
+        raise LaunchError(
+            f"LD_PRELOAD cannot name '{path}' (spaces and colons separate its entries), and the link {link} "
+            f"cannot be made: {error.strerror}; set NVSHARE_HOOK_LIBRARY to a copy elsewhere"
+        ) from None
+    return link
+
+
+def _separates(path: Path) -> bool:
+    return " " in str(path) or ":" in str(path)
+
+
+def client_environment(
+    base: Mapping[str, str], *, hook: Path, libzmq: Path, runtime_dir: Path, options: ClientOptions
+) -> dict[str, str]:
+    """`base` with everything that a program needs to be a client of the coordinator in `runtime_dir`.
+
+    Raises LaunchError when LD_PRELOAD cannot name the hook.
+    """
+    environ = dict(base)
+    environ["LD_PRELOAD"] = with_preload(base.get("LD_PRELOAD", ""), preloadable(hook, runtime_dir))
+    environ["NVSHARE_RUNTIME_DIR"] = str(runtime_dir)
+    environ["NVSHARE_SOCKET"] = str(runtime_dir / "hooks.sock")
+    environ["NVSHARE_LIBZMQ"] = str(libzmq)
+    chosen = {
+        "NVSHARE_MEMORY": options.memory,
+        "NVSHARE_PRIORITY": options.priority,
+        "NVSHARE_NAME": options.name,
+        "NVSHARE_MEMORY_LIMIT": options.memory_limit_bytes,
+    }
+    environ.update({variable: str(value) for variable, value in chosen.items() if value is not None})
+    environ.pop("NVSHARE_REEXEC", None)
+    return environ
+
+
+def check_memory_mode(mode: str) -> None:
+    """Raises LaunchError for a mode that does not exist, or not yet."""
+    if mode in _AVAILABLE_MODES:
+        return
+    if mode in MEMORY_MODES:
+        raise LaunchError(f"memory mode {mode!r} is not available in this version; use {' or '.join(_AVAILABLE_MODES)}")
+    raise LaunchError(f"there is no memory mode {mode!r}; use {' or '.join(_AVAILABLE_MODES)}")
+
+
+def coordinator_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` for a coordinator: it is no client itself, and finds our packages also when they are not installed."""
+    environ = {name: value for name, value in base.items() if name not in _CLIENT_ONLY}
+    others = [entry for entry in preload_entries(base.get("LD_PRELOAD", "")) if not _is_hook(entry)]
+    environ.pop("LD_PRELOAD", None)
+    if others:
+        environ["LD_PRELOAD"] = ":".join(others)
+    root = package_root()
+    if root.name not in ("site-packages", "dist-packages"):
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), base.get("PYTHONPATH"))))
+    return environ

@@ -1,0 +1,303 @@
+/* The application threads' side of the agent: starting it, waiting for it, and its end.  See agent.h.
+ *
+ * Starting: the first thread that needs the coordinator loads libzmq (itself, for it may hold the loader's lock, under which
+ * another thread's dlopen would wait for it) and makes the agent thread.  Others need not wait for that: their wishes
+ * are in the mailbox.  If it fails, all gates open for good and the log says why.
+ *
+ * May not go here: messages, leases; anything that runs on the agent thread.
+ */
+#define _GNU_SOURCE /* syscall numbers, gettid */
+#include "agent.h"
+
+#include "agent_state.h"
+#include "gate.h"
+#include "log.h"
+#include "memory.h"
+#include "nvshare.h"
+#include "transport.h"
+#include "version.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { PHASE_NONE, PHASE_STARTING, PHASE_RUNNING, PHASE_FAILED };
+
+#define FIRST_ANSWER_NS 2000000000u     /* how long the first use of a GPU waits for a coordinator */
+#define ANSWER_NS 10000000000u          /* how long a connected coordinator may take for an answer */
+#define GOODBYE_NS 50000000u
+#define LEFT_BEHIND_NS 200000000u       /* a thread that submits work while the process ends waits so long */
+
+nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+int nvs_agent_eventfd = -1;
+_Atomic uint32_t nvs_agent_poked;
+_Atomic uint32_t nvs_agent_connected;
+_Atomic uint32_t nvs_agent_departing;
+_Atomic uint32_t nvs_agent_departed;
+
+static _Atomic uint32_t phase; /* PHASE_*; RUNNING is released after what the agent needs, acquired by pokers */
+static _Atomic int leaver;     /* thread that called exit() */
+
+static int thread_id(void)
+{
+    return (int)syscall(SYS_gettid);
+}
+
+void nvs_agent_poke(void)
+{
+    /* Until the agent runs there is nothing to wake: it looks into every mailbox first. */
+    if (atomic_load_explicit(&phase, memory_order_acquire) != PHASE_RUNNING) /* pairs with the release in start */
+        return;
+    /* seq_cst: pairs with the exchange in the agent's loop; who finds 1 knows that the agent will look again. */
+    if (atomic_exchange_explicit(&nvs_agent_poked, 1, memory_order_seq_cst) == 0) {
+        uint64_t one = 1;
+        ssize_t written = write(nvs_agent_eventfd, &one, sizeof one);
+        (void)written; /* fails only when the counter is full, and then the agent is awake */
+    }
+}
+
+static bool make_thread(void)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
+        return false;
+    int failed = pthread_create(&thread, NULL, nvs_agent_main, NULL);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed == 0)
+        (void)pthread_detach(thread);
+    else
+        nvs_log(NVS_LOG_ERROR, "cannot make a thread: %s; not sharing", strerror(failed));
+    return failed == 0;
+}
+
+static bool start(void)
+{
+    uint32_t none = PHASE_NONE;
+    /* acquire: pairs with the releases below */
+    uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
+    if (NVS_LIKELY(seen == PHASE_RUNNING || seen == PHASE_STARTING))
+        return true;
+    if (seen == PHASE_FAILED || !nvs_config.enabled)
+        return false;
+    if (!atomic_compare_exchange_strong_explicit(&phase, &none, PHASE_STARTING, memory_order_acquire,
+                                                 memory_order_acquire))
+        return none != PHASE_FAILED;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        (void)pthread_mutex_init(&nvs_mail[gpu].reserving, NULL);
+    nvs_agent_eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (nvs_agent_eventfd < 0)
+        nvs_log(NVS_LOG_ERROR, "cannot make an eventfd: %s; not sharing", strerror(errno));
+    if (nvs_agent_eventfd >= 0 && nvs_transport_load(nvs_config.libzmq) == NVS_OK && make_thread()) {
+        (void)atexit(nvs_agent_goodbye); /* registered after the driver's own handlers, so it runs before them */
+        atomic_store_explicit(&phase, PHASE_RUNNING, memory_order_release); /* pairs with nvs_agent_poke */
+        nvs_agent_poke(); /* for what was left in the mailboxes meanwhile */
+        return true;
+    }
+    atomic_store_explicit(&phase, PHASE_FAILED, memory_order_release);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        nvs_gate_open(gpu, false);
+        atomic_store_explicit(&nvs_mail[gpu].settled, 1, memory_order_release);
+        nvs_futex_wake(&nvs_mail[gpu].settled, INT32_MAX);
+    }
+    return false;
+}
+
+/* The GPU's identity, asked of the driver by an application's thread, once. */
+static bool describe(uint32_t gpu)
+{
+    nvs_mailbox *mail = &nvs_mail[gpu];
+    uint32_t seen = atomic_load_explicit(&mail->facts_state, memory_order_acquire); /* pairs with the release below */
+    while (seen != NVS_FACTS_KNOWN) {
+        if (seen == NVS_FACTS_FAILED)
+            return false;
+        if (seen == NVS_FACTS_ASKING) {
+            nvs_futex_wait(&mail->facts_state, NVS_FACTS_ASKING, UINT64_MAX);
+            seen = atomic_load_explicit(&mail->facts_state, memory_order_acquire);
+            continue;
+        }
+        if (!atomic_compare_exchange_strong_explicit(&mail->facts_state, &seen, NVS_FACTS_ASKING, memory_order_acquire,
+                                                     memory_order_acquire))
+            continue;
+        seen = nvs_gpu_describe(gpu, &mail->facts) == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
+        if (seen == NVS_FACTS_FAILED) {
+            nvs_log(NVS_LOG_WARNING, "GPU %u has no UUID that the driver tells; it is not shared", gpu);
+            nvs_gate_open(gpu, false);
+            atomic_store_explicit(&mail->settled, 1, memory_order_release);
+        }
+        atomic_store_explicit(&mail->facts_state, seen, memory_order_release); /* pairs with the acquires above */
+        nvs_futex_wake(&mail->facts_state, INT32_MAX);
+        nvs_agent_poke();
+    }
+    return true;
+}
+
+bool nvs_agent_wait_for_lease(uint32_t gpu)
+{
+    int saved = errno;
+    bool look_again = true;
+    if (start() && describe(gpu)) {
+        if (nvs_gate_wait_begin(gpu))
+            nvs_agent_poke();
+        while (!nvs_gate_wait(gpu, UINT64_MAX)) {
+            /* acquire: pairs with the release in nvs_agent_goodbye */
+            if (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire))
+                continue;
+            if (atomic_load_explicit(&leaver, memory_order_relaxed) != thread_id()) {
+                uint64_t until = nvs_now_ns() + LEFT_BEHIND_NS;
+                while (!nvs_gate_wait(gpu, until) && nvs_now_ns() < until) {
+                }
+            }
+            look_again = false;
+            break;
+        }
+        nvs_gate_wait_end(gpu);
+    }
+    errno = saved;
+    return look_again;
+}
+
+void nvs_agent_attach(uint32_t gpu)
+{
+    nvs_mailbox *mail = &nvs_mail[gpu];
+    if (NVS_LIKELY(atomic_load_explicit(&mail->settled, memory_order_acquire) != 0)) /* pairs with the agent's release */
+        return;
+    int saved = errno;
+    if (nvs_config.enabled && start() && describe(gpu) &&
+        atomic_load_explicit(&mail->waited, memory_order_relaxed) == 0) {
+        uint64_t until = nvs_now_ns() + FIRST_ANSWER_NS;
+        nvs_agent_poke();
+        while (atomic_load_explicit(&mail->settled, memory_order_acquire) == 0 && nvs_now_ns() < until &&
+               !atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
+            nvs_futex_wait(&mail->settled, 0, until);
+        atomic_store_explicit(&mail->waited, 1, memory_order_relaxed); /* later calls do not wait again */
+    }
+    errno = saved;
+}
+
+static nvs_status ask(nvs_mailbox *mail, uint64_t total_bytes)
+{
+    uint32_t question = atomic_load_explicit(&mail->reserve_asked, memory_order_relaxed) + 1; /* under the mutex */
+    uint64_t begin = nvs_now_ns();
+    atomic_store_explicit(&mail->reserve_bytes, total_bytes, memory_order_relaxed); /* published by the next line */
+    atomic_store_explicit(&mail->reserve_asked, question, memory_order_release);    /* pairs with the agent's acquire */
+    nvs_agent_poke();
+    for (;;) {
+        uint32_t answered = atomic_load_explicit(&mail->reserve_answered, memory_order_acquire); /* the agent's release */
+        uint64_t now = nvs_now_ns();
+        if (answered == question)
+            break;
+        bool connected = atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0;
+        if (now >= begin + (connected ? ANSWER_NS : FIRST_ANSWER_NS) ||
+            atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
+            return NVS_UNAVAILABLE;
+        nvs_futex_wait(&mail->reserve_answered, answered, now < begin + FIRST_ANSWER_NS ? begin + FIRST_ANSWER_NS : begin + ANSWER_NS);
+    }
+    return atomic_load_explicit(&mail->reserved_bytes, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
+}
+
+nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
+{
+    nvs_mailbox *mail = &nvs_mail[gpu];
+    int saved = errno;
+    nvs_status status = NVS_UNAVAILABLE;
+    nvs_agent_attach(gpu);
+    if (atomic_load_explicit(&phase, memory_order_acquire) == PHASE_RUNNING) { /* the mutexes were made before */
+        pthread_mutex_lock(&mail->reserving);
+        status = ask(mail, total_bytes);
+        pthread_mutex_unlock(&mail->reserving);
+    }
+    errno = saved;
+    return status;
+}
+
+void nvs_agent_memory_changed(uint32_t gpu)
+{
+    /* seq_cst: the agent takes the flag back before it reads the figures, so a change after that pokes again. */
+    if (atomic_exchange_explicit(&nvs_mail[gpu].memory_changed, 1, memory_order_seq_cst) == 0) {
+        int saved = errno;
+        nvs_agent_poke();
+        errno = saved;
+    }
+}
+
+void nvs_agent_goodbye(void)
+{
+    int saved = errno;
+    uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
+    if (seen == PHASE_RUNNING && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
+        uint64_t until = nvs_now_ns() + GOODBYE_NS;
+        atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquires of waiters */
+        nvs_agent_poke();
+        while (atomic_load_explicit(&nvs_agent_departed, memory_order_acquire) == 0 && nvs_now_ns() < until)
+            nvs_futex_wait(&nvs_agent_departed, 0, until);
+        for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+            nvs_gate_kick(gpu);
+    }
+    errno = saved;
+}
+
+void nvs_agent_after_fork(void)
+{
+    /* One thread, and the memory as it was at the fork: nothing here may call into libzmq or take a lock. */
+    if (nvs_agent_eventfd >= 0)
+        close(nvs_agent_eventfd);
+    nvs_agent_eventfd = -1;
+    nvs_transport_abandon();
+    memset(nvs_mail, 0, sizeof nvs_mail);
+    atomic_store_explicit(&phase, PHASE_NONE, memory_order_relaxed);
+    atomic_store_explicit(&leaver, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_poked, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_departing, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_departed, 0, memory_order_relaxed);
+}
+
+/* --- nvshare.h --- */
+
+NVS_EXPORT const char *nvshare_version(void)
+{
+    return NVS_VERSION;
+}
+
+NVS_EXPORT int nvshare_active(void)
+{
+    uint32_t seen = atomic_load_explicit(&phase, memory_order_relaxed);
+    return seen == PHASE_FAILED ? -1 : seen == PHASE_RUNNING;
+}
+
+NVS_EXPORT int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out)
+{
+    if (gpu >= NVS_MAX_GPUS || out == NULL || out->size < sizeof *out)
+        return -1;
+    nvs_usage usage;
+    nvs_memory_usage(gpu, &usage);
+    *out = (struct nvshare_gpu){
+        .size = sizeof *out,
+        .lease = atomic_load_explicit(&nvs_mail[gpu].shown_state, memory_order_relaxed),
+        .lease_id = atomic_load_explicit(&nvs_mail[gpu].shown_lease, memory_order_relaxed),
+        .waiters = atomic_load_explicit(&nvs_mail[gpu].shown_waiters, memory_order_relaxed),
+        .waiting_threads = nvs_gate_waiting(gpu),
+        .calls = nvs_gate_calls(gpu),
+        .allocated_bytes = usage.allocated_bytes,
+        .resident_bytes = usage.resident_bytes,
+    };
+    return 0;
+}
+
+NVS_EXPORT int nvshare_yield(uint32_t gpu)
+{
+    if (gpu >= NVS_MAX_GPUS)
+        return -1;
+    int saved = errno;
+    if (atomic_exchange_explicit(&nvs_mail[gpu].yield, 1, memory_order_seq_cst) == 0)
+        nvs_agent_poke();
+    errno = saved;
+    return 0;
+}

@@ -1,0 +1,49 @@
+/* What the application's threads and the agent thread share.  Included by agent.c and agent_loop.c only.
+ *
+ * Threads leave their wishes in the mailbox and poke the agent; it leaves its answers there and wakes a futex.  Everything
+ * that only the agent touches is in agent_loop.c.
+ */
+#ifndef NVS_AGENT_STATE_H
+#define NVS_AGENT_STATE_H
+
+#include "agent.h"
+#include "context.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { NVS_FACTS_NONE = 0, NVS_FACTS_ASKING, NVS_FACTS_KNOWN, NVS_FACTS_FAILED };
+
+typedef struct nvs_mailbox {
+    _Atomic uint32_t facts_state; /* futex; release when KNOWN, acquire by who reads facts */
+    nvs_gpu_facts facts;
+
+    _Atomic uint32_t settled;     /* futex: 1 once settings have come, or never will */
+    _Atomic uint32_t waited;      /* somebody has waited for them once */
+
+    _Atomic uint32_t memory_changed; /* 1: the agent knows that it must report */
+    _Atomic uint32_t yield;          /* 1: nvshare_yield */
+
+    pthread_mutex_t reserving;       /* one reservation at a time; "agent mailbox" in the lock order of base.h */
+    _Atomic uint64_t reserve_bytes;  /* asked for; written before reserve_asked */
+    _Atomic uint32_t reserve_asked;  /* number of the question; 0: none ever.  Release, pairs with the agent's acquire */
+    _Atomic uint32_t reserve_answered; /* futex: number of the question answered.  Release, pairs with the asker's acquire */
+    _Atomic uint64_t reserved_bytes; /* the coordinator's answer; written before reserve_answered */
+
+    /* For nvshare_gpu_state: figures that stand for themselves, relaxed. */
+    _Atomic uint32_t shown_state;
+    _Atomic uint32_t shown_waiters;
+    _Atomic uint64_t shown_lease;
+} nvs_mailbox;
+
+extern nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+extern int nvs_agent_eventfd;
+extern _Atomic uint32_t nvs_agent_poked;     /* 1: the eventfd was written since the agent last looked */
+extern _Atomic uint32_t nvs_agent_connected; /* the coordinator said welcome on the present connection */
+extern _Atomic uint32_t nvs_agent_departing; /* exit() was called */
+extern _Atomic uint32_t nvs_agent_departed;  /* futex: the agent calls nothing any more */
+
+void nvs_agent_poke(void);
+void *nvs_agent_main(void *nothing); /* agent_loop.c */
+
+#endif

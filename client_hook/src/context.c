@@ -1,0 +1,465 @@
+/* The registry of contexts, streams and captures, and the answers to "which GPU?".
+ *
+ * One lock (the context registry's) guards the tables.  It is never held across a call of the driver.  Entries never
+ * move: a visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time
+ * exactly once.  An entry under visit is marked; who destroys a context waits for the visitor, within bounds, and who
+ * destroys a stream leaves that to the visitor: the driver must not be asked about a handle that has been freed.
+ */
+#include "context.h"
+
+#include "cuda_api.h"
+#include "log.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define LEAVING_PATIENCE_S 2  /* a context's end waits no longer for a visitor */
+#define RECHECK_EVERY 64u     /* uses of a cached current GPU before the driver is asked again */
+
+typedef struct context_entry {
+    CUcontext context; /* NULL: free */
+    uint32_t gpu;
+    uint32_t visitors;
+} context_entry;
+
+typedef struct stream_entry {
+    CUstream stream; /* NULL: free */
+    CUcontext context;
+    uint32_t visitors;
+    bool doomed; /* destroyed by the application during a visit */
+} stream_entry;
+
+typedef struct capture_entry {
+    const void *key; /* the stream, or the thread for its per-thread default stream; NULL: free */
+} capture_entry;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t visited = PTHREAD_COND_INITIALIZER;
+static context_entry *contexts;
+static size_t context_count;
+static stream_entry *streams;
+static size_t stream_count;
+static capture_entry *captures;
+static size_t capture_count;
+static CUcontext primaries[NVS_MAX_GPUS];
+static atomic_uint capturing; /* relaxed: read when the gates are closed, which orders it */
+
+_Atomic uint32_t nvs_only_gpu = NVS_NO_GPU;
+static _Atomic uint32_t device_count; /* 0: not known.  Relaxed: one value only */
+static _Atomic uint32_t generation = 1; /* grows when a cached answer may have become wrong */
+
+static _Thread_local struct {
+    uint32_t current_generation, current_gpu, uses;
+    uint32_t stream_generation, stream_gpu;
+    CUstream stream;
+} cached __attribute__((tls_model("initial-exec")));
+
+/* ---- Which GPU ---- */
+
+static uint32_t gpu_of_device(CUdevice device)
+{
+    return device >= 0 && (uint32_t)device < NVS_MAX_GPUS ? (uint32_t)device : NVS_NO_GPU;
+}
+
+static void after_fork_in_child(void)
+{
+    /* Only the forking thread lives on; it may have forked while another one held the lock. */
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    /* A driver that was initialised before the fork is of no use in the child; forget its handles. */
+    context_count = stream_count = capture_count = 0;
+    contexts = NULL; /* not freed: another thread may have been inside realloc */
+    streams = NULL;
+    captures = NULL;
+    memset(primaries, 0, sizeof primaries);
+    atomic_store_explicit(&capturing, 0, memory_order_relaxed);
+    atomic_fetch_add_explicit(&generation, 1, memory_order_release);
+}
+
+void nvs_context_learn(void)
+{
+    static atomic_flag once = ATOMIC_FLAG_INIT;
+    int count = 0;
+    if (atomic_load_explicit(&device_count, memory_order_relaxed) != 0)
+        return;
+    if (NVS_REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS || count <= 0)
+        return;
+    if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
+        nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
+    if (count == 1)
+        atomic_store_explicit(&nvs_only_gpu, 0, memory_order_relaxed);
+    atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
+}
+
+uint32_t nvs_current_gpu_of_many(void)
+{
+    /* Acquire pairs with the release in outdated(): what the driver says afterwards is newer than the change. */
+    const uint32_t now = atomic_load_explicit(&generation, memory_order_acquire);
+    if (NVS_LIKELY(cached.current_generation == now && cached.uses != 0)) {
+        cached.uses--; /* a context may have been made current by a path that nobody sees: look again now and then */
+        return cached.current_gpu;
+    }
+    nvs_context_learn();
+    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
+    if (only != NVS_NO_GPU)
+        return only;
+    CUdevice device;
+    if (NVS_REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
+        return NVS_NO_GPU;
+    cached.current_gpu = gpu_of_device(device);
+    cached.current_generation = now;
+    cached.uses = RECHECK_EVERY;
+    return cached.current_gpu;
+}
+
+static bool is_default_stream(CUstream stream)
+{
+    return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+static uint32_t ask_stream_gpu(CUstream stream)
+{
+    CUdevice device;
+    CUcontext context;
+    if (NVS_HAS(cuStreamGetDevice) && NVS_REAL(cuStreamGetDevice)(stream, &device) == CUDA_SUCCESS)
+        return gpu_of_device(device);
+    if (NVS_HAS(cuStreamGetCtx) && NVS_REAL(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
+        return nvs_context_gpu(context);
+    return NVS_NO_GPU;
+}
+
+uint32_t nvs_stream_gpu_of_many(CUstream stream)
+{
+    if (is_default_stream(stream))
+        return nvs_current_gpu_of_many();
+    const uint32_t now = atomic_load_explicit(&generation, memory_order_acquire); /* as in nvs_current_gpu_of_many */
+    if (NVS_LIKELY(cached.stream == stream && cached.stream_generation == now))
+        return cached.stream_gpu;
+    const uint32_t gpu = ask_stream_gpu(stream);
+    if (gpu == NVS_NO_GPU)
+        return nvs_current_gpu_of_many();
+    cached.stream = stream;
+    cached.stream_gpu = gpu;
+    cached.stream_generation = now;
+    return gpu;
+}
+
+static uint32_t registered_gpu(CUcontext context)
+{
+    uint32_t gpu = NVS_NO_GPU;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            gpu = contexts[i].gpu;
+    pthread_mutex_unlock(&lock);
+    return gpu;
+}
+
+uint32_t nvs_context_gpu(CUcontext context)
+{
+    if (context == NULL)
+        return NVS_NO_GPU;
+    uint32_t gpu = registered_gpu(context);
+    if (gpu != NVS_NO_GPU)
+        return gpu;
+    CUdevice device;
+    CUcontext popped;
+    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return NVS_NO_GPU;
+    if (NVS_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+        gpu = gpu_of_device(device);
+    NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+    if (gpu != NVS_NO_GPU)
+        nvs_context_created(context, gpu);
+    return gpu;
+}
+
+void nvs_current_changed(void)
+{
+    cached.current_generation = 0;
+}
+
+static void outdated(void)
+{
+    atomic_fetch_add_explicit(&generation, 1, memory_order_release); /* pairs with the acquire loads above */
+}
+
+/* ---- Registry ---- */
+
+/* Room for one more entry at the end of a table; false when the host has no memory.  Locked. */
+static bool extend(void **table, size_t *count, size_t size)
+{
+    enum { STEP = 64 };
+    if (*count % STEP == 0) {
+        void *larger = realloc(*table, (*count + STEP) * size);
+        if (larger == NULL) {
+            NVS_LOG_ONCE(NVS_LOG_ERROR, "no memory to remember contexts and streams: a hand-over may not wait for all of them");
+            return false;
+        }
+        *table = larger;
+    }
+    memset((char *)*table + *count * size, 0, size);
+    ++*count;
+    return true;
+}
+
+void nvs_context_created(CUcontext context, uint32_t gpu)
+{
+    if (context == NULL || gpu == NVS_NO_GPU)
+        return;
+    pthread_mutex_lock(&lock);
+    size_t place = context_count;
+    for (size_t i = context_count; i-- > 0;) {
+        if (contexts[i].context == context) {
+            contexts[i].gpu = gpu;
+            goto out;
+        }
+        if (contexts[i].context == NULL)
+            place = i;
+    }
+    if (place < context_count || extend((void **)&contexts, &context_count, sizeof *contexts))
+        contexts[place] = (context_entry){.context = context, .gpu = gpu};
+out:
+    pthread_mutex_unlock(&lock);
+}
+
+static context_entry *find_context(CUcontext context)
+{
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            return &contexts[i];
+    return NULL;
+}
+
+bool nvs_context_leaving(CUcontext context)
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline); /* what pthread_cond_timedwait wants */
+    deadline.tv_sec += LEAVING_PATIENCE_S;
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    const bool known = entry != NULL;
+    while (entry != NULL && entry->visitors != 0)
+        if (pthread_cond_timedwait(&visited, &lock, &deadline) != 0)
+            break;
+        else
+            entry = find_context(context);
+    entry = find_context(context);
+    if (entry != NULL)
+        entry->context = NULL; /* no new visitor */
+    pthread_mutex_unlock(&lock);
+    return known;
+}
+
+void nvs_context_gone(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    if (entry != NULL)
+        entry->context = NULL;
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].context == context && streams[i].visitors == 0)
+            streams[i].stream = NULL;
+    for (size_t i = 0; i < NVS_MAX_GPUS; i++)
+        if (primaries[i] == context)
+            primaries[i] = NULL;
+    pthread_mutex_unlock(&lock);
+    outdated();
+}
+
+CUcontext nvs_context_primary(uint32_t gpu)
+{
+    CUcontext context = NULL;
+    pthread_mutex_lock(&lock);
+    if (gpu < NVS_MAX_GPUS)
+        context = primaries[gpu];
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
+void nvs_context_set_primary(uint32_t gpu, CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    if (gpu < NVS_MAX_GPUS)
+        primaries[gpu] = context;
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_stream_created(CUstream stream, CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    size_t place = stream_count;
+    for (size_t i = stream_count; i-- > 0;)
+        if (streams[i].stream == stream || streams[i].stream == NULL)
+            place = i;
+    if (place < stream_count || extend((void **)&streams, &stream_count, sizeof *streams))
+        streams[place] = (stream_entry){.stream = stream, .context = context};
+    pthread_mutex_unlock(&lock);
+}
+
+bool nvs_stream_leaving(CUstream stream)
+{
+    bool destroy = true;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].stream == stream) {
+            if (streams[i].visitors != 0) {
+                streams[i].doomed = true;
+                destroy = false;
+            } else {
+                streams[i].stream = NULL;
+            }
+        }
+    pthread_mutex_unlock(&lock);
+    outdated(); /* the handle may be given to a stream of another GPU */
+    return destroy;
+}
+
+/* ---- Captures ---- */
+
+static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
+
+static const void *capture_key(CUstream stream, bool per_thread)
+{
+    if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread))
+        return &this_thread;
+    return stream;
+}
+
+void nvs_capture_began(CUstream stream, bool per_thread)
+{
+    const void *key = capture_key(stream, per_thread);
+    pthread_mutex_lock(&lock);
+    size_t place = capture_count;
+    for (size_t i = capture_count; i-- > 0;)
+        if (captures[i].key == key || captures[i].key == NULL)
+            place = i;
+    if (key != NULL && (place < capture_count || extend((void **)&captures, &capture_count, sizeof *captures))) {
+        if (captures[place].key == NULL)
+            atomic_fetch_add_explicit(&capturing, 1, memory_order_relaxed);
+        captures[place].key = key;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_capture_ended(CUstream stream, bool per_thread)
+{
+    const void *key = capture_key(stream, per_thread);
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < capture_count; i++)
+        if (key != NULL && captures[i].key == key) {
+            captures[i].key = NULL;
+            atomic_fetch_sub_explicit(&capturing, 1, memory_order_relaxed);
+        }
+    pthread_mutex_unlock(&lock);
+}
+
+bool nvs_capturing(void)
+{
+    return atomic_load_explicit(&capturing, memory_order_relaxed) != 0;
+}
+
+/* ---- Visits ---- */
+
+/* A primary context that was made by a path which no hook sees. */
+static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+{
+    unsigned int flags = 0;
+    int active = 0;
+    CUcontext context = NULL;
+    bool go_on = true;
+    if (NVS_REAL(cuDevicePrimaryCtxGetState)((CUdevice)gpu, &flags, &active) != CUDA_SUCCESS || !active)
+        return true;
+    if (NVS_REAL(cuDevicePrimaryCtxRetain)(&context, (CUdevice)gpu) != CUDA_SUCCESS)
+        return true;
+    if (registered_gpu(context) == NVS_NO_GPU)
+        go_on = visit(context, argument);
+    NVS_REAL(cuDevicePrimaryCtxRelease_v2)((CUdevice)gpu);
+    return go_on;
+}
+
+void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+{
+    bool go_on = true;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; go_on && i < context_count; i++) {
+        const CUcontext context = contexts[i].context;
+        if (context == NULL || contexts[i].gpu != gpu)
+            continue;
+        contexts[i].visitors++;
+        pthread_mutex_unlock(&lock);
+        go_on = visit(context, argument);
+        pthread_mutex_lock(&lock);
+        contexts[i].visitors--;
+        pthread_cond_broadcast(&visited);
+    }
+    const bool primary_seen = gpu >= NVS_MAX_GPUS || primaries[gpu] != NULL;
+    pthread_mutex_unlock(&lock);
+    if (go_on && !primary_seen)
+        visit_hidden_primary(gpu, visit, argument);
+}
+
+/* What the application asked for while we looked at the stream. */
+static void destroy_now(CUstream stream, CUcontext context)
+{
+    CUcontext popped;
+    const bool pushed = NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    NVS_REAL(cuStreamDestroy_v2)(stream);
+    if (pushed)
+        NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+}
+
+void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument)
+{
+    bool go_on = true;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; go_on && i < stream_count; i++) {
+        const CUstream stream = streams[i].stream;
+        if (stream == NULL || streams[i].context != context || streams[i].doomed)
+            continue;
+        streams[i].visitors++;
+        pthread_mutex_unlock(&lock);
+        go_on = visit(stream, argument);
+        pthread_mutex_lock(&lock);
+        if (--streams[i].visitors == 0 && streams[i].doomed) {
+            streams[i] = (stream_entry){0};
+            pthread_mutex_unlock(&lock);
+            destroy_now(stream, context);
+            pthread_mutex_lock(&lock);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- Facts ---- */
+
+static void format_uuid(char *out, size_t size, const char *prefix, const CUuuid *uuid)
+{
+    unsigned char b[16];
+    memcpy(b, uuid->bytes, sizeof b);
+    snprintf(out, size, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, b[0], b[1], b[2],
+             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
+nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out)
+{
+    const CUdevice device = (CUdevice)gpu;
+    CUuuid own, card;
+    size_t total = 0;
+    const bool has_card = NVS_REAL(cuDeviceGetUuid)(&card, device) == CUDA_SUCCESS;
+    if (!NVS_HAS(cuDeviceGetUuid_v2) || NVS_REAL(cuDeviceGetUuid_v2)(&own, device) != CUDA_SUCCESS) {
+        if (!has_card)
+            return NVS_CUDA_FAILED;
+        own = card;
+    }
+    if (NVS_REAL(cuDeviceTotalMem_v2)(&total, device) != CUDA_SUCCESS)
+        return NVS_CUDA_FAILED;
+    /* The second version names the MIG instance where the first names its card. */
+    const bool instance = has_card && memcmp(&own, &card, sizeof own) != 0;
+    format_uuid(out->uuid, sizeof out->uuid, instance ? "MIG" : "GPU", &own);
+    out->total_bytes = total;
+    return NVS_OK;
+}

@@ -1,0 +1,304 @@
+/* The slow side of the gate: slots, closing, waiting.  The fast path is in gate.h.
+ *
+ * Why no call can slip past a closed gate.  A caller does
+ *     E1: active = gpu + 1 (plain store)     E2: read state
+ * and the closer does
+ *     C1: state = CLOSED     C2: membarrier     C3: read active of every slot.
+ * membarrier(PRIVATE_EXPEDITED) makes every running thread of the process execute a full memory barrier at some point of
+ * its program between C1 and C3 (a thread that does not run had one when it was scheduled out).  If that point lies after
+ * E1, then E1 is visible to C3: the closer sees the slot and waits.  If it lies before E1, then E2 comes after it too and
+ * reads what C1 wrote: the caller sees CLOSED and takes the slow path.  The compiler keeps E1 before E2 because of the
+ * signal fence.  A slot that is registered during C3 is new to the list; its push is a seq_cst exchange after which the
+ * thread still has to do E1 and E2, and the closer reads the list's head after C2, so either it finds the slot or the
+ * thread's E2 comes after C1.
+ *
+ * Leaving is the mirror image: L1: active = 0, L2: read state.  Either C3 sees L1, or L2 sees CLOSED and the caller wakes
+ * the closer, which sleeps on `left` and had read its value before C3.  No wake-up is lost.
+ *
+ * Without membarrier (old kernels, some sandboxes) nvs_gate_needs_fence puts a full fence between E1 and E2, L1 and L2,
+ * and the closer has one as well: the usual store-buffer argument.
+ *
+ * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
+ * call leaves its depth raised: that thread is never stopped again, and never stops others.
+ *
+ * May not go here: leases, CUDA, messages.
+ */
+#include "gate.h"
+
+#include "agent.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SYS_membarrier
+#if defined(__x86_64__)
+#define SYS_membarrier 324
+#elif defined(__aarch64__)
+#define SYS_membarrier 283
+#endif
+#endif
+enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE_EXPEDITED and its registration */
+
+enum { SPINS = 200, STATIC_SLOTS = 16 };
+
+nvs_gate nvs_gates[NVS_MAX_GPUS];
+_Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
+bool nvs_gate_needs_fence = false;
+
+static _Atomic(nvs_slot *) slots;         /* head of the list of all slots; only grows */
+static nvs_slot first_slots[STATIC_SLOTS]; /* most processes need no allocation */
+static _Atomic uint32_t first_slots_used;
+static pthread_key_t slot_key;
+static bool slot_key_made = false;
+static bool armed = false; /* written before any other thread exists, or by tests */
+
+void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns)
+{
+    struct timespec until = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, expected, deadline_ns == UINT64_MAX ? NULL : &until, NULL,
+            FUTEX_BITSET_MATCH_ANY);
+}
+
+void nvs_futex_wake(_Atomic uint32_t *word, int threads)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
+}
+
+static void wake_closers(void)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) & NVS_GATE_CLOSED)
+            (void)nvs_gate_leave_slow(gpu);
+}
+
+/* The thread ends, perhaps in the middle of a call. */
+static void slot_abandon(void *argument)
+{
+    nvs_slot *slot = argument;
+    int saved = errno;
+    nvs_self = NULL;
+    slot->depth = 0;
+    atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave, not hot */
+    wake_closers();
+    /* Pairs with the acquire in slot_reuse: the next owner finds the slot clean. */
+    atomic_store_explicit(&slot->owned, 0, memory_order_release);
+    errno = saved;
+}
+
+static nvs_slot *slot_reuse(void)
+{
+    /* acquire: pairs with the release of the push, the slot's fields are set */
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next) {
+        uint32_t nobody = 0;
+        if (atomic_load_explicit(&slot->owned, memory_order_relaxed) == 0 &&
+            atomic_compare_exchange_strong_explicit(&slot->owned, &nobody, 1, memory_order_acquire,
+                                                    memory_order_relaxed)) /* pairs with slot_abandon */
+            return slot;
+    }
+    return NULL;
+}
+
+static nvs_slot *slot_make(void)
+{
+    nvs_slot *slot = NULL;
+    if (atomic_load_explicit(&first_slots_used, memory_order_relaxed) < STATIC_SLOTS) {
+        uint32_t index = atomic_fetch_add_explicit(&first_slots_used, 1, memory_order_relaxed); /* a counter only */
+        if (index < STATIC_SLOTS)
+            slot = &first_slots[index];
+    }
+    if (slot == NULL) {
+        void *memory = NULL;
+        if (posix_memalign(&memory, 64, sizeof(nvs_slot)) != 0)
+            return NULL;
+        memset(memory, 0, sizeof(nvs_slot));
+        slot = memory;
+    }
+    atomic_store_explicit(&slot->owned, 1, memory_order_relaxed); /* published by the push */
+    nvs_slot *head = atomic_load_explicit(&slots, memory_order_relaxed);
+    do
+        slot->next = head;
+    while (!atomic_compare_exchange_weak_explicit(&slots, &head, slot, memory_order_seq_cst, memory_order_relaxed));
+    return slot;
+}
+
+nvs_slot *nvs_slot_register(void)
+{
+    int saved = errno;
+    nvs_slot *slot = slot_reuse();
+    if (slot == NULL)
+        slot = slot_make();
+    if (slot != NULL) {
+        nvs_self = slot;
+        if (slot_key_made)
+            (void)pthread_setspecific(slot_key, slot); /* without it the slot is only not reused */
+    }
+    errno = saved;
+    return slot;
+}
+
+void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
+{
+    int saved = errno;
+    nvs_gate *gate = &nvs_gates[gpu];
+    for (;;) {
+        atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
+        (void)nvs_gate_leave_slow(gpu);
+        bool look_again = nvs_agent_wait_for_lease(gpu);
+        atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
+        /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
+        if (!look_again || !(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED))
+            break;
+    }
+    errno = saved;
+}
+
+bool nvs_gate_leave_slow(uint32_t gpu)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    uint32_t state = atomic_load_explicit(&gate->state, memory_order_relaxed);
+    if (state & NVS_GATE_CLOSED) {
+        int saved = errno;
+        atomic_fetch_add_explicit(&gate->left, 1, memory_order_release); /* pairs with the acquire load in close */
+        nvs_futex_wake(&gate->left, 1);
+        errno = saved;
+    }
+    return state == NVS_GATE_PACED;
+}
+
+void nvs_gate_init(void)
+{
+    if (!slot_key_made)
+        slot_key_made = pthread_key_create(&slot_key, slot_abandon) == 0;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        atomic_store_explicit(&nvs_gates[gpu].state, NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
+    armed = false;
+}
+
+void nvs_gate_arm(void)
+{
+    nvs_gate_needs_fence = true;
+#ifdef SYS_membarrier
+    if (syscall(SYS_membarrier, MEMBARRIER_REGISTER, 0, 0) == 0)
+        nvs_gate_needs_fence = false;
+#endif
+    armed = true;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        atomic_store_explicit(&nvs_gates[gpu].state, NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
+}
+
+void nvs_gate_open(uint32_t gpu, bool paced)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    /* release: what the opener did (memory brought in) happens before the calls that enter by their acquire load */
+    uint32_t before =
+        atomic_exchange_explicit(&gate->state, paced ? NVS_GATE_PACED : NVS_GATE_OPEN, memory_order_acq_rel);
+    if (before & NVS_GATE_CLOSED) {
+        atomic_fetch_add_explicit(&gate->turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
+        if (atomic_load_explicit(&gate->waiting, memory_order_seq_cst) != 0)
+            nvs_futex_wake(&gate->turn, INT32_MAX);
+    }
+}
+
+nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    int saved = errno;
+    nvs_status status = NVS_OK;
+    atomic_store_explicit(&gate->state, NVS_GATE_CLOSED, memory_order_seq_cst);
+#ifdef SYS_membarrier
+    if (!nvs_gate_needs_fence)
+        (void)syscall(SYS_membarrier, MEMBARRIER_EXPEDITED, 0, 0);
+#endif
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of nvs_gate_needs_fence */
+    for (unsigned spins = 0;; spins++) {
+        uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are looked at */
+        if (!nvs_gate_inside(gpu))
+            break;
+        if (spins < SPINS) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+            continue;
+        }
+        uint64_t now = nvs_now_ns();
+        if (now >= deadline_ns) {
+            status = NVS_TIMED_OUT;
+            break;
+        }
+        /* Woken by who leaves; the bound is for a thread that left without telling (a killed one has no such way). */
+        uint64_t look = now + 10000000u;
+        nvs_futex_wait(&gate->left, left, look < deadline_ns ? look : deadline_ns);
+    }
+    errno = saved;
+    return status;
+}
+
+bool nvs_gate_inside(uint32_t gpu)
+{
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
+        if (atomic_load_explicit(&slot->active, memory_order_acquire) == gpu + 1) /* pairs with nvs_gate_leave */
+            return true;
+    return false;
+}
+
+uint64_t nvs_gate_calls(uint32_t gpu)
+{
+    uint64_t sum = 0;
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
+        sum += atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed); /* a count, orders nothing */
+    return sum;
+}
+
+uint32_t nvs_gate_waiting(uint32_t gpu)
+{
+    return atomic_load_explicit(&nvs_gates[gpu].waiting, memory_order_seq_cst);
+}
+
+bool nvs_gate_wait_begin(uint32_t gpu)
+{
+    /* seq_cst: pairs with the load in nvs_gate_open, one of the two sees the other */
+    return atomic_fetch_add_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst) == 0;
+}
+
+bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    uint32_t turn = atomic_load_explicit(&gate->turn, memory_order_seq_cst); /* pairs with nvs_gate_open */
+    if (!(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED))
+        return true;
+    nvs_futex_wait(&gate->turn, turn, deadline_ns);
+    return !(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED);
+}
+
+void nvs_gate_kick(uint32_t gpu)
+{
+    atomic_fetch_add_explicit(&nvs_gates[gpu].turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
+    nvs_futex_wake(&nvs_gates[gpu].turn, INT32_MAX);
+}
+
+void nvs_gate_wait_end(uint32_t gpu)
+{
+    atomic_fetch_sub_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst);
+}
+
+void nvs_gate_after_fork(void)
+{
+    /* Only this thread lives on.  Its own slot stays its own; those of the threads that are gone are free. */
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {
+        slot->depth = 0;
+        atomic_store_explicit(&slot->active, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->owned, slot == nvs_self ? 1 : 0, memory_order_relaxed);
+    }
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        atomic_store_explicit(&nvs_gates[gpu].waiting, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_gates[gpu].state, armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN, memory_order_relaxed);
+    }
+    if (armed)
+        nvs_gate_arm(); /* the registration for membarrier belongs to the parent's address space */
+}

@@ -1,0 +1,330 @@
+/* Wrappers of contexts, streams and captures: call the real function, report to the registry.
+ *
+ * Nothing waits here for a lease, with one exception: a capture begins inside the gate, so that a drain which has found
+ * no capture can synchronise a context without spoiling one.
+ */
+#include "context.h"
+#include "cuda_api.h"
+#include "gate.h"
+#include "memory.h"
+
+NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
+{
+    nvs_init(); /* another library's constructor may come here before ours has run */
+    const CUresult result = NVS_REAL(cuInit)(Flags);
+    if (result == CUDA_SUCCESS)
+        nvs_context_learn();
+    return result;
+}
+
+/* ---- Contexts ---- */
+
+static CUresult context_made(CUresult result, CUcontext *context, CUdevice device)
+{
+    if (result == CUDA_SUCCESS) {
+        nvs_context_created(*context, (uint32_t)device);
+        nvs_current_changed();
+    }
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate)(pctx, flags, dev), pctx, dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate_v2)(pctx, flags, dev), pctx, dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
+                                           CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, dev), pctx, dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, dev), pctx, dev);
+}
+
+static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
+{
+    const uint32_t gpu = nvs_context_gpu(context);
+    const bool known = nvs_context_leaving(context);
+    const CUresult result = real(context);
+    if (result == CUDA_SUCCESS) {
+        nvs_context_gone(context);
+        nvs_memory_context_gone(context);
+    } else if (known) {
+        nvs_context_created(context, gpu);
+    }
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
+{
+    return destroy_context(NVS_REAL(cuCtxDestroy), ctx);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
+{
+    return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
+}
+
+/* Destroys at the last reference only, and nobody says which that is: the entry stays, and a drain survives its errors. */
+NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
+{
+    const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
+{
+    const CUresult result = NVS_REAL(cuCtxAttach)(pctx, flags);
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
+{
+    const CUresult result = NVS_REAL(cuCtxSetCurrent)(ctx);
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
+{
+    const CUresult result = NVS_REAL(cuCtxPushCurrent)(ctx);
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
+{
+    const CUresult result = NVS_REAL(cuCtxPushCurrent_v2)(ctx);
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *pctx)
+{
+    const CUresult result = NVS_REAL(cuCtxPopCurrent)(pctx);
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *pctx)
+{
+    const CUresult result = NVS_REAL(cuCtxPopCurrent_v2)(pctx);
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
+{
+    const CUresult result = NVS_REAL(cuDevicePrimaryCtxRetain)(pctx, dev);
+    if (result == CUDA_SUCCESS) {
+        nvs_context_created(*pctx, (uint32_t)dev);
+        nvs_context_set_primary((uint32_t)dev, *pctx);
+    }
+    return result;
+}
+
+static bool is_active(CUdevice device)
+{
+    unsigned int flags;
+    int active = 0;
+    return NVS_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+/* Release ends the primary context at the last reference, reset at once; the state afterwards says what happened. */
+static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device)
+{
+    const CUcontext context = nvs_context_primary((uint32_t)device);
+    const bool known = context != NULL && nvs_context_leaving(context);
+    const CUresult result = real(device);
+    if (context != NULL && !is_active(device)) {
+        nvs_context_gone(context);
+        nvs_memory_context_gone(context);
+    } else if (known) {
+        nvs_context_created(context, (uint32_t)device);
+    }
+    nvs_current_changed();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease), dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease_v2), dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset), dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev);
+}
+
+/* ---- Green contexts: parts of a GPU; what counts here is the context handle that their streams carry ---- */
+
+NVS_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
+{
+    const CUresult result = NVS_REAL(cuCtxFromGreenCtx)(pContext, hCtx);
+    if (result == CUDA_SUCCESS)
+        nvs_context_gpu(*pContext); /* registers what it did not know */
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
+{
+    CUcontext context = NULL;
+    if (NVS_REAL(cuCtxFromGreenCtx)(&context, hCtx) != CUDA_SUCCESS)
+        context = NULL;
+    const uint32_t gpu = nvs_context_gpu(context);
+    const bool known = context != NULL && nvs_context_leaving(context);
+    const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
+    if (context != NULL && result == CUDA_SUCCESS)
+        nvs_context_gone(context);
+    else if (known)
+        nvs_context_created(context, gpu);
+    nvs_current_changed();
+    return result;
+}
+
+/* ---- Streams ---- */
+
+static CUresult stream_made(CUresult result, CUstream *stream)
+{
+    CUcontext context = NULL;
+    if (result == CUDA_SUCCESS && NVS_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && context != NULL) {
+        nvs_context_gpu(context);
+        nvs_stream_created(*stream, context);
+    }
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *phStream, unsigned int Flags)
+{
+    return stream_made(NVS_REAL(cuStreamCreate)(phStream, Flags), phStream);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
+{
+    return stream_made(NVS_REAL(cuStreamCreateWithPriority)(phStream, flags, priority), phStream);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
+{
+    const CUresult result = NVS_REAL(cuGreenCtxStreamCreate)(phStream, greenCtx, flags, priority);
+    CUcontext context = NULL;
+    if (result == CUDA_SUCCESS && NVS_REAL(cuCtxFromGreenCtx)(&context, greenCtx) == CUDA_SUCCESS) {
+        nvs_context_gpu(context);
+        nvs_stream_created(*phStream, context);
+    }
+    return result;
+}
+
+static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
+{
+    nvs_capture_ended(stream, false);
+    return nvs_stream_leaving(stream) ? real(stream) : CUDA_SUCCESS;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)
+{
+    return destroy_stream(NVS_REAL(cuStreamDestroy), hStream);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
+{
+    return destroy_stream(NVS_REAL(cuStreamDestroy_v2), hStream);
+}
+
+/* ---- Captures ---- */
+
+#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments)                      \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
+    {                                                                         \
+        const uint32_t gpu = nvs_stream_gpu(hStream);                         \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                           \
+        const CUresult result = NVS_REAL(symbol) arguments;                   \
+        if (result == CUDA_SUCCESS)                                           \
+            nvs_capture_began(hStream, NVS_PER_THREAD(#symbol));              \
+        nvs_gate_leave(slot, gpu);                                            \
+        return result;                                                        \
+    }
+
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream hStream), (hStream))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream hStream), (hStream))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph,
+                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                   size_t numDependencies, CUstreamCaptureMode mode),
+                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
+                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                   size_t numDependencies, CUstreamCaptureMode mode),
+                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
+
+/* A failing end has ended the capture too, unless it was not this thread's to end: the stream knows. */
+static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (result != CUDA_SUCCESS) {
+        const CUresult asked = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status)
+                                          : NVS_REAL(cuStreamIsCapturing)(stream, &status);
+        if (asked != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
+            return result;
+    }
+    nvs_capture_ended(stream, per_thread);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
+{
+    return capture_over(NVS_REAL(cuStreamEndCapture)(hStream, phGraph), hStream, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
+{
+    return capture_over(NVS_REAL(cuStreamEndCapture_ptsz)(hStream, phGraph), hStream, true);
+}
+
+#if CUDA_VERSION >= 13020
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
+                  (hStream, streamCigCaptureParams))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
+                  (hStream, streamCigCaptureParams))
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig(CUstream hStream)
+{
+    return capture_over(NVS_REAL(cuStreamEndCaptureToCig)(hStream), hStream, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig_ptsz(CUstream hStream)
+{
+    return capture_over(NVS_REAL(cuStreamEndCaptureToCig_ptsz)(hStream), hStream, true);
+}
+#endif
+
+#if CUDA_VERSION >= 13030
+NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph,
+                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
+                  (hStream, mode, hGraph, callbackFunc, userData))
+NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz,
+                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
+                  (hStream, mode, hGraph, callbackFunc, userData))
+#endif

@@ -1,0 +1,249 @@
+/* Wrappers: stream-ordered memory.
+ *
+ * In a mode that moves memory, an allocation outside a capture is made at once by the backend, which is stronger than stream
+ * order asks; its free is put off until the work queued before it is done (an event; nvs_memory_reap).  Inside a capture the
+ * memory belongs to the graph: it stays the driver's, and is counted and pinned from the capture until a free names it.
+ * What is charged is what is allocated, not what a pool of the driver keeps back for later: it gives that up under pressure.
+ */
+#include "context.h"
+#include "cuda_api.h"
+#include "memory.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* How many pools must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: whoever uses a pool has
+ * got it from the call that counted it. */
+static _Atomic uint32_t special_pools;
+
+static bool is_special(CUmemoryPool pool)
+{
+    nvs_allocation mark;
+    return atomic_load_explicit(&special_pools, memory_order_relaxed) != 0 &&
+           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) == NVS_FOUND;
+}
+
+static bool is_on_gpu(CUmemoryPool pool)
+{
+    nvs_allocation mark;
+    return atomic_load_explicit(&special_pools, memory_order_relaxed) == 0 ||
+           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) != NVS_FOUND || mark.references != 0;
+}
+
+/* Remembers a pool.  False when the host has no memory for it. */
+static bool mark_special(CUmemoryPool pool, bool on_gpu)
+{
+    nvs_allocation *mark = nvs_allocation_new(NVS_SPACE_POOL, NVS_MEMORY_MARK, 0);
+    if (mark == NULL)
+        return false;
+    mark->key = (uint64_t)(uintptr_t)pool;
+    mark->length = 1;
+    mark->references = on_gpu;
+    nvs_allocation *stale = nvs_allocation_insert(mark);
+    if (stale == NULL)
+        atomic_fetch_add_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
+    free(stale); /* one key, so one at most */
+    return true;
+}
+
+/* Is this stream being captured, or in a state in which the driver will refuse anyhow? */
+static bool captures(CUstream stream, bool per_thread)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!nvs_capturing())
+        return false;
+    CUresult result = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status) : NVS_REAL(cuStreamIsCapturing)(stream, &status);
+    return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* Which function of the driver stands behind a call. */
+typedef struct request {
+    size_t bytes;
+    CUmemoryPool pool; /* NULL: the device's current one */
+    CUstream stream;
+    bool per_thread;
+} request;
+
+static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
+{
+    if (r->pool != NULL)
+        return r->per_thread ? NVS_REAL(cuMemAllocFromPoolAsync_ptsz)(dptr, r->bytes, r->pool, r->stream)
+                             : NVS_REAL(cuMemAllocFromPoolAsync)(dptr, r->bytes, r->pool, r->stream);
+    return r->per_thread ? NVS_REAL(cuMemAllocAsync_ptsz)(dptr, r->bytes, r->stream)
+                         : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
+}
+
+static CUresult allocate_in_pool(uint32_t gpu, nvs_memory_kind kind, CUdeviceptr *dptr, const request *r)
+{
+    nvs_allocation *entry;
+    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, kind, gpu, r->bytes, &entry);
+    if (result != CUDA_SUCCESS)
+        return result;
+    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    result = ask_driver(dptr, r);
+    if (result == CUDA_SUCCESS)
+        nvs_memory_keep(entry, *dptr, r->bytes);
+    else
+        nvs_memory_drop(entry);
+    return result;
+}
+
+static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
+{
+    uint32_t gpu = nvs_stream_gpu(r->stream);
+    if (dptr == NULL || r->bytes == 0 || !nvs_memory_manages(gpu))
+        return ask_driver(dptr, r);
+    if (captures(r->stream, r->per_thread))
+        return allocate_in_pool(gpu, NVS_MEMORY_GRAPH, dptr, r);
+    CUmemoryPool pool = r->pool;
+    if (pool == NULL && atomic_load_explicit(&special_pools, memory_order_relaxed) != 0) /* see its declaration */
+        NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);
+    if (pool != NULL && !is_on_gpu(pool))
+        return ask_driver(dptr, r); /* host memory: none of the quota's business */
+    if (!nvs_memory_backend(gpu)->movable || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
+        return allocate_in_pool(gpu, NVS_MEMORY_POOL, dptr, r);
+    /* What the application calls is legal while this thread captures another stream; what we call instead must be too. */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    CUresult result = nvs_memory_allocate(gpu, dptr, r->bytes);
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+{
+    return allocate_async(dptr, &(request){bytesize, NULL, hStream, false});
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+{
+    return allocate_async(dptr, &(request){bytesize, NULL, hStream, true});
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
+{
+    if (pool == NULL)
+        return NVS_REAL(cuMemAllocFromPoolAsync)(dptr, bytesize, pool, hStream);
+    return allocate_async(dptr, &(request){bytesize, pool, hStream, false});
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
+{
+    if (pool == NULL)
+        return NVS_REAL(cuMemAllocFromPoolAsync_ptsz)(dptr, bytesize, pool, hStream);
+    return allocate_async(dptr, &(request){bytesize, pool, hStream, true});
+}
+
+/* --- free --- */
+
+static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_thread)
+{
+    return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
+}
+
+/* An event behind everything that is queued on the stream, made in the stream's own context. */
+static CUresult mark_place(CUstream stream, bool per_thread, CUevent *out)
+{
+    CUcontext of_stream = NULL, current = NULL, ignored;
+    CUresult result = per_thread ? NVS_REAL(cuStreamGetCtx_ptsz)(stream, &of_stream) : NVS_REAL(cuStreamGetCtx)(stream, &of_stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    NVS_REAL(cuCtxGetCurrent)(&current);
+    bool push = of_stream != current;
+    if (push && (result = NVS_REAL(cuCtxPushCurrent_v2)(of_stream)) != CUDA_SUCCESS)
+        return result;
+    result = NVS_REAL(cuEventCreate)(out, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS) {
+        result = per_thread ? NVS_REAL(cuEventRecord_ptsz)(*out, stream) : NVS_REAL(cuEventRecord)(*out, stream);
+        if (result != CUDA_SUCCESS)
+            NVS_REAL(cuEventDestroy_v2)(*out);
+    }
+    if (push)
+        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return result;
+}
+
+static CUresult free_later(CUdeviceptr dptr, CUstream stream, bool per_thread)
+{
+    CUevent event;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    CUresult result = mark_place(stream, per_thread, &event);
+    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event) != NVS_FOUND) {
+        NVS_REAL(cuEventDestroy_v2)(event);
+        result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
+    }
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return result;
+}
+
+static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool per_thread)
+{
+    nvs_allocation known, *entry;
+    nvs_lookup found = nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &known);
+    if (found == NVS_ABSENT || known.key != dptr)
+        return free_by_driver(dptr, stream, per_thread);
+    if (found == NVS_DYING)
+        return CUDA_ERROR_INVALID_VALUE; /* freed twice */
+    if (known.kind == NVS_MEMORY_REDIRECTED)
+        return captures(stream, per_thread) ? free_by_driver(dptr, stream, per_thread) : free_later(dptr, stream, per_thread);
+    if (nvs_allocation_take(NVS_SPACE_ADDRESS, dptr, &entry) != NVS_FOUND)
+        return CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
+    CUresult result = free_by_driver(dptr, stream, per_thread);
+    if (result == CUDA_SUCCESS)
+        nvs_memory_drop(entry);
+    else
+        nvs_memory_drop_all(nvs_allocation_insert(entry));
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
+{
+    return free_async(dptr, hStream, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream)
+{
+    return free_async(dptr, hStream, true);
+}
+
+/* --- pools --- */
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
+{
+    CUresult result = NVS_REAL(cuMemPoolCreate)(pool, poolProps);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool on_gpu = poolProps->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (on_gpu && poolProps->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && poolProps->handleTypes == CU_MEM_HANDLE_TYPE_NONE)
+        return result;
+    if (mark_special(*pool, on_gpu))
+        return result;
+    NVS_REAL(cuMemPoolDestroy)(*pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
+{
+    nvs_allocation *mark = NULL;
+    nvs_allocation_take(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark);
+    CUresult result = NVS_REAL(cuMemPoolDestroy)(pool);
+    if (mark != NULL && result == CUDA_SUCCESS) {
+        atomic_fetch_sub_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
+        free(mark);
+    } else if (mark != NULL) {
+        nvs_memory_drop_all(nvs_allocation_insert(mark));
+    }
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
+{
+    CUresult result = NVS_REAL(cuMemGetDefaultMemPool)(pool_out, location, type);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool on_gpu = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if ((on_gpu && type == CU_MEM_ALLOCATION_TYPE_PINNED) || mark_special(*pool_out, on_gpu))
+        return result;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}

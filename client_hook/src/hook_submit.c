@@ -1,0 +1,49 @@
+/* Wrappers of everything that puts work on a GPU: bodies made from cuda_api.def, and those that fit no mould.
+ *
+ * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path.
+ */
+#include "context.h"
+#include "cuda_api.h"
+#include "gate.h"
+#include "pacing.h"
+
+#define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream)         \
+    NVS_EXPORT __attribute__((flatten)) CUresult CUDAAPI symbol parameters          \
+    {                                                                              \
+        const uint32_t gpu = (gpu_of_call);                                        \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                                \
+        const CUresult result = NVS_REAL(symbol) arguments;                        \
+        if (nvs_gate_leave(slot, gpu))                                             \
+            nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
+        return result;                                                             \
+    }
+
+#define NVS_STREAM(symbol, since, parameters, arguments, stream_expression)                               \
+    NVS_GATED(symbol, parameters, arguments, nvs_stream_gpu(stream_expression), stream_expression)
+#define NVS_CURRENT(symbol, since, parameters, arguments)                                                 \
+    NVS_GATED(symbol, parameters, arguments, nvs_current_gpu(), NULL)
+#define NVS_CUSTOM(symbol, since)
+#define NVS_PASS(symbol, since, reason)
+#define NVS_THUNK(symbol, since, reason)
+#define NVS_FOREIGN(symbol, since, reason)
+#include "cuda_api.def"
+
+/* One launch on several GPUs.  A thread can stand in one gate only: it passes the others' first, so that it holds their
+ * lease when it comes to the launch, unless one is revoked just then; NVIDIA removed the function in CUDA 13. */
+NVS_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices,
+                                                                 unsigned int flags)
+{
+    uint32_t gpu = NVS_NO_GPU;
+    if (launchParamsList != NULL && numDevices > 0) {
+        for (unsigned int i = 1; i < numDevices; i++) {
+            gpu = nvs_stream_gpu(launchParamsList[i].hStream);
+            nvs_gate_leave(nvs_gate_enter(gpu), gpu);
+        }
+        gpu = nvs_stream_gpu(launchParamsList[0].hStream);
+    }
+    nvs_slot *const slot = nvs_gate_enter(gpu);
+    const CUresult result = NVS_REAL(cuLaunchCooperativeKernelMultiDevice)(launchParamsList, numDevices, flags);
+    if (nvs_gate_leave(slot, gpu))
+        nvs_pace_after(gpu, launchParamsList[0].hStream, false);
+    return result;
+}

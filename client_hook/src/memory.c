@@ -1,0 +1,396 @@
+/* The quota in front of every allocation, and the way from wrappers and agent to the backend.
+ *
+ * A GPU's figures are plain atomics: `charged` is what the limit is held against, and moves before the driver is asked
+ * for memory.  Each registry entry carries the bytes that it was charged with, so that whoever takes the entry out
+ * knows exactly what to give back.
+ */
+#include "memory.h"
+
+#include "agent.h"
+#include "context.h"
+#include "cuda_api.h"
+#include "log.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { CHARGE_GRAIN = 512, HOLD_AT_ONCE = 8 };
+static const uint64_t RESERVE_STEP = UINT64_C(64) << 20;
+static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wait for something that this very thread does */
+static const long REAP_NAP_NS = 100000;
+
+typedef struct ledger {
+    /* Counters that stand for themselves: nothing else is published with them, so their order is relaxed throughout, and
+     * only the compare-and-swap in charge() makes a decision. */
+    _Alignas(64) _Atomic uint64_t charged;
+    _Atomic uint64_t pinned;
+    _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
+    _Atomic uint64_t limit, capacity, reserved;
+    _Atomic bool reserve;
+} ledger;
+
+static ledger ledgers[NVS_MAX_GPUS];
+
+static uint64_t load(_Atomic uint64_t *value)
+{
+    return atomic_load_explicit(value, memory_order_relaxed); /* see ledger */
+}
+
+static uint64_t smaller_set(uint64_t a, uint64_t b) /* 0 means not set */
+{
+    return a == 0 || (b != 0 && b < a) ? b : a;
+}
+
+/* The size of the virtual card, 0 when it is the real one.  One process may not fill more than the capacity: what lies
+ * beyond could never be resident at once. */
+static uint64_t ceiling_of(ledger *of)
+{
+    uint64_t limit = load(&of->limit);
+    return smaller_set(limit != 0 ? limit : nvs_config.memory_limit, load(&of->capacity));
+}
+
+/* --- backends --- */
+
+const nvs_backend *nvs_memory_backend(uint32_t gpu)
+{
+    if (nvs_config.memory_mode == 0)
+        return &nvs_backend_device;
+    if (nvs_config.memory_mode == 2)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory mode swap is not built into this version: using managed");
+    if (nvs_backend_managed_works(gpu))
+        return &nvs_backend_managed;
+    NVS_LOG_ONCE(NVS_LOG_WARNING,
+                 "this GPU cannot move managed memory while it is in use: allocations stay on the device, as with --memory device");
+    return &nvs_backend_device;
+}
+
+bool nvs_memory_manages(uint32_t gpu)
+{
+    if (!nvs_config.enabled || gpu >= NVS_MAX_GPUS)
+        return false;
+    nvs_agent_attach(gpu);
+    return true;
+}
+
+/* --- quota --- */
+
+/* Raises `charged` if the limit allows it.  The new total comes out. */
+static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
+{
+    ledger *of = &ledgers[gpu];
+    uint64_t limit = ceiling_of(of);
+    uint64_t now = load(&of->charged);
+    do {
+        if (bytes > UINT64_MAX - now || (limit != 0 && now + bytes > limit))
+            return false;
+        /* Relaxed: see ledger. */
+    } while (!atomic_compare_exchange_weak_explicit(&of->charged, &now, now + bytes, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    *total = now + bytes;
+    return true;
+}
+
+static void uncharge(uint32_t gpu, uint64_t bytes)
+{
+    atomic_fetch_sub_explicit(&ledgers[gpu].charged, bytes, memory_order_relaxed); /* see ledger */
+}
+
+/* Growth beyond the reservation, where the coordinator wants to be asked: in steps, so that it is asked rarely. */
+static bool reserved_up_to(uint32_t gpu, uint64_t total)
+{
+    ledger *of = &ledgers[gpu];
+    /* Relaxed: see ledger. */
+    if (!atomic_load_explicit(&of->reserve, memory_order_relaxed) || total <= load(&of->reserved))
+        return true;
+    uint64_t limit = ceiling_of(of);
+    uint64_t step = total > UINT64_MAX - RESERVE_STEP ? total : (total + RESERVE_STEP - 1) / RESERVE_STEP * RESERVE_STEP;
+    if (limit != 0 && step > limit)
+        step = limit;
+    nvs_status answer = nvs_agent_reserve(gpu, step > total ? step : total);
+    if (answer == NVS_REFUSED && step > total)
+        answer = nvs_agent_reserve(gpu, total); /* the last bytes below the capacity */
+    return answer != NVS_REFUSED;
+}
+
+static bool charge_and_reserve(uint32_t gpu, uint64_t bytes)
+{
+    uint64_t total;
+    if (!charge(gpu, bytes, &total))
+        return false;
+    if (reserved_up_to(gpu, total))
+        return true;
+    uncharge(gpu, bytes);
+    return false;
+}
+
+static uint64_t grains(uint64_t bytes)
+{
+    return (bytes + CHARGE_GRAIN - 1) / CHARGE_GRAIN * CHARGE_GRAIN;
+}
+
+CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)
+{
+    if (bytes > UINT64_MAX - CHARGE_GRAIN)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    nvs_allocation *entry = nvs_allocation_new(space, kind, gpu);
+    if (entry == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    entry->charged_bytes = grains(bytes);
+    nvs_memory_reap(gpu, false);
+    while (!charge_and_reserve(gpu, entry->charged_bytes)) {
+        if (!nvs_memory_reap(gpu, true)) {
+            free(entry);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    *out = entry;
+    return CUDA_SUCCESS;
+}
+
+void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes)
+{
+    uint64_t real = grains(bytes);
+    /* Unsigned arithmetic: right in both directions.  Relaxed: see ledger. */
+    atomic_fetch_add_explicit(&ledgers[admitted->gpu].charged, real - admitted->charged_bytes, memory_order_relaxed);
+    admitted->charged_bytes = real;
+}
+
+void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
+{
+    admitted->key = key;
+    admitted->length = length;
+    uint32_t gpu = admitted->gpu; /* once inserted, the entry may be freed by another thread at any moment */
+    if (!admitted->movable)
+        atomic_fetch_add_explicit(&ledgers[gpu].pinned, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
+    nvs_memory_drop_all(nvs_allocation_insert(admitted));
+    nvs_agent_memory_changed(gpu);
+}
+
+/* Gives back what an entry that is in nobody's hands any more was charged with. */
+static void settle(nvs_allocation *taken, bool kept)
+{
+    ledger *of = &ledgers[taken->gpu];
+    /* All relaxed: see ledger. */
+    atomic_fetch_sub_explicit(&of->evicted, (int64_t)taken->evicted_bytes, memory_order_relaxed);
+    if (kept && !taken->movable)
+        atomic_fetch_sub_explicit(&of->pinned, taken->charged_bytes, memory_order_relaxed);
+    uncharge(taken->gpu, taken->charged_bytes);
+    if (taken->charged_bytes != 0)
+        nvs_agent_memory_changed(taken->gpu);
+    free(taken);
+}
+
+void nvs_memory_drop(nvs_allocation *taken)
+{
+    settle(taken, taken->serial != 0); /* a serial is given when an entry goes into the registry */
+}
+
+void nvs_memory_drop_all(nvs_allocation *list)
+{
+    while (list != NULL) {
+        nvs_allocation *next = list->next;
+        nvs_memory_drop(list);
+        list = next;
+    }
+}
+
+/* --- allocate and release --- */
+
+CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
+{
+    const nvs_backend *backend = nvs_memory_backend(gpu);
+    nvs_allocation *entry;
+    CUdeviceptr pointer = 0;
+    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, backend->kind, gpu, bytes, &entry);
+    if (result != CUDA_SUCCESS)
+        return result;
+    entry->movable = backend->movable;
+    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    do
+        result = backend->allocate(gpu, &pointer, bytes);
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        return result;
+    }
+    nvs_memory_keep(entry, pointer, bytes);
+    *out = pointer;
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_memory_release(CUdeviceptr pointer)
+{
+    nvs_allocation *entry;
+    switch (nvs_allocation_take(NVS_SPACE_ADDRESS, pointer, &entry)) {
+    case NVS_ABSENT:
+        return NVS_REAL(cuMemFree_v2)(pointer);
+    case NVS_DYING:
+        return CUDA_ERROR_INVALID_VALUE; /* freed twice */
+    case NVS_FOUND:
+        break;
+    }
+    CUresult result = entry->kind == NVS_MEMORY_REDIRECTED
+                          ? nvs_memory_backend(entry->gpu)->release(entry->gpu, pointer, entry->length)
+                          : NVS_REAL(cuMemFree_v2)(pointer);
+    if (result == CUDA_SUCCESS)
+        nvs_memory_drop(entry);
+    else
+        nvs_memory_drop_all(nvs_allocation_insert(entry));
+    return result;
+}
+
+/* --- deferred frees --- */
+
+/* Gives the memory behind an ended deferred free back.  What the driver refuses to take back is still there: it stays charged. */
+static void release_deferred(nvs_allocation *entry)
+{
+    CUresult result = nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length);
+    if (result == CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        return;
+    }
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "memory freed in stream order could not be given back to the driver (error %d)", (int)result);
+    nvs_memory_drop_all(nvs_allocation_insert(entry));
+}
+
+/* True: done with.  Also when the context that the event lived in is gone, and the memory with it. */
+static bool reap_one(nvs_allocation *held)
+{
+    CUcontext ignored;
+    CUevent event = held->freed_event;
+    bool pushed = NVS_REAL(cuCtxPushCurrent_v2)(held->context) == CUDA_SUCCESS; /* the agent has no context of its own */
+    bool done = pushed && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+    if (done && nvs_allocation_end_deferred(held)) {
+        NVS_REAL(cuEventDestroy_v2)(event);
+        release_deferred(held);
+    } else if (done || nvs_allocation_unhold(held)) {
+        nvs_memory_drop(held);
+        done = true;
+    }
+    if (pushed)
+        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return done;
+}
+
+/* One look at the oldest ones. */
+static bool reap_some(uint32_t gpu)
+{
+    bool any = false;
+    for (;;) {
+        nvs_allocation *held[HOLD_AT_ONCE];
+        size_t count = nvs_allocation_hold_deferred(gpu, held, HOLD_AT_ONCE), done = 0;
+        for (size_t i = 0; i < count; i++)
+            done += reap_one(held[i]);
+        any |= done != 0;
+        if (done < HOLD_AT_ONCE) /* frees end roughly in order: one that is not done tells about those behind it */
+            return any;
+    }
+}
+
+bool nvs_memory_reap(uint32_t gpu, bool wait)
+{
+    if (NVS_LIKELY(nvs_allocation_deferred(gpu) == 0))
+        return false;
+    /* Another stream of this thread may be capturing: nothing here touches that one, so it must not be disturbed. */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    uint32_t before = nvs_allocation_deferred(gpu);
+    bool any = reap_some(gpu);
+    if (wait) {
+        uint64_t deadline = nvs_now_ns() + REAP_BOUND_NS;
+        /* Fewer, though this thread freed none: another one did. */
+        while (!any && nvs_allocation_deferred(gpu) >= before && nvs_now_ns() < deadline) {
+            nanosleep(&(struct timespec){.tv_nsec = REAP_NAP_NS}, NULL);
+            any = reap_some(gpu);
+        }
+        any |= nvs_allocation_deferred(gpu) < before;
+    }
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return any;
+}
+
+/* --- contexts --- */
+
+void nvs_memory_context_gone(CUcontext context)
+{
+    nvs_memory_drop_all(nvs_allocation_take_context(context));
+    nvs_backend_managed.context_gone(context);
+}
+
+/* --- what the agent asks and says --- */
+
+void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
+{
+    ledger *of = &ledgers[gpu];
+    /* Relaxed: see ledger.  The three are read one after the other, so they are bounded by one another here. */
+    uint64_t allocated = load(&of->charged), pinned = load(&of->pinned);
+    int64_t evicted = atomic_load_explicit(&of->evicted, memory_order_relaxed);
+    uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
+    if (out_bytes > allocated)
+        out_bytes = allocated;
+    out->allocated_bytes = allocated;
+    out->resident_bytes = allocated - out_bytes;
+    out->pinned_bytes = pinned < out->resident_bytes ? pinned : out->resident_bytes;
+    out->host_bytes = out_bytes;
+}
+
+void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve)
+{
+    ledger *of = &ledgers[gpu];
+    /* Relaxed: see ledger. */
+    atomic_store_explicit(&of->limit, limit_bytes, memory_order_relaxed);
+    atomic_store_explicit(&of->capacity, capacity_bytes, memory_order_relaxed);
+    atomic_store_explicit(&of->reserve, reserve, memory_order_relaxed);
+}
+
+void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
+{
+    atomic_store_explicit(&ledgers[gpu].reserved, reserved_bytes, memory_order_relaxed); /* see ledger */
+}
+
+void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    ledger *of = &ledgers[gpu];
+    uint64_t ceiling = ceiling_of(of);
+    if (ceiling == 0)
+        return;
+    uint64_t total = smaller_set(ceiling, *total_bytes), charged = load(&of->charged);
+    uint64_t left = charged < total ? total - charged : 0;
+    /* Managed memory of others makes room when it must; memory that stays on the device does not. */
+    if (!nvs_memory_backend(gpu)->movable && *free_bytes < left)
+        left = *free_bytes;
+    *free_bytes = left;
+    *total_bytes = total;
+}
+
+nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+{
+    nvs_memory_reap(gpu, false);
+    return nvs_memory_backend(gpu)->evict(gpu, bytes, progress, argument, moved_bytes);
+}
+
+nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+{
+    return nvs_memory_backend(gpu)->restore(gpu, bytes, progress, argument, moved_bytes);
+}
+
+void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evicted_bytes)
+{
+    int64_t change = nvs_allocation_set_evicted(extent->key, extent->serial, evicted_bytes);
+    if (change == 0)
+        return;
+    atomic_fetch_add_explicit(&ledgers[gpu].evicted, change, memory_order_relaxed); /* see ledger */
+    nvs_agent_memory_changed(gpu);
+}
+
+void nvs_memory_after_fork(void)
+{
+    nvs_allocation_after_fork();
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
+        atomic_store_explicit(&ledgers[gpu].charged, 0, memory_order_relaxed);
+        atomic_store_explicit(&ledgers[gpu].pinned, 0, memory_order_relaxed);
+        atomic_store_explicit(&ledgers[gpu].evicted, 0, memory_order_relaxed);
+        atomic_store_explicit(&ledgers[gpu].reserved, 0, memory_order_relaxed);
+    }
+}

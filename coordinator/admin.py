@@ -1,0 +1,184 @@
+"""What the operator changes while clients run: quantum, policy, sharing, priority, limits, pauses.
+
+Invariants: every change keeps the leases' invariants by going through lease.py; an order for a client or GPU that is
+not there (any more) changes nothing and is logged.
+
+May not go here: parsing of what the operator typed (control.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from coordinator import events, lease
+from coordinator.commands import MANY_HOLDERS, Log, Notify, RecordLease
+from coordinator.quantum import automatic_quantum_ns
+from coordinator.state import HOLDING, NEXT, WAITING, Client, Gpu, Node
+from coordinator.tell import settings_changed, tell_everybody, tell_settings
+from coordinator.umpire import PolicyFactory
+from coordinator.wire import Sharing
+from scheduler_policies.api import Policy
+
+
+def _gpus(node: Node, uuid: str | None) -> list[Gpu]:
+    if uuid is None:
+        return list(node.gpus.values())
+    gpu = node.gpus.get(uuid)
+    if gpu is None:
+        node.out.append(Log(logging.WARNING, f"no GPU {uuid}"))
+        return []
+    return [gpu]
+
+
+def _client(node: Node, client: int) -> Client | None:
+    record = node.clients.get(client)
+    if record is None:
+        node.out.append(Log(logging.WARNING, f"no client {client}"))
+    return record
+
+
+def set_quantum(node: Node, event: events.QuantumSet, now_ns: int) -> Iterable[Gpu]:
+    """For the lease at hand too: its end moves with the new quantum."""
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        gpu.quantum_setting_ns = event.quantum_ns
+        quantum_ns = automatic_quantum_ns(gpu, node.settings) if event.quantum_ns is None else event.quantum_ns
+        lease.set_quantum(gpu, quantum_ns)
+        holder = gpu.holder
+        if holder is not None and holder.phase is HOLDING and holder.granted_at_ns is not None:
+            holder.quantum_ends_ns = holder.granted_at_ns + quantum_ns
+        automatic = event.quantum_ns is None
+        node.out.append(Notify("quantum", {"uuid": gpu.uuid, "quantum_ns": quantum_ns, "automatic": automatic}))
+    return gpus
+
+
+def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: PolicyFactory) -> Iterable[Gpu]:
+    """From the next decision on.  A policy that cannot be made leaves the old one in place."""
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        try:
+            policy = event.policies.get(gpu.uuid) or factory(event.name, gpu.uuid)
+            assert isinstance(policy, Policy), f"{policy!r} has no choose()"
+        except Exception as error:
+            node.out.append(Log(logging.ERROR, f"policy {event.name}: {error}; {gpu.uuid} keeps {gpu.umpire.name}"))
+            continue
+        gpu.umpire.replace(event.name, policy)
+        gpu.wake_at_ns = None
+        node.out.append(Notify("policy", {"uuid": gpu.uuid, "policy": event.name}))
+        lease.consider_preemption(node, gpu, now_ns)
+    return gpus
+
+
+def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[Gpu]:
+    """To exclusive: one holder may stay, several are revoked, and nobody is granted until all have released."""
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        if gpu.sharing is event.sharing:
+            continue
+        gpu.sharing = event.sharing
+        if event.sharing is Sharing.CONCURRENT:
+            _open_to_all(node, gpu, now_ns)
+        else:
+            _one_at_a_time(node, gpu, now_ns)
+        tell_everybody(node, gpu)
+        node.out.append(Notify("sharing", {"uuid": gpu.uuid, "sharing": event.sharing.name.lower()}))
+    return gpus
+
+
+def _open_to_all(node: Node, gpu: Gpu, now_ns: int) -> None:
+    gpu.turn_closed_ns = gpu.turn_clock_ns(now_ns)
+    gpu.holder = None
+    _cancel_switch(gpu)
+    for seat in gpu.leases.values():
+        seat.told_waiters = False
+    if gpu.leases:
+        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, MANY_HOLDERS))
+
+
+def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
+    holding = [seat for seat in gpu.leases.values() if seat.phase is HOLDING]
+    if len(gpu.leases) == 1 and holding:
+        seat = gpu.holder = holding[0]
+        # Its turn begins now, for the others who could run all the time until now.
+        gpu.turn_closed_ns -= now_ns - (seat.granted_at_ns or now_ns)
+        seat.quantum_ends_ns = now_ns + gpu.quantum_ns
+        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, seat.client.process_id))
+        return
+    for seat in holding:
+        lease.revoke(node, gpu, seat, "sharing", now_ns)
+
+
+def _cancel_switch(gpu: Gpu) -> None:
+    """The seat for which memory moves goes back to the others who wait."""
+    if gpu.switch is None:
+        return
+    seat = gpu.switch.seat
+    gpu.switch = None
+    seat.enter(WAITING)
+    if not seat.client.paused:
+        gpu.line.join(seat)
+
+
+def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable[Gpu]:
+    """May preempt at once."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    client.priority = event.priority
+    node.out.append(Notify("priority", {"client": event.client, "priority": event.priority}))
+    for seat in client.seats.values():
+        seat.view = None
+        seat.gpu.line.changed()
+        seat.gpu.rank_epoch += 1
+        lease.consider_preemption(node, seat.gpu, now_ns)
+    return [seat.gpu for seat in client.seats.values()]
+
+
+def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
+    """A limit below what is in use lets nothing more be allocated."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    if event.uuid is None:
+        client.memory_limit_bytes = event.limit_bytes
+    for seat in client.seats.values():
+        if event.uuid in (None, seat.gpu.uuid):
+            seat.limit_bytes = event.limit_bytes
+            settings_changed(seat.gpu)
+            tell_settings(node, seat)
+    node.out.append(Notify("limit", {"client": event.client, "uuid": event.uuid, "limit_bytes": event.limit_bytes}))
+    return []
+
+
+def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
+    """It is granted nothing any more, and gives back what it has."""
+    client = _client(node, event.client)
+    if client is None or client.paused:
+        return []
+    client.paused = True
+    node.out.append(Notify("paused", {"client": event.client}))
+    for seat in client.seats.values():
+        if seat in seat.gpu.line:
+            seat.gpu.line.leave(seat)
+        elif seat.phase is NEXT:
+            _cancel_switch(seat.gpu)
+        elif seat.phase is HOLDING:
+            lease.revoke(node, seat.gpu, seat, "paused", now_ns)
+    return [seat.gpu for seat in client.seats.values()]
+
+
+def resume(node: Node, event: events.Resumed, now_ns: int) -> Iterable[Gpu]:
+    """It waits from now on; the pause does not count as waiting."""
+    client = _client(node, event.client)
+    if client is None or not client.paused:
+        return []
+    client.paused = False
+    node.out.append(Notify("resumed", {"client": event.client}))
+    for seat in client.seats.values():
+        if seat.phase is WAITING:
+            seat.waiting_since_ns = now_ns
+            seat.view = None
+            seat.gpu.line.join(seat)
+            lease.consider_preemption(node, seat.gpu, now_ns)
+    return [seat.gpu for seat in client.seats.values()]

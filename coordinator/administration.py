@@ -1,0 +1,182 @@
+"""The coordinator's side of the control protocol: requests become admin events, snapshots become plain values.
+
+Invariants: a request is answered at once, from what is known now; one that is refused has changed nothing; what it
+costs is bounded by the number of clients.
+
+May not go here: sockets, printing, what an admin event does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from coordinator import control_api as api
+from coordinator import events
+from coordinator.wire import Sharing
+
+if TYPE_CHECKING:
+    from coordinator.devices import Device
+    from coordinator.dispatch import Dispatcher
+    from coordinator.snapshot import ClientSnapshot, Snapshot
+
+MakePolicy = Callable[[str, str], object]
+"""(name, uuid) -> a policy; raises with a sentence for a name that is not known or cannot be loaded."""
+
+_SAMPLES: Final = ("recent_handovers_ns", "recent_drains_ns")
+
+
+class Administration:
+    """Answers nvshare-ctl."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, devices: Sequence[Device], make_policy: MakePolicy, facts: dict[str, Any]
+    ) -> None:
+        """`facts`: what `ping` and `status` say of this coordinator besides."""
+        self._dispatcher = dispatcher
+        self._devices = {device.uuid: device for device in devices}
+        self._make_policy = make_policy
+        self._facts = {"pid": os.getpid(), **facts}
+
+    def answer(self, frame: bytes, now_ns: int) -> bytes:
+        """The reply to one request."""
+        try:
+            request = api.decode_request(frame)
+            return api.encode_result(_ANSWERS[type(request)](self, request, now_ns))
+        except api.ControlError as error:
+            return api.encode_error(error)
+
+    def _ping(self, request: api.Ping, now_ns: int) -> dict[str, Any]:
+        return {**self._facts, "clients": len(self._dispatcher)}
+
+    def _status(self, request: api.Status, now_ns: int) -> dict[str, Any]:
+        snapshot = self._snapshot(now_ns)
+        gpus = []
+        for gpu in snapshot.gpus:
+            values = plain(gpu)
+            for name in _SAMPLES:
+                values[name.replace("recent_", "").replace("_ns", "") + "_us"] = _quantiles(values.pop(name))
+            device = self._devices[gpu.uuid]
+            gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
+        clients = [plain(client) for client in snapshot.clients] if request.clients else []
+        return {**self._facts, "now_ns": now_ns, "gpus": gpus, "clients": clients}
+
+    def _set_quantum(self, request: api.SetQuantum, now_ns: int) -> dict[str, Any]:
+        uuid = self._gpu(request.gpu)
+        self._dispatcher.event(events.QuantumSet(request.quantum_ns, uuid), now_ns)
+        return {"quantum_ns": request.quantum_ns, "gpus": self._changed(uuid)}
+
+    def _set_policy(self, request: api.SetPolicy, now_ns: int) -> dict[str, Any]:
+        uuid = self._gpu(request.gpu)
+        changed = self._changed(uuid)
+        try:
+            policies = {each: self._make_policy(request.policy, each) for each in changed}
+        except Exception as error:  # a third party's code runs here
+            raise api.ControlError("policy", str(error) or repr(error)) from None
+        self._dispatcher.event(events.PolicySet(request.policy, policies, uuid), now_ns)
+        return {"policy": request.policy, "gpus": changed}
+
+    def _set_sharing(self, request: api.SetSharing, now_ns: int) -> dict[str, Any]:
+        uuid = self._gpu(request.gpu)
+        self._dispatcher.event(events.SharingSet(Sharing[request.sharing.upper()], uuid), now_ns)
+        return {"sharing": request.sharing, "gpus": self._changed(uuid)}
+
+    def _set_priority(self, request: api.SetPriority, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        self._dispatcher.event(events.PrioritySet(client.client, request.priority), now_ns)
+        return {**_who(client), "priority": request.priority}
+
+    def _set_limit(self, request: api.SetLimit, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        uuid = self._gpu(request.gpu)
+        self._dispatcher.event(events.LimitSet(client.client, request.limit_bytes, uuid), now_ns)
+        return {**_who(client), "limit_bytes": request.limit_bytes, "gpu": uuid}
+
+    def _pause(self, request: api.Pause, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        self._dispatcher.event(events.Paused(client.client), now_ns)
+        return {**_who(client), "paused": True}
+
+    def _resume(self, request: api.Resume, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        self._dispatcher.event(events.Resumed(client.client), now_ns)
+        return {**_who(client), "paused": False}
+
+    # --- names ------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, now_ns: int) -> Snapshot:
+        return self._dispatcher.scheduler.snapshot(now_ns)
+
+    def _changed(self, uuid: str | None) -> list[str]:
+        return list(self._devices) if uuid is None else [uuid]
+
+    def _gpu(self, name: str | None) -> str | None:
+        """A UUID, its unambiguous beginning, or an index."""
+        if name is None or name in self._devices:
+            return name
+        if name.isdecimal():
+            found = [device.uuid for device in self._devices.values() if device.index == int(name)]
+        else:
+            found = [uuid for uuid in self._devices if uuid.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(f"{device.index} ({uuid})" for uuid, device in self._devices.items())
+        problem = "is ambiguous" if found else "is no GPU of this coordinator"
+        raise api.ControlError("gpu", f"{name!r} {problem}; it serves {known}"[:2000])
+
+    def _client(self, name: str, now_ns: int) -> ClientSnapshot:
+        """A client's id, its process id or its name, in this order."""
+        clients = self._snapshot(now_ns).clients
+        found = [client for client in clients if name == str(client.client)]
+        found = found or [client for client in clients if name == str(client.process_id)]
+        found = found or [client for client in clients if name == client.name]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
+        which = ", ".join(f"{c.client} (pid {c.process_id}, {c.name})" for c in found[:20])
+        raise api.ControlError("ambiguous", f"{name!r} means {len(found)} clients; use one id of {which}")
+
+
+_ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, Any]]]] = {
+    api.Ping: Administration._ping,
+    api.Status: Administration._status,
+    api.SetQuantum: Administration._set_quantum,
+    api.SetPolicy: Administration._set_policy,
+    api.SetSharing: Administration._set_sharing,
+    api.SetPriority: Administration._set_priority,
+    api.SetLimit: Administration._set_limit,
+    api.Pause: Administration._pause,
+    api.Resume: Administration._resume,
+}
+
+
+def _who(client: ClientSnapshot) -> dict[str, Any]:
+    return {"client": client.client, "name": client.name, "process_id": client.process_id}
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A frozen record as values that msgpack and JSON can carry; enumerations by their names in lower case."""
+    return {field.name: _plain_value(getattr(record, field.name)) for field in dataclasses.fields(record)}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, tuple):
+        return [_plain_value(item) for item in value]
+    return plain(value) if dataclasses.is_dataclass(value) else value
+
+
+def _quantiles(samples: list[int]) -> dict[str, float] | None:
+    """p50 and p99 in us of the last samples; None without any."""
+    if not samples:
+        return None
+    ordered = sorted(samples)
+    return {
+        "p50": ordered[len(ordered) // 2] / 1_000,
+        "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] / 1_000,
+    }

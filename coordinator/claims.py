@@ -1,0 +1,119 @@
+"""Clients that come to a GPU: attaching, and what becomes of a lease that they claim to hold already.
+
+A claim is made by a hook that has connected again.  The rule, from which "never two holders" follows:
+
+    a claim is confirmed only if this coordinator has no holder on this GPU and no grant on its way, and either
+      (a) the journal names this process and the GPU waits for exactly it (recovery), or
+      (b) no lease of any kind is out, nobody is waited for, and the claimed id is one that this coordinator and its
+          journal have never given: the lease of an earlier coordinator whose journal is lost.
+
+In concurrent sharing there is nothing to protect, and a claim is confirmed unless another holds that very id.  Every
+other claim is *stray*: the client is told to give it up at once and is not the holder; but as it may be at work,
+nobody else is granted the GPU until it has released or its drain is overdue.  That is no more than any holder can do
+by draining slowly.
+
+May not go here: ordinary grants (lease.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from coordinator import lease, moves
+from coordinator.commands import MANY_HOLDERS, Notify, Send
+from coordinator.events import GpuAttached
+from coordinator.state import Client, Gpu, Node, Seat
+from coordinator.tell import tell_everybody, tell_settings
+from coordinator.wire import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
+
+LEASE_ID_BOUND: Final = 1 << 62
+"""No coordinator ever gets here; a claim beyond it is nonsense, and would exhaust the ids."""
+
+
+def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu | None:
+    """The client uses this GPU from now on.  None: there is no such GPU, and it has been told so."""
+    gpu = node.gpus.get(event.uuid)
+    known = client.seats.get(event.gpu)
+    if event.lease_id >= LEASE_ID_BOUND:
+        raise RemoteProtocolError(f"claims lease {event.lease_id}")
+    if known is not None:
+        if known.gpu is not gpu:
+            raise RemoteProtocolError(f"ordinal {event.gpu} is {known.gpu.uuid} already, not {event.uuid}")
+        if event.lease_id not in (0, known.lease_id):
+            raise RemoteProtocolError(f"claims lease {event.lease_id} on a connection that has {known.lease_id}")
+        tell_settings(node, known, even_if_unchanged=True)
+        if event.wanted:
+            lease.want(node, gpu, known, now_ns)
+        return gpu
+    if gpu is None:
+        known_gpus = ", ".join(node.gpus) or "none"
+        text = f"no GPU {event.uuid} here; this coordinator serves: {known_gpus}"
+        node.out.append(Send(client.client, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250])))
+        return None
+    if client.client in gpu.seats:
+        raise RemoteProtocolError(f"{event.uuid} is attached under another ordinal already")
+    seat = _seat(node, client, gpu, event, now_ns)
+    _settle_claim(node, gpu, seat, event, now_ns)
+    if event.wanted:
+        lease.want(node, gpu, seat, now_ns)
+    return gpu
+
+
+def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
+    seat = Seat(client, gpu, event.gpu, now_ns, client.memory_limit_bytes, gpu.next_turn)
+    gpu.next_turn += 1
+    client.seats[event.gpu] = seat
+    gpu.seats[client.client] = seat
+    moves.set_figures(
+        seat,
+        allocated=event.allocated_bytes,
+        resident=event.resident_bytes,
+        pinned=event.pinned_bytes,
+        host=max(0, event.allocated_bytes - event.resident_bytes) if client.memory_mode is not MemoryMode.DEVICE else 0,
+    )
+    seat.reserved_bytes = seat.allocated_bytes
+    tell_settings(node, seat)
+    if len(gpu.seats) == 2:
+        tell_everybody(node, gpu)  # from now on they are paced
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": client.client,
+        "name": client.name,
+        "process": client.process_id,
+    }
+    node.out.append(Notify("attached", values))
+    return seat
+
+
+def _settle_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: int) -> None:
+    expected = gpu.expected_holder not in (None, MANY_HOLDERS) and gpu.expected_holder == seat.client.process_id
+    if expected:
+        # Whatever it claims or does not claim, the question that recovery waits for is answered.
+        gpu.expected_holder = None
+    if event.lease_id == 0:
+        return
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": seat.client.client,
+        "lease": event.lease_id,
+    }
+    if _confirmed(gpu, event.lease_id, expected):
+        gpu.next_lease_id = max(gpu.next_lease_id, event.lease_id + 1)
+        gpu.last_holder = seat.client.client
+        lease.take_up(node, gpu, seat, event.lease_id, gpu.quantum_ns, now_ns)
+        node.out.append(Notify("claimed", values))
+        return
+    seat.stray = True
+    seat.lease_id = event.lease_id
+    gpu.leases[seat.client.client] = seat
+    node.out.append(Notify("stray", values))
+    lease.revoke(node, gpu, seat, "claim", now_ns)
+
+
+def _confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
+    if gpu.sharing is Sharing.CONCURRENT:
+        return all(seat.lease_id != lease_id for seat in gpu.leases.values())
+    if expected:
+        # Nothing was granted during recovery, so at most stray leases are out; they are being revoked.
+        return gpu.holder is None and gpu.switch is None
+    return not gpu.recovering and not gpu.leases and gpu.switch is None and lease_id >= gpu.next_lease_id

@@ -1,0 +1,100 @@
+"""Tables and lines of `nvshare-ctl` for people.
+
+Invariant: prints what the coordinator said, and nothing that --json would not say too.
+
+May not go here: requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from coordinator.units import format_duration, format_size
+
+
+def show_status(status: Mapping[str, Any]) -> None:
+    """One line a GPU."""
+    names = {client["client"]: f"{client['name']} ({client['process_id']})" for client in status["clients"]}
+    table = _table("GPU", "name", "policy", "sharing", "quantum", "capacity", "resident", "clients", "waiting")
+    for title in ("holder", "leases", "hand-over", "overdue"):
+        table.add_column(title)
+    for gpu in status["gpus"]:
+        quantum = format_duration(gpu["quantum_ns"]) + (" (auto)" if gpu["quantum_automatic"] else "")
+        handover = gpu["handovers_us"]
+        holders = [names.get(client, str(client)) for client in gpu["holders"]]
+        shown = ", ".join(holders[:3]) + (f" and {len(holders) - 3} more" if len(holders) > 3 else "")
+        table.add_row(
+            str(gpu["index"]),
+            escape(gpu["name"]),
+            escape(gpu["policy"]),
+            gpu["sharing"],
+            quantum,
+            format_size(gpu["capacity_bytes"]),
+            format_size(gpu["resident_bytes"]),
+            str(gpu["clients"]),
+            str(gpu["waiting"]),
+            "recovering" if gpu["recovering"] else escape(shown) or "-",
+            str(gpu["grants"]),
+            f"{handover['p50']:.0f}us" if handover else "-",
+            str(gpu["overdue"]),
+        )
+    console = _console()
+    kind = "simulated " if status["simulated"] else ""
+    console.print(f"coordinator {status['pid']} in {escape(status['runtime_dir'])}, {len(status['gpus'])} {kind}GPU(s)")
+    console.print(table)
+
+
+def show_clients(status: Mapping[str, Any]) -> None:
+    """One line for each client on each GPU."""
+    if not status["clients"]:
+        _console().print("no clients")
+        return
+    indices = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
+    table = _table("id", "pid", "name", "GPU", "state", "priority", "leases", "held", "longest wait", "allocated")
+    table.add_column("resident")
+    table.add_column("limit")
+    for client in status["clients"]:
+        head = (str(client["client"]), str(client["process_id"]), escape(client["name"]))
+        for seat in client["seats"]:
+            state = "paused" if client["paused"] else seat["phase"]
+            if seat["waiting_since_ns"] is not None and not client["paused"]:
+                state += " " + format_duration(max(0, status["now_ns"] - seat["waiting_since_ns"]))
+            table.add_row(
+                *head,
+                str(indices[seat["uuid"]]),
+                state,
+                str(client["priority"]),
+                str(seat["leases"]),
+                format_duration(seat["used_ns"]),
+                format_duration(seat["max_wait_ns"]),
+                format_size(seat["allocated_bytes"]),
+                format_size(seat["resident_bytes"]),
+                format_size(seat["limit_bytes"]) if seat["limit_bytes"] else "-",
+            )
+        if not client["seats"]:
+            table.add_row(*head, "-", "paused" if client["paused"] else "idle", str(client["priority"]))
+    _console().print(table)
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """`seconds kind key=value ...`; seconds of the node's monotonic clock."""
+    values = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("seq", "at_ns", "kind"))
+    return f"{event['at_ns'] / 1e9:.6f} {event['kind']} {values}"
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title)
+    return table
+
+
+def _console() -> Console:
+    """As wide as it needs where nobody looks at a terminal, so that scripts see whole lines."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=240)

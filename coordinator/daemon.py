@@ -1,0 +1,375 @@
+"""`nvshare-coordinator`: from flags to a running server, and out again.
+
+Invariants: nothing is served before the directory is locked and the earlier coordinator's journal is read; every way in
+which starting can fail ends with one message that names the remedy, and exit code 1, or 2 for a wrong command line or
+setting.
+
+May not go here: what happens while it runs (server.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from coordinator import config, events, runtime_dir
+from coordinator.administration import Administration
+from coordinator.devices import Device, NoGpuError, discover, put_double_in_front
+from coordinator.dispatch import Dispatcher
+from coordinator.journal import Journal
+from coordinator.runtime_dir import RuntimeDir, RuntimeDirError
+from coordinator.scheduler import InvariantError, Scheduler
+from coordinator.scheduler import Settings as CoreSettings
+from coordinator.server import Server, Sockets
+from coordinator.transport import Limits
+from coordinator.units import format_size, parse_duration
+from coordinator.wire import MAX_FRAME_BYTES
+from scheduler_policies import registry
+
+log: Final = logging.getLogger("nvshare")
+
+_SPARE_DESCRIPTORS: Final = 128
+
+
+class StartError(Exception):
+    """The coordinator cannot start; the text names the remedy."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What only the command line says."""
+
+    directory: RuntimeDir
+    simulate: str | None = None
+    embedded: bool = False
+    linger_ns: int = 10_000_000_000
+    ready_fd: int | None = None
+    config_file: Path | None = None
+    flags: dict[str, object] | None = None
+    devices: Sequence[Device] | None = None
+    """Given by a benchmark or test instead of being looked for."""
+
+
+class Coordinator:
+    """Everything that one coordinator is made of.  `close` undoes it in reverse."""
+
+    def __init__(self, settings: config.Settings, options: Options, devices: Sequence[Device]) -> None:
+        """The directory must be prepared and locked.  Raises StartError."""
+        self.settings = settings
+        self.options = options
+        self._keepalive: int | None = None
+        directory = options.directory
+        _check_overrides(settings, devices)
+        self.scheduler = Scheduler(registry.create, core_settings(settings))
+        self._journal = Journal(directory.journal, [device.uuid for device in devices])
+        limits = Limits(
+            connections=_possible_connections(settings.max_clients),
+            messages_per_s=settings.max_messages_per_s,
+            frame_bytes=MAX_FRAME_BYTES,
+            hello_ns=settings.hello_timeout_ns,
+        )
+        everybody = directory.path == runtime_dir.SYSTEM_DIRECTORY
+        self._sockets = Sockets(directory, limits, everybody=everybody)
+        self.dispatcher = Dispatcher(
+            self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
+        )
+        facts = {
+            "simulated": options.simulate is not None,
+            "runtime_dir": str(directory.path),
+            "embedded": options.embedded,
+        }
+        administration = Administration(self.dispatcher, devices, registry.create, facts)
+        self.server = Server(self._sockets, self.dispatcher, administration)
+        self._devices = devices
+        self._metrics: Any = None
+
+    def begin(self) -> None:
+        """GPUs, recovery, metrics, signals."""
+        now_ns = time.monotonic_ns()
+        for device in self._devices:
+            self._add(device, now_ns)
+        if self.settings.metrics_port is not None:
+            self._metrics = self._start_metrics(self.settings.metrics_port)
+        if self.options.embedded:
+            self.server.leave_when(self._nobody_needs_it, self.options.linger_ns)
+        self.server.handle_signals(self.reload)
+
+    def _add(self, device: Device, now_ns: int) -> None:
+        override = self.settings.gpu.get(device.uuid, config.GpuOverride())
+        capacity = override.capacity_bytes or self.settings.capacity_bytes or device.total_bytes
+        if capacity > device.total_bytes:
+            log.warning("%s has only %s: that is its capacity", device.uuid, format_size(device.total_bytes))
+        holder = self._journal.holder(device.uuid)
+        self.dispatcher.event(
+            events.GpuAdded(
+                uuid=device.uuid,
+                name=device.name,
+                total_bytes=device.total_bytes,
+                capacity_bytes=min(capacity, device.total_bytes),
+                next_lease_id=self._journal.next_lease_id(device.uuid),
+                expected_holder=holder,
+                recovery_deadline_ns=now_ns + self.settings.recovery_ns if holder else 0,
+            ),
+            now_ns,
+        )
+        for event in overriding_events(device.uuid, override):
+            self.dispatcher.event(event, now_ns)
+        if holder is not None:
+            log.info("%s: waiting for process %d, which holds its lease", device.uuid, holder)
+            if holder > 0:
+                self.server.watch_holder(device.uuid, holder, self._journal.earlier[device.uuid].started_at)
+
+    def _start_metrics(self, port: int) -> Any:
+        from coordinator import metrics
+
+        observations = metrics.Observations()
+        self.dispatcher.observe = observations.observe
+        sys.setswitchinterval(0.0005)  # a scrape's thread must not hold the loop up for the usual 5 ms
+
+        def picture() -> metrics.Picture:
+            return metrics.take(self.scheduler.snapshot(time.monotonic_ns()), observations)
+
+        address = self.settings.metrics_address
+        try:
+            served = metrics.MetricsServer(address, port, lambda: self.server.run_on_loop(picture, 2.0))
+        except OSError as error:
+            where = f"{self.settings.metrics_address}:{port}"
+            raise StartError(f"metrics on {where}: {error.strerror}; choose another --metrics-port") from None
+        log.info("metrics on http://%s:%d/metrics", self.settings.metrics_address, served.port)
+        return served
+
+    def reload(self) -> None:
+        """SIGHUP: quantum, policy and sharing as the settings now say.  A mistake changes nothing."""
+        now_ns = time.monotonic_ns()
+        try:
+            settings = config.load(self.options.flags or {}, file=self.options.config_file)
+            _check_overrides(settings, self._devices)
+            changes: list[events.Event] = [events.SharingSet(settings.sharing), events.QuantumSet(settings.quantum_ns)]
+            changes.append(_policy_set(settings.policy, [device.uuid for device in self._devices]))
+            for device in self._devices:
+                changes += overriding_events(device.uuid, settings.gpu.get(device.uuid, config.GpuOverride()))
+        except (config.SettingsError, StartError) as error:
+            log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake, not ours)
+            return
+        for event in changes:
+            self.dispatcher.event(event, now_ns)
+        log.info("settings are read again")
+
+    def _nobody_needs_it(self) -> bool:
+        self._keepalive = runtime_dir.take_keepalive_exclusively(self.options.directory)
+        return self._keepalive is not None
+
+    def close(self) -> None:
+        """Sockets away first, so that a client sees the end at once.  The journal stays: holders go on."""
+        if self._metrics is not None:
+            self._metrics.close()
+        self._sockets.close()
+        self.server.close()
+        self._journal.close()
+
+
+def core_settings(settings: config.Settings) -> CoreSettings:
+    """The part of the settings that the core decides by."""
+    return CoreSettings(
+        policy=settings.policy,
+        quantum_ns=settings.quantum_ns,
+        sharing=settings.sharing,
+        drain_deadline_ns=settings.drain_deadline_ns,
+        overdue_action=settings.overdue_action,
+        pacing_budget_ns=settings.pacing_budget_ns,
+        idle_release_ns=settings.idle_release_ns,
+        max_clients=settings.max_clients,
+    )
+
+
+def overriding_events(uuid: str, override: config.GpuOverride) -> list[events.Event]:
+    """What makes one GPU differ from the others."""
+    found: list[events.Event] = []
+    if override.sharing is not None:
+        found.append(events.SharingSet(override.sharing, uuid))
+    if override.sets_quantum:
+        found.append(events.QuantumSet(override.quantum_ns, uuid))
+    if override.policy is not None:
+        found.append(_policy_set(override.policy, [uuid], uuid))
+    return found
+
+
+def _policy_set(name: str, uuids: Sequence[str], uuid: str | None = None) -> events.PolicySet:
+    try:
+        return events.PolicySet(name, {each: registry.create(name, each) for each in uuids}, uuid)
+    except Exception as error:  # a third party's code runs here
+        raise StartError(f"policy: {error}", 2) from None
+
+
+def _check_overrides(settings: config.Settings, devices: Sequence[Device]) -> None:
+    uuids = [device.uuid for device in devices]
+    for uuid in settings.gpu:
+        if uuid not in uuids:
+            raise StartError(f'[gpu."{uuid}"]: no such GPU; this node has {", ".join(uuids)}', 2)
+    _policy_set(settings.policy, uuids[:1])
+
+
+def _possible_connections(max_clients: int) -> int:
+    """Raises the limit of open files to what that many clients need; warns when the system does not allow it."""
+    wanted = max_clients + _SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            wanted = max(16, soft - _SPARE_DESCRIPTORS)
+            log.warning("only %d files may be open: at most %d clients (`ulimit -n`)", soft, wanted)
+    return wanted
+
+
+def find_devices(options: Options) -> list[Device]:
+    """Real GPUs, or those of the simulation, for which NVML's double is put in front first.  Raises StartError."""
+    if options.devices is not None:
+        return list(options.devices)
+    try:
+        if options.simulate is not None:
+            put_double_in_front(options.directory.simulated_gpu, options.simulate or None)
+        return discover()
+    except ValueError as error:
+        raise StartError(f"--simulate: {error}", 2) from None
+    except NoGpuError as error:
+        raise StartError(str(error)) from None
+
+
+def serve(settings: config.Settings, options: Options) -> None:
+    """Runs a coordinator until it is told to stop.  Raises StartError and RuntimeDirError."""
+    runtime_dir.prepare(options.directory)
+    lock = runtime_dir.lock(options.directory)
+    devices = find_devices(options)
+    try:
+        coordinator = Coordinator(settings, options, devices)
+    except OSError as error:
+        raise StartError(f"{options.directory.path}: {error.strerror}; choose another with --runtime-dir") from None
+    try:
+        coordinator.begin()
+        log.info(
+            "serving %d %sGPU(s) in %s", len(devices), "simulated " if options.simulate else "", options.directory.path
+        )
+        _tell_ready(options.ready_fd)
+        coordinator.server.run()
+    except InvariantError as error:
+        _keep_story(options.directory, error)
+        raise
+    finally:
+        coordinator.close()
+        os.close(lock)
+
+
+def _tell_ready(descriptor: int | None) -> None:
+    if descriptor is None:
+        return
+    with contextlib.suppress(OSError):  # whoever waited for it is gone
+        os.write(descriptor, b"\n")
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def _keep_story(directory: RuntimeDir, error: InvariantError) -> None:
+    """What led to our own mistake, for a report; `coordinator.story.read` and `replay` run it again."""
+    path = directory.path / "story.jsonl"
+    with contextlib.suppress(OSError):
+        path.write_text("\n".join(error.lines) + "\n", encoding="utf-8")
+        log.critical("an invariant is broken; please report it with %s", path)
+
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+_HIDDEN: Final = {"hidden": True}
+
+
+@app.command(help="Grants time on the GPUs of this node to the programs that share them.")
+def run(
+    context: typer.Context,
+    config_file: Annotated[Path | None, typer.Option("--config", help="TOML file with settings")] = None,
+    policy: Annotated[str | None, typer.Option(help="who runs next: round_robin, priority, ...")] = None,
+    quantum: Annotated[str | None, typer.Option(help="how long a turn lasts: 100ms, 2s, auto")] = None,
+    sharing: Annotated[str | None, typer.Option(help="exclusive (in turns) or concurrent")] = None,
+    capacity: Annotated[str | None, typer.Option(help="how much of each GPU clients may have resident: 4GiB")] = None,
+    simulate: Annotated[
+        str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
+    ] = None,
+    runtime: Annotated[Path | None, typer.Option("--runtime-dir", help="where the sockets are")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="serve Prometheus metrics; 0 chooses a port")] = None,
+    metrics_address: Annotated[str | None, typer.Option(help="127.0.0.1 unless told")] = None,
+    max_clients: Annotated[int | None, typer.Option(help="at most so many clients (1024)")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
+    embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
+    linger: Annotated[str, typer.Option(hidden=True)] = "10s",
+    ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Typer's view of the command line; `main` turns what it raises into messages."""
+    flags: dict[str, object] = {
+        "policy": policy,
+        "quantum": quantum,
+        "sharing": sharing,
+        "capacity": capacity,
+        "metrics_port": metrics_port,
+        "metrics_address": metrics_address,
+        "max_clients": max_clients,
+        "log_level": log_level,
+    }
+    settings = config.load(flags, file=config_file)
+    line = "%(asctime)s nvshare-coordinator %(levelname)s: %(message)s"
+    logging.basicConfig(level=settings.log_level.upper(), format=line, force=True)
+    options = Options(
+        directory=RuntimeDir(runtime.absolute()) if runtime is not None else runtime_dir.own_directory(),
+        simulate=simulate,
+        embedded=embedded,
+        linger_ns=parse_duration(os.environ.get("NVSHARE_EMBEDDED_LINGER") or linger),
+        ready_fd=ready_fd,
+        config_file=config_file,
+        flags=flags,
+        devices=context.obj,
+    )
+    serve(settings, options)
+
+
+def serve_devices(argv: Sequence[str], devices: Sequence[Device]) -> None:
+    """As `main`, on these made-up GPUs: for benchmarks and tests of the coordinator alone."""
+    main(argv, devices)
+
+
+def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = None) -> None:
+    """Entry point.  Exit codes: 0 stopped, 1 could not run, 2 wrong command line or settings."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    words = ["--simulate=" if word == "--simulate" else word for word in words]
+    code = 0
+    try:
+        code = app(words, prog_name="nvshare-coordinator", obj=devices) or 0
+    except config.SettingsError as error:
+        code = _complain(str(error), 2)
+    except StartError as error:
+        code = _complain(str(error), error.code)
+    except RuntimeDirError as error:
+        code = _complain(str(error), 1)
+    except ValueError as error:
+        code = _complain(str(error), 2)
+    except InvariantError as error:
+        code = _complain(str(error), 1)
+    raise SystemExit(code)
+
+
+def _complain(text: str, code: int) -> int:
+    for line in text.splitlines():
+        sys.stderr.write(f"nvshare-coordinator: {line}\n")
+    return code

@@ -1,0 +1,255 @@
+"""Between transport and scheduler: messages become events, commands become messages, journal entries and log lines.
+
+Invariants: a peer's first message is an acceptable `Hello`; what breaks the protocol ends that connection and nothing
+else; the core hears of each registered client's end exactly once; commands are carried out in their order.
+
+May not go here: sockets and waiting (server.py), decisions (the core).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from coordinator import commands, events, wire
+from coordinator.control_api import encode_event
+from coordinator.wire import MemoryMode, ReleaseReason, RemoteProtocolError
+
+if TYPE_CHECKING:
+    from coordinator.journal import Journal
+    from coordinator.scheduler import Scheduler
+    from coordinator.transport import Outbox
+
+log: Final = logging.getLogger("nvshare")
+
+Publish = Callable[[bytes], None]
+Observe = Callable[[str, Mapping[str, Any]], None]
+
+
+class Dispatcher:
+    """Feeds the scheduler and carries out what it says."""
+
+    def __init__(self, scheduler: Scheduler, outbox: Outbox, journal: Journal, *, max_clients: int) -> None:
+        self.scheduler = scheduler
+        self.deadline_ns: int | None = None
+        self.publish: Publish | None = None
+        """Where trace events go; None while nobody listens, so that they cost nothing."""
+        self.observe: Observe | None = None
+        """Sees every trace event, for metrics."""
+        self._outbox = outbox
+        self._journal = journal
+        self._max_clients = max_clients
+        self._clients: dict[int, int] = {}  # connection -> process id
+        self._processes: dict[int, int] = {}  # process id -> how many connections
+        self._sequence = 0
+        self._now_ns = 0
+
+    def __len__(self) -> int:
+        """Registered clients."""
+        return len(self._clients)
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def frame(self, connection: int, frame: bytes, now_ns: int) -> None:
+        """One frame from a peer."""
+        try:
+            message = wire.decode(frame, wire.TO_COORDINATOR)
+            translate = _TRANSLATE.get(type(message))  # type: ignore[arg-type]  # an int is in no table
+            if translate is not None and connection in self._clients:
+                self.event(translate(connection, message), now_ns)
+            else:
+                self._unusual(connection, message, now_ns)
+        except RemoteProtocolError as error:
+            self._breach(connection, wire.Rejection.MALFORMED, str(error), now_ns)
+
+    def _unusual(self, connection: int, message: wire.Message | int, now_ns: int) -> None:
+        known = connection in self._clients
+        if isinstance(message, int):
+            text = f"message type {message} is unknown to protocol {wire.PROTOCOL_VERSION}"
+            self._reject(connection, wire.Rejection.UNKNOWN_MESSAGE, text)
+        elif isinstance(message, wire.Hello) and not known:
+            self._hello(connection, message, now_ns)
+        elif known and isinstance(message, wire.Goodbye):
+            self.gone(connection, now_ns)
+        else:
+            raise RemoteProtocolError("a second Hello" if known else f"{type(message).__name__} before Hello")
+
+    def gone(self, connection: int, now_ns: int) -> None:
+        """The connection ended."""
+        process_id = self._clients.pop(connection, None)
+        if process_id is None:
+            return
+        self.event(events.ClientGone(connection), now_ns)
+        left = self._processes.get(process_id, 1) - 1
+        if left:
+            self._processes[process_id] = left
+        else:
+            self._processes.pop(process_id, None)
+            self._journal.forget(process_id)
+
+    def event(self, event: events.Event, now_ns: int) -> None:
+        """Any event; raises RemoteProtocolError when a client must not have caused it."""
+        self._now_ns = now_ns
+        for command in self.scheduler.handle(event, now_ns):
+            self._carry_out[type(command)](self, command)
+
+    def _hello(self, connection: int, hello: wire.Hello, now_ns: int) -> None:
+        if hello.protocol != wire.PROTOCOL_VERSION:
+            text = (
+                f"this coordinator speaks protocol {wire.PROTOCOL_VERSION}, the hook ({hello.library_version}) "
+                f"{hello.protocol}; install the same nvshare version on both sides"
+            )
+            self._breach(connection, wire.Rejection.PROTOCOL_VERSION, text, now_ns)
+            return
+        if len(self._clients) >= self._max_clients:
+            text = f"{self._max_clients} clients are connected already; raise max_clients"
+            self._breach(connection, wire.Rejection.TOO_MANY_CLIENTS, text, now_ns)
+            return
+        if hello.memory_mode not in MemoryMode.__members__.values():
+            raise RemoteProtocolError(f"memory mode {hello.memory_mode}")
+        peer = self._outbox.peer(connection)
+        if peer is None:
+            return
+        self._outbox.greeted(connection)
+        self._clients[connection] = peer.process_id
+        self._processes[peer.process_id] = self._processes.get(peer.process_id, 0) + 1
+        self.event(
+            events.ClientRegistered(
+                client=connection,
+                name=_printable(hello.name or hello.program),
+                program=_printable(hello.program),
+                process_id=peer.process_id,
+                user_id=peer.user_id,
+                priority=hello.priority,
+                memory_mode=MemoryMode(hello.memory_mode),
+                memory_limit_bytes=hello.memory_limit_bytes,
+            ),
+            now_ns,
+        )
+
+    # --- refusing ---------------------------------------------------------------------------------------------------
+
+    def _reject(self, connection: int, code: wire.Rejection, text: str) -> None:
+        self._outbox.send(connection, wire.encode(wire.Rejected(int(code), False, _short(text))))
+
+    def _breach(self, connection: int, code: wire.Rejection, text: str, now_ns: int) -> None:
+        peer = self._outbox.peer(connection)
+        if peer is not None:  # else it was refused already, and this frame came with the one that broke the protocol
+            log.warning("process %d (user %d) is refused: %s", peer.process_id, peer.user_id, _short(text))
+        self._outbox.refuse(connection, wire.encode(wire.Rejected(int(code), True, _short(text))))
+        self.gone(connection, now_ns)
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def _send(self, command: commands.Send) -> None:
+        self._outbox.send(command.client, wire.encode(command.message))
+
+    def _set_timer(self, command: commands.SetTimer) -> None:
+        self.deadline_ns = command.deadline_ns
+
+    def _record(self, command: commands.RecordLease) -> None:
+        self._journal.record(command.uuid, command.lease_id, command.process_id)
+
+    def _notify(self, command: commands.Notify) -> None:
+        self._sequence += 1
+        if self.observe is not None:
+            self.observe(command.kind, command.values)
+        if self.publish is not None:
+            self.publish(encode_event(self._sequence, self._now_ns, command.kind, command.values))
+
+    def _log(self, command: commands.Log) -> None:
+        log.log(command.level, "%s", command.text)
+
+    def _kill(self, command: commands.Kill) -> None:
+        """By a pidfd, and only while the connection is known to be that process's: an id may have been reused."""
+        if command.process_id <= 1 or self._clients.get(command.client) != command.process_id:
+            return
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(command.process_id)
+            try:
+                log.warning("killing process %d: %s", command.process_id, command.reason)
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
+
+    _carry_out: Final[dict[type[Any], Callable[[Any, Any], None]]] = {
+        commands.Send: _send,
+        commands.SetTimer: _set_timer,
+        commands.RecordLease: _record,
+        commands.Notify: _notify,
+        commands.Log: _log,
+        commands.Kill: _kill,
+    }
+
+
+def _attach(client: int, m: wire.AttachGpu) -> events.Event:
+    return events.GpuAttached(
+        client=client,
+        gpu=_ordinal(m.gpu),
+        uuid=m.uuid,
+        lease_id=m.lease_id,
+        wanted=m.wanted,
+        allocated_bytes=m.allocated_bytes,
+        resident_bytes=m.resident_bytes,
+        pinned_bytes=m.pinned_bytes,
+    )
+
+
+def _request(client: int, m: wire.Request) -> events.Event:
+    return events.Requested(client, m.gpu)
+
+
+def _release(client: int, m: wire.Release) -> events.Event:
+    return events.Released(
+        client,
+        m.gpu,
+        m.lease_id,
+        m.reason == ReleaseReason.IDLE,
+        m.drained,
+        m.wanted,
+        m.drain_ns,
+        m.opened_at_ns,
+        m.submissions,
+    )
+
+
+def _memory(client: int, m: wire.MemoryReport) -> events.Event:
+    return events.MemoryReported(client, m.gpu, m.allocated_bytes, m.resident_bytes, m.pinned_bytes, m.host_bytes)
+
+
+def _reserve(client: int, m: wire.ReserveMemory) -> events.Event:
+    return events.ReservationAsked(client, m.gpu, m.sequence, m.bytes)
+
+
+def _progress(client: int, m: wire.MoveProgress) -> events.Event:
+    return events.MoveProgressed(client, m.gpu, m.order_id, m.moved_bytes, m.elapsed_ns, m.finished, m.error)
+
+
+_TRANSLATE: Final[dict[type[wire.Message], Callable[[int, Any], events.Event]]] = {
+    wire.AttachGpu: _attach,
+    wire.Request: _request,
+    wire.Release: _release,
+    wire.MemoryReport: _memory,
+    wire.ReserveMemory: _reserve,
+    wire.MoveProgress: _progress,
+}
+
+
+def _ordinal(gpu: int) -> int:
+    if gpu >= wire.MAX_GPUS_PER_CLIENT:
+        raise RemoteProtocolError(f"GPU ordinal {gpu}; at most {wire.MAX_GPUS_PER_CLIENT} are possible")
+    return gpu
+
+
+def _printable(name: str) -> str:
+    """A client chooses its name, and it ends on terminals and in logs: nothing that steers them."""
+    return "".join(c if c.isprintable() else "?" for c in name) or "?"
+
+
+def _short(text: str) -> str:
+    """Fits `Rejected.text`, and one log line."""
+    return _printable(text).encode("utf-8", "replace")[:255].decode("utf-8", "ignore")

@@ -1,0 +1,108 @@
+"""The invariants of docs/architecture.md, as far as the core alone can see them, checked after each event.
+
+`cheap` looks at one GPU in time that does not grow with its clients, and runs always.  `Thorough` looks at everything
+and remembers since when each client waits; tests run it.
+
+Invariants: a check changes nothing, and raises AssertionError with what it found.
+
+May not go here: repairing what is broken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator import lease, moves
+from coordinator.state import HOLDING, MILLISECOND_NS, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE, Gpu, Node
+from coordinator.wire import Sharing
+
+
+def cheap(gpu: Gpu) -> None:
+    """Invariant 1 for this GPU.  Exclusive leases are few, so looking at them all is quick."""
+    holder = gpu.holder
+    if gpu.sharing is Sharing.EXCLUSIVE:
+        for seat in gpu.leases.values():
+            assert seat is holder or seat.phase is not HOLDING, f"invariant 1: {gpu.uuid} has a second holder"
+    assert holder is None or gpu.leases.get(holder.client.client) is holder, f"{gpu.uuid}: the holder has no lease"
+    assert gpu.switch is None or gpu.switch.seat.phase is NEXT, f"{gpu.uuid}: memory moves for nobody"
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Since when, on the GPU's turn clock, a client waits; and the most that its policy has allowed meanwhile."""
+
+    since_ns: int
+    epoch: tuple[object, ...]
+    bound_ns: int
+
+
+class Thorough:
+    """All invariants.  `slack_ns` is how late a timer may be at the end of each turn."""
+
+    def __init__(self, slack_ns: int = MILLISECOND_NS) -> None:
+        self.slack_ns = slack_ns
+        self.longest_ns = 0
+        self._waits: dict[tuple[str, int], _Wait] = {}
+
+    def check(self, node: Node, now_ns: int) -> None:
+        """Everything, after an event."""
+        for gpu in node.gpus.values():
+            cheap(gpu)
+            self._leases(node, gpu)
+            self._memory(gpu)
+            self._waiting(gpu, now_ns)
+        for client in node.clients.values():
+            for seat in client.seats.values():
+                assert seat.gpu.seats.get(client.client) is seat, "a seat that its GPU does not know"
+
+    def _leases(self, node: Node, gpu: Gpu) -> None:
+        ids = [seat.lease_id for seat in gpu.leases.values() if not seat.stray]
+        assert len(ids) == len(set(ids)), f"{gpu.uuid}: one id for two leases"
+        assert all(0 < number < gpu.next_lease_id for number in ids), f"{gpu.uuid}: a lease id from the future"
+        busy = [seat for seat in gpu.leases.values() if seat.phase in (HOLDING, REVOKING) and not seat.stray]
+        if gpu.sharing is Sharing.EXCLUSIVE and gpu.holder is not None and gpu.holder.phase is HOLDING:
+            assert busy == [gpu.holder], f"invariant 1: {gpu.uuid} is granted to {len(busy)} clients"
+        for client, seat in gpu.seats.items():
+            assert node.clients.get(client) is seat.client, f"invariant 6: gone client {client} has a seat"
+            assert (seat.phase in WITH_LEASE) == (client in gpu.leases), f"{client}: lease and phase differ"
+            in_line = seat.phase is WAITING and not seat.client.paused
+            assert in_line == (seat in gpu.line), f"{client}: waits and is not in line, or the other way round"
+            assert (seat.phase is OVERDUE) <= (seat.drain_deadline_ns is None)
+        assert set(gpu.leases) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"
+        if len(gpu.line) and gpu.switch is None and not gpu.recovering and not lease.blocked(gpu):
+            # Invariant 10: overdue leases alone hold up only those whose memory does not fit beside them.
+            shut_out = not any(moves.fits_beside_overdue(gpu, seat) for seat in gpu.line.seats())
+            idle = gpu.wake_at_ns is not None or shut_out
+            assert idle, f"{gpu.uuid} is free, somebody waits, and nobody is granted"
+
+    def _memory(self, gpu: Gpu) -> None:
+        seats = gpu.seats.values()
+        assert gpu.resident_bytes == sum(seat.resident_bytes for seat in seats), "invariant 6: sums of memory"
+        assert gpu.allocated_bytes == sum(seat.allocated_bytes for seat in seats), "invariant 6: sums of memory"
+        for seat in seats:
+            for order in seat.orders.values():
+                within = order.bytes <= gpu.capacity_bytes
+                assert order.evict or within, f"invariant 4: {order} on {gpu.capacity_bytes}"
+
+    def _waiting(self, gpu: Gpu, now_ns: int) -> None:
+        """Invariant 5, on a clock that stands still while somebody drains or memory moves."""
+        clock = gpu.turn_clock_ns(now_ns)
+        epoch = (gpu.umpire.policy, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
+        bound = gpu.umpire.wait_bound_ns(len(gpu.seats), gpu.look())
+        here: set[tuple[str, int]] = set()
+        for seat in gpu.line.seats():
+            if bound is None or seat.demoted or not moves.fits_beside_overdue(gpu, seat):
+                continue
+            key = (gpu.uuid, seat.client.client)
+            here.add(key)
+            wait = self._waits.get(key)
+            if wait is None or wait.epoch != epoch:
+                self._waits[key] = _Wait(clock, epoch, bound)
+                continue
+            wait.bound_ns = max(wait.bound_ns, bound)
+            waited = clock - wait.since_ns
+            self.longest_ns = max(self.longest_ns, waited)
+            allowed = wait.bound_ns + self.slack_ns * max(1, len(gpu.seats))
+            assert waited <= allowed, f"invariant 5: client {key[1]} waited {waited} ns of turns, bound {wait.bound_ns}"
+        for key in [key for key in self._waits if key[0] == gpu.uuid and key not in here]:
+            del self._waits[key]

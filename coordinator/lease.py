@@ -1,0 +1,354 @@
+"""The life of leases on one GPU: wait, choose, grant, revoke, release, overdue.
+
+Rules:
+- Exclusive: a grant happens only when every other lease of the GPU has ended or is overdue (`blocked`).
+- Ids of leases only grow.
+- The quantum counts from the grant, and matters only while somebody waits: a holder alone is left in peace.
+- `advance` is level-triggered: it looks at the GPU and does what is due, so each event only records what happened.
+- A drain that passed its deadline is set aside: the others take turns beside it.  Of them only those are let on whose
+  memory certainly fits beside it (`moves.fits_beside_overdue`).
+
+May not go here: who is next (the policy), what memory moves (moves.py, memory_plan.py), who may claim what (claims.py).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from coordinator import moves
+from coordinator.commands import MANY_HOLDERS, Kill, Log, Notify, RecordLease, Send
+from coordinator.events import Released
+from coordinator.quantum import automatic_quantum_ns, blend
+from coordinator.state import (
+    HOLDING,
+    IDLE,
+    NEXT,
+    OVERDUE,
+    REVOKING,
+    WAITING,
+    WITH_LEASE,
+    Gpu,
+    Node,
+    OverdueAction,
+    Seat,
+)
+from coordinator.tell import tell_everybody, tell_settings
+from coordinator.wire import Grant, RemoteProtocolError, Revoke, Sharing, Waiters
+from scheduler_policies.api import ClientView
+
+
+def want(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """A thread of the client waits.  Idempotent: a request that crosses a grant or a revocation says nothing new."""
+    if seat.phase is not IDLE:
+        return
+    seat.enter(WAITING)
+    seat.waiting_since_ns = now_ns
+    seat.view = None
+    if not seat.client.paused:
+        gpu.line.join(seat)
+        consider_preemption(node, gpu, now_ns)
+
+
+def consider_preemption(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Somebody began to wait, or an order of rank changed."""
+    holder = gpu.holder
+    if holder is None or holder.phase is not HOLDING or not len(gpu.line):
+        return
+    seat = holder
+    if gpu.umpire.preempt(lambda: seat.look(now_ns), gpu.line.views(now_ns), gpu.look(), now_ns, node.out):
+        revoke(node, gpu, seat, "preempted", now_ns)
+
+
+def blocked(gpu: Gpu) -> bool:
+    """Somebody has a lease and still may use it, or is draining in time."""
+    return any(seat.phase is not OVERDUE for seat in gpu.leases.values())
+
+
+def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Do what is due on this GPU."""
+    if gpu.expected_holder is not None and now_ns >= gpu.recovery_deadline_ns:
+        gpu.expected_holder = None
+        node.out.append(Log(logging.WARNING, f"{gpu.uuid}: nobody claimed the lease of the earlier coordinator"))
+    for seat in [s for s in gpu.leases.values() if s.phase is REVOKING] if gpu.leases else ():
+        if seat.drain_deadline_ns is not None and now_ns >= seat.drain_deadline_ns:
+            _pass_deadline(node, gpu, seat, now_ns)
+    if gpu.switch is not None:
+        moves.advance(node, gpu, now_ns)
+        if gpu.switch is not None and gpu.switch.done:
+            seat, quantum = gpu.switch.seat, gpu.switch.quantum_ns
+            moves.close(node, gpu, now_ns)
+            grant(node, gpu, seat, quantum or gpu.quantum_ns, now_ns)
+            consider_preemption(node, gpu, now_ns)
+    if len(gpu.line):
+        if gpu.sharing is Sharing.CONCURRENT:
+            for seat in gpu.line.seats():
+                gpu.line.leave(seat)
+                grant(node, gpu, seat, gpu.quantum_ns, now_ns)
+        else:
+            _end_quantum(node, gpu, now_ns)
+            _fill(node, gpu, now_ns)
+    _tell_waiters(node, gpu)
+
+
+def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
+    seat = gpu.holder
+    if seat is None or seat.phase is not HOLDING or now_ns < seat.quantum_ends_ns:
+        return
+    if gpu.umpire.renew(lambda: seat.look(now_ns), gpu.line.views(now_ns), gpu.look(), now_ns, node.out):
+        seat.quantum_ends_ns = now_ns + gpu.quantum_ns
+        return
+    revoke(node, gpu, seat, "quantum", now_ns)
+
+
+def _fill(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Give the free GPU to whom the policy chooses; begin to move memory first where that is needed."""
+    if gpu.switch is not None or gpu.recovering or (gpu.leases and blocked(gpu)):
+        return
+    line = gpu.line
+    waiting: tuple[ClientView, ...] = line.views(now_ns)
+    if gpu.leases:  # only overdue ones
+        fitting = {seat.client.client for seat in line.seats() if moves.fits_beside_overdue(gpu, seat)}
+        waiting = tuple(view for view in waiting if view.client in fitting)
+        if not waiting:
+            return
+    choice, gpu.wake_at_ns = gpu.umpire.choose(waiting, gpu.look(), now_ns, node.out)
+    if choice is None:
+        return
+    seat = gpu.seats[choice.client]
+    line.leave(seat)
+    if moves.begin(node, gpu, seat, choice.quantum_ns, now_ns):
+        seat.enter(NEXT)
+    else:
+        grant(node, gpu, seat, choice.quantum_ns or gpu.quantum_ns, now_ns)
+
+
+def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> None:
+    """The seat has the lease from now on.  The caller has taken it out of the line."""
+    lease_id = gpu.next_lease_id
+    gpu.next_lease_id = lease_id + 1
+    client = seat.client.client
+    waited_ns = 0
+    if seat.waiting_since_ns is not None:
+        waited_ns = now_ns - seat.waiting_since_ns
+        seat.waiting_since_ns = None
+        seat.waited_ns += waited_ns
+        gpu.waited_ns += waited_ns
+        seat.max_wait_ns = max(seat.max_wait_ns, waited_ns)
+        gpu.max_wait_ns = max(gpu.max_wait_ns, waited_ns)
+    take_up(node, gpu, seat, lease_id, quantum_ns, now_ns)
+    seat.leases += 1
+    gpu.grants += 1
+    if gpu.last_holder != client:
+        gpu.handovers += gpu.last_holder != 0
+        gpu.last_holder = client
+        seat.handed_over_from_ns = gpu.free_since_ns
+    else:
+        seat.handed_over_from_ns = None
+    gpu.free_since_ns = None
+    waiters = len(gpu.line) if gpu.sharing is Sharing.EXCLUSIVE else 0
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": client,
+        "name": seat.client.name,
+        "lease": lease_id,
+        "quantum_ns": quantum_ns,
+        "waiters": waiters,
+        "waited_ns": waited_ns,
+    }
+    node.out.append(Notify("granted", values))
+
+
+def take_up(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, now_ns: int) -> None:
+    """Common to a grant and a confirmed claim: records, journal, the message."""
+    client = seat.client.client
+    seat.enter(HOLDING)
+    seat.lease_id = lease_id
+    seat.granted_at_ns = now_ns
+    seat.quantum_ends_ns = now_ns + quantum_ns
+    seat.view = None
+    gpu.leases[client] = seat
+    process_id = MANY_HOLDERS
+    waiters = 0
+    if gpu.sharing is Sharing.EXCLUSIVE:
+        assert gpu.holder is None, f"{gpu.uuid}: a second holder"
+        gpu.holder = seat
+        process_id = seat.client.process_id
+        waiters = len(gpu.line)
+    seat.told_waiters = waiters > 0
+    tell_settings(node, seat)
+    node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, process_id))
+    node.out.append(Send(client, Grant(seat.ordinal, lease_id, quantum_ns, waiters)))
+
+
+def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
+    """Ask for the lease back.  Only of a seat that HOLDS."""
+    if seat is gpu.holder and seat.granted_at_ns is not None:
+        gpu.turn_closed_ns += now_ns - seat.granted_at_ns
+    seat.enter(REVOKING)
+    deadline_ns = node.settings.drain_deadline_ns
+    seat.revoked_at_ns = now_ns
+    seat.drain_deadline_ns = now_ns + deadline_ns
+    seat.revokes += 1
+    gpu.revokes += 1
+    client = seat.client.client
+    node.out.append(Send(client, Revoke(seat.ordinal, seat.lease_id, deadline_ns)))
+    node.out.append(Notify("revoked", {"uuid": gpu.uuid, "client": client, "lease": seat.lease_id, "why": why}))
+
+
+def _pass_deadline(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """Invariant 10: a hung client does not hang the others."""
+    seat.enter(OVERDUE)
+    seat.drain_deadline_ns = None
+    if seat is gpu.holder:
+        gpu.holder = None
+        gpu.last_holder = seat.client.client
+    count_overdue(node, gpu, seat)
+
+
+def count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
+    """Count, show, act as configured."""
+    seat.overdue += 1
+    gpu.overdue += 1
+    client = seat.client
+    action = node.settings.overdue_action
+    node.out.append(
+        Notify("overdue", {"uuid": gpu.uuid, "client": client.client, "lease": seat.lease_id, "action": action.value})
+    )
+    text = f"{gpu.uuid}: {client.name} (process {client.process_id}) did not drain in time; action: {action.value}"
+    node.out.append(Log(logging.WARNING, text))
+    if action is OverdueAction.DEMOTE:
+        seat.demoted = True
+    elif action is OverdueAction.KILL:
+        node.out.append(Kill(client.client, client.process_id, text))
+
+
+def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
+    """The lease is over, for whatever reason.  Returns how long it was held."""
+    client = seat.client.client
+    del gpu.leases[client]
+    if seat.phase is HOLDING and seat is gpu.holder and seat.granted_at_ns is not None:
+        gpu.turn_closed_ns += now_ns - seat.granted_at_ns
+    if seat is gpu.holder:
+        gpu.holder = None
+    held_ns = 0 if seat.granted_at_ns is None else now_ns - seat.granted_at_ns
+    seat.enter(IDLE)
+    seat.used_ns += held_ns
+    gpu.held_ns += held_ns
+    seat.granted_at_ns = None
+    seat.drain_deadline_ns = None
+    seat.last_released_ns = now_ns
+    seat.turn = gpu.next_turn
+    gpu.next_turn += 1
+    seat.told_waiters = False
+    seat.stray = False
+    seat.view = None
+    if not gpu.leases:
+        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, 0))
+    elif gpu.sharing is Sharing.EXCLUSIVE:  # overdue and stray ones are what a successor must wait for
+        left = next(iter(gpu.leases.values()))
+        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, left.client.process_id))
+    seat.lease_id = 0
+    return held_ns
+
+
+def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> None:
+    """The client gives its lease back.  Accepted whether it was asked to or not; for no other lease than the one that
+    it has."""
+    if event.lease_id != seat.lease_id or seat.phase not in WITH_LEASE:
+        raise RemoteProtocolError(f"releases lease {event.lease_id}, but has {seat.lease_id or 'none'}")
+    asked = seat.phase is not HOLDING
+    in_time = seat.phase is not OVERDUE
+    idle = event.idle and not asked
+    measure(gpu, node, seat, drain_ns=event.drain_ns, opened_at_ns=event.opened_at_ns, now_ns=now_ns)
+    gpu.free_since_ns = min(now_ns, seat.revoked_at_ns + event.drain_ns) if asked else now_ns
+    seat.submissions += event.submissions
+    seat.idle_releases += idle
+    gpu.idle_releases += idle
+    if not event.drained and in_time:
+        count_overdue(node, gpu, seat)
+    elif in_time:
+        seat.demoted = False
+    held_ns = end_lease(node, gpu, seat, now_ns)
+    gpu.umpire.released(lambda: seat.look(now_ns), now_ns, node.out)
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": seat.client.client,
+        "lease": event.lease_id,
+        "idle": idle,
+        "drained": event.drained,
+        "drain_ns": event.drain_ns,
+        "held_ns": held_ns,
+        "opened_at_ns": event.opened_at_ns,
+    }
+    node.out.append(Notify("released", values))
+    if event.wanted:
+        want(node, gpu, seat, now_ns)
+
+
+def leave(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """The client is gone: everything that it held or waited for on this GPU is free.  Invariant 6."""
+    if seat in gpu.line:
+        gpu.line.leave(seat)
+    if seat.phase in WITH_LEASE:
+        gpu.free_since_ns = now_ns
+        end_lease(node, gpu, seat, now_ns)
+    del gpu.seats[seat.client.client]
+    moves.forget(node, seat, now_ns)
+    gpu.umpire.gone(seat.client.client, node.out)
+    if len(gpu.seats) == 1:
+        tell_everybody(node, gpu)  # the one left need not be paced
+
+
+def measure(gpu: Gpu, node: Node, seat: Seat, *, drain_ns: int, opened_at_ns: int, now_ns: int) -> None:
+    """Take what a release tells about switching into account.  The figures are a client's, so what cannot be is
+    dropped."""
+    granted_at_ns = seat.granted_at_ns
+    if granted_at_ns is None:
+        return
+    start_ns = seat.handed_over_from_ns
+    if start_ns is not None and granted_at_ns <= opened_at_ns <= now_ns and opened_at_ns >= start_ns:
+        sample_ns = opened_at_ns - start_ns
+        gpu.recent_handovers_ns.append(sample_ns)
+        gpu.handover_average_ns = blend(gpu.handover_average_ns, sample_ns)
+    if seat.phase is HOLDING or drain_ns > now_ns - granted_at_ns:
+        return
+    gpu.recent_drains_ns.append(drain_ns)
+    gpu.drained_ns += drain_ns
+    gpu.drain_average_ns = blend(gpu.drain_average_ns, drain_ns)
+    gpu.switches_measured += 1
+    if gpu.quantum_setting_ns is None:
+        set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+
+
+def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
+    """The quantum in force from the next grant on."""
+    if quantum_ns != gpu.quantum_ns:
+        gpu.quantum_ns = quantum_ns
+        gpu.view = None
+
+
+def _tell_waiters(node: Node, gpu: Gpu) -> None:
+    """The holder hears when contention begins and ends."""
+    seat = gpu.holder
+    if seat is None or seat.phase is not HOLDING:
+        return
+    waiters = len(gpu.line)
+    if seat.told_waiters is not (waiters > 0):
+        seat.told_waiters = waiters > 0
+        node.out.append(Send(seat.client.client, Waiters(seat.ordinal, seat.lease_id, waiters)))
+
+
+def deadline_ns(gpu: Gpu) -> int | None:
+    """When `advance` must be called though nothing happens; None while nothing is due, so that nothing polls."""
+    due: list[int] = []
+    if gpu.expected_holder is not None:
+        due.append(gpu.recovery_deadline_ns)
+    due += [seat.drain_deadline_ns for seat in gpu.leases.values() if seat.drain_deadline_ns is not None]
+    if gpu.switch is not None:
+        due.append(gpu.switch.deadline_ns)
+    if len(gpu.line) and gpu.sharing is Sharing.EXCLUSIVE:
+        if gpu.holder is not None and gpu.holder.phase is HOLDING:
+            due.append(gpu.holder.quantum_ends_ns)
+        elif gpu.wake_at_ns is not None and gpu.switch is None and not blocked(gpu):
+            due.append(gpu.wake_at_ns)
+    return min(due) if due else None

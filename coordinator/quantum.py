@@ -1,0 +1,41 @@
+"""The automatic quantum: long enough that switching costs at most a target share, short enough to be fair.
+
+With a share s of the time for switching and a cost c per switch, c / (c + q) = s gives q = c (1 - s) / s.  What a
+switch costs is measured: the drain, the hand-over, and the memory that moved while nobody computed.
+
+Invariants: pure; the result is within the bounds that the settings give; before anything is measured it is
+`INITIAL_NS`.
+
+May not go here: who is granted what.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from coordinator.state import MILLISECOND_NS, Gpu, Settings
+
+INITIAL_NS: Final = 100 * MILLISECOND_NS
+WEIGHT: Final = 0.125
+"""Of the newest sample in the moving averages."""
+
+
+def blend(average: float, sample: int) -> float:
+    """Exponential moving average; the first sample stands for itself."""
+    return float(sample) if average == 0.0 else average + WEIGHT * (sample - average)
+
+
+def switch_cost_ns(gpu: Gpu) -> float:
+    """Average cost of a switch as measured so far."""
+    return gpu.drain_average_ns + gpu.handover_average_ns + gpu.move_average_ns
+
+
+def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
+    """The quantum at which switching costs `settings.switch_share`."""
+    if not gpu.switches_measured:
+        return INITIAL_NS
+    share = settings.switch_share
+    quantum_ns = int(switch_cost_ns(gpu) * (1.0 - share) / share)
+    # Steps of a millisecond, so that the figure does not flicker.
+    quantum_ns -= quantum_ns % MILLISECOND_NS
+    return max(settings.quantum_min_ns, min(settings.quantum_max_ns, quantum_ns))

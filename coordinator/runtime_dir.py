@@ -1,0 +1,220 @@
+"""Where the coordinator and its clients meet: the runtime directory, its files, its one owner.
+
+Invariants: one coordinator a directory, by a lock that the kernel drops with the process; nobody but the directory's
+owner can replace a file in it or take that lock; every path that becomes a socket fits into one.
+Imports only the standard library's light parts, because nvshare-run starts with it.
+
+May not go here: zmq, settings files, what the sockets carry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MAX_SOCKET_PATH_BYTES: Final = 107
+SYSTEM_DIRECTORY: Final = Path("/run/nvshare")
+
+
+class RuntimeDirError(Exception):
+    """The directory cannot be used; the text names the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeDir:
+    """Names of the files in one runtime directory.  Making one touches nothing."""
+
+    path: Path
+
+    @property
+    def hooks_socket(self) -> Path:
+        return self.path / "hooks.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        return self.path / "control.sock"
+
+    @property
+    def events_socket(self) -> Path:
+        return self.path / "events.sock"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "coordinator.lock"
+
+    @property
+    def keepalive_lock(self) -> Path:
+        return self.path / "keepalive.lock"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def simulated_gpu(self) -> Path:
+        return self.path / "simulated_gpu"
+
+    def coordinator_pid(self) -> int | None:
+        """The process that holds the coordinator's lock; None when nobody does, or this user may not know."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _pid_in(descriptor)
+            return None
+        finally:
+            os.close(descriptor)
+
+    def answers(self) -> bool:
+        """Whether somebody listens on the hooks' socket and this user may connect to it."""
+        if len(os.fsencode(self.hooks_socket)) > MAX_SOCKET_PATH_BYTES:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(os.fspath(self.hooks_socket))
+            except OSError:
+                return False
+        return True
+
+
+def own_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:
+    """Where a coordinator started here lives: NVSHARE_RUNTIME_DIR, the system's for root, else the user's own."""
+    env = os.environ if environment is None else environment
+    uid = os.geteuid() if user_id is None else user_id
+    if named := env.get("NVSHARE_RUNTIME_DIR"):
+        return RuntimeDir(Path(named).absolute())
+    if uid == 0:
+        return RuntimeDir(SYSTEM_DIRECTORY)
+    if base := env.get("XDG_RUNTIME_DIR"):
+        return RuntimeDir(Path(base) / "nvshare")
+    return RuntimeDir(Path(f"/tmp/nvshare-{uid}"))  # the last resort; `prepare` checks whose it is
+
+
+def client_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:
+    """What a client uses: as `own_directory`, but the system's coordinator comes first if it can be reached."""
+    env = os.environ if environment is None else environment
+    if not env.get("NVSHARE_RUNTIME_DIR"):
+        system = RuntimeDir(SYSTEM_DIRECTORY)
+        if system.answers():
+            return system
+    return own_directory(env, user_id)
+
+
+def prepare(directory: RuntimeDir) -> None:
+    """Makes the directory with the right mode, and checks that nobody else can meddle.  Raises RuntimeDirError."""
+    sockets = (directory.hooks_socket, directory.control_socket, directory.events_socket)
+    longest = max(len(os.fsencode(path)) for path in sockets)
+    if longest > MAX_SOCKET_PATH_BYTES:
+        raise RuntimeDirError(
+            f"{directory.path}: too long, a socket's path has room for {MAX_SOCKET_PATH_BYTES} bytes and this needs "
+            f"{longest}; choose a shorter directory with --runtime-dir or NVSHARE_RUNTIME_DIR"
+        )
+    mode = 0o755 if directory.path == SYSTEM_DIRECTORY else 0o700
+    try:
+        directory.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.path.mkdir(mode=mode)
+            directory.path.chmod(mode)  # whatever the umask
+        found = directory.path.lstat()
+    except OSError as error:
+        raise RuntimeDirError(
+            f"{directory.path}: {error.strerror}; make it a directory of your own or choose another with --runtime-dir"
+        ) from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise RuntimeDirError(f"{directory.path}: not a directory; remove it or choose another with --runtime-dir")
+    if found.st_uid != os.geteuid():
+        raise RuntimeDirError(
+            f"{directory.path}: belongs to user {found.st_uid}, not to you ({os.geteuid()}); "
+            "choose another with --runtime-dir"
+        )
+    if found.st_mode & 0o022:
+        raise RuntimeDirError(f"{directory.path}: others may write to it; run `chmod go-w {directory.path}`")
+    if not os.access(directory.path, os.R_OK | os.W_OK | os.X_OK):
+        raise RuntimeDirError(
+            f"{directory.path}: no permission; run `chmod u+rwx {directory.path}` or choose another with --runtime-dir"
+        )
+
+
+def lock(directory: RuntimeDir) -> int:
+    """Takes the coordinator's lock and removes what a dead coordinator left.  Returns the descriptor that holds it.
+
+    The lock lasts as long as the descriptor; no child inherits it.  Raises RuntimeDirError when another coordinator
+    runs here.
+    """
+    try:
+        descriptor = os.open(directory.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise RuntimeDirError(
+            f"{directory.lock_file}: {error.strerror}; choose another directory with --runtime-dir"
+        ) from None
+    if not _flock_soon(descriptor):
+        pid = _pid_in(descriptor)
+        os.close(descriptor)
+        raise RuntimeDirError(
+            f"another coordinator (pid {pid or 'unknown'}) runs in {directory.path}; stop it or choose another "
+            "directory with --runtime-dir"
+        )
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    for stale in (directory.hooks_socket, directory.control_socket, directory.events_socket):
+        try:
+            stale.unlink(missing_ok=True)
+        except OSError as error:
+            os.close(descriptor)
+            raise RuntimeDirError(
+                f"{stale}: {error.strerror}; remove it or choose another directory with --runtime-dir"
+            ) from None
+    return descriptor
+
+
+def _flock_soon(descriptor: int) -> bool:
+    """Whoever only asks who runs (`coordinator_pid`) holds the lock for an instant: that must not look like a rival."""
+    for attempt in range(20):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if attempt >= 4 and _is_coordinator(_pid_in(descriptor)):
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+    return False
+
+
+def _is_coordinator(pid: int | None) -> bool:
+    return pid is not None and pid != os.getpid() and Path(f"/proc/{pid}").exists()
+
+
+def take_keepalive_exclusively(directory: RuntimeDir) -> int | None:
+    """The descriptor of keepalive.lock when nobody wants the embedded coordinator any more, else None.
+
+    Whoever gets it keeps it until the process ends, so that a launcher that comes now waits for that end and starts
+    another.
+    """
+    descriptor = os.open(directory.keepalive_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _pid_in(descriptor: int) -> int | None:
+    try:
+        return int(os.pread(descriptor, 32, 0))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,250 @@
+"""The core: `handle(event, now_ns) -> commands` is the only thing that changes it.
+
+Invariants:
+- No clock, socket, thread, randomness: the same events at the same times lead to the same commands, so a story replays.
+- What a client can cause never harms: nonsense (an ordinal that it has not attached, a lease that it does not have, a
+  second hello, an order that it was not given) raises `wire.RemoteProtocolError`, before anything has changed, and
+  the shell then disconnects that peer and reports `ClientGone`.  What is no breach of the protocol but cannot be had
+  (an unknown GPU, too many clients) is answered with `wire.Rejected`.  After `Rejected(final)` to a hello the client
+  is not registered.
+- What we did wrong raises `InvariantError` with the story.
+- There is one timer, the least deadline of all GPUs; it is set only while something is due.
+
+May not go here: what to do with a lease (lease.py), memory (moves.py), the operator's wishes (admin.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from coordinator import admin, admission, claims, events, invariants, lease, moves, snapshot
+from coordinator.commands import Command, Notify, Send, SetTimer
+from coordinator.quantum import automatic_quantum_ns
+from coordinator.state import Client, Gpu, Node, OverdueAction, Seat, Settings
+from coordinator.story import InvariantError, Story
+from coordinator.umpire import PolicyFactory, Umpire
+from coordinator.wire import (
+    MAX_GPUS_PER_CLIENT,
+    PROTOCOL_VERSION,
+    Rejected,
+    Rejection,
+    RemoteProtocolError,
+    Welcome,
+)
+
+__all__ = ["InvariantError", "OverdueAction", "PolicyFactory", "Scheduler", "Settings"]
+
+
+class Scheduler:
+    """The coordinator's mind.  `policy_factory(name, uuid)` makes a policy for a GPU; it must know `round_robin`."""
+
+    def __init__(self, policy_factory: PolicyFactory, settings: Settings | None = None) -> None:
+        self._factory = policy_factory
+        self._node = Node(settings or Settings())
+        self._story = Story(self._node.settings.story_length)
+        self._thorough = invariants.Thorough() if self._node.settings.check_invariants else None
+        self._now_ns = 0
+        self._deadlines: dict[str, int | None] = {}
+        self._timer_ns: int | None = None
+        self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
+            events.GpuAdded: self._gpu_added,
+            events.HolderGone: self._holder_gone,
+            events.ClientRegistered: self._registered,
+            events.GpuAttached: self._attached,
+            events.Requested: self._requested,
+            events.Released: self._released,
+            events.ClientGone: self._gone,
+            events.MemoryReported: self._memory_reported,
+            events.ReservationAsked: self._reservation_asked,
+            events.MoveProgressed: self._move_progressed,
+            events.TimerFired: self._timer_fired,
+            events.QuantumSet: lambda event, now: admin.set_quantum(self._node, event, now),
+            events.PolicySet: lambda event, now: admin.set_policy(self._node, event, now, self._factory),
+            events.SharingSet: lambda event, now: admin.set_sharing(self._node, event, now),
+            events.PrioritySet: lambda event, now: admin.set_priority(self._node, event, now),
+            events.LimitSet: lambda event, now: admin.set_limit(self._node, event, now),
+            events.Paused: lambda event, now: admin.pause(self._node, event, now),
+            events.Resumed: lambda event, now: admin.resume(self._node, event, now),
+        }
+
+    @property
+    def settings(self) -> Settings:
+        """As given."""
+        return self._node.settings
+
+    @property
+    def story(self) -> Story:
+        """The last events and what they led to."""
+        return self._story
+
+    def snapshot(self, now_ns: int) -> snapshot.Snapshot:
+        """A frozen picture; O(clients)."""
+        return snapshot.take(self._node, max(now_ns, self._now_ns))
+
+    def handle(self, event: events.Event, now_ns: int) -> list[Command]:
+        """What the event leads to, in the order in which the shell must do it.
+
+        Times that go backwards are taken as standing still.  Raises RemoteProtocolError for a client's nonsense,
+        having changed nothing, and InvariantError for our own.
+        """
+        node = self._node
+        self._now_ns = now_ns = max(now_ns, self._now_ns)
+        out: list[Command] = []
+        node.out = out
+        try:
+            for gpu in self._handlers[type(event)](event, now_ns):
+                lease.advance(node, gpu, now_ns)
+                gpu.free_since_ns = None  # nobody took over at once: no hand-over to measure
+                self._deadlines[gpu.uuid] = lease.deadline_ns(gpu)
+                invariants.cheap(gpu)
+            self._set_timer(out, fired=type(event) is events.TimerFired)
+            self._story.record(now_ns, event, out)
+            if self._thorough is not None:
+                self._thorough.check(node, now_ns)
+        except RemoteProtocolError as error:
+            self._story.record(now_ns, event, error)
+            raise
+        except AssertionError as error:
+            self._story.record(now_ns, event, error)
+            raise InvariantError(str(error), self._story) from error
+        return out
+
+    def _set_timer(self, out: list[Command], *, fired: bool) -> None:
+        due = [deadline for deadline in self._deadlines.values() if deadline is not None]
+        timer_ns = min(due) if due else None
+        if timer_ns != self._timer_ns or (fired and timer_ns is not None):
+            self._timer_ns = timer_ns
+            out.append(SetTimer(timer_ns))
+
+    # --- the shell's own events ---------------------------------------------------------------------------------------
+
+    def _gpu_added(self, event: events.GpuAdded, now_ns: int) -> Iterable[Gpu]:
+        settings = self._node.settings
+        assert event.uuid not in self._node.gpus, f"{event.uuid} was added already"
+        gpu = Gpu(
+            uuid=event.uuid,
+            name=event.name,
+            total_bytes=event.total_bytes,
+            capacity_bytes=event.capacity_bytes,
+            umpire=Umpire(event.uuid, settings.policy, self._factory(settings.policy, event.uuid), self._factory),
+            sharing=settings.sharing,
+            next_lease_id=max(1, event.next_lease_id),
+            next_turn=1,
+            quantum_setting_ns=settings.quantum_ns,
+            quantum_ns=0,
+            expected_holder=event.expected_holder,
+            recovery_deadline_ns=event.recovery_deadline_ns,
+        )
+        automatic = settings.quantum_ns is None
+        gpu.quantum_ns = automatic_quantum_ns(gpu, settings) if settings.quantum_ns is None else settings.quantum_ns
+        self._node.gpus[event.uuid] = gpu
+        values: dict[str, int | str | bool | float | None] = {
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "capacity_bytes": gpu.capacity_bytes,
+            "quantum_ns": gpu.quantum_ns,
+            "automatic": automatic,
+            "policy": gpu.umpire.name,
+        }
+        self._node.out.append(Notify("gpu", values))
+        return (gpu,)
+
+    def _holder_gone(self, event: events.HolderGone, now_ns: int) -> Iterable[Gpu]:
+        gpu = self._node.gpus[event.uuid]
+        gpu.expected_holder = None
+        return (gpu,)
+
+    def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:
+        due = [uuid for uuid, deadline in self._deadlines.items() if deadline is not None and deadline <= now_ns]
+        return [self._node.gpus[uuid] for uuid in due]
+
+    # --- clients' events ----------------------------------------------------------------------------------------------
+
+    def _registered(self, event: events.ClientRegistered, now_ns: int) -> Iterable[Gpu]:
+        node = self._node
+        if event.client in node.clients:
+            raise RemoteProtocolError("a second hello on one connection")
+        if len(node.clients) >= node.settings.max_clients:
+            text = f"{len(node.clients)} clients are connected, and no more are allowed (max_clients)"
+            node.out.append(Send(event.client, Rejected(int(Rejection.TOO_MANY_CLIENTS), True, text)))
+            return ()
+        node.clients[event.client] = Client(
+            client=event.client,
+            name=event.name,
+            program=event.program,
+            process_id=event.process_id,
+            user_id=event.user_id,
+            priority=event.priority,
+            memory_mode=event.memory_mode,
+            memory_limit_bytes=event.memory_limit_bytes,
+            registered_at_ns=now_ns,
+        )
+        node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
+        values: dict[str, int | str | bool | float | None] = {
+            "client": event.client,
+            "name": event.name,
+            "program": event.program,
+            "process": event.process_id,
+            "user": event.user_id,
+        }
+        node.out.append(Notify("registered", values))
+        return ()
+
+    def _attached(self, event: events.GpuAttached, now_ns: int) -> Iterable[Gpu]:
+        client = self._client(event.client)
+        if not 0 <= event.gpu < MAX_GPUS_PER_CLIENT:
+            raise RemoteProtocolError(f"ordinal {event.gpu}, at most {MAX_GPUS_PER_CLIENT - 1} is allowed")
+        gpu = claims.attach(self._node, client, event, now_ns)
+        return () if gpu is None else (gpu,)
+
+    def _requested(self, event: events.Requested, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        lease.want(self._node, seat.gpu, seat, now_ns)
+        return (seat.gpu,)
+
+    def _released(self, event: events.Released, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        lease.release(self._node, seat.gpu, seat, event, now_ns)
+        return (seat.gpu,)
+
+    def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
+        client = self._node.clients.pop(event.client, None)
+        if client is None:  # it was never registered, or was refused
+            return ()
+        for seat in client.seats.values():
+            lease.leave(self._node, seat.gpu, seat, now_ns)
+        self._node.out.append(Notify("gone", {"client": event.client, "name": client.name}))
+        return [seat.gpu for seat in client.seats.values()]
+
+    def _memory_reported(self, event: events.MemoryReported, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        moves.set_figures(
+            seat,
+            allocated=event.allocated_bytes,
+            resident=event.resident_bytes,
+            pinned=event.pinned_bytes,
+            host=event.host_bytes,
+        )
+        return (seat.gpu,)
+
+    def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:
+        admission.reserve(self._node, self._seat(event.client, event.gpu), event.sequence, event.total_bytes)
+        return ()
+
+    def _move_progressed(self, event: events.MoveProgressed, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        moves.progress(self._node, seat, event, now_ns)
+        return (seat.gpu,)
+
+    def _client(self, client: int) -> Client:
+        record = self._node.clients.get(client)
+        if record is None:
+            raise RemoteProtocolError("speaks before it said hello")
+        return record
+
+    def _seat(self, client: int, ordinal: int) -> Seat:
+        seat = self._client(client).seats.get(ordinal)
+        if seat is None:
+            raise RemoteProtocolError(f"GPU {ordinal} is not attached")
+        return seat

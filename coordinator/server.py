@@ -1,0 +1,235 @@
+"""The coordinator's loop: transport and clock on one side, scheduler on the other.
+
+Invariants: one thread touches the scheduler, this one; whatever happens, a turn of the loop is bounded, so no peer and
+no tool can keep it from the others; while nothing happens and nothing is due, it sleeps without a timer.
+
+May not go here: what events mean (dispatch.py), reading settings, finding GPUs (daemon.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from coordinator import events
+from coordinator.journal import start_time
+from coordinator.transport import HookListener, Limits, Waiter, make_context
+from coordinator.transport_admin import ControlListener, EventPublisher
+
+if TYPE_CHECKING:
+    from coordinator.administration import Administration
+    from coordinator.dispatch import Dispatcher
+    from coordinator.runtime_dir import RuntimeDir
+
+log: Final = logging.getLogger("nvshare")
+
+FRAMES_PER_TURN: Final = 256
+REQUESTS_PER_TURN: Final = 4
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Errand:
+    """Work that another thread wants done on the loop's; see `Server.run_on_loop`."""
+
+    work: Callable[[], None]
+    done: threading.Event
+
+
+class Sockets:
+    """The three sockets of a runtime directory, and what the loop waits on."""
+
+    def __init__(self, directory: RuntimeDir, limits: Limits, *, everybody: bool) -> None:
+        """`everybody`: hooks of all users may connect (the system's coordinator).  The directory must be locked."""
+        self._context = make_context()
+        self.hooks = HookListener(self._context, directory.hooks_socket, 0o666 if everybody else 0o600, limits)
+        self.control = ControlListener(self._context, directory.control_socket)
+        self.events = EventPublisher(self._context, directory.events_socket)
+        self.waiter = Waiter()
+        for source in (*self.hooks.sockets, self.control.socket, self.events.socket):
+            self.waiter.add(source)
+
+    def close(self) -> None:
+        """Closes them, and removes their files."""
+        for closing in (self.hooks, self.control, self.events):
+            closing.close()
+        self._context.term()
+
+
+class Server:
+    """Runs until `stop`, a signal, or `leave_when` says so."""
+
+    def __init__(self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration) -> None:
+        self._sockets = sockets
+        self._dispatcher = dispatcher
+        self._administration = administration
+        self._stopping = False
+        self._reload: Callable[[], None] | None = None
+        self._errands: deque[Errand] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._holders: dict[int, str] = {}
+        self._leave_when: Callable[[], bool] | None = None
+        self._linger_ns = 0
+        self._leave_check_ns: int | None = None
+        sockets.waiter.add(self._wake_read)
+
+    # --- set-up -----------------------------------------------------------------------------------------------------
+
+    def leave_when(self, condition: Callable[[], bool], linger_ns: int) -> None:
+        """Embedded: stop when no client is connected and the condition holds, asked `linger_ns` after the last one left
+        and every `linger_ns` from then on."""
+        self._leave_when = condition
+        self._linger_ns = linger_ns
+
+    def watch_holder(self, uuid: str, process_id: int, started_at: int) -> None:
+        """Recovery: tell the core when the process that may still hold this GPU's lease has died."""
+        try:
+            descriptor = os.pidfd_open(process_id)
+        except OSError:
+            self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
+            return
+        if start_time(process_id) != started_at:  # its id went to another process before the descriptor was opened
+            os.close(descriptor)
+            self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
+            return
+        self._holders[descriptor] = uuid
+        self._sockets.waiter.add(descriptor)
+
+    def handle_signals(self, reload: Callable[[], None]) -> None:
+        """SIGTERM and SIGINT stop in order, SIGHUP calls `reload` on the loop.  Main thread only."""
+        self._reload = reload
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.stop())
+        signal.signal(signal.SIGHUP, lambda *_: self._errands.append(Errand(reload, threading.Event())))
+
+    # --- from other threads -----------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Ends `run` after the present turn.  Any thread, or a signal handler."""
+        self._stopping = True
+        self._wake()
+
+    def run_on_loop(self, work: Callable[[], T], timeout_s: float) -> T:
+        """Result of `work`, done between two turns.  Raises TimeoutError."""
+        results: list[T] = []
+        errand = Errand(lambda: results.append(work()), threading.Event())
+        self._errands.append(errand)
+        self._wake()
+        if not errand.done.wait(timeout_s):
+            raise TimeoutError("the coordinator's loop is busy")
+        return results[0]
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
+            os.write(self._wake_write, b"\0")
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serves until told to stop."""
+        busy = False
+        self._nobody_connected(time.monotonic_ns())
+        while not self._stopping:
+            ready = self._sockets.waiter.wait(0 if busy else self._timeout_ns())
+            if self._wake_read in ready:
+                self._errands_turn()
+            if self._sockets.control.socket in ready:
+                self._control_turn()
+            if self._sockets.events.socket in ready:
+                self._events_turn()
+            if self._holders:
+                self._recovery_turn(ready)
+            busy = self._hooks_turn()
+            self._timers_turn()
+
+    def _hooks_turn(self) -> bool:
+        clock = time.monotonic_ns
+        dispatcher = self._dispatcher
+        gone, frames, more = self._sockets.hooks.receive(clock(), FRAMES_PER_TURN)
+        for connection in gone:
+            dispatcher.gone(connection, clock())
+        for connection, frame in frames:
+            dispatcher.frame(connection, frame, clock())
+        if not len(dispatcher):
+            self._nobody_connected(clock())
+        else:
+            self._leave_check_ns = None
+        return more
+
+    def _control_turn(self) -> None:
+        for address, request in self._sockets.control.receive(REQUESTS_PER_TURN):
+            self._sockets.control.reply(address, self._administration.answer(request, time.monotonic_ns()))
+
+    def _events_turn(self) -> None:
+        publisher = self._sockets.events
+        publisher.read_subscriptions()
+        self._dispatcher.publish = publisher.publish if publisher.wanted else None
+
+    def _recovery_turn(self, ready: set[Any]) -> None:
+        for descriptor in [fd for fd in self._holders if fd in ready]:
+            self._sockets.waiter.remove(descriptor)
+            os.close(descriptor)
+            self._dispatcher.event(events.HolderGone(self._holders.pop(descriptor)), time.monotonic_ns())
+
+    def _errands_turn(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+        while self._errands:
+            errand = self._errands.popleft()
+            errand.work()
+            errand.done.set()
+
+    def _timers_turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        due_ns = self._dispatcher.deadline_ns
+        if due_ns is not None and now_ns >= due_ns:
+            self._dispatcher.deadline_ns = None
+            self._dispatcher.event(events.TimerFired(), now_ns)
+        due_ns = self._sockets.hooks.next_deadline_ns()
+        if due_ns is not None and now_ns >= due_ns:
+            self._sockets.hooks.expire(now_ns)
+        if self._leave_check_ns is not None and now_ns >= self._leave_check_ns:
+            self._leave_check_ns = None
+            if self._leave_when is not None and self._leave_when():
+                log.info("nobody needs this embedded coordinator any more")
+                self._stopping = True
+            else:
+                self._nobody_connected(now_ns)
+
+    def _nobody_connected(self, now_ns: int) -> None:
+        if self._leave_when is not None and self._leave_check_ns is None:
+            self._leave_check_ns = now_ns + self._linger_ns
+
+    def _timeout_ns(self) -> int | None:
+        due = (self._dispatcher.deadline_ns, self._sockets.hooks.next_deadline_ns(), self._leave_check_ns)
+        times = [at for at in due if at is not None]
+        return max(0, min(times) - time.monotonic_ns()) if times else None
+
+    def close(self) -> None:
+        """After `run`."""
+        signal.set_wakeup_fd(-1)
+        for descriptor in (*self._holders, self._wake_read, self._wake_write):
+            os.close(descriptor)
+
+
+def main() -> None:
+    """`nvshare-coordinator`."""
+    from coordinator.daemon import main as start
+
+    start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""Records of the core: clients, their seats on GPUs, the GPUs; and the transitions that a seat may make.
+
+A *seat* is one client on one GPU.  Its phase:
+
+    IDLE ──request──> WAITING ──chosen──> NEXT ──memory is there──> HOLDING ──revoke──> REVOKING ──deadline──> OVERDUE
+      ^                  ^ └──────────────grant─────────────────────^  │                   │                     │
+      └──────────────────┴──────────────────────release─────────────────┴───────────────────┴─────────────────────┘
+
+Invariants: a seat changes phase through `Seat.enter` only, along `TRANSITIONS`; a seat is in `Gpu.leases` exactly in
+the phases `WITH_LEASE`, and in `Gpu.line` exactly when it is WAITING and its client is not paused.
+
+May not go here: decisions (lease.py, moves.py), messages, anything with a clock.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from coordinator.wire import GpuSettings, MemoryMode, Sharing
+from scheduler_policies.api import ClientView, GpuView
+
+if TYPE_CHECKING:
+    from coordinator.commands import Command
+    from coordinator.moves import Switch
+    from coordinator.umpire import Umpire
+
+MILLISECOND_NS: Final = 1_000_000
+SECOND_NS: Final = 1_000_000_000
+RECENT: Final = 256
+"""Samples of hand-over and drain times that a GPU remembers."""
+
+
+class OverdueAction(enum.Enum):
+    """What happens to a client whose drain passed its deadline, besides that others are let on beside it."""
+
+    NOTHING = "nothing"
+    DEMOTE = "demote"
+    """It runs only when nobody else waits, until it has given a lease back in time."""
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the operator decides for the core.  The shell validates; the core asserts."""
+
+    policy: str = "round_robin"
+    quantum_ns: int | None = 100 * MILLISECOND_NS
+    """None: automatic."""
+    sharing: Sharing = Sharing.EXCLUSIVE
+    drain_deadline_ns: int = 10 * SECOND_NS
+    overdue_action: OverdueAction = OverdueAction.NOTHING
+    pacing_budget_ns: int = 10 * MILLISECOND_NS
+    """Submitted GPU time that a client may have unfinished when others use the same GPU."""
+    idle_release_ns: int = 2 * MILLISECOND_NS
+    switch_share: float = 0.05
+    """Automatic quantum: the share of time that switching may cost."""
+    quantum_min_ns: int = 20 * MILLISECOND_NS
+    quantum_max_ns: int = 60 * SECOND_NS
+    """Bounds of the automatic quantum."""
+    move_deadline_ns: int = 30 * SECOND_NS
+    """After this the next client is granted though its memory is not all there."""
+    max_clients: int = 1024
+    check_invariants: bool = False
+    """All invariants after each event, O(clients): for tests.  Otherwise a cheap subset."""
+    story_length: int = 4096
+
+
+class Phase(enum.Enum):
+    """Where a seat stands."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    NEXT = "next"
+    HOLDING = "holding"
+    REVOKING = "revoking"
+    OVERDUE = "overdue"
+
+
+IDLE, WAITING, NEXT, HOLDING, REVOKING, OVERDUE = Phase
+WITH_LEASE: Final = frozenset({HOLDING, REVOKING, OVERDUE})
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    IDLE: frozenset({WAITING, HOLDING, REVOKING}),  # the latter two: a claim after reconnection
+    WAITING: frozenset({NEXT, HOLDING}),
+    NEXT: frozenset({WAITING, HOLDING}),
+    HOLDING: frozenset({IDLE, REVOKING}),
+    REVOKING: frozenset({IDLE, OVERDUE}),
+    OVERDUE: frozenset({IDLE}),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One connection.  `seats` by the client's own ordinal."""
+
+    client: int
+    name: str
+    program: str
+    process_id: int
+    user_id: int
+    priority: int
+    memory_mode: MemoryMode
+    memory_limit_bytes: int
+    registered_at_ns: int
+    paused: bool = False
+    seats: dict[int, Seat] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A memory order that a client has."""
+
+    order_id: int
+    client: int
+    evict: bool
+    bytes: int
+    resident_before: int
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One client on one GPU."""
+
+    client: Client
+    gpu: Gpu
+    ordinal: int
+    attached_at_ns: int
+    limit_bytes: int
+    turn: int
+    """Place in turn order, unique on its GPU: who attached or released longest ago has the least.  Constant while it
+    waits."""
+    phase: Phase = IDLE
+    lease_id: int = 0
+    waiting_since_ns: int | None = None
+    granted_at_ns: int | None = None
+    quantum_ends_ns: int = 0
+    handed_over_from_ns: int | None = None
+    """When the GPU became free for this lease, if it was taken over from another client without moving memory."""
+    drain_deadline_ns: int | None = None
+    stray: bool = False
+    """It claimed a lease that is not its to claim: revoked, and never counted as the holder."""
+    demoted: bool = False
+    told_waiters: bool = False
+    last_released_ns: int | None = None
+    told_epoch: int = -1
+    told_settings: GpuSettings | None = None
+    orders: dict[int, Order] = field(default_factory=dict)
+    """Open memory orders by id; also those that nobody waits for any more."""
+    revoked_at_ns: int = 0
+    used_ns: int = 0
+    leases: int = 0
+    submissions: int = 0
+    revokes: int = 0
+    idle_releases: int = 0
+    overdue: int = 0
+    waited_ns: int = 0
+    max_wait_ns: int = 0
+    allocated_bytes: int = 0
+    resident_bytes: int = 0
+    pinned_bytes: int = 0
+    host_bytes: int = 0
+    reserved_bytes: int = 0
+    view: ClientView | None = None
+    """Cached while the seat waits; None when something in it has changed."""
+
+    def enter(self, phase: Phase) -> None:
+        """The only way to change phase."""
+        assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
+
+    def held_ns(self, now_ns: int) -> int:
+        """Time that it has held the lease in all."""
+        return self.used_ns if self.granted_at_ns is None else self.used_ns + now_ns - self.granted_at_ns
+
+    def look(self, now_ns: int) -> ClientView:
+        """What a policy sees.  The cached view is exact while the seat waits, because nothing in it then moves."""
+        if self.view is not None and self.granted_at_ns is None:
+            return self.view
+        client = self.client
+        self.view = ClientView(
+            client.client,
+            client.name,
+            client.priority,
+            self.attached_at_ns,
+            self.waiting_since_ns,
+            self.granted_at_ns,
+            self.last_released_ns,
+            self.held_ns(now_ns),
+            self.leases,
+            self.submissions,
+            self.allocated_bytes,
+            self.resident_bytes,
+            client.user_id,
+        )
+        return self.view
+
+
+class Line:
+    """The seats that wait and may be granted, in turn order.
+
+    Joining and leaving cost O(log n) comparisons; the policies' view of the line is made once per change.
+    """
+
+    __slots__ = ("_demoted", "_seats", "_turns", "_views")
+
+    def __init__(self) -> None:
+        self._turns: list[int] = []
+        self._seats: dict[int, Seat] = {}  # by turn
+        self._views: tuple[ClientView, ...] | None = None
+        self._demoted = 0
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def __contains__(self, seat: Seat) -> bool:
+        return self._seats.get(seat.turn) is seat
+
+    def join(self, seat: Seat) -> None:
+        """At its place in turn order."""
+        assert seat.turn not in self._seats
+        insort(self._turns, seat.turn)
+        self._seats[seat.turn] = seat
+        self._demoted += seat.demoted
+        self._views = None
+
+    def leave(self, seat: Seat) -> None:
+        """It has been chosen, paused or is gone."""
+        del self._seats[seat.turn]
+        del self._turns[bisect_left(self._turns, seat.turn)]
+        self._demoted -= seat.demoted
+        self._views = None
+
+    def changed(self) -> None:
+        """A view in the line is out of date."""
+        self._views = None
+
+    def seats(self) -> list[Seat]:
+        """In turn order."""
+        return [self._seats[turn] for turn in self._turns]
+
+    def views(self, now_ns: int) -> tuple[ClientView, ...]:
+        """What a policy chooses from: the line without the demoted, unless there is nobody else."""
+        if self._views is None:
+            seats = [self._seats[turn] for turn in self._turns]
+            if 0 < self._demoted < len(seats):
+                seats = [seat for seat in seats if not seat.demoted]
+            self._views = tuple([seat.view or seat.look(now_ns) for seat in seats])
+        return self._views
+
+
+@dataclass(slots=True, eq=False)
+class Gpu:
+    """One scheduling domain."""
+
+    uuid: str
+    name: str
+    total_bytes: int
+    capacity_bytes: int
+    umpire: Umpire
+    sharing: Sharing
+    next_lease_id: int
+    next_turn: int
+    quantum_setting_ns: int | None
+    quantum_ns: int
+    """In force: the setting, or the automatic one as computed."""
+    expected_holder: int | None = None
+    recovery_deadline_ns: int = 0
+    seats: dict[int, Seat] = field(default_factory=dict)
+    leases: dict[int, Seat] = field(default_factory=dict)
+    """Seats with a lease, those overdue and stray included, by client."""
+    holder: Seat | None = None
+    """Exclusive sharing: the one seat that HOLDS or is being revoked; overdue and stray seats are not it."""
+    line: Line = field(default_factory=Line)
+    allocated_bytes: int = 0
+    resident_bytes: int = 0
+    """Sums over the seats."""
+    switch: Switch | None = None
+    """Memory moves before the next grant."""
+    wake_at_ns: int | None = None
+    free_since_ns: int | None = None
+    """When the last lease ended, its drain included; None once it has been taken up."""
+    last_holder: int = 0
+    drain_average_ns: float = 0.0
+    handover_average_ns: float = 0.0
+    move_average_ns: float = 0.0
+    switches_measured: int = 0
+    view: GpuView | None = None
+    settings_epoch: int = 0
+    rank_epoch: int = 0
+    """Grows when the operator changes a priority."""
+    turn_closed_ns: int = 0
+    """Time that exclusive holders have had in finished turns; see `turn_clock_ns`."""
+    grants: int = 0
+    handovers: int = 0
+    revokes: int = 0
+    idle_releases: int = 0
+    overdue: int = 0
+    held_ns: int = 0
+    waited_ns: int = 0
+    max_wait_ns: int = 0
+    drained_ns: int = 0
+    moved_ns: int = 0
+    evict_orders: int = 0
+    restore_orders: int = 0
+    evicted_bytes: int = 0
+    restored_bytes: int = 0
+    failed_orders: int = 0
+    late_switches: int = 0
+    refused_reservations: int = 0
+    recent_handovers_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent_drains_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    @property
+    def recovering(self) -> bool:
+        """Somebody may still work under a lease of an earlier coordinator."""
+        return self.expected_holder is not None
+
+    def turn_clock_ns(self, now_ns: int) -> int:
+        """A clock that runs only while an exclusive holder has its turn: not while it drains, memory moves or nobody
+        holds."""
+        holder = self.holder
+        if holder is None or holder.phase is not HOLDING or holder.granted_at_ns is None:
+            return self.turn_closed_ns
+        return self.turn_closed_ns + now_ns - holder.granted_at_ns
+
+    def look(self) -> GpuView:
+        """What a policy sees."""
+        contended = len(self.line) > 0
+        view = self.view
+        if view is None or view.contended is not contended:
+            view = self.view = GpuView(self.uuid, self.capacity_bytes, self.quantum_ns, contended)
+        return view
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Everything that the core knows, and the commands of the event at hand."""
+
+    settings: Settings
+    clients: dict[int, Client] = field(default_factory=dict)
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    out: list[Command] = field(default_factory=list)
+    next_order_id: int = 1
+    policy_failures: int = 0

@@ -1,0 +1,64 @@
+"""What a client must know of a GPU's settings, and telling it only when something in it changed.
+
+Invariant: `Seat.told_settings` is what the client was sent last.
+
+May not go here: changing a setting (admin.py).
+"""
+
+from __future__ import annotations
+
+from coordinator.commands import Send
+from coordinator.state import MILLISECOND_NS, Gpu, Node, Seat
+from coordinator.wire import GpuSettings, MemoryMode, Sharing
+
+
+def idle_release_ns(gpu: Gpu, node: Node) -> int:
+    """How long an idle holder may keep others waiting.
+
+    Giving up the lease costs a memory move both ways when working sets do not fit, so then it takes twice the usual
+    move time; in powers of two, because each change is a message to each client.
+    """
+    base_ns = node.settings.idle_release_ns
+    wanted_ns = 2 * gpu.move_average_ns
+    if wanted_ns <= base_ns:
+        return base_ns
+    return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()
+
+
+def settings_for(node: Node, seat: Seat) -> GpuSettings:
+    """As they are now."""
+    gpu = seat.gpu
+    alone = len(gpu.seats) < 2 or gpu.sharing is Sharing.CONCURRENT
+    return GpuSettings(
+        gpu=seat.ordinal,
+        memory_limit_bytes=seat.limit_bytes,
+        capacity_bytes=gpu.capacity_bytes,
+        reserve=seat.client.memory_mode is MemoryMode.DEVICE,
+        pacing_budget_ns=0 if alone else node.settings.pacing_budget_ns,
+        idle_release_ns=idle_release_ns(gpu, node),
+        drain_deadline_ns=node.settings.drain_deadline_ns,
+        sharing=int(gpu.sharing),
+    )
+
+
+def settings_changed(gpu: Gpu) -> None:
+    """Something that all clients of this GPU must hear, at the latest with their next grant."""
+    gpu.settings_epoch += 1
+
+
+def tell_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) -> None:
+    """Send the settings if they differ from what the client knows."""
+    if seat.told_epoch == seat.gpu.settings_epoch and not even_if_unchanged:
+        return
+    seat.told_epoch = seat.gpu.settings_epoch
+    settings = settings_for(node, seat)
+    if settings != seat.told_settings or even_if_unchanged:
+        seat.told_settings = settings
+        node.out.append(Send(seat.client.client, settings))
+
+
+def tell_everybody(node: Node, gpu: Gpu) -> None:
+    """A value changed that matters before the next grant."""
+    settings_changed(gpu)
+    for seat in gpu.seats.values():
+        tell_settings(node, seat)

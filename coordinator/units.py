@@ -1,0 +1,97 @@
+"""Durations and sizes as people write them: `100ms`, `2s`, `auto`, `4GiB`, `512MiB`.
+
+Invariants: results are integer nanoseconds and bytes; anything else is a ValueError whose text says what is
+accepted.  Imports nothing heavy, because command-line tools start with it.
+
+May not go here: settings, defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_NANOSECONDS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000}
+_NANOSECONDS_LONG: Final = {**_NANOSECONDS, "min": 60_000_000_000, "h": 3_600_000_000_000}
+_BYTES: Final = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kib": 1 << 10,
+    "kb": 1_000,
+    "m": 1 << 20,
+    "mib": 1 << 20,
+    "mb": 1_000_000,
+    "g": 1 << 30,
+    "gib": 1 << 30,
+    "gb": 1_000_000_000,
+    "t": 1 << 40,
+    "tib": 1 << 40,
+    "tb": 1_000_000_000_000,
+}
+_QUANTITY: Final = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*([a-zµA-Z]{0,4})\s*\Z")
+_MAX_NS: Final = 365 * 24 * 3_600_000_000_000
+_MAX_BYTES: Final = 1 << 60
+
+
+def _scaled(text: str, factors: dict[str, int]) -> int | None:
+    match = _QUANTITY.match(text)
+    if match is None:
+        return None
+    whole, fraction, unit = match.groups()
+    factor = factors.get(unit) or factors.get(unit.lower())
+    if factor is None:
+        return None
+    value = int(whole) * factor
+    if fraction:
+        value += int(fraction) * factor // 10 ** len(fraction)
+    return value
+
+
+def parse_duration(text: str) -> int:
+    """Nanoseconds of `250ms`, `2s`, `1.5m`; a unit is required.  ValueError for anything else, zero included."""
+    value = _scaled(text, _NANOSECONDS_LONG)
+    if value is None:
+        raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 100ms, 2s or 1m")
+    if not 0 < value <= _MAX_NS:
+        raise ValueError(f"{text!r} is out of range: a duration is longer than 0 and at most a year")
+    return value
+
+
+def parse_quantum(text: str) -> int | None:
+    """As parse_duration, and `auto` gives None.  A quantum is 1ms to 1h."""
+    if text.strip().lower() == "auto":
+        return None
+    try:
+        value = parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or auto") from None
+    if not 1_000_000 <= value <= 3_600_000_000_000:
+        raise ValueError(f"{text!r} is out of range: a quantum is 1ms to 1h, or auto")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4GiB`, `512MiB`, `1.5GB` or a plain number of bytes.  ValueError for anything else."""
+    value = _scaled(text, _BYTES)
+    if value is None:
+        raise ValueError(f"{text!r} is no size: write bytes, or a number and a unit, such as 4GiB or 512MiB")
+    if value > _MAX_BYTES:
+        raise ValueError(f"{text!r} is out of range: at most 1 EiB")
+    return value
+
+
+def format_duration(value_ns: int) -> str:
+    """Short, for people: `100ms`, `1.5s`, `250us`."""
+    for unit, factor in (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)):
+        if value_ns >= factor:
+            return f"{value_ns / factor:.4g}{unit}"
+    return f"{value_ns}ns"
+
+
+def format_size(value_bytes: int) -> str:
+    """Short, for people: `4GiB`, `1.5MiB`, `512B`."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value_bytes >= factor:
+            return f"{value_bytes / factor:.4g}{unit}"
+    return f"{value_bytes}B"

@@ -1,0 +1,80 @@
+"""Strict classes with ageing: a higher priority goes first and preempts, and still nobody starves.
+
+A client's class is its priority number.  Within a class turns go round.  Once in `age_quanta` quanta at most, a
+client that has waited that long is *favoured*: whoever has waited longest has one turn, whatever its class, and is
+not preempted in it.  So the highest class keeps at least age_quanta / (age_quanta + 1) of the time however many wait
+below it.
+
+Invariants: a holder is preempted by a higher class only, so two clients never preempt each other in turn; a client
+waits at most `wait_bound_ns`.
+
+Why the bound holds: after age_quanta quanta a client can be favoured.  Before it come at most the n - 1 others that
+have waited longer, each once, since whoever comes back has waited less.  Favours follow each other within age_quanta
+quanta and the turn that is under way when one falls due: in all age_quanta + n (age_quanta + 1) quanta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
+
+
+def _waiting_since(view: ClientView) -> int:
+    assert view.waiting_since_ns is not None
+    return view.waiting_since_ns
+
+
+class Priority(PolicyBase):
+    """Remembers whom it favoured last, and when."""
+
+    name = "priority"
+
+    def __init__(self, age_quanta: int = 20) -> None:
+        assert age_quanta >= 1
+        self._age_quanta = age_quanta
+        self._favoured: int | None = None
+        self._favoured_at_ns: int | None = None
+
+    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
+        """The longest waiting one if a favour is due, else the first in turn order of the highest class."""
+        favoured = self._due(waiting, gpu, now_ns)
+        if favoured is not None:
+            self._favoured, self._favoured_at_ns = favoured.client, now_ns
+            return Choice(favoured.client)
+        self._favoured = None
+        best = waiting[0]
+        for view in waiting:
+            if view.priority > best.priority:
+                best = view
+        return Choice(best.client)
+
+    def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
+        """A higher class waits, and the holder is not in its favoured turn."""
+        return holder.client != self._favoured and any(view.priority > holder.priority for view in waiting)
+
+    def renew(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
+        """Only lower classes wait, and no favour is due."""
+        if any(view.priority >= holder.priority for view in waiting):
+            return False
+        return self._due(waiting, gpu, now_ns) is None
+
+    def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> list[int]:
+        """By class, then in turn order; whom a favour will bring forward is not foreseen."""
+        return [view.client for view in sorted(waiting, key=lambda view: -view.priority)]
+
+    def wait_bound_ns(self, clients: int, gpu: GpuView) -> int:
+        """See the top of this file."""
+        return (self._age_quanta + clients * (self._age_quanta + 1)) * gpu.quantum_ns
+
+    def gone(self, client: int) -> None:
+        """Its favour ends with it."""
+        if self._favoured == client:
+            self._favoured = None
+
+    def _due(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> ClientView | None:
+        age_ns = self._age_quanta * gpu.quantum_ns
+        if self._favoured_at_ns is not None and now_ns - self._favoured_at_ns < age_ns:
+            return None
+        longest = min(waiting, key=_waiting_since)
+        return longest if now_ns - _waiting_since(longest) >= age_ns else None

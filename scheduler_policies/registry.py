@@ -1,0 +1,91 @@
+"""Names of policies: the built-in ones, and those that other packages bring by the entry-point group
+`nvshare.policies`.
+
+Invariants: the built-in policies are always there, also from a source checkout; no other package can take their
+names; a package that cannot be imported makes its own policy unavailable and nothing else; nothing is imported before
+it is asked for.
+
+May not go here: what a policy decides.  Only the coordinator's shell imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from scheduler_policies.api import Policy
+
+GROUP: Final = "nvshare.policies"
+BUILT_IN: Final = {
+    "priority": "scheduler_policies.priority:Priority",
+    "round_robin": "scheduler_policies.round_robin:RoundRobin",
+}
+
+
+class UnknownPolicyError(LookupError):
+    """Nobody offers a policy of that name.  The text lists who is known."""
+
+
+class BrokenPolicyError(RuntimeError):
+    """A policy is offered but cannot be used.  The text says by whom and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One policy that can be asked for.  `origin` is the distribution that brings it."""
+
+    name: str
+    target: str
+    origin: str
+
+
+def offers() -> dict[str, Offer]:
+    """By name; without importing any of them."""
+    found = {name: Offer(name, target, "nvshare") for name, target in BUILT_IN.items()}
+    for entry in _entries():
+        if entry.name not in found:
+            found[entry.name] = Offer(entry.name, entry.value, entry.dist.name if entry.dist else "unknown package")
+    return dict(sorted(found.items()))
+
+
+def _entries() -> Iterator[EntryPoint]:
+    yield from sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+
+
+def factory(name: str) -> Callable[[], Policy]:
+    """What makes a policy of this name, one for each GPU.
+
+    Raises UnknownPolicyError, or BrokenPolicyError when its package cannot be imported or offers something else.
+    """
+    known = offers()
+    offer = known.get(name)
+    if offer is None:
+        raise UnknownPolicyError(f"no policy {name!r}; known: {', '.join(known)}")
+    try:
+        module, _, attribute = offer.target.partition(":")
+        made: object = import_module(module)
+        for part in attribute.split("."):
+            made = getattr(made, part)
+    except Exception as error:
+        raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {offer.target}: {error!r}") from error
+    if not callable(made):
+        raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {offer.target} is no class or function")
+
+    def make() -> Policy:
+        try:
+            policy = made()
+        except Exception as error:
+            raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {error!r}") from error
+        if not isinstance(policy, Policy):
+            raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {type(policy).__name__} has no choose()")
+        return policy
+
+    return make
+
+
+def create(name: str, uuid: str) -> Policy:
+    """A policy for one GPU: what `Scheduler` takes as its policy factory."""
+    return factory(name)()

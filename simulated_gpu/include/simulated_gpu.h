@@ -1,0 +1,78 @@
+/* The simulated GPU: what processes share, and what a test may do to it.
+ *
+ * The state file (NVSHARE_SIM_STATE) is mapped by every process that uses the same simulated cards.  It begins with
+ * nvs_sim_shared; the trace, a ring of nvs_sim_record, starts at trace_offset.  simulated_gpu/trace.py reads the same
+ * layout: whoever changes it raises NVS_SIM_VERSION there too.  Only plain integers of fixed size, no pointers.
+ */
+#ifndef SIMULATED_GPU_H
+#define SIMULATED_GPU_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define NVS_SIM_MAGIC 0x5550476d6953764eull /* "NvSimGPU" in memory */
+#define NVS_SIM_VERSION 1u
+#define NVS_SIM_MAX_GPUS 32u
+#define NVS_SIM_MAX_PROCESSES 1024u
+#define NVS_SIM_TRACE_RECORDS (1u << 20)
+
+enum { /* nvs_sim_record.kind */
+    NVS_SIM_KERNEL = 1,
+    NVS_SIM_COPY = 2,
+    NVS_SIM_MEMSET = 3,
+    NVS_SIM_PREFETCH = 4,
+    NVS_SIM_GRAPH = 5, /* any work of a graph launch */
+};
+
+typedef struct nvs_sim_record { /* one piece of work that has ended; 48 bytes */
+    _Atomic uint64_t sequence;  /* 1 + its number in the trace; written last, 0 while it is being written */
+    uint64_t start_ns;          /* CLOCK_MONOTONIC */
+    uint64_t end_ns;
+    uint64_t stream;            /* id of the stream, unique in its process */
+    uint64_t bytes;             /* moved or set; 0 for kernels */
+    uint32_t process_id;
+    uint16_t gpu;               /* index in nvs_sim_shared.gpus, whatever CUDA_VISIBLE_DEVICES says */
+    uint16_t kind;
+} nvs_sim_record;
+
+typedef struct nvs_sim_gpu {
+    uint8_t uuid[16];
+    uint64_t capacity_bytes;
+    uint32_t card;     /* number of the physical card, as NVML counts */
+    uint32_t instance; /* 0: the whole card; else 1 + the number of the MIG instance */
+} nvs_sim_gpu;
+
+typedef struct nvs_sim_process { /* free when process_id is 0 */
+    uint32_t process_id;
+    uint32_t reserved;
+    uint64_t start_time;                     /* field 22 of /proc/PID/stat: tells a reused process id */
+    uint64_t fixed_bytes[NVS_SIM_MAX_GPUS];  /* device memory that cannot move */
+    uint64_t paged_bytes[NVS_SIM_MAX_GPUS];  /* resident managed memory; others may take it when they need room */
+    uint64_t attached[NVS_SIM_MAX_GPUS];     /* contexts that it has there */
+    uint64_t busy_ns[NVS_SIM_MAX_GPUS];      /* sum of the durations of its ended work */
+} nvs_sim_process;
+
+typedef struct nvs_sim_shared {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t gpu_count;
+    uint64_t trace_offset; /* bytes from the start of the file */
+    uint64_t trace_records;
+    _Atomic uint64_t trace_next; /* records ever begun; the ring holds the newest trace_records */
+    uint64_t processes_offset;
+    nvs_sim_gpu gpus[NVS_SIM_MAX_GPUS];
+    pthread_mutex_t lock; /* process-shared and robust; guards processes[] */
+    nvs_sim_process processes[NVS_SIM_MAX_PROCESSES];
+} nvs_sim_shared;
+
+/* Faults of this process, beside NVSHARE_SIM_FAULTS.  Exported by the double of libcuda.so.1; get them with dlsym.
+ * `function` is an exported symbol or a name without its version suffix (cuMemAlloc means cuMemAlloc_v2 too). */
+
+/* The nth call from now on (1 is the next; 0 is every one) returns `result` and does nothing.  0, or -1 when the table is full. */
+int nvs_sim_fail(const char *function, uint64_t nth, int result);
+/* The function is not there any more: cuGetProcAddress does not find it and a call returns CUDA_ERROR_NOT_FOUND. */
+int nvs_sim_missing(const char *function);
+void nvs_sim_clear_faults(void);
+
+#endif

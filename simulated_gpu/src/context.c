@@ -1,0 +1,396 @@
+/* Contexts: primary ones, created ones, the stack of each thread, waiting for everything in one. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static sim_context *spare; /* destroyed ones, kept readable so that a stale handle is recognised */
+
+sim_context *nvs_sim_current(void)
+{
+    while (nvs_sim_thread.depth != 0) {
+        sim_context *top = nvs_sim_thread.stack[nvs_sim_thread.depth - 1];
+        if (top == NULL || top->magic == SIM_CONTEXT)
+            return top;
+        return NULL; /* destroyed while current */
+    }
+    return NULL;
+}
+
+CUresult nvs_sim_context(CUcontext handle, sim_context **out)
+{
+    sim_context *context = handle == NULL ? nvs_sim_current() : (sim_context *)(void *)handle;
+    if (context == NULL || context->magic != SIM_CONTEXT)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_sim_context_usable(sim_context *context) { return context->error; }
+
+static CUresult open_context(sim_context *context, sim_device *device, unsigned flags)
+{
+    if (nvs_sim_settings.context_bytes != 0 && !nvs_sim_charge(device->gpu, nvs_sim_settings.context_bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    context->magic = SIM_CONTEXT;
+    context->device = device;
+    context->flags = flags;
+    context->id = nvs_sim_next_id++;
+    context->error = CUDA_SUCCESS;
+    context->peers = 0;
+    context->limits[CU_LIMIT_STACK_SIZE] = 1024;
+    context->limits[CU_LIMIT_PRINTF_FIFO_SIZE] = 1048576;
+    context->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8388608;
+    context->limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
+    context->limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
+    CUresult result = nvs_sim_stream_create(context, CU_STREAM_DEFAULT, 0, &context->default_stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    context->default_stream->legacy = true;
+    context->next = device->contexts;
+    device->contexts = context;
+    nvs_sim_attach(device->gpu, 1);
+    return CUDA_SUCCESS;
+}
+
+static void close_context(sim_context *context)
+{
+    sim_device *device = context->device;
+    sim_context **link = &device->contexts;
+    nvs_sim_context_wait(context);
+    while (context->storage != NULL) { /* libcudart drops what it keeps for this context */
+        sim_storage *storage = context->storage;
+        context->storage = storage->next;
+        if (storage->destroy != NULL) {
+            nvs_sim_leave();
+            storage->destroy((CUcontext)(void *)context, storage->key, storage->value);
+            pthread_mutex_lock(&nvs_sim_lock);
+        }
+        free(storage);
+    }
+    nvs_sim_context_wait(context);
+    for (size_t i = nvs_sim_allocation_count(); i-- > 0;) {
+        sim_allocation *allocation = nvs_sim_allocation_at(i);
+        if (allocation->context == context && allocation->kind != MEM_REGISTERED && allocation->kind != MEM_MAPPED)
+            nvs_sim_release(allocation->base);
+    }
+    while (context->streams != NULL)
+        nvs_sim_stream_destroy(context->streams);
+    nvs_sim_modules_unload(context);
+    while (*link != context)
+        link = &(*link)->next;
+    *link = context->next;
+    if (nvs_sim_settings.context_bytes != 0)
+        nvs_sim_uncharge(device->gpu, nvs_sim_settings.context_bytes);
+    nvs_sim_attach(device->gpu, -1);
+    context->magic = 0;
+    context->default_stream = NULL;
+    context->references = 0;
+}
+
+static CUresult push(sim_context *context)
+{
+    if (nvs_sim_thread.depth == sizeof nvs_sim_thread.stack / sizeof *nvs_sim_thread.stack)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    nvs_sim_thread.stack[nvs_sim_thread.depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+void nvs_sim_context_wait(sim_context *context)
+{
+    uint64_t target = nvs_sim_sequence;
+    for (;;) {
+        bool done = true;
+        if (context->magic == SIM_CONTEXT)
+            for (sim_stream *stream = context->streams; stream != NULL; stream = stream->next)
+                done = done && (stream->head == NULL || stream->head->sequence > target);
+        if (done)
+            return;
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+    }
+}
+
+void nvs_sim_device_wait(sim_device *device)
+{
+    for (sim_context *context = device->contexts; context != NULL; context = context->next)
+        nvs_sim_context_wait(context);
+}
+
+/* Primary contexts. */
+
+CUresult nvs_sim_primary_retain(sim_device *device, sim_context **out)
+{
+    sim_context *context = &device->primary;
+    if (context->magic != SIM_CONTEXT) {
+        unsigned flags = context->flags;
+        CUresult result = open_context(context, device, flags);
+        if (result != CUDA_SUCCESS)
+            return result;
+        context->primary = true;
+        context->references = 0;
+    }
+    context->references++;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
+{
+    sim_device *device;
+    sim_context *context;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    NVS_SIM_TRY(nvs_sim_primary_retain(device, &context));
+    *pctx = (CUcontext)(void *)context;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+static CUresult primary_release(CUdevice dev, bool reset)
+{
+    sim_device *device;
+    CUresult result = nvs_sim_device(dev, &device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (device->primary.magic != SIM_CONTEXT)
+        return reset ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (reset || --device->primary.references == 0)
+        close_context(&device->primary);
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(primary_release(dev, false));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(primary_release(dev, false));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(primary_release(dev, true));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(primary_release(dev, true));
+}
+
+static CUresult primary_flags(CUdevice dev, unsigned flags)
+{
+    sim_device *device;
+    CUresult result = nvs_sim_device(dev, &device);
+    if (result == CUDA_SUCCESS)
+        device->primary.flags = flags;
+    return result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(primary_flags(dev, flags));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned int flags)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(primary_flags(dev, flags));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)
+{
+    sim_device *device;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(flags != NULL && active != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    *flags = device->primary.flags;
+    *active = device->primary.magic == SIM_CONTEXT;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+/* Created contexts. */
+
+CUresult nvs_sim_context_create(unsigned flags, CUdevice dev, CUcontext *out)
+{
+    sim_device *device;
+    CUresult result = out == NULL ? CUDA_ERROR_INVALID_VALUE : nvs_sim_device(dev, &device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    sim_context *context = spare;
+    if (context != NULL)
+        spare = context->next;
+    else
+        context = malloc(sizeof *context);
+    if (context == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memset(context, 0, sizeof *context);
+    result = open_context(context, device, flags);
+    if (result == CUDA_SUCCESS)
+        result = push(context);
+    if (result != CUDA_SUCCESS) {
+        context->magic = 0;
+        context->next = spare;
+        spare = context;
+        return result;
+    }
+    *out = (CUcontext)(void *)context;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(nvs_sim_context_create(flags, dev, pctx));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
+                                           CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(numParams == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+    return nvs_sim_return(nvs_sim_context_create(flags, dev, pctx));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(ctxCreateParams == NULL || ctxCreateParams->numExecAffinityParams == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+    return nvs_sim_return(nvs_sim_context_create(flags, dev, pctx));
+}
+
+static CUresult destroy(CUcontext handle)
+{
+    sim_context *context = (sim_context *)(void *)handle;
+    if (context == NULL || context->magic != SIM_CONTEXT || context->primary)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    close_context(context);
+    if (nvs_sim_thread.depth != 0 && nvs_sim_thread.stack[nvs_sim_thread.depth - 1] == context)
+        nvs_sim_thread.depth--;
+    context->next = spare;
+    spare = context;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(destroy(ctx));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(destroy(ctx));
+}
+
+static CUresult push_handle(CUcontext handle)
+{
+    sim_context *context;
+    CUresult result = handle == NULL ? CUDA_ERROR_INVALID_CONTEXT : nvs_sim_context(handle, &context);
+    return result == CUDA_SUCCESS ? push(context) : result;
+}
+
+static CUresult pop(CUcontext *out)
+{
+    if (nvs_sim_thread.depth == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    sim_context *top = nvs_sim_thread.stack[--nvs_sim_thread.depth];
+    if (out != NULL)
+        *out = (CUcontext)(void *)top;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(push_handle(ctx));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(push_handle(ctx));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *pctx)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(pop(pctx));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *pctx)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(pop(pctx));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
+{
+    sim_context *context = NULL;
+    NVS_SIM_ENTER();
+    if (ctx == NULL) {
+        if (nvs_sim_thread.depth != 0)
+            nvs_sim_thread.depth--;
+        return nvs_sim_return(CUDA_SUCCESS);
+    }
+    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
+    if (nvs_sim_thread.depth != 0)
+        nvs_sim_thread.depth--;
+    return nvs_sim_return(push(context));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
+    *pctx = (CUcontext)(void *)nvs_sim_current();
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice(CUdevice *device)
+{
+    NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
+    *device = context->device->ordinal;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
+{
+    sim_context *context;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
+    *device = context->device->ordinal;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+static CUresult synchronize(sim_context *context)
+{
+    if (nvs_sim_capture_context(context))
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (context->error == CUDA_SUCCESS)
+        nvs_sim_context_wait(context);
+    return context->error;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxSynchronize(void)
+{
+    NVS_SIM_ENTER_CONTEXT();
+    return nvs_sim_return(synchronize(context));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxSynchronize_v2(CUcontext ctx)
+{
+    sim_context *context;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
+    return nvs_sim_return(synchronize(context));
+}

@@ -1,0 +1,109 @@
+/* What work does when it ends.  Runs on the executor with the lock; drops it for callbacks and for many bytes. */
+#include "sim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define UNLOCKED_FROM (64u << 10)
+
+static size_t span(size_t width, size_t height, size_t depth, size_t pitch, size_t slice)
+{
+    if (width == 0 || height == 0 || depth == 0)
+        return 0;
+    return (depth - 1) * slice + (height - 1) * pitch + width;
+}
+
+static CUresult copy(const sim_copy *c)
+{
+    bool unlocked = c->width * c->height * c->depth >= UNLOCKED_FROM;
+    size_t to = span(c->width, c->height, c->depth, c->target_pitch, c->target_slice);
+    size_t from = span(c->width, c->height, c->depth, c->source_pitch, c->source_slice);
+    if (!nvs_sim_accessible((uintptr_t)c->target, to) || !nvs_sim_accessible((uintptr_t)c->source, from))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (unlocked)
+        pthread_mutex_unlock(&nvs_sim_lock);
+    for (size_t z = 0; z < c->depth; z++)
+        for (size_t y = 0; y < c->height; y++)
+            memmove(c->target + z * c->target_slice + y * c->target_pitch,
+                    c->source + z * c->source_slice + y * c->source_pitch, c->width);
+    if (unlocked)
+        pthread_mutex_lock(&nvs_sim_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult fill(const sim_fill *f)
+{
+    bool unlocked = f->width * f->height * f->element >= UNLOCKED_FROM;
+    if (!nvs_sim_accessible((uintptr_t)f->target, span(f->width * f->element, f->height, 1, f->pitch, 0)))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    if (unlocked)
+        pthread_mutex_unlock(&nvs_sim_lock);
+    for (size_t y = 0; y < f->height; y++) {
+        char *row = f->target + y * f->pitch;
+        if (f->element == 1)
+            memset(row, (int)f->value, f->width);
+        else
+            for (size_t x = 0; x < f->width; x++)
+                memcpy(row + x * f->element, &f->value, f->element); /* little endian, as the card */
+    }
+    if (unlocked)
+        pthread_mutex_lock(&nvs_sim_lock);
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_ns)
+{
+    sim_device *device = stream->context->device;
+    switch (work->kind) {
+    case OP_EMPTY:
+    case OP_WAIT:
+    case OP_ALLOCATE:
+        return CUDA_SUCCESS;
+    case OP_KERNEL:
+        nvs_sim_managed_touch(device);
+        return CUDA_SUCCESS;
+    case OP_COPY:
+        return copy(&work->u.copy);
+    case OP_FILL:
+        nvs_sim_managed_prefetch((CUdeviceptr)(uintptr_t)work->u.fill.target, work->u.fill.pitch * (work->u.fill.height - 1) + work->u.fill.width * work->u.fill.element,
+                                 (int32_t)device->gpu);
+        return fill(&work->u.fill);
+    case OP_HOST:
+        pthread_mutex_unlock(&nvs_sim_lock);
+        work->u.host.function(work->u.host.data);
+        pthread_mutex_lock(&nvs_sim_lock);
+        return CUDA_SUCCESS;
+    case OP_CALLBACK:
+        pthread_mutex_unlock(&nvs_sim_lock);
+        work->u.host.callback(work->u.host.stream, CUDA_SUCCESS, work->u.host.data);
+        pthread_mutex_lock(&nvs_sim_lock);
+        return CUDA_SUCCESS;
+    case OP_RECORD:
+        work->u.fence->done = true;
+        work->u.fence->end_ns = end_ns;
+        return CUDA_SUCCESS;
+    case OP_PREFETCH:
+        nvs_sim_managed_prefetch(work->u.prefetch.pointer, work->u.prefetch.bytes, work->u.prefetch.gpu);
+        return CUDA_SUCCESS;
+    case OP_FREE:
+        nvs_sim_release((uintptr_t)work->u.pointer);
+        return CUDA_SUCCESS;
+    case OP_WRITE_VALUE:
+        if (!nvs_sim_accessible((uintptr_t)work->u.write.pointer, work->u.write.bytes))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
+        memcpy((void *)(uintptr_t)work->u.write.pointer, &work->u.write.value, work->u.write.bytes);
+        return CUDA_SUCCESS;
+    }
+    return CUDA_SUCCESS;
+}
+
+void nvs_sim_discard(sim_work *work)
+{
+    if (work->kind == OP_COPY) {
+        free(work->u.copy.snapshot);
+        work->u.copy.snapshot = NULL;
+    } else if (work->kind == OP_RECORD || work->kind == OP_WAIT) {
+        nvs_sim_fence_unref(work->u.fence);
+        work->u.fence = NULL;
+    }
+}

@@ -1,0 +1,2 @@
+#include "sim.h"
+void nvs_sim_pool_freed(const sim_allocation *allocation) {}

@@ -1,0 +1,387 @@
+/* Inside of the CUDA driver double: objects, the lock, and what each file offers the others.
+ *
+ * One mutex, nvs_sim_lock, guards everything in the process.  Public functions take it once, with NVS_SIM_ENTER*, and
+ * call internal ones (nvs_sim_*) that expect it held.  It is dropped only while a thread sleeps, while an executor
+ * moves many bytes, and around callbacks.  The lock in the shared file is inside it.
+ */
+#ifndef SIM_H
+#define SIM_H
+
+#ifndef __CUDA_API_VERSION_INTERNAL
+#define __CUDA_API_VERSION_INTERNAL /* every version of every function under its exported name */
+#endif
+#include <cuda.h>
+
+#include "../include/simulated_gpu.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_EXPORT __attribute__((visibility("default")))
+
+enum { /* first word of each object: a wrong or dead handle is told apart, because dead objects stay readable */
+    SIM_CONTEXT = 0x43585431,
+    SIM_STREAM = 0x53545231,
+    SIM_EVENT = 0x45564e31,
+    SIM_MODULE = 0x4d4f4431,
+    SIM_FUNCTION = 0x464e4331,
+    SIM_GRAPH = 0x47525031,
+    SIM_NODE = 0x4e4f4431,
+    SIM_EXEC = 0x45584531,
+    SIM_POOL = 0x504f4f31,
+    SIM_ARRAY = 0x41525231,
+};
+
+typedef struct sim_device sim_device;
+typedef struct sim_context sim_context;
+typedef struct sim_stream sim_stream;
+typedef struct sim_graph sim_graph;
+typedef struct sim_node sim_node;
+typedef struct sim_capture sim_capture;
+
+typedef struct sim_fence { /* one recording of an event; shared by the event and by those who wait for it */
+    uint32_t references;
+    bool done;
+    uint64_t end_ns;
+} sim_fence;
+
+typedef struct sim_copy { /* width x height x depth bytes between linear host mappings */
+    char *target;
+    const char *source;
+    size_t target_pitch, target_slice, source_pitch, source_slice;
+    size_t width, height, depth;
+    void *snapshot; /* owned copy of the source, when it was taken at submission */
+} sim_copy;
+
+typedef struct sim_fill {
+    char *target;
+    size_t pitch, width, height; /* width in elements */
+    uint32_t value;
+    uint32_t element; /* 1, 2 or 4 bytes */
+} sim_fill;
+
+enum sim_op_kind {
+    OP_EMPTY,
+    OP_KERNEL,
+    OP_COPY,
+    OP_FILL,
+    OP_HOST,
+    OP_CALLBACK,
+    OP_RECORD,
+    OP_WAIT,
+    OP_PREFETCH,
+    OP_FREE,
+    OP_ALLOCATE, /* graphs only */
+    OP_WRITE_VALUE,
+};
+
+typedef struct sim_work { /* what is to be done: part of a queued operation or of a graph's node */
+    enum sim_op_kind kind;
+    uint64_t duration_ns;
+    uint64_t bytes;
+    union {
+        sim_copy copy;
+        sim_fill fill;
+        struct {
+            CUhostFn function;
+            CUstreamCallback callback;
+            CUstream stream;
+            void *data;
+        } host;
+        sim_fence *fence; /* one reference is owned */
+        struct {
+            CUdeviceptr pointer;
+            size_t bytes;
+            int32_t gpu; /* -1: to the host */
+        } prefetch;
+        CUdeviceptr pointer; /* OP_FREE */
+        struct {
+            CUdeviceptr pointer;
+            uint64_t value;
+            uint32_t bytes;
+        } write;
+    } u;
+} sim_work;
+
+typedef struct sim_op {
+    struct sim_op *next;
+    sim_work work;
+    uint64_t sequence, submitted_ns, start_ns, end_ns;
+    bool started, counts; /* counts: takes a place of the stream's launch queue */
+    bool graph;
+} sim_op;
+
+struct sim_stream {
+    uint32_t magic;
+    sim_context *context;
+    sim_stream *next;      /* of the context */
+    sim_stream *next_busy; /* of the device: streams that have work */
+    unsigned flags;
+    int priority;
+    uint64_t id;
+    uint64_t owner_thread; /* of a per-thread default stream; else 0 */
+    bool legacy, busy, closing;
+    sim_op *head, *tail;
+    uint32_t launches; /* queued operations that count */
+    uint64_t submitted, completed;
+    uint64_t last_end_ns;
+    sim_capture *capture;
+    sim_node **capture_tail; /* what the next captured node depends on */
+    size_t capture_tail_count;
+};
+
+typedef struct sim_event {
+    uint32_t magic;
+    sim_context *context;
+    struct sim_event *next;
+    unsigned flags;
+    sim_fence *fence;     /* the last recording; NULL: never recorded */
+    sim_capture *capture; /* the last recording was into this capture */
+    uint64_t capture_id;
+    sim_node **nodes;
+    size_t node_count;
+} sim_event;
+
+typedef struct sim_storage { /* local storage that libcudart attaches to a context */
+    struct sim_storage *next;
+    void *key, *value;
+    void (*destroy)(CUcontext, void *, void *);
+} sim_storage;
+
+struct sim_context {
+    uint32_t magic;
+    sim_device *device;
+    sim_context *next;
+    bool primary, legacy_made;
+    unsigned flags;
+    uint64_t id;
+    uint32_t references; /* primary: retain count */
+    CUresult error;      /* sticky: ILLEGAL_ADDRESS and the like */
+    sim_stream *streams, *default_stream;
+    sim_event *events;
+    struct sim_module *modules;
+    sim_storage *storage;
+    CUfunc_cache cache;
+    CUsharedconfig shared_config;
+    size_t limits[CU_LIMIT_MAX];
+    uint64_t peers; /* bit per visible device */
+};
+
+struct sim_device {
+    int ordinal;      /* CUdevice */
+    uint32_t gpu;     /* index in the shared file */
+    uint64_t capacity_bytes;
+    uint8_t uuid[16];
+    bool instance; /* a MIG instance */
+    sim_context primary;
+    sim_context *contexts; /* all live ones, the primary one included */
+    sim_stream *busy;
+    bool executor_started;
+    pthread_cond_t work;
+    struct sim_pool *default_pool, *current_pool;
+};
+
+typedef struct sim_settings {
+    int driver_version;
+    uint64_t kernel_ns;
+    double copy_bytes_per_ns; /* 0: instantaneous */
+    uint64_t context_bytes;
+    uint32_t launch_queue;
+} sim_settings;
+
+typedef struct sim_thread {
+    sim_context *stack[32];
+    uint32_t depth;
+    uint64_t number;   /* 1, 2, ...; 0 until first asked for */
+    bool per_thread;   /* set by a _ptsz/_ptds entry point for the call that follows */
+    bool call_per_thread;
+    CUstreamCaptureMode capture_mode;
+} sim_thread;
+
+extern pthread_mutex_t nvs_sim_lock;
+extern pthread_cond_t nvs_sim_done; /* broadcast when operations have completed */
+extern sim_settings nvs_sim_settings;
+extern sim_device nvs_sim_devices[NVS_SIM_MAX_GPUS];
+extern int nvs_sim_device_count;
+extern nvs_sim_shared *nvs_sim_shared_state;
+extern _Thread_local sim_thread nvs_sim_thread;
+extern uint64_t nvs_sim_next_id;
+extern uint64_t nvs_sim_sequence; /* of the operation queued last */
+
+uint64_t nvs_sim_now_ns(void);
+void nvs_sim_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+uint64_t nvs_sim_thread_number(void);
+
+/* init.c */
+CUresult nvs_sim_enter(const char *function, bool need_init); /* faults, then the lock is taken if SUCCESS */
+void nvs_sim_leave(void);
+CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
+
+/* faults.c */
+extern _Atomic bool nvs_sim_faults_armed;
+CUresult nvs_sim_fault(const char *function);
+bool nvs_sim_is_missing(const char *function);
+void nvs_sim_faults_from_environment(void);
+
+/* shared.c */
+nvs_sim_shared *nvs_sim_shared_open(const char **problem);
+nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared);
+void nvs_sim_shared_lock(nvs_sim_shared *shared);
+void nvs_sim_shared_unlock(nvs_sim_shared *shared);
+void nvs_sim_shared_reap(nvs_sim_shared *shared); /* with its lock: forgets dead processes */
+uint64_t nvs_sim_shared_used(nvs_sim_shared *shared, uint32_t gpu);
+nvs_sim_record *nvs_sim_shared_records(nvs_sim_shared *shared);
+
+/* charge.c */
+bool nvs_sim_charge(uint32_t gpu, uint64_t bytes); /* false: no room, even after others' managed memory gave way */
+void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes);
+uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes); /* managed memory: what found room */
+void nvs_sim_page_out(uint32_t gpu, uint64_t bytes);
+uint64_t nvs_sim_paged(uint32_t gpu); /* what is left of ours */
+uint64_t nvs_sim_free(uint32_t gpu);
+void nvs_sim_attach(uint32_t gpu, int change);
+bool nvs_sim_registered(void); /* this process has a place in the shared file */
+void nvs_sim_trace(uint32_t gpu, uint64_t stream, uint16_t kind, uint64_t start_ns, uint64_t end_ns, uint64_t bytes);
+
+/* context.c */
+sim_context *nvs_sim_current(void);
+CUresult nvs_sim_context(CUcontext handle, sim_context **out); /* NULL: the current one */
+CUresult nvs_sim_context_usable(sim_context *context);         /* its sticky error */
+void nvs_sim_context_wait(sim_context *context);               /* everything submitted so far is done; sleeps */
+void nvs_sim_device_wait(sim_device *device);
+CUresult nvs_sim_primary_retain(sim_device *device, sim_context **out);
+CUresult nvs_sim_context_create(unsigned flags, CUdevice dev, CUcontext *out); /* and makes it current */
+
+/* stream.c */
+CUresult nvs_sim_stream(CUstream handle, sim_stream **out);
+CUresult nvs_sim_stream_create(sim_context *context, unsigned flags, int priority, sim_stream **out);
+void nvs_sim_stream_destroy(sim_stream *stream);
+CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work);   /* queues, or captures; takes what the work owns */
+CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph); /* never captures */
+void nvs_sim_stream_wait(sim_stream *stream);
+bool nvs_sim_stream_idle(sim_stream *stream);
+CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_ns); /* effect.c: the lock may be dropped */
+void nvs_sim_discard(sim_work *work); /* frees what it owns */
+
+/* event.c */
+sim_fence *nvs_sim_fence_new(void);
+void nvs_sim_fence_unref(sim_fence *fence);
+void nvs_sim_event_reset(sim_event *event);
+
+/* copy.c */
+uint64_t nvs_sim_copy_ns(uint64_t bytes);
+
+/* memory.c */
+enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED };
+typedef struct sim_allocation {
+    uintptr_t base;
+    size_t bytes;         /* as asked for */
+    size_t charged_bytes; /* on the device; for managed memory what is resident */
+    size_t mapped_bytes;  /* of host address space; 0: it came from malloc */
+    enum sim_memory_kind kind;
+    sim_device *device;   /* NULL for imported managed memory */
+    sim_context *context;
+    unsigned flags;
+    uint64_t id;
+    int32_t last_prefetch, preferred;
+    bool read_mostly, sync_memops;
+    uint64_t accessed_by;
+    void *handle; /* MEM_MAPPED: the physical handle; MEM_POOL: the pool */
+} sim_allocation;
+sim_allocation *nvs_sim_find(uintptr_t address); /* whichever contains it; NULL: pageable host memory */
+CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, unsigned flags, CUdeviceptr *out);
+CUresult nvs_sim_release(uintptr_t base);
+CUresult nvs_sim_insert(const sim_allocation *allocation);
+void nvs_sim_remove(sim_allocation *allocation);
+bool nvs_sim_accessible(uintptr_t address, size_t bytes); /* false: in a reserved range and not backed, or beyond its end */
+size_t nvs_sim_allocation_count(void);
+sim_allocation *nvs_sim_allocation_at(size_t index);
+
+/* managed.c */
+void nvs_sim_managed_touch(sim_device *device);
+void nvs_sim_managed_prefetch(CUdeviceptr pointer, size_t bytes, int32_t gpu);
+void nvs_sim_managed_reconcile(uint32_t gpu);
+void nvs_sim_managed_forget(sim_allocation *allocation); /* it is no longer in the table */
+
+/* pool.c */
+void nvs_sim_pool_freed(const sim_allocation *allocation);
+
+/* vmm.c */
+bool nvs_sim_vmm_reserved(uintptr_t address, size_t bytes, bool *accessible);
+
+/* module.c */
+enum sim_image { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN };
+typedef struct sim_module { /* also a CUlibrary */
+    uint32_t magic;
+    struct sim_module *next; /* of the context */
+    sim_context *context;    /* NULL for a library */
+    enum sim_image kind;
+    char *image;
+    size_t bytes;
+    struct sim_function *functions;
+    struct sim_global *globals;
+} sim_module;
+typedef struct sim_function {
+    uint32_t magic;
+    struct sim_function *next;
+    struct sim_module *module;
+    char *name;
+    bool busy; /* nvs_busy: its first parameter is its duration */
+    int attributes[CU_FUNC_ATTRIBUTE_MAX];
+} sim_function;
+CUresult nvs_sim_function_named(sim_module *module, const char *name, size_t length, sim_function **out);
+CUresult nvs_sim_module_list(sim_module *module, size_t *count);
+void nvs_sim_module_free(sim_module *module);
+void nvs_sim_globals_free(sim_module *module);
+CUresult nvs_sim_read_file(const char *path, char **out);
+void nvs_sim_modules_unload(sim_context *context);
+CUresult nvs_sim_module_from_image(const void *image, struct sim_module **out);
+CUresult nvs_sim_kernel_work(CUfunction function, void **parameters, void **extra, sim_work *out);
+
+/* capture.c */
+CUresult nvs_sim_capture_unsafe(void);              /* a call that is not allowed while a capture is under way */
+CUresult nvs_sim_capture_check(sim_stream *stream); /* synchronising or querying this stream */
+CUresult nvs_sim_capture_implicit(sim_stream *stream); /* submitting to it: does the legacy stream join a capture? */
+CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external);
+CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external, bool *handled);
+CUresult nvs_sim_capture_add(sim_stream *stream, const sim_work *work);
+bool nvs_sim_capture_context(sim_context *context); /* a stream of it is capturing; then those captures are invalid */
+
+#define NVS_SIM_ENTER_RAW()                                                                      \
+    do {                                                                                         \
+        CUresult entered = nvs_sim_enter(__func__, false);                                       \
+        if (entered != CUDA_SUCCESS)                                                             \
+            return entered;                                                                      \
+    } while (0)
+#define NVS_SIM_ENTER()                                                                          \
+    do {                                                                                         \
+        CUresult entered = nvs_sim_enter(__func__, true);                                        \
+        if (entered != CUDA_SUCCESS)                                                             \
+            return entered;                                                                      \
+    } while (0)
+/* Also declares `context`, the current one. */
+#define NVS_SIM_ENTER_CONTEXT()                                                                  \
+    NVS_SIM_ENTER();                                                                             \
+    sim_context *context = nvs_sim_current();                                                    \
+    if (context == NULL)                                                                         \
+        return nvs_sim_return(CUDA_ERROR_INVALID_CONTEXT)
+#define NVS_SIM_CHECK(condition, result)                                                         \
+    do {                                                                                         \
+        if (!(condition))                                                                        \
+            return nvs_sim_return(result);                                                       \
+    } while (0)
+#define NVS_SIM_TRY(expression)                                                                  \
+    do {                                                                                         \
+        CUresult tried = (expression);                                                           \
+        if (tried != CUDA_SUCCESS)                                                               \
+            return nvs_sim_return(tried);                                                        \
+    } while (0)
+
+static inline CUresult nvs_sim_return(CUresult result)
+{
+    nvs_sim_leave();
+    return result;
+}
+
+#endif

@@ -1,0 +1,141 @@
+"""Reads the shared state of simulated GPUs: the cards, who uses them, and the trace of ended work.
+
+The layout is that of include/simulated_gpu.h, version 1; another version is refused.  Reading needs no lock and
+disturbs nobody: a record counts only when its sequence number is the one that its place demands, before and after it is read.
+"""
+
+import mmap
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAGIC = 0x5550476D6953764E
+_VERSION = 1
+_HEADER = struct.Struct("<QIIQQQQ")
+_GPU = struct.Struct("<16sQII")
+_RECORD = struct.Struct("<QQQQQIHH")
+_KINDS = {1: "kernel", 2: "copy", 3: "memset", 4: "prefetch", 5: "graph"}
+
+
+class StateFileError(RuntimeError):
+    """The file is not the state of simulated GPUs, or of another version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One simulated GPU, or one MIG instance of one."""
+
+    index: int
+    uuid: str
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """One piece of work that a GPU did; times are of CLOCK_MONOTONIC."""
+
+    gpu: int
+    process_id: int
+    start_ns: int
+    end_ns: int
+    kind: str
+    stream: int = 0
+    bytes_moved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two processes whose work ran on one GPU at the same time."""
+
+    first: Busy
+    second: Busy
+
+    @property
+    def overlap_ns(self) -> int:
+        """For how long both were at it."""
+        return min(self.first.end_ns, self.second.end_ns) - max(self.first.start_ns, self.second.start_ns)
+
+
+def _open(state: Path) -> mmap.mmap:
+    try:
+        with state.open("rb") as file:
+            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise StateFileError(f"cannot read the state of the simulated GPUs at {state}: {error}") from error
+    if len(view) < _HEADER.size:
+        raise StateFileError(f"{state} is too short to be the state of simulated GPUs")
+    magic, version = _HEADER.unpack_from(view)[:2]
+    if magic != _MAGIC or version != _VERSION:
+        raise StateFileError(f"{state} is not the state of simulated GPUs of version {_VERSION}; remove it")
+    return view
+
+
+def read_cards(state: Path) -> list[Card]:
+    """The GPUs of a state file, in the order of their indices."""
+    view = _open(state)
+    cards = []
+    for index in range(_HEADER.unpack_from(view)[2]):
+        raw, capacity_bytes, _card, instance = _GPU.unpack_from(view, _HEADER.size + index * _GPU.size)
+        text = raw.hex()
+        name = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+        cards.append(Card(index, f"{'MIG' if instance else 'GPU'}-{name}", capacity_bytes))
+    return cards
+
+
+def read_trace(state: Path, since: int = 0) -> list[Busy]:
+    """What the ring still holds from record number `since` on, in the order in which the work was written."""
+    view = _open(state)
+    _, _, _, offset, records, following, _ = _HEADER.unpack_from(view)
+    trace = []
+    for number in range(max(since, following - records), following):
+        place = offset + (number % records) * _RECORD.size
+        sequence, start_ns, end_ns, stream, moved, process_id, gpu, kind = _RECORD.unpack_from(view, place)
+        if sequence != number + 1 or struct.unpack_from("<Q", view, place)[0] != sequence:
+            continue  # being written, or its writer was killed
+        trace.append(Busy(gpu, process_id, start_ns, end_ns, _KINDS.get(kind, "unknown"), stream, moved))
+    return trace
+
+
+def trace_length(state: Path) -> int:
+    """How many records were ever begun: what to pass as `since` to read only what comes later."""
+    return int(_HEADER.unpack_from(_open(state))[5])
+
+
+def merged(trace: Iterable[Busy]) -> list[Busy]:
+    """For each GPU and process its busy times as a union of intervals (kind "busy"), by start."""
+    groups: dict[tuple[int, int], list[Busy]] = defaultdict(list)
+    for busy in trace:
+        groups[busy.gpu, busy.process_id].append(busy)
+    result: list[Busy] = []
+    for (gpu, process_id), group in groups.items():
+        spans: list[tuple[int, int]] = []
+        for busy in sorted(group, key=lambda one: one.start_ns):
+            if spans and busy.start_ns <= spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(spans[-1][1], busy.end_ns))
+            else:
+                spans.append((busy.start_ns, busy.end_ns))
+        result += [Busy(gpu, process_id, start_ns, end_ns, "busy") for start_ns, end_ns in spans]
+    return sorted(result, key=lambda one: (one.start_ns, one.end_ns))
+
+
+def overlaps(trace: Sequence[Busy]) -> list[Overlap]:
+    """Pairs of busy intervals of different processes on one GPU that intersect (touching ends do not)."""
+    found: list[Overlap] = []
+    running: dict[int, list[Busy]] = defaultdict(list)
+    for busy in merged(trace):
+        live = [one for one in running[busy.gpu] if one.end_ns > busy.start_ns]
+        if busy.end_ns > busy.start_ns:
+            found += [Overlap(one, busy) for one in live if one.process_id != busy.process_id]
+            live.append(busy)
+        running[busy.gpu] = live
+    return found
+
+
+def busy_ns_by_process(trace: Iterable[Busy]) -> dict[tuple[int, int], int]:
+    """(GPU, process id) -> nanoseconds in which it had work running; overlapping streams count once."""
+    totals: dict[tuple[int, int], int] = defaultdict(int)
+    for busy in merged(trace):
+        totals[busy.gpu, busy.process_id] += busy.end_ns - busy.start_ns
+    return dict(totals)

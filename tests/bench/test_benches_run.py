@@ -1,0 +1,64 @@
+"""Every benchmark runs on the simulated GPU and prints what it promises; how fast is not asked here.
+
+May not go here: figures.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+def run(module: str, *words: str) -> dict[str, Any]:
+    """Its JSON object."""
+    command = [sys.executable, "-m", module, "--json", *words]
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_gate() -> None:
+    """Without figures of the gate nobody would notice that it has become slow."""
+    told = run("bench.gate", "--simulate", "--pairs=1", "--calls=500", "--rounds=2")
+    assert {"baseline_ns", "hooked_ns", "added_ns", "added_instructions"} <= set(told)
+    assert told["simulated"] is True
+    assert told["baseline_ns"] > 0
+    assert told["hooked_ns"] > 0
+
+
+def test_handover() -> None:
+    """The same for hand-overs; none measured would be a failure."""
+    told = run("bench.handover", "--simulate", "--seconds=1.5")
+    assert told["handovers"] > 0
+    assert set(told["handover_us"]) == {"p50", "p99"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
+def test_throughput() -> None:
+    """All four cases of one workload, with a real framework."""
+    told = run("bench.throughput", "--simulate", "--workload=cupy-small", "--seconds=0.5", "--repetitions=1")
+    found = told["workloads"]["cupy-small"]
+    assert min(found[case] for case in ("alone", "alone_hooked", "two_native", "two_exclusive")) > 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed (extra plots)")
+def test_timeline(tmp_path: Path) -> None:
+    """The picture in the README can be made again."""
+    out = tmp_path / "timeline.png"
+    command = [sys.executable, "-m", "bench.timeline", "--simulate", "--seconds=1.5", "--start=0.5", f"--out={out}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -1,0 +1,70 @@
+"""The benchmarks' arithmetic, on events and stamps written out by hand.
+
+May not go here: timings.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench.handover import evaluate, turns
+from bench.rig import percentile, spread
+from bench.summary import FILES
+from bench.timeline import leases
+
+DRAINED = {"drained": True}
+EVENTS = [
+    {"kind": "granted", "at_ns": 100, "client": 1, "name": "a", "lease": 1},
+    {"kind": "revoked", "at_ns": 1_000, "client": 1, "lease": 1},
+    {"kind": "released", "at_ns": 1_500, "client": 1, "lease": 1, "drain_ns": 300, "opened_at_ns": 150, **DRAINED},
+    {"kind": "granted", "at_ns": 1_510, "client": 2, "name": "b", "lease": 2},
+    {"kind": "revoked", "at_ns": 3_000, "client": 2, "lease": 2},
+    {"kind": "released", "at_ns": 3_400, "client": 2, "lease": 2, "drain_ns": 250, "opened_at_ns": 1_560, **DRAINED},
+    {"kind": "granted", "at_ns": 3_410, "client": 1, "name": "a", "lease": 3},
+]
+
+
+def test_hand_over_is_what_lies_beyond_the_drain() -> None:
+    """From revoke to the first call, without the drain: anything else flatters or blames the wrong part."""
+    samples = evaluate(EVENTS, {"b": [(500, 1_600)], "a": [(0, 160), (2_000, 3_500)]})
+    assert samples.first_call_ns == [1_600 - 1_000 - 300, 3_500 - 3_000 - 250]
+    assert samples.gate_open_ns == [1_560 - 1_000 - 300]
+    assert samples.drain_ns == [300, 250]
+
+
+def test_a_program_that_was_not_waiting_is_no_sample() -> None:
+    """Who asks after the revoke measures its own idleness."""
+    samples = evaluate(EVENTS, {"b": [(1_200, 1_600)], "a": []})
+    assert samples.first_call_ns == []
+    assert sum(samples.without.values()) == 2
+
+
+def test_idle_and_undrained_releases_are_no_hand_over() -> None:
+    """An early release was not revoked; a drain past its deadline has no length."""
+    idle = [event for event in EVENTS if event["kind"] != "revoked"]
+    assert turns(idle)[0] == []
+    undrained = [event | {"drained": False} if event["kind"] == "released" else event for event in EVENTS]
+    assert turns(undrained)[0] == []
+
+
+def test_leases_in_the_picture() -> None:
+    """A bar begins when the gate opened, not when the lease was asked for."""
+    assert leases(EVENTS) == {"a": [(150, 1_500)], "b": [(1_560, 3_400)]}
+
+
+def test_percentiles() -> None:
+    """Nearest rank: an odd definition would not compare with anybody's figures."""
+    values = [float(value) for value in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile(values, 1.0)) == (50.0, 99.0, 100.0)
+    assert percentile([7.0], 0.99) == 7.0
+    assert spread([3.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 3.0, "repetitions": 3}
+
+
+def test_summary_knows_every_file_of_the_hardware_run() -> None:
+    """A figure that hardware.sh measures and the summary leaves out is never looked at."""
+    script = (Path(__file__).parents[2] / "bench" / "hardware.sh").read_text(encoding="utf-8")
+    for name in FILES:
+        assert f" {name} " in script
+    told = {"handover_us": {"p50": 1}, "handovers": 2, "details": {"drain_us": None}}
+    assert "2 hand-overs" in FILES["handover.json"](json.loads(json.dumps(told)))[0]

@@ -1,0 +1,187 @@
+"""A node of one's own for each test: coordinator, simulated GPUs, programs under the hook; all real processes.
+
+Invariants: everything that a test starts is gone after it; programs are started by `nvshare-run`, as a user would.
+
+May not go here: anything that stands in for a part of the product.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.runtime_dir import RuntimeDir
+from simulated_gpu.environment import simulated_environment
+from simulated_gpu.trace import Busy, read_trace
+from tests.conftest import ROOT, Built
+from tests.waiting import eventually
+
+CLIENT_VARIABLES = ("LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET", "NVSHARE_MEMORY", "NVSHARE_SIM_STATE")
+
+
+@dataclass
+class Node:
+    """One runtime directory and what runs in it."""
+
+    directory: Path
+    simulate: str
+    coordinator: subprocess.Popen[bytes] | None = None
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def state(self) -> Path:
+        """The shared state of the simulated GPUs."""
+        return self.directory / "simulated_gpu"
+
+    def environment(self) -> dict[str, str]:
+        """As a user's shell has it."""
+        return {k: v for k, v in os.environ.items() if k not in CLIENT_VARIABLES} | {
+            "NVSHARE_RUNTIME_DIR": str(self.directory),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def start_coordinator(self, *options: str) -> None:
+        """Returns when it serves."""
+        ready, report = os.pipe()
+        command = [sys.executable, "-m", "coordinator.server", f"--simulate={self.simulate}", "--ready-fd", str(report)]
+        with (self.directory / "coordinator.log").open("ab") as log:
+            self.coordinator = subprocess.Popen(
+                [*command, *options],
+                env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,),
+            )
+        os.close(report)
+        with os.fdopen(ready, "rb") as told:
+            assert told.read(1), self.log()
+
+    def kill_coordinator(self) -> None:
+        """SIGKILL: it has no chance to say goodbye."""
+        assert self.coordinator is not None
+        self.coordinator.kill()
+        self.coordinator.wait()
+        self.coordinator = None
+
+    def log(self) -> str:
+        """What the coordinators wrote."""
+        return (self.directory / "coordinator.log").read_text(errors="replace")
+
+    def run(
+        self, command: Sequence[str], *options: str, variables: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """A program under the hook; `options` are nvshare-run's."""
+        line = [sys.executable, "-m", "coordinator.run", f"--simulate={self.simulate}", *options, "--", *command]
+        return self._start(line, self.environment() | (variables or {}))
+
+    def run_plain(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        """The same program on the same GPUs without the hook."""
+        return self._start(command, simulated_environment(self.state, self.simulate, self.environment()))
+
+    def _start(self, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command,
+            env=environment, cwd=self.directory, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def control(self, *words: str) -> Any:
+        """One nvshare-ctl command that must succeed; its JSON."""
+        command = [sys.executable, "-m", "coordinator.control", *words, "--json"]
+        done = subprocess.run(
+            command, env=self.environment(), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, f"{words}: {done.stderr}{done.stdout}"
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def follow_events(self) -> None:
+        """Gathers `nvshare-ctl events` in `events` from some moment after this call."""
+        command = [sys.executable, "-m", "coordinator.control", "events", "--json"]
+        process = self._start(command, self.environment())
+        assert process.stdout is not None
+        stream = process.stdout
+
+        def gather() -> None:
+            for line in stream:
+                if line.strip():
+                    self.events.append(json.loads(line))
+
+        threading.Thread(target=gather, daemon=True).start()
+
+    def trace(self) -> list[Busy]:
+        """What ran on the GPUs so far."""
+        return list(read_trace(self.state)) if self.state.exists() else []
+
+    def await_work(self, process_id: int, after_ns: int = 0) -> None:
+        """Until this process has done work on a GPU that began after a time."""
+        eventually(
+            lambda: any(busy.process_id == process_id and busy.start_ns > after_ns for busy in self.trace()),
+            f"work of process {process_id} on the GPU\n{self.log()}",
+        )
+
+    def close(self) -> None:
+        """Ends everything."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        if self.coordinator is not None:
+            self.coordinator.terminate()
+            try:
+                self.coordinator.wait(10)
+            except subprocess.TimeoutExpired:
+                self.coordinator.kill()
+                self.coordinator.wait()
+        embedded = RuntimeDir(self.directory).coordinator_pid()
+        if embedded is not None:  # started by nvshare-run; nobody's child
+            watch = os.pidfd_open(embedded)
+            os.kill(embedded, signal.SIGTERM)
+            select.select([watch], [], [], 20)
+            os.close(watch)
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 60.0) -> dict[str, Any]:
+    """Waits for a program that must succeed; its last line as JSON."""
+    out, errors = process.communicate(timeout=seconds)
+    assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{errors}"
+    found: dict[str, Any] = json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
+    return found
+
+
+@pytest.fixture
+def node(built: Built, request: pytest.FixtureRequest) -> Iterator[Node]:
+    """One simulated GPU, or what the test's parameter says.  The path is short: sockets must fit into it."""
+    directory = Path(tempfile.mkdtemp(prefix="nvs-"))
+    made = Node(directory, getattr(request, "param", "1x4GiB"))
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def saturate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A C program that keeps a GPU busy: SECONDS KERNEL_NS DEPTH (bench/saturate.c)."""
+    program = tmp_path_factory.mktemp("programs") / "saturate"
+    source = ROOT / "bench" / "saturate.c"
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), str(source), "-ldl"], check=True)
+    return program

@@ -1,0 +1,139 @@
+"""Two programs share one GPU: real coordinator, real hook, simulated GPU, judged by the GPU's own trace.
+
+May not go here: failures of programs or coordinators (test_failures.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.runtime_dir import RuntimeDir
+from simulated_gpu.trace import overlaps
+from tests.end_to_end.conftest import Node, finish
+from tests.waiting import eventually
+
+BUSY = [sys.executable, "-m", "bench.workloads.busy"]
+
+
+def test_two_programs_take_turns(node: Node, saturate: Path) -> None:
+    """The product's purpose: both run, in turns, and no work of one overlaps the other's."""
+    node.start_coordinator("--quantum=20ms")
+    both = [node.run([str(saturate), "1.5", "200000", "4"], f"--name=p{index}") for index in range(2)]
+    for process in both:
+        assert finish(process)["launches"] > 0
+    trace = node.trace()
+    assert {busy.process_id for busy in trace} == {process.pid for process in both}
+    assert overlaps(trace) == []
+    status = node.control("status")
+    assert status["gpus"][0]["handovers"] > 2, status
+
+
+def test_without_the_hook_they_overlap(node: Node, saturate: Path) -> None:
+    """The check above can fail: the same programs without the hook do overlap."""
+    both = [node.run_plain([str(saturate), "1.5", "200000", "4"]) for _ in range(2)]
+    for process in both:
+        finish(process)
+    assert overlaps(node.trace())
+
+
+def test_python_programs_keep_their_data(node: Node) -> None:
+    """Copies of two interleaved programs come back as they went."""
+    node.start_coordinator("--quantum=10ms")
+    both = [node.run([*BUSY, "--seconds=1.5", f"--seed={seed}"], "--memory=device") for seed in (1, 2)]
+    results = [finish(process) for process in both]
+    assert all(result["mismatches"] == 0 and result["copies"] > 0 for result in results), results
+    assert overlaps(node.trace()) == []
+
+
+def test_managed_memory_keeps_its_data_beyond_capacity(node: Node) -> None:
+    """Two programs that each fill most of the card take turns, and what they copied comes back as it went."""
+    node.simulate = "1x256MiB"
+    node.start_coordinator("--quantum=20ms")
+    heavy = [*BUSY, "--seconds=1.5", f"--copy-kib={160 * 1024}", "--burst=2"]
+    both = [node.run([*heavy, f"--seed={seed}"], "--memory=managed") for seed in (1, 2)]
+    results = [finish(process) for process in both]
+    assert all(result["mismatches"] == 0 and result["copies"] > 0 for result in results), results
+    assert overlaps(node.trace()) == []
+
+
+def test_quantum_changes_while_they_run(node: Node, saturate: Path) -> None:
+    """`nvshare-ctl set quantum` takes effect on running programs."""
+    node.start_coordinator("--quantum=200ms")
+    both = [node.run([str(saturate), "4", "200000", "4"]) for _ in range(2)]
+    for process in both:
+        node.await_work(process.pid)
+    node.follow_events()
+    eventually(lambda: any(event["kind"] == "granted" for event in node.events), "a grant in the event stream")
+    node.control("set", "quantum", "7ms")
+    eventually(
+        lambda: any(event["kind"] == "granted" and event["quantum_ns"] == 7_000_000 for event in node.events),
+        "a grant with the new quantum",
+    )
+    for process in both:
+        finish(process)
+    assert overlaps(node.trace()) == []
+
+
+def test_pause_and_resume(node: Node, saturate: Path) -> None:
+    """A paused client gets nothing until it is resumed; nobody fails."""
+    node.start_coordinator("--quantum=10ms")
+    first = node.run([str(saturate), "2", "200000", "4"], "--name=first")
+    second = node.run([str(saturate), "2", "200000", "4"], "--name=second")
+    for process in (first, second):
+        node.await_work(process.pid)
+    node.control("pause", "second")
+    eventually(lambda: "second" not in holders(node), "the paused client to give its lease back")
+    finish(first)
+    assert second.poll() is None, "the paused program ended by itself"
+    node.control("resume", "second")
+    finish(second)
+    assert overlaps(node.trace()) == []
+
+
+def holders(node: Node) -> set[str]:
+    """Names of those who hold the lease of the first GPU."""
+    status = node.control("status")
+    names = {client["client"]: client["name"] for client in status["clients"]}
+    return {names.get(client, "gone") for client in status["gpus"][0]["holders"]}
+
+
+@pytest.mark.parametrize("node", ["2x1GiB"], indirect=True)
+def test_gpus_are_independent(node: Node, saturate: Path) -> None:
+    """Who uses one GPU never waits for who uses another."""
+    node.start_coordinator("--quantum=20ms")
+    command = [str(saturate), "1", "200000", "4"]
+    both = [node.run(command, variables={"CUDA_VISIBLE_DEVICES": str(index)}) for index in range(2)]
+    for process in both:
+        assert finish(process)["launches"] > 0
+    trace = node.trace()
+    assert len({busy.gpu for busy in trace}) == 2
+    assert overlaps(trace) == []
+    spans = [
+        (min(b.start_ns for b in own), max(b.end_ns for b in own))
+        for process in both
+        if (own := [busy for busy in trace if busy.process_id == process.pid])
+    ]
+    assert spans[0][0] < spans[1][1], spans
+    assert spans[1][0] < spans[0][1], spans
+    assert node.control("status")["gpus"][0]["handovers"] == 0
+
+
+def test_concurrent_sharing_lets_all_run(node: Node, saturate: Path) -> None:
+    """`--sharing concurrent`: nobody waits, so work does overlap."""
+    node.start_coordinator("--sharing=concurrent")
+    both = [node.run([str(saturate), "1.5", "200000", "4"]) for _ in range(2)]
+    for process in both:
+        finish(process)
+    assert overlaps(node.trace())
+
+
+def test_embedded_coordinator(node: Node, saturate: Path) -> None:
+    """Without any coordinator `nvshare-run` starts one, and both programs meet in it."""
+    both = [node.run([str(saturate), "1.5", "200000", "4"]) for _ in range(2)]
+    for process in both:
+        finish(process)
+    assert overlaps(node.trace()) == []
+    assert RuntimeDir(node.directory).coordinator_pid() is not None

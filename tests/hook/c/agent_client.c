@@ -1,0 +1,186 @@
+/* A CUDA program that does what its standard input says, one command a line, and answers each with one line.
+ *
+ *   launch NS          one kernel of so many nanoseconds on the default stream: "launched"
+ *   background NS      the same by a thread of its own: "begun" at once, "background launched" when it is through
+ *   count N NS         so many kernels, one after the other: "counted"
+ *   sync               wait for the device: "synchronised"
+ *   alloc BYTES        "allocated" or "refused RESULT"
+ *   captured N NS      N kernels into a capture, then its graph is launched: "captured RESULT"
+ *   fork               a child that uses CUDA as a fresh process would: "child STATUS"
+ *   idle-child         a child that waits until its input ends: "child PID"
+ *   state              "state LEASE LEASE_ID WAITERS WAITING_THREADS CALLS", from the hook's own interface
+ *   yield              "yielded"
+ *   threads            number of threads of the process: "threads N"
+ *   exit               exit(0), whatever the threads do
+ */
+#define _GNU_SOURCE
+#include <cuda.h>
+#include <dirent.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "nvshare.h"
+
+static CUfunction busy;
+static CUcontext context;
+
+static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
+                            ".visible .entry nvs_busy(.param .u64 ns) { ret; }\n";
+
+static void say(const char *format, ...)
+{
+    __builtin_va_list arguments;
+    char line[256];
+    __builtin_va_start(arguments, format);
+    int size = vsnprintf(line, sizeof line - 1, format, arguments);
+    __builtin_va_end(arguments);
+    line[size++] = '\n';
+    if (write(STDOUT_FILENO, line, (size_t)size) != size)
+        _exit(3);
+}
+
+static int begin(void)
+{
+    CUmodule module;
+    CUdevice device;
+    return cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
+           cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS &&
+           cuModuleLoadData(&module, image) == CUDA_SUCCESS &&
+           cuModuleGetFunction(&busy, module, "nvs_busy") == CUDA_SUCCESS;
+}
+
+static CUresult launch(uint64_t ns, CUstream stream)
+{
+    void *parameters[] = {&ns};
+    return cuLaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+static void *in_background(void *argument)
+{
+    uint64_t ns = (uint64_t)(uintptr_t)argument;
+    cuCtxSetCurrent(context);
+    say("background %s", launch(ns, NULL) == CUDA_SUCCESS ? "launched" : "failed");
+    return NULL;
+}
+
+static CUresult captured(unsigned count, uint64_t ns)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUgraphExec executable;
+    CUresult result = cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS)
+        result = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = launch(ns, stream);
+    if (result == CUDA_SUCCESS)
+        result = cuStreamEndCapture(stream, &graph);
+    if (result == CUDA_SUCCESS)
+        result = cuGraphInstantiateWithFlags(&executable, graph, 0);
+    if (result == CUDA_SUCCESS)
+        result = cuGraphLaunch(executable, stream);
+    return result == CUDA_SUCCESS ? cuStreamSynchronize(stream) : result;
+}
+
+static void fork_one(int uses_cuda)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        char byte;
+        if (uses_cuda)
+            _exit(begin() && launch(1000, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS ? 0 : 1);
+        while (read(STDIN_FILENO, &byte, 1) > 0) {
+        }
+        _exit(0);
+    }
+    int status = 0;
+    if (uses_cuda)
+        waitpid(child, &status, 0);
+    say("child %d", uses_cuda ? status : (int)child);
+}
+
+static void tell_state(void)
+{
+    struct nvshare_gpu state = {.size = sizeof state};
+    int (*ask)(uint32_t, struct nvshare_gpu *);
+    *(void **)&ask = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
+    if (ask == NULL || ask(0, &state) != 0)
+        say("state none");
+    else
+        say("state %u %llu %u %u %llu", state.lease, (unsigned long long)state.lease_id, state.waiters,
+            state.waiting_threads, (unsigned long long)state.calls);
+}
+
+static void yield_lease(void)
+{
+    int (*yield)(uint32_t);
+    *(void **)&yield = dlsym(RTLD_DEFAULT, "nvshare_yield");
+    say(yield != NULL && yield(0) == 0 ? "yielded" : "not yielded");
+}
+
+static unsigned count_threads(void)
+{
+    unsigned count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *entry; tasks != NULL && (entry = readdir(tasks)) != NULL;)
+        count += entry->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+int main(void)
+{
+    char line[128], word[32];
+    unsigned long long first, second;
+    pthread_t thread;
+    int begun = 0;
+    setvbuf(stdin, NULL, _IONBF, 0);
+    say("ready");
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        first = second = 0;
+        if (sscanf(line, "%31s %llu %llu", word, &first, &second) < 1)
+            continue;
+        if (!begun && strcmp(word, "threads") != 0 && strcmp(word, "fork") != 0 && !(begun = begin())) {
+            say("no CUDA");
+            return 2;
+        }
+        if (strcmp(word, "launch") == 0) {
+            say(launch(first, NULL) == CUDA_SUCCESS ? "launched" : "failed");
+        } else if (strcmp(word, "background") == 0) {
+            say(pthread_create(&thread, NULL, in_background, (void *)(uintptr_t)first) == 0 ? "begun" : "failed");
+        } else if (strcmp(word, "count") == 0) {
+            CUresult result = CUDA_SUCCESS;
+            for (unsigned long long i = 0; i < first && result == CUDA_SUCCESS; i++)
+                result = launch(second, NULL);
+            say(result == CUDA_SUCCESS ? "counted" : "failed");
+        } else if (strcmp(word, "sync") == 0) {
+            say(cuCtxSynchronize() == CUDA_SUCCESS ? "synchronised" : "failed");
+        } else if (strcmp(word, "alloc") == 0) {
+            CUdeviceptr pointer;
+            CUresult result = cuMemAlloc(&pointer, first);
+            say(result == CUDA_SUCCESS ? "allocated" : "refused %d", (int)result);
+        } else if (strcmp(word, "captured") == 0) {
+            say("captured %d", (int)captured((unsigned)first, second));
+        } else if (strcmp(word, "fork") == 0 || strcmp(word, "idle-child") == 0) {
+            fork_one(strcmp(word, "fork") == 0);
+        } else if (strcmp(word, "state") == 0) {
+            tell_state();
+        } else if (strcmp(word, "yield") == 0) {
+            yield_lease();
+        } else if (strcmp(word, "threads") == 0) {
+            say("threads %u", count_threads());
+        } else if (strcmp(word, "exit") == 0) {
+            exit(0);
+        } else {
+            say("what?");
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,93 @@
+/* The gate without threads that race: what it does to one caller, to errno, to a fork. */
+#include "gate.h"
+
+#include "agent.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static int waits;
+static bool let_through;
+
+uint64_t nvs_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+bool nvs_agent_wait_for_lease(uint32_t gpu)
+{
+    waits++;
+    errno = ENOSYS;
+    if (let_through)
+        return false;
+    nvs_gate_open(gpu, false);
+    return true;
+}
+
+#define MUST(condition)                                                \
+    do {                                                               \
+        if (!(condition)) {                                            \
+            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);    \
+            return 1;                                                  \
+        }                                                              \
+    } while (0)
+
+int main(void)
+{
+    nvs_slot *slot;
+    nvs_gate_init();
+
+    /* Not armed: open, counted, never waits. */
+    slot = nvs_gate_enter(0);
+    MUST(slot != NULL && nvs_gate_inside(0) && !nvs_gate_inside(1));
+    MUST(!nvs_gate_leave(slot, 0) && !nvs_gate_inside(0) && nvs_gate_calls(0) == 1);
+    MUST(nvs_gate_enter(NVS_NO_GPU) == NULL && !nvs_gate_leave(NULL, NVS_NO_GPU));
+
+    /* Armed: the first caller waits, errno stays. */
+    nvs_gate_arm();
+    errno = ERANGE;
+    slot = nvs_gate_enter(0);
+    MUST(waits == 1 && errno == ERANGE && nvs_gate_inside(0));
+
+    /* Inside, with the gate closed meanwhile: neither this nor another GPU's gate stops the thread; the closer times out. */
+    MUST(nvs_gate_close(0, nvs_now_ns() + 1000000) == NVS_TIMED_OUT);
+    nvs_slot *nested = nvs_gate_enter(5);
+    MUST(waits == 1 && !nvs_gate_leave(nested, 5));
+    MUST(!nvs_gate_leave(slot, 0) && nvs_gate_close(0, 0) == NVS_OK);
+
+    /* Paced: the caller is told; then not any more. */
+    nvs_gate_open(0, true);
+    MUST(nvs_gate_leave(nvs_gate_enter(0), 0));
+    nvs_gate_open(0, false);
+    MUST(!nvs_gate_leave(nvs_gate_enter(0), 0));
+
+    /* The process ends: through a closed gate. */
+    MUST(nvs_gate_close(0, nvs_now_ns() + 1000000) == NVS_OK);
+    let_through = true;
+    slot = nvs_gate_enter(0);
+    MUST(waits == 2 && slot != NULL && !nvs_gate_leave(slot, 0));
+    let_through = false;
+
+    /* Fork inside a call with the gate open: the child is outside, before a closed gate; the parent is as it was. */
+    nvs_gate_open(0, false);
+    slot = nvs_gate_enter(0);
+    pid_t child = fork();
+    if (child == 0) {
+        nvs_gate_after_fork();
+        waits = 0;
+        bool clean = !nvs_gate_inside(0) && nvs_gate_waiting(0) == 0;
+        (void)nvs_gate_leave(nvs_gate_enter(0), 0);
+        _exit(clean && waits == 1 && nvs_gate_close(0, nvs_now_ns() + 1000000) == NVS_OK ? 0 : 1);
+    }
+    int status = -1;
+    MUST(waitpid(child, &status, 0) == child && status == 0);
+    MUST(nvs_gate_inside(0) && !nvs_gate_leave(slot, 0));
+    puts("good");
+    return 0;
+}

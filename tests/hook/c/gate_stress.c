@@ -1,0 +1,117 @@
+/* Threads that pass the gate against one that closes and opens it; for TSan, which sees the plain variables.
+ *
+ *   gate_stress [fence]      `fence`: as if membarrier were not to be had
+ *
+ * Checked: nobody is inside while the gate is closed; what a thread wrote inside is seen by the closer, and what the closer wrote while
+ * it was closed is seen inside; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
+ */
+#include "gate.h"
+
+#include "agent.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { THREADS = 6, ROUNDS = 400, DYING = 40 };
+
+static _Atomic int inside;
+static _Atomic bool stop;
+static uint64_t written[THREADS]; /* by its thread, inside; read while closed */
+static uint64_t epoch;            /* by the closer, while closed; read inside */
+static _Atomic uint64_t passed;
+
+uint64_t nvs_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+bool nvs_agent_wait_for_lease(uint32_t gpu)
+{
+    (void)nvs_gate_wait_begin(gpu);
+    while (!nvs_gate_wait(gpu, UINT64_MAX)) {
+    }
+    nvs_gate_wait_end(gpu);
+    return true;
+}
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "%s\n", what);
+    _Exit(1);
+}
+
+static void *pass(void *argument)
+{
+    size_t me = (size_t)(uintptr_t)argument;
+    uint64_t seen = 0;
+    while (!atomic_load_explicit(&stop, memory_order_relaxed)) {
+        nvs_slot *slot = nvs_gate_enter(1);
+        atomic_fetch_add_explicit(&inside, 1, memory_order_relaxed);
+        nvs_slot *nested = nvs_gate_enter(1); /* must not wait */
+        if (epoch < seen)
+            fail("an older epoch was seen");
+        seen = epoch;
+        written[me]++;
+        (void)nvs_gate_leave(nested, 1);
+        atomic_fetch_sub_explicit(&inside, 1, memory_order_relaxed);
+        (void)nvs_gate_leave(slot, 1);
+        atomic_fetch_add_explicit(&passed, 1, memory_order_relaxed);
+    }
+    return NULL;
+}
+
+static void *die_inside(void *argument)
+{
+    (void)nvs_gate_enter(1);
+    pthread_exit(argument);
+}
+
+int main(int argc, char **argv)
+{
+    pthread_t threads[THREADS], dying;
+    uint64_t sum = 0;
+    nvs_gate_init();
+    nvs_gate_arm();
+    if (argc > 1 && strcmp(argv[1], "fence") == 0)
+        nvs_gate_needs_fence = true;
+    nvs_gate_open(1, false);
+    for (size_t i = 0; i < THREADS; i++)
+        if (pthread_create(&threads[i], NULL, pass, (void *)(uintptr_t)i) != 0)
+            fail("no thread");
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t before = atomic_load_explicit(&passed, memory_order_relaxed);
+        if (round < DYING && pthread_create(&dying, NULL, die_inside, NULL) != 0)
+            fail("no thread");
+        if (nvs_gate_close(1, nvs_now_ns() + 20000000000u) != NVS_OK)
+            fail("somebody stayed inside");
+        sum = 0;
+        for (int look = 0; look < 50; look++)
+            if (atomic_load_explicit(&inside, memory_order_relaxed) != 0)
+                fail("somebody is inside a closed gate");
+        for (size_t i = 0; i < THREADS; i++)
+            sum += written[i];
+        epoch++;
+        nvs_gate_open(1, round % 2 != 0);
+        if (round < DYING)
+            pthread_join(dying, NULL);
+        while (atomic_load_explicit(&passed, memory_order_relaxed) == before) { /* bounded by the test's time-out */
+        }
+    }
+    atomic_store_explicit(&stop, true, memory_order_relaxed);
+    for (size_t i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    sum = 0;
+    for (size_t i = 0; i < THREADS; i++)
+        sum += written[i];
+    if (nvs_gate_calls(1) != sum)
+        fail("calls were miscounted");
+    if (nvs_gate_inside(1) || nvs_gate_waiting(1) != 0)
+        fail("somebody is left");
+    puts("good");
+    return 0;
+}

@@ -1,0 +1,173 @@
+"""A CUDA program that does what it is told, a line at a time: `name argument...` in, one line of JSON out.
+
+Runs under the hook in a process of its own, so it imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+u64, size_t = ctypes.c_uint64, ctypes.c_size_t
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+stream = ctypes.c_void_p()
+
+
+class Property(ctypes.Structure):
+    """The head of CUmemAllocationProp, and room for the rest."""
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location_type", ctypes.c_int),
+        ("location_id", ctypes.c_int),
+        ("rest", u64 * 8),
+    ]
+
+
+def pattern(seed: int, size: int) -> bytes:
+    """`size` bytes that depend on every bit of `seed`."""
+    block = hashlib.shake_128(seed.to_bytes(8, "little")).digest(min(size, 65521))
+    return (block * (size // len(block) + 1))[:size]
+
+
+def start() -> int:
+    """A context and a stream."""
+    result = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
+    return int(result or cuda.cuStreamCreate(ctypes.byref(stream), 1))
+
+
+def allocate(function: str, *arguments: Any) -> list[int]:
+    """[CUresult, pointer or handle] of a function whose first parameter receives it."""
+    out = u64()
+    return [int(getattr(cuda, function)(ctypes.byref(out), *arguments)), out.value]
+
+
+def pitch(width: int, height: int) -> list[int]:
+    """[CUresult, pointer, pitch]"""
+    out, row = u64(), size_t()
+    result = cuda.cuMemAllocPitch_v2(ctypes.byref(out), ctypes.byref(row), size_t(width), size_t(height), 4)
+    return [int(result), out.value, row.value]
+
+
+def create(size: int) -> list[int]:
+    """[CUresult, handle] of device memory."""
+    return allocate("cuMemCreate", size_t(size), ctypes.byref(Property(type=1, location_type=1)), u64(0))
+
+
+def info() -> list[int]:
+    """[CUresult, free, total, total by cuDeviceTotalMem]"""
+    free, total, of_device = size_t(), size_t(), size_t()
+    result = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    result = result or cuda.cuDeviceTotalMem_v2(ctypes.byref(of_device), 0)
+    return [int(result), free.value, total.value, of_device.value]
+
+
+def attribute(number: int, pointer: int) -> list[int]:
+    """[CUresult, value] of cuPointerGetAttribute, and of cuPointerGetAttributes."""
+    one, other = u64(), u64()
+    result = cuda.cuPointerGetAttribute(ctypes.byref(one), number, u64(pointer))
+    numbers = (ctypes.c_int * 1)(number)
+    data = (ctypes.c_void_p * 1)(ctypes.addressof(other))
+    several = cuda.cuPointerGetAttributes(1, numbers, data, u64(pointer))
+    return [int(result), one.value, int(several), other.value]
+
+
+def address_range(pointer: int) -> list[int]:
+    """[CUresult, base, size]"""
+    base, size = u64(), size_t()
+    return [
+        int(cuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), u64(pointer))),
+        base.value,
+        size.value,
+    ]
+
+
+def write(pointer: int, size: int, seed: int) -> int:
+    """Copies a pattern to the GPU."""
+    return int(cuda.cuMemcpyHtoD_v2(u64(pointer), pattern(seed, size), size_t(size)))
+
+
+def same(pointer: int, size: int, seed: int) -> bool:
+    """Is the pattern still there?"""
+    back = ctypes.create_string_buffer(size)
+    return int(cuda.cuMemcpyDtoH_v2(back, u64(pointer), size_t(size))) == 0 and back.raw == pattern(seed, size)
+
+
+def capture(begin: bool) -> int:
+    """Begins or ends the capture of the program's stream, in global mode."""
+    if begin:
+        return int(cuda.cuStreamBeginCapture_v2(stream, 0))
+    graph = ctypes.c_void_p()
+    return int(cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
+
+
+def storm(threads: int, rounds: int) -> int:
+    """Threads that allocate and free; how many calls failed."""
+    failed = []
+
+    def run(seed: int) -> None:
+        cuda.cuCtxSetCurrent(context)
+        for number in range(rounds):
+            result, pointer = allocate("cuMemAlloc_v2", size_t(1 + (seed * 7919 + number * 104729) % 100000))
+            if result != 0 or cuda.cuMemFree_v2(u64(pointer)) != 0:
+                failed.append(number)
+
+    running = [threading.Thread(target=run, args=(seed,)) for seed in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return len(failed)
+
+
+def fork() -> int:
+    """A child that asks the hook, and ends; its exit code."""
+    child = os.fork()
+    if child == 0:
+        out = u64()
+        os._exit(0 if cuda.cuMemAlloc_v2(ctypes.byref(out), size_t(1024)) != 0 else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "start": start,
+    "alloc": lambda size: allocate("cuMemAlloc_v2", size_t(size)),
+    "managed": lambda size: allocate("cuMemAllocManaged", size_t(size), 1),
+    "async": lambda size: allocate("cuMemAllocAsync", size_t(size), stream),
+    "pitch": pitch,
+    "create": create,
+    "release": lambda handle: cuda.cuMemRelease(u64(handle)),
+    "free": lambda pointer: cuda.cuMemFree_v2(u64(pointer)),
+    "free_async": lambda pointer: cuda.cuMemFreeAsync(u64(pointer), stream),
+    "info": info,
+    "attribute": attribute,
+    "range": address_range,
+    "write": write,
+    "same": same,
+    "capture": lambda begin: capture(bool(begin)),
+    "reset": lambda: cuda.cuDevicePrimaryCtxReset_v2(0) or start(),
+    "ipc": lambda pointer: cuda.cuIpcGetMemHandle(ctypes.create_string_buffer(64), u64(pointer)),
+    "synchronize": lambda: cuda.cuStreamSynchronize(stream),
+    "storm": storm,
+    "fork": fork,
+}
+
+
+def main() -> None:
+    """Until the input ends."""
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        print(json.dumps(COMMANDS[name](*map(int, arguments))), flush=True)
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    main()

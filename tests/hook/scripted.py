@@ -1,0 +1,194 @@
+"""A coordinator that does what a test tells it, and a CUDA program under the hook that does so too.
+
+Invariants: every wait is bounded and ends in a clear failure; nothing outlives the test.
+
+May not go here: what the real coordinator would decide.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self, TypeVar
+
+import pytest
+import zmq
+
+from coordinator import wire
+
+BOUND_S = 20.0
+"""Longest wait for anything."""
+
+M = TypeVar("M", bound=wire.Message)
+
+
+def libzmq_path() -> str:
+    """The libzmq that pyzmq carries."""
+    with Path("/proc/self/maps").open() as maps:
+        for line in maps:
+            name = line.split()[-1]
+            if "/libzmq" in name:
+                return name
+    raise AssertionError("pyzmq has no libzmq of its own")
+
+
+class ScriptedCoordinator:
+    """A ROUTER for hooks on `path`.  `settings` are the values that `welcome` sends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._context = zmq.Context()
+        self.peer = b""
+        self.received: list[wire.Message] = []
+        self._bind()
+
+    def _bind(self) -> None:
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.bind(f"ipc://{self.path}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+
+    def stop(self) -> None:
+        """As if the coordinator died."""
+        self._socket.close(linger=0)
+
+    def restart(self) -> None:
+        """As if it came back, knowing nothing."""
+        self.path.unlink(missing_ok=True)
+        self._bind()
+
+    def send(self, message: wire.Message) -> None:
+        """To the peer that spoke last."""
+        self.send_bytes(wire.encode(message))
+
+    def send_bytes(self, frame: bytes) -> None:
+        """Anything at all."""
+        self._socket.send_multipart([self.peer, frame])
+
+    def receive(self, timeout_s: float = BOUND_S) -> wire.Message | None:
+        """The next message; None when the time is over."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        self.peer, frame = self._socket.recv_multipart()
+        message = wire.decode(frame, wire.TO_COORDINATOR)
+        assert isinstance(message, wire.Message)
+        self.received.append(message)
+        return message
+
+    def expect(self, kind: type[M]) -> M:
+        """The next message of this kind; others before it stay in `received`."""
+        deadline = time.monotonic() + BOUND_S
+        while (left := deadline - time.monotonic()) > 0:
+            message = self.receive(left)
+            if isinstance(message, kind):
+                return message
+        pytest.fail(f"no {kind.__name__} came; heard {self.received}")
+
+    def nothing(self, kind: type[wire.Message]) -> None:
+        """What came so far holds none of this kind."""
+        while self.receive(0.0) is not None:
+            pass
+        assert not [m for m in self.received if isinstance(m, kind)]
+
+    def welcome(
+        self, *, pacing_budget_ns: int = 0, idle_release_ns: int = 0, limit: int = 0, reserve: bool = False
+    ) -> wire.AttachGpu:
+        """Hello, AttachGpu and their answers."""
+        self.expect(wire.Hello)
+        self.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
+        attach = self.expect(wire.AttachGpu)
+        self.settings(pacing_budget_ns=pacing_budget_ns, idle_release_ns=idle_release_ns, limit=limit, reserve=reserve)
+        return attach
+
+    def settings(
+        self, *, pacing_budget_ns: int = 0, idle_release_ns: int = 0, limit: int = 0, reserve: bool = False
+    ) -> None:
+        """GpuSettings for GPU 0."""
+        self.send(
+            wire.GpuSettings(
+                gpu=0,
+                memory_limit_bytes=limit,
+                capacity_bytes=16 << 30,
+                reserve=reserve,
+                pacing_budget_ns=pacing_budget_ns,
+                idle_release_ns=idle_release_ns,
+                drain_deadline_ns=10**10,
+                sharing=0,
+            )
+        )
+
+    def grant(self, lease_id: int, waiters: int = 0) -> None:
+        """GPU 0 for a long time."""
+        self.send(wire.Grant(gpu=0, lease_id=lease_id, quantum_ns=10**9, waiters=waiters))
+
+    def revoke(self, lease_id: int, deadline_ns: int = 10**10) -> wire.Release:
+        """Takes the lease back and waits for its release."""
+        self.send(wire.Revoke(gpu=0, lease_id=lease_id, drain_deadline_ns=deadline_ns))
+        release = self.expect(wire.Release)
+        assert release.lease_id == lease_id
+        return release
+
+
+class ScriptedClient:
+    """tests/hook/c/agent_client.c under the hook."""
+
+    def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [program],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._pending = b""
+        assert self.answer() == "ready"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait(BOUND_S)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+    def tell(self, command: str) -> None:
+        """One command, without waiting."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command}\n".encode())
+
+    def answer(self, timeout_s: float = BOUND_S) -> str:
+        """The next line; empty when the time is over or the program ended."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready or not (part := os.read(self.process.stdout.fileno(), 4096)):
+                return ""
+            self._pending += part
+        line, self._pending = self._pending.split(b"\n", 1)
+        return line.decode()
+
+    def do(self, command: str) -> str:
+        """One command and its answer."""
+        self.tell(command)
+        return self.answer()
+
+    def ended(self) -> tuple[int, str]:
+        """Waits for the end: exit code and what it wrote to stderr."""
+        assert self.process.stderr is not None
+        code = self.process.wait(BOUND_S)
+        return code, self.process.stderr.read().decode()

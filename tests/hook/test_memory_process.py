@@ -1,0 +1,320 @@
+"""The memory side in a real process: the whole hook over a driver, told by a scripted coordinator.
+
+Over the simulated GPU, and where there is a card, over that too: the scripted coordinator makes it one of 16 GiB, and
+no more than a few hundred MiB of it are touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import wire
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator, libzmq_path
+
+MIB, GIB = 1 << 20, 1 << 30
+OUT_OF_MEMORY, INVALID_VALUE = 2, 1
+PROGRAM = Path(__file__).resolve().parent / "programs" / "memory_program.py"
+
+
+class Client(ScriptedClient):
+    """programs/memory_program.py"""
+
+    def ask(self, *words: object) -> Any:
+        """One call's result."""
+        self.tell(" ".join(map(str, words)))
+        return self.result()
+
+    def result(self) -> Any:
+        """Of a call that was only told."""
+        answer = self.answer()
+        assert answer, f"the program ended: {self.ended()}"
+        return json.loads(answer)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[ScriptedCoordinator]:
+    """Speaks when the test does."""
+    with ScriptedCoordinator(tmp_path / "hooks.sock") as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def simulated(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str, str]:
+    """Environment of a program under the hook, on a simulated GPU."""
+    return {
+        **sim_env,
+        "LD_PRELOAD": str(built.hook),
+        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
+        "NVSHARE_LIBZMQ": libzmq_path(),
+        "NVSHARE_LOG_FILE": str(tmp_path / "log"),
+    }
+
+
+@pytest.fixture(params=["simulated", pytest.param("card", marks=pytest.mark.gpu)])
+def environment(request: pytest.FixtureRequest, simulated: dict[str, str]) -> dict[str, str]:
+    """The same, on each kind of GPU."""
+    if request.param == "simulated":
+        return simulated
+    real = {name: value for name, value in simulated.items() if not name.startswith("NVSHARE_SIM")}
+    return {**real, "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
+
+
+def start(environment: dict[str, str], tmp_path: Path) -> Client:
+    """The program, as an executable file: the loader of the script is the Python that runs the tests."""
+    script = tmp_path / "program.sh"
+    script.write_text(f"#!/bin/sh\nexec {sys.executable} -S {PROGRAM}\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return Client(script, environment)
+
+
+def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) -> None:
+    """Has the program use its GPU for the first time, and grants the lease."""
+    assert client.ask("start") == 0
+    client.tell("info")
+    coordinator.welcome(**settings)
+    assert client.result()[0] == 0
+
+
+@pytest.mark.parametrize("mode", ["managed", "device"])
+def test_data_survives_eviction(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
+) -> None:
+    """Broken: a client's bytes differ after a switch, or it claims to have made room that it did not make."""
+    with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
+        attached(client, coordinator)
+        coordinator.grant(1)
+        sizes = {1: 3 * MIB, 2: 96 * MIB, 3: 4097}
+        pointers = {}
+        for seed, size in sizes.items():
+            result, pointers[seed] = client.ask("alloc", size)
+            assert result == 0
+            assert client.ask("write", pointers[seed], size, seed) == 0
+        coordinator.revoke(1)
+        report = [m for m in coordinator.received if isinstance(m, wire.MemoryReport)][-1]
+        charged = 99 * MIB + 4608
+        movable = charged if mode == "managed" else 0
+        assert (report.allocated_bytes, report.pinned_bytes) == (charged, charged - movable)
+        coordinator.send(wire.Evict(gpu=0, order_id=5, bytes=charged))
+        assert finished(coordinator, 5) == (movable, 0)
+        assert reported(coordinator, resident=charged - movable).host_bytes == movable
+        coordinator.send(wire.Restore(gpu=0, order_id=6, bytes=charged))
+        assert finished(coordinator, 6) == (movable, 0)
+        coordinator.grant(2)
+        for seed, size in sizes.items():
+            assert client.ask("same", pointers[seed], size, seed) is True
+            assert client.ask("free", pointers[seed]) == 0
+        assert client.ask("info")[1] == 16 * GIB
+
+
+def finished(coordinator: ScriptedCoordinator, order_id: int) -> tuple[int, int]:
+    """(bytes moved, CUresult) when an order has ended."""
+    while True:
+        progress = coordinator.expect(wire.MoveProgress)
+        assert progress.order_id == order_id
+        if progress.finished:
+            return progress.moved_bytes, progress.error
+
+
+def reported(coordinator: ScriptedCoordinator, resident: int) -> wire.MemoryReport:
+    """The report that says so; every wait inside is bounded."""
+    known = [m for m in coordinator.received if isinstance(m, wire.MemoryReport)]
+    while not known or known[-1].resident_bytes != resident:
+        known.append(coordinator.expect(wire.MemoryReport))
+    return known[-1]
+
+
+@pytest.mark.parametrize("mode", ["managed", "device"])
+def test_the_local_limit_holds_with_no_coordinator(environment: dict[str, str], tmp_path: Path, mode: str) -> None:
+    """Broken: without a coordinator a limit is no limit, or the virtual card contradicts itself."""
+    limited = {**environment, "NVSHARE_MEMORY": mode, "NVSHARE_MEMORY_LIMIT": "4GiB"}
+    with start(limited, tmp_path) as client:
+        assert client.ask("start") == 0
+        assert client.ask("info") == [0, 4 * GIB, 4 * GIB, 4 * GIB]
+        result, pointer = client.ask("alloc", 3 * GIB)
+        assert result == 0
+        assert client.ask("alloc", GIB + 1)[0] == OUT_OF_MEMORY
+        assert client.ask("info") == [0, GIB, 4 * GIB, 4 * GIB]
+        result, handle = client.ask("create", GIB)
+        assert result == 0
+        assert client.ask("managed", 1)[0] == client.ask("async", 1)[0] == client.ask("pitch", 1, 1)[0] == OUT_OF_MEMORY
+        assert client.ask("release", handle) == client.ask("free", pointer) == 0
+        assert client.ask("info") == [0, 4 * GIB, 4 * GIB, 4 * GIB]
+
+
+def test_a_limit_changes_while_the_program_runs(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: `nvshare-ctl set limit` needs a restart of the job."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator, limit=GIB)
+        assert client.ask("info") == [0, GIB, GIB, GIB]
+        assert client.ask("alloc", 2 * GIB)[0] == OUT_OF_MEMORY
+        coordinator.settings(limit=3 * GIB)
+        until(client, "info", [0, 3 * GIB, 3 * GIB, 3 * GIB])
+        assert client.ask("alloc", 2 * GIB)[0] == 0
+        coordinator.settings(limit=GIB)
+        until(client, "info", [0, 0, GIB, GIB])
+        assert client.ask("alloc", 512)[0] == OUT_OF_MEMORY
+
+
+def until(client: Client, command: str, wanted: Any) -> None:
+    """Asks again, boundedly, until a change has arrived."""
+    seen = None
+    for _ in range(2000):
+        seen = client.ask(command)
+        if seen == wanted:
+            return
+    pytest.fail(f"{command}: {seen} instead of {wanted}")
+
+
+def test_reservations_are_asked_for_and_obeyed(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: memory is handed out that the coordinator has refused, or its yes is not waited for."""
+    with start({**environment, "NVSHARE_MEMORY": "device"}, tmp_path) as client:
+        attached(client, coordinator, reserve=True)
+        client.tell("alloc 1000")
+        asked = coordinator.expect(wire.ReserveMemory)
+        assert asked.bytes == 64 * MIB
+        coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=64 * MIB))
+        assert client.result()[0] == 0
+        assert client.ask("alloc", MIB)[0] == 0, "within the reservation nobody is asked"
+        client.tell(f"alloc {100 * MIB}")
+        for exact in (False, True):
+            asked = coordinator.expect(wire.ReserveMemory)
+            assert (asked.bytes == 101 * MIB + 1024) is exact
+            coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=64 * MIB))
+        assert client.result()[0] == OUT_OF_MEMORY
+        assert client.ask("info")[1] == 16 * GIB - MIB - 1024
+
+
+def test_managed_memory_is_disguised(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: a framework that asks about its pointer takes it for managed memory, or cannot find its allocation."""
+    memory_type, host_pointer, is_managed, ordinal = 2, 4, 8, 9
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        _, pointer = client.ask("alloc", 5 * MIB)
+        inside = pointer + MIB + 3
+        assert client.ask("attribute", is_managed, inside) == [0, 0, 0, 0]
+        assert client.ask("attribute", memory_type, inside) == [0, 2, 0, 2]
+        assert client.ask("attribute", ordinal, inside) == [0, 0, 0, 0]
+        result, _, several, value = client.ask("attribute", host_pointer, inside)
+        assert (result, several, value) == (INVALID_VALUE, 0, 0)
+        assert client.ask("range", inside) == [0, pointer, 5 * MIB]
+        assert client.ask("ipc", pointer) != 0
+        assert "--memory device" in (tmp_path / "log").read_text(), "the remedy is said"
+        _, own = client.ask("managed", MIB)
+        assert client.ask("attribute", is_managed, own)[1] & 0xFF == 1
+        result, _, row = client.ask("pitch", 1000, 10)
+        assert (result, row % 512, row >= 1000) == (0, 0, True)
+
+
+def test_stream_ordered_memory_in_and_out_of_captures(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: replacing a stream-ordered allocation spoils the capture of the stream, or is not counted."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        coordinator.grant(1)
+        result, pointer = client.ask("async", 2 * MIB)
+        assert result == 0
+        assert client.ask("attribute", 8, pointer) == [0, 0, 0, 0]
+        assert client.ask("write", pointer, 2 * MIB, 9) == 0
+        assert client.ask("free_async", pointer) == 0
+        assert client.ask("free_async", pointer) == INVALID_VALUE
+        assert client.ask("synchronize") == 0
+        assert client.ask("info")[1] == 16 * GIB
+        assert client.ask("capture", 1) == 0
+        result, pointer = client.ask("async", MIB)
+        assert result == 0
+        assert client.ask("free_async", pointer) == 0
+        assert client.ask("capture", 0) == 0, "the capture is still valid"
+        assert client.ask("info")[1] == 16 * GIB
+
+
+def test_a_reset_gives_everything_back(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: after cudaDeviceReset a client is charged with memory that it has no more."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        assert client.ask("alloc", 100 * MIB)[0] == client.ask("pitch", 1000, 1000)[0] == 0
+        assert client.ask("reset") == 0
+        assert client.ask("info")[1] == 16 * GIB
+        assert client.ask("alloc", 16 * GIB)[0] == 0
+
+
+def test_threads_and_forks(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
+    """Broken: concurrent allocation loses bytes, or a forked child hangs in the hook."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        assert client.ask("storm", 4, 200) == 0
+        assert client.ask("info")[1] == 16 * GIB
+        assert client.ask("alloc", MIB)[0] == 0
+        assert client.ask("fork") == 0
+        assert client.ask("info")[1] == 16 * GIB - MIB
+
+
+FAULTS = (
+    *(
+        "cuMemAllocManaged",
+        "cuMemAlloc",
+        "cuMemFree",
+        "cuMemAllocAsync",
+        "cuMemFreeAsync",
+        "cuMemCreate",
+        "cuMemRelease",
+    ),
+    *("cuEventCreate", "cuEventRecord", "cuStreamGetCtx", "cuMemAllocPitch", "cuCtxGetCurrent"),
+)
+
+
+@pytest.mark.parametrize("mode", ["managed", "device"])
+def test_a_fault_of_the_driver_is_passed_on_and_costs_nothing(
+    simulated: dict[str, str], tmp_path: Path, mode: str
+) -> None:
+    """Broken: a failing driver call changes what the client is charged with."""
+    faults = ",".join(f"{name}@2=719" for name in FAULTS)
+    limited = {**simulated, "NVSHARE_MEMORY": mode, "NVSHARE_MEMORY_LIMIT": "1GiB", "NVSHARE_SIM_FAULTS": faults}
+    with start(limited, tmp_path) as client:
+        assert client.ask("start") == 0
+        held: list[tuple[str, int, int]] = []
+        codes = set()
+        for _ in range(3):
+            for name, end in (("alloc", "free"), ("managed", "free"), ("async", "free_async"), ("create", "release")):
+                result, key = client.ask(name, MIB)
+                codes.add(result)
+                held += [(end, key, MIB)] if result == 0 else []
+            result, key, row = client.ask("pitch", 512, 2048)
+            codes.add(result)
+            held += [("free", key, row * 2048)] if result == 0 else []
+            charged = sum(size for _, _, size in held)
+            assert client.ask("info")[1] == GIB - charged
+        assert codes == {0, 719}
+        for end, key, _ in held:
+            while client.ask(end, key) != 0:
+                pass
+        assert client.ask("synchronize") == 0
+        assert client.ask("info")[1] == GIB
+
+
+def test_without_a_socket_nothing_is_changed(simulated: dict[str, str], tmp_path: Path) -> None:
+    """Broken: the hook alone, with nobody to talk to, alters a program."""
+    alone = {name: value for name, value in simulated.items() if name != "NVSHARE_SOCKET"}
+    with start({**alone, "NVSHARE_MEMORY_LIMIT": "1GiB"}, tmp_path) as client:
+        assert client.ask("start") == 0
+        assert client.ask("info") == [0, 16 * GIB, 16 * GIB, 16 * GIB]
+        _, pointer = client.ask("alloc", MIB)
+        assert client.ask("attribute", 8, pointer) == [0, 0, 0, 0]
+        assert client.ask("info")[1] == 16 * GIB - MIB * 1
+        assert client.ask("free", pointer) == 0

@@ -1,0 +1,99 @@
+"""A runtime directory of one's own, and the programs that start in it."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from coordinator.runtime_dir import RuntimeDir
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WAIT_S = 60.0
+
+Start = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def runtime() -> Iterator[RuntimeDir]:
+    """An empty directory with a short path, for a socket's path is short; its coordinator ends with the test."""
+    made = RuntimeDir(Path(tempfile.mkdtemp(prefix="nvs-")))
+    yield made
+    pid = made.coordinator_pid()
+    if pid is not None:
+        descriptor = os.pidfd_open(pid)
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        wait_for_end(descriptor)
+    shutil.rmtree(made.path)
+
+
+@pytest.fixture
+def environ(runtime: RuntimeDir) -> dict[str, str]:
+    """For programs that use `runtime`; nothing of an outer hook."""
+    made = {name: value for name, value in os.environ.items() if not name.startswith("NVSHARE_")}
+    made.pop("LD_PRELOAD", None)
+    for name in ("NVSHARE_HOOK_LIBRARY", "NVSHARE_SIM_LIBRARY_DIR"):
+        if name in os.environ:
+            made[name] = os.environ[name]
+    made["NVSHARE_RUNTIME_DIR"] = str(runtime.path)
+    made["PYTHONPATH"] = str(ROOT)
+    return made
+
+
+@pytest.fixture
+def nvshare_run(environ: dict[str, str]) -> Start:
+    """Runs `nvshare-run` with these arguments to its end, on simulated GPUs unless told otherwise."""
+
+    def start(
+        *arguments: str, simulate: bool = True, data: str | None = None, **changes: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            run_command(*arguments, simulate=simulate),
+            env=environ | changes,
+            input=data,
+            stdin=subprocess.DEVNULL if data is None else None,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    return start
+
+
+def run_command(*arguments: str, simulate: bool = True) -> list[str]:
+    """The command line of nvshare-run, from this checkout."""
+    return [sys.executable, "-m", "coordinator.run", *(["--simulate"] if simulate else []), *arguments]
+
+
+def wait_for_end(pidfd: int) -> None:
+    """Until the process has ended; fails when it does not."""
+    ready, _, _ = select.select([pidfd], [], [], WAIT_S)
+    os.close(pidfd)
+    assert ready, "the process did not end"
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit status and what it said."""
+    out, err = process.communicate(timeout=WAIT_S)
+    return process.returncode, out, err
+
+
+def launch(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A program whose output is read."""
+    return subprocess.Popen(
+        command,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,75 @@
+"""nvshare-demo on the simulated GPU: it passes when programs take turns, and fails when they do not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch.conftest import WAIT_S
+
+
+def demo(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coordinator.demo", *arguments],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def test_three_programs_take_turns(environ: dict[str, str]) -> None:
+    """Else the tool would not do what it is for."""
+    done = demo(environ, "--simulate", "--seconds", "2", "--quantum", "20ms", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert list(result) == ["simulated", "gpus", "clients", "handovers", "violations", "handover_us"]
+    assert (result["simulated"], result["gpus"], result["violations"]) == (True, 1, 0)
+    assert sorted(client["name"] for client in result["clients"]) == ["bursty", "copies", "steady"]
+    for client in result["clients"]:
+        assert list(client) == ["name", "leases", "gpu_seconds", "max_wait_ms"]
+        assert client["leases"] > 0
+        assert client["gpu_seconds"] > 0
+        assert client["max_wait_ms"] > 0
+    assert result["handovers"] >= 3
+    assert 0 < result["handover_us"]["p50"] <= result["handover_us"]["p99"]
+
+
+def test_without_the_hook_the_check_fails(environ: dict[str, str]) -> None:
+    """Else the demo would praise anything."""
+    done = demo(environ | {"NVSHARE_DISABLE": "1"}, "--simulate", "--seconds", "1", "--json")
+    result = json.loads(done.stdout)
+    assert result["violations"] > 0
+    assert done.returncode == 1
+    assert "overlapped" in done.stderr
+    assert [client["leases"] for client in result["clients"]] == [0, 0, 0]
+
+
+def test_for_people_it_says_where_it_runs_and_what_it_proved(environ: dict[str, str]) -> None:
+    """Else somebody would take the simulated GPU for a real one."""
+    done = demo(environ, "--simulate", "--seconds", "1", "--quantum", "20ms")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "simulated GPU" in done.stdout
+    assert "No overlap" in done.stdout
+    assert "hand-overs" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "complaint"),
+    [
+        (["--quantum", "banana"], 2, "no duration"),
+        (["--seconds", "0"], 2, "seconds"),
+        (["--policy", "no_such_policy"], 1, "no_such_policy"),
+    ],
+)
+def test_what_cannot_be_is_said(environ: dict[str, str], arguments: list[str], status: int, complaint: str) -> None:
+    """Else a typing mistake would end in a traceback, or in a demo of something else."""
+    done = demo(environ | {"COLUMNS": "200"}, "--simulate", "--seconds", "1", *arguments)
+    assert done.returncode == status
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,184 @@
+"""The embedded coordinator: started once, shared, kept as long as somebody needs it, gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from client_hook import embedded
+from client_hook.launcher import LaunchError
+from coordinator.runtime_dir import RuntimeDir
+from simulated_gpu.trace import read_cards
+from tests.launch.conftest import finish, launch, run_command, wait_for_end
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def coordinators(runtime: RuntimeDir) -> list[int]:
+    """Process ids of all coordinators of this directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"coordinator.server" in words and os.fsencode(runtime.path) in words:
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def held(environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A command under nvshare-run that lives until its standard input is closed."""
+    process = subprocess.Popen(
+        run_command("--", "sh", "-c", "echo up; read line"),
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_launchers_that_race_share_one_coordinator(environ: dict[str, str], runtime: RuntimeDir) -> None:
+    """Else two coordinators would each grant the same GPU."""
+    started = [launch(run_command("--", "true"), environ) for _ in range(6)]
+    for process in started:
+        assert finish(process) == (0, "", "")
+    assert coordinators(runtime) == [runtime.coordinator_pid()]
+
+
+def test_two_coordinators_without_the_launch_lock_still_become_one(
+    environ: dict[str, str], runtime: RuntimeDir, nvshare_run: Run
+) -> None:
+    """Else a coordinator that somebody starts by hand at the same moment would make a launcher fail."""
+    by_hand = subprocess.Popen(
+        [sys.executable, "-m", "coordinator.server", "--simulate", "--runtime-dir", str(runtime.path)],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert nvshare_run("--", "true").returncode == 0
+        assert len(coordinators(runtime)) >= 1
+        assert runtime.answers()
+    finally:
+        by_hand.terminate()
+        by_hand.wait()
+
+
+def test_the_coordinator_is_detached(held: subprocess.Popen[bytes], runtime: RuntimeDir) -> None:
+    """Else a Ctrl-C, a closed terminal or a wait for all children would reach everybody's coordinator."""
+    pid = runtime.coordinator_pid()
+    assert pid is not None
+    assert os.getsid(pid) != os.getsid(held.pid)
+    assert Path(f"/proc/{held.pid}/task/{held.pid}/children").read_text() != f"{pid} "
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    assert int(status["PPid"]) != held.pid
+    open_files = {path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()}
+    assert runtime.keepalive_lock not in open_files
+    assert Path(f"/proc/{pid}/fd/0").readlink() == Path("/dev/null")
+    assert Path(f"/proc/{pid}/fd/2").readlink() == runtime.path / "coordinator.log"
+
+
+def test_the_coordinator_stays_while_a_command_runs(held: subprocess.Popen[bytes], runtime: RuntimeDir) -> None:
+    """Else it would leave before a program, which imports for a minute, first touches the GPU."""
+    with runtime.keepalive_lock.open() as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert held.poll() is None
+
+
+def test_the_coordinator_leaves_when_nobody_needs_it(nvshare_run: Run, runtime: RuntimeDir) -> None:
+    """Else each user of a machine would leave a process behind for ever."""
+    assert nvshare_run("--", "true", NVSHARE_EMBEDDED_LINGER="500ms").returncode == 0
+    pid = runtime.coordinator_pid()
+    if pid is not None:  # else it has left already
+        with contextlib.suppress(ProcessLookupError):
+            wait_for_end(os.pidfd_open(pid))
+    assert not runtime.answers()
+
+
+def test_after_it_has_left_the_next_command_starts_another(nvshare_run: Run, runtime: RuntimeDir) -> None:
+    """Else a stale socket or lock would keep everybody out."""
+    assert nvshare_run("--", "true").returncode == 0
+    pid = runtime.coordinator_pid()
+    assert pid is not None
+    descriptor = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_for_end(descriptor)
+    assert nvshare_run("--", "true").returncode == 0
+    assert runtime.coordinator_pid() not in (None, pid)
+
+
+def test_a_coordinator_that_cannot_start_is_quoted(nvshare_run: Run) -> None:
+    """Else the user would only learn that something failed."""
+    done = nvshare_run("--", "true", NVSHARE_QUANTUM="banana")
+    assert done.returncode == 1
+    assert "NVSHARE_QUANTUM" in done.stderr
+    assert "banana" in done.stderr
+
+
+def test_real_and_simulated_programs_do_not_meet(nvshare_run: Run, held: subprocess.Popen[bytes]) -> None:
+    """Else a program on a real card would wait for leases of a simulated one."""
+    done = nvshare_run("--", "true", simulate=False)
+    assert done.returncode == 1
+    assert "serves simulated GPUs" in done.stderr
+    assert "--simulate" in done.stderr
+    assert held.poll() is None
+
+
+def test_other_simulated_cards_than_there_are_are_refused(nvshare_run: Run, held: subprocess.Popen[bytes]) -> None:
+    """Else a program would run on other cards than it was given."""
+    done = nvshare_run("--simulate=3x1GiB", "--", "true", simulate=False)
+    assert done.returncode == 1
+    assert "not 3x1GiB" in done.stderr
+    assert held.poll() is None
+
+
+def test_a_new_simulation_does_not_inherit_an_old_ones_cards(nvshare_run: Run, runtime: RuntimeDir) -> None:
+    """Else a user could never have other simulated cards than the first time."""
+    for cards in (2, 3):
+        done = nvshare_run(f"--simulate={cards}x1GiB", "--", "true", simulate=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(read_cards(runtime.simulated_gpu)) == cards
+        pid = runtime.coordinator_pid()
+        assert pid is not None
+        descriptor = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        wait_for_end(descriptor)
+
+
+def test_a_program_below_nvshare_run_may_use_it_again(nvshare_run: Run, runtime: RuntimeDir) -> None:
+    """Else a script under nvshare-run could not call another that uses it too."""
+    inner = run_command("--", "sh", "-c", "echo $LD_PRELOAD", simulate=False)
+    done = nvshare_run("--", *inner)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("libnvshare_hook.so") == 1
+    assert coordinators(runtime) == [runtime.coordinator_pid()]
+
+
+def test_waiting_for_another_launcher_is_bounded(environ: dict[str, str], runtime: RuntimeDir) -> None:
+    """Else a launcher that was stopped would stop every later program of the user."""
+    with (runtime.path / "launch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LaunchError, match="another launcher"):
+            embedded.ensure_coordinator(runtime, environ, simulate="", timeout_s=0.05)
+
+
+def test_a_failed_start_leaves_no_lock_held(environ: dict[str, str], runtime: RuntimeDir) -> None:
+    """Else a program that goes on without the hook would keep an embedded coordinator for ever."""
+    with pytest.raises(LaunchError, match="did not start"):
+        embedded.ensure_coordinator(runtime, environ, simulate="", arguments=["--no-such-flag"])
+    with runtime.keepalive_lock.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,77 @@
+"""The build: what the wheel must hold, and what its libraries may ask of the system.
+
+May not go here: what the libraries do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Built, build
+
+LIBRARIES = (
+    "client_hook/lib/libnvshare_hook.so",
+    "simulated_gpu/lib/libcuda.so.1",
+    "simulated_gpu/lib/libnvidia-ml.so.1",
+)
+
+
+def test_the_libraries_load(built: Built) -> None:
+    """A library with an unresolved symbol would kill every program that it is preloaded into."""
+    for path in (built.sim_dir / "libcuda.so.1", built.sim_dir / "libnvidia-ml.so.1", built.hook):
+        assert path.is_file(), path
+        ctypes.CDLL(str(path))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout, built with what is installed here."""
+    place = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command += [f"-Cbuild-dir={place / 'build'}", "--wheel-dir", str(place), str(ROOT)]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = place.glob("*.whl")
+    return found
+
+
+def test_one_wheel_for_every_python(wheel: Path) -> None:
+    """The compiled parts know no Python: a wheel per version would be a mistake in the build."""
+    assert re.fullmatch(r"nvshare-[\d.]+-py3-none-(linux|manylinux)_\w+\.whl", wheel.name), wheel.name
+
+
+def test_wheel_is_complete(wheel: Path) -> None:
+    """What a missing file breaks shows on the user's machine only."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {*LIBRARIES, "coordinator/py.typed", "coordinator/server.py", "bench/gate_loop.c", "bench/saturate.c"}
+    assert not wanted - names, wanted - names
+    assert [name for name in names if re.fullmatch(r"[^/]+\.pth", name)], "the opt-in's .pth must lie at the root"
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "client_hook/src/", "simulated_gpu/src/"))]
+
+
+def test_wheel_holds_no_links(wheel: Path) -> None:
+    """A wheel cannot carry symbolic links: a library behind one would be there twice or not at all."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in LIBRARIES:
+            assert archive.read(name)[:4] == b"\x7fELF", name
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_everything_compiles_with_sanitizers(sanitizer: str) -> None:
+    """A build that only works without sanitizers hides what they would find."""
+    prefix = build(
+        ROOT / "build" / f"test-{sanitizer.replace(',', '-')}", "-DNVSHARE_WERROR=ON", f"-DNVSHARE_SANITIZE={sanitizer}"
+    )
+    for name in LIBRARIES:
+        assert (prefix / name).is_file()

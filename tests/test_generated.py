@@ -1,0 +1,30 @@
+"""What is generated or said twice agrees with its source."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from coordinator import wire, wire_codegen
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_header_is_up_to_date() -> None:
+    """Broken: wire.py was changed and the hook still speaks the old protocol."""
+    assert wire_codegen.TARGET.read_text() == wire_codegen.generate(), "run python -m coordinator.wire_codegen"
+    assert wire_codegen.main(["--check"]) == 0
+
+
+def test_version_of_the_hook() -> None:
+    """Broken: the hook says another version than the package that it comes in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    header = (ROOT / "client_hook/src/version.h").read_text()
+    assert re.search(r'#define NVS_VERSION "(.*)"', header).group(1) == project  # type: ignore[union-attr]
+
+
+def test_gpu_bound_of_the_hook() -> None:
+    """Broken: the hook uses ordinals that the coordinator refuses."""
+    header = (ROOT / "client_hook/src/base.h").read_text()
+    assert f"#define NVS_MAX_GPUS {wire.MAX_GPUS_PER_CLIENT}u" in header

@@ -1,0 +1,279 @@
+"""The style, executable: what a reviewer would otherwise have to say again and again.
+
+Invariants: every check names the file and line that breaks it.  May not go here: anything that runs the product, but
+for the tools' `--help`.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from coordinator import config, wire
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("coordinator", "scheduler_policies", "client_hook", "simulated_gpu", "bench")
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
+
+MODULE_LINES = 460
+TEST_MODULE_LINES = 600
+FUNCTION_LINES = 60
+C_LINES = 520
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Every Python file of these folders."""
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def c_files() -> list[Path]:
+    """Every C file that is written by hand."""
+    folders = [ROOT / name for name in (*PACKAGES, "tests")]
+    found = [path for folder in folders for path in sorted(folder.rglob("*.[ch]"))]
+    return [path for path in found if ".gen." not in path.name]
+
+
+def text_files() -> list[Path]:
+    """Everything that people read."""
+    kinds = {".py", ".c", ".h", ".def", ".md", ".toml", ".txt", ".sh", ".map", ".yaml", ".json"}
+    roots = [path for path in ROOT.iterdir() if path.name not in {"build", "dist"} and not path.name.startswith(".")]
+    found = [path for root in roots for path in ([root] if root.is_file() else sorted(root.rglob("*")))]
+    return [*(path for path in found if path.is_file() and path.suffix in kinds), ROOT / ".ci" / "run"]
+
+
+def where(path: Path, line: int) -> str:
+    """`file:line`, relative to the checkout."""
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    """All syntax nodes of a file."""
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
+
+
+def lines_matching(pattern: str, paths: list[Path]) -> list[str]:
+    """Where a pattern occurs."""
+    wanted = re.compile(pattern)
+    return [
+        where(path, number)
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if wanted.search(line)
+    ]
+
+
+def test_modules_are_short() -> None:
+    """A module that grows for ever has stopped having one purpose."""
+    limits = [(python_files(*PACKAGES), MODULE_LINES), (python_files("tests"), TEST_MODULE_LINES), (c_files(), C_LINES)]
+    long = [
+        f"{path.relative_to(ROOT)}: {count} lines, at most {limit}"
+        for paths, limit in limits
+        for path in paths
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > limit
+    ]
+    assert not long, long
+
+
+def test_functions_are_short() -> None:
+    """A function that does not fit a screen is not read."""
+    long = [
+        f"{where(path, node.lineno)} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for path in python_files(*PACKAGES, "tests")
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > FUNCTION_LINES
+    ]
+    assert not long, long
+
+
+def test_modules_say_their_purpose() -> None:
+    """Without a docstring nobody knows what may not go into a module."""
+    bare = [
+        str(path.relative_to(ROOT))
+        for path in python_files(*PACKAGES, "tests")
+        if (source := path.read_text(encoding="utf-8")).strip() and ast.get_docstring(ast.parse(source)) is None
+    ]
+    assert not bare, bare
+
+
+def test_c_files_say_their_purpose() -> None:
+    """The same for C: a file begins with a comment."""
+    bare = [
+        str(path.relative_to(ROOT))
+        for path in c_files()
+        if not path.read_text(encoding="utf-8").lstrip().startswith(("/*", "//"))
+    ]
+    assert not bare, bare
+
+
+def test_no_vague_names() -> None:
+    """`utils` is where code goes to be forgotten."""
+    vague = {"util", "utils", "helper", "helpers", "manager", "managers", "misc", "common"}
+    paths = [*python_files(*PACKAGES, "tests"), *c_files()]
+    found = [str(path.relative_to(ROOT)) for path in paths if vague & set(re.split(r"[_\W]+", path.stem.lower()))]
+    found += [
+        f"{where(path, node.lineno)} class {node.name}"
+        for path in python_files(*PACKAGES)
+        for node in nodes(path)
+        if isinstance(node, ast.ClassDef) and re.search(r"(Manager|Helper|Utils?)$", node.name)
+    ]
+    assert not found, found
+
+
+def test_nothing_is_left_for_later() -> None:
+    """A note in the code is work that nobody tracks."""
+    found = lines_matching(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b", text_files())
+    assert not found, found
+
+
+def test_tests_do_not_sleep() -> None:
+    """A test that sleeps is slow when it passes and flaky when the machine is busy."""
+    found = [
+        where(path, node.lineno)
+        for path in python_files("tests")
+        for node in nodes(path)
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Attribute) and node.func.attr in {"sleep", "usleep", "nanosleep"})
+            or (isinstance(node.func, ast.Name) and node.func.id in {"sleep", "usleep"})
+        )
+    ]
+    assert not found, found
+
+
+def test_tests_say_what_would_be_broken() -> None:
+    """One line a test: what its failure means."""
+    bare = [
+        f"{where(path, node.lineno)} {node.name}"
+        for path in python_files("tests")
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and ast.get_docstring(node) is None
+    ]
+    assert not bare, bare
+
+
+def test_no_exception_is_swallowed() -> None:
+    """`except Exception: pass` hides the failure that somebody will hunt for a day."""
+
+    def swallows(node: ast.ExceptHandler) -> bool:
+        broad = isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"}
+        return broad and all(isinstance(step, ast.Pass | ast.Continue) for step in node.body)
+
+    found = [
+        where(path, node.lineno)
+        for path in python_files(*PACKAGES, "tests")
+        for node in nodes(path)
+        if isinstance(node, ast.ExceptHandler) and (node.type is None or swallows(node))
+    ]
+    assert not found, found
+
+
+def test_no_path_of_one_machine() -> None:
+    """A path that exists on one machine only works on one machine only."""
+    roots = "|".join(("home", "root", "Users", "work", "workspace", "mnt"))
+    found = lines_matching(rf"(?<![\w.$}}])/({roots})/[\w.]", text_files())
+    assert not found, found
+
+
+def test_atomics_name_their_order() -> None:
+    """An atomic without its order is sequentially consistent by accident, and nobody has thought about its pair."""
+    operations = "load|store|exchange|fetch_add|fetch_sub|fetch_or|fetch_and|fetch_xor|flag_test_and_set|flag_clear"
+    implicit = rf"\batomic_({operations}|compare_exchange_weak|compare_exchange_strong)\s*\("
+    assert not (found := lines_matching(implicit, c_files())), found
+    assert not (found := lines_matching(r"__sync_\w+\s*\(", c_files())), found
+
+
+def test_links_resolve() -> None:
+    """A dead link in the documents sends the reader away."""
+    dead = [
+        f"{where(document, number)} {target}"
+        for document in DOCUMENTS
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), start=1)
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", line)
+        if "://" not in target and not (document.parent / target).exists()
+    ]
+    assert not dead, dead
+
+
+def test_changelog_is_kept() -> None:
+    """Users read what changes for them before they upgrade."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    kinds = "Added|Changed|Fixed|Removed|Deprecated|Security"
+    assert re.search(rf"^## \[Unreleased\]\n+### ({kinds})\n+- ", text, re.MULTILINE)
+
+
+def test_protocol_document_is_complete() -> None:
+    """Somebody who writes another client must find every message and field, with its number and bounds."""
+    text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    missing = []
+    for table in (wire.TO_COORDINATOR, wire.TO_CLIENT):
+        for number, message in table.items():
+            heading = re.search(rf"^### {number} `{message.__name__}`$(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+            if heading is None:
+                missing.append(f"{number} {message.__name__}")
+                continue
+            for bound, field in zip(message.LAYOUT, fields(message), strict=True):  # type: ignore[arg-type]
+                if not re.search(rf"^\| `{field.name}` \| {bound.kind} {bound.size} \|", heading[1], re.MULTILINE):
+                    missing.append(f"{message.__name__}.{field.name} ({bound.kind} {bound.size})")
+    assert f"version {wire.PROTOCOL_VERSION}" in text
+    assert not missing, missing
+
+
+def test_every_setting_is_documented() -> None:
+    """An operator finds settings in the handbook or not at all."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    missing = [key for key in config.KEYS if key != "gpu" and not re.search(rf"^\| `{key}` \|", text, re.MULTILINE)]
+    assert not missing, missing
+
+
+def environment_variables() -> dict[str, str]:
+    """Every `NVSHARE_` variable that the product mentions as a whole string, and where."""
+    literal = re.compile(r"NVSHARE_[A-Z0-9_]*[A-Z0-9]")
+    found: dict[str, str] = {}
+    for path in python_files(*PACKAGES):
+        for node in nodes(path):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and literal.fullmatch(node.value):
+                found.setdefault(node.value, where(path, node.lineno))
+    for path in c_files():
+        if path.is_relative_to(ROOT / "tests"):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            for name in re.findall(r'"(NVSHARE_[A-Z0-9_]*[A-Z0-9])"', line):
+                found.setdefault(name, where(path, number))
+    return found
+
+
+def test_every_variable_is_documented() -> None:
+    """A variable that no document names is a trap."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    found = environment_variables()
+    found.pop("NVSHARE_SIM", None)  # not a variable, but how several begin
+    missing = {name: place for name, place in found.items() if not re.search(rf"\b{name}\b", text)}
+    assert not missing, missing
+
+
+SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS))
+def test_every_tool_answers_help(script: str) -> None:
+    """A tool that cannot say what it does is not installed properly."""
+    module, function = SCRIPTS[script].split(":")
+    code = f"import sys; sys.argv[0] = {script!r}; from {module} import {function} as main; sys.exit(main())"
+    environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower(), done.stdout

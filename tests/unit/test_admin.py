@@ -1,0 +1,216 @@
+"""What the operator changes while clients run."""
+
+from __future__ import annotations
+
+import logging
+
+from coordinator import events, wire
+from coordinator.commands import Log, RecordLease
+from coordinator.scheduler import Settings
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.testing import GPU, Desk
+from coordinator.wire import Sharing
+from scheduler_policies.registry import create
+
+
+def make_desk(**settings: object) -> Desk:
+    """One GPU, every check on."""
+    desk = Desk(create, Settings(check_invariants=True, **settings))  # type: ignore[arg-type]
+    desk.gpu()
+    return desk
+
+
+def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:
+    """Broken: `set quantum` would take effect only after the old, perhaps very long, quantum."""
+    desk = make_desk(quantum_ns=60 * SECOND_NS)
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(300)
+    desk.handle(events.QuantumSet(250 * MILLISECOND_NS))
+    assert len(a.take(wire.Revoke)) == 1
+    a.release()
+    grant = b.granted()
+    assert grant is not None
+    assert grant.quantum_ns == 250 * MILLISECOND_NS
+
+
+def test_a_quantum_may_be_for_one_gpu() -> None:
+    """Broken: setting one GPU's quantum would change the others."""
+    desk = make_desk()
+    desk.gpu("GPU-1")
+    desk.handle(events.QuantumSet(5 * MILLISECOND_NS, "GPU-1"))
+    assert desk.sight().quantum_ns == 100 * MILLISECOND_NS
+    assert desk.sight("GPU-1").quantum_ns == 5 * MILLISECOND_NS
+
+
+def test_the_automatic_quantum_follows_the_measured_cost() -> None:
+    """Broken: `auto` would be fair at any price, or cheap at any wait."""
+    desk = make_desk(quantum_ns=None)
+    assert desk.sight().quantum_automatic
+    assert desk.sight().quantum_ns == 100 * MILLISECOND_NS, "before anything is measured"
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    first, second = a, b
+    for _ in range(60):
+        desk.until(lambda client=first: client.seat().phase == "revoking")  # type: ignore[misc]
+        desk.milliseconds(20)
+        first.release(wanted=True, drain_ns=20 * MILLISECOND_NS)
+        first, second = second, first
+    gpu = desk.sight()
+    # 20 ms of drain per switch at 5 %: 380 ms.
+    assert 370 * MILLISECOND_NS <= gpu.quantum_ns <= 390 * MILLISECOND_NS
+
+
+def test_the_automatic_quantum_is_bounded() -> None:
+    """Broken: with quick switches it would go to nothing."""
+    desk = make_desk(quantum_ns=None)
+    a = desk.client(wanted=True)
+    desk.client(wanted=True)
+    desk.milliseconds(100)
+    a.release(drain_ns=1000)
+    assert desk.sight().quantum_ns == 20 * MILLISECOND_NS
+
+
+def test_paused_means_granted_nothing_and_giving_back() -> None:
+    """Broken: `pause` would leave the client running, or lose it for ever."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.handle(events.Paused(b.client))
+    assert [w.waiters for w in a.take(wire.Waiters)] == [1, 0]
+    desk.handle(events.Paused(a.client))
+    assert len(a.take(wire.Revoke)) == 1
+    a.release(wanted=True)
+    assert b.granted() is None
+    assert desk.timer_ns is None
+    desk.advance(SECOND_NS)
+    desk.handle(events.Resumed(b.client))
+    assert b.granted() is not None
+    assert b.seat().max_wait_ns == 0, "a pause is no wait"
+    desk.handle(events.Resumed(a.client))
+    assert desk.sight().waiting == 1
+
+
+def test_a_client_that_is_paused_while_it_asks_waits_on() -> None:
+    """Broken: a request in the pause would be lost or granted."""
+    desk = make_desk()
+    a = desk.client()
+    desk.handle(events.Paused(a.client))
+    a.request()
+    assert a.granted() is None
+    desk.handle(events.Resumed(a.client))
+    assert a.granted() is not None
+
+
+def test_a_paused_client_may_die() -> None:
+    """Broken: invariant 6 for those who are paused."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.handle(events.Paused(a.client))
+    a.die()
+    assert desk.sight().clients == 0
+
+
+def test_to_concurrent_all_who_wait_are_let_in() -> None:
+    """Broken: switching would leave those who wait waiting."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    a.take(wire.GpuSettings)
+    desk.handle(events.SharingSet(Sharing.CONCURRENT))
+    assert b.granted() is not None
+    assert not a.take(wire.Revoke)
+    (told,) = a.take(wire.GpuSettings)
+    assert (told.sharing, told.pacing_budget_ns) == (Sharing.CONCURRENT, 0)
+    assert [w.waiters for w in a.take(wire.Waiters)] == [1]
+
+
+def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
+    """Broken: invariant 1 across the switch."""
+    desk = make_desk(sharing=Sharing.CONCURRENT)
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    c = desk.client()
+    for client in (a, b):
+        assert client.granted() is not None
+    desk.handle(events.SharingSet(Sharing.EXCLUSIVE))
+    c.request()
+    assert len(a.take(wire.Revoke)) == len(b.take(wire.Revoke)) == 1
+    a.release(wanted=True)
+    assert c.granted() is None
+    b.release(wanted=True)
+    granted = [client for client in (a, b, c) if client.granted()]
+    assert len(granted) == 1
+
+
+def test_to_exclusive_a_holder_alone_goes_on() -> None:
+    """Broken: a process alone would be interrupted for nothing, or the journal would not know it."""
+    desk = make_desk(sharing=Sharing.CONCURRENT)
+    a = desk.client(wanted=True)
+    desk.advance(SECOND_NS)
+    desk.handle(events.SharingSet(Sharing.EXCLUSIVE))
+    assert not a.take(wire.Revoke)
+    record = [c for c in desk.commands if isinstance(c, RecordLease)][-1]
+    assert record.process_id == a.process_id
+    b = desk.client(wanted=True)
+    assert not a.take(wire.Revoke), "its quantum began with the switch"
+    desk.milliseconds(100)
+    assert len(a.take(wire.Revoke)) == 1
+    a.release()
+    assert b.granted() is not None
+
+
+def test_a_limit_is_told_and_held() -> None:
+    """Broken: `set limit` would show and not limit."""
+    desk = make_desk()
+    a = desk.client(mode=wire.MemoryMode.MANAGED)
+    a.take(wire.GpuSettings)
+    desk.handle(events.LimitSet(a.client, 500))
+    assert [s.memory_limit_bytes for s in a.take(wire.GpuSettings)] == [500]
+    assert a.reserve(501) == 0
+    assert a.reserve(500) == 500
+    desk.handle(events.LimitSet(a.client, 100))
+    assert a.reserve(501) == 500
+    assert a.reserve(400, sequence=2) == 400, "giving back is always allowed"
+    desk.handle(events.LimitSet(a.client, 0))
+    assert a.reserve(10_000, sequence=3) == 10_000
+
+
+def test_a_policy_changes_while_clients_wait() -> None:
+    """Broken: `set policy` would need a restart, or forget who waits."""
+    desk = make_desk()
+    a = desk.client(wanted=True, priority=0)
+    low = desk.client(wanted=True, priority=0)
+    high = desk.client(wanted=True, priority=5)
+    desk.handle(events.PolicySet("priority"))
+    assert desk.sight().policy == "priority"
+    assert len(a.take(wire.Revoke)) == 1, "the higher class preempts from now on"
+    a.release()
+    assert high.granted() is not None
+    high.release()
+    assert low.granted() is not None
+
+
+def test_a_policy_that_cannot_be_made_leaves_the_old_one() -> None:
+    """Broken: a typing mistake would leave a GPU without a policy."""
+    desk = make_desk()
+    desk.handle(events.PolicySet("no_such"))
+    assert desk.sight().policy == "round_robin"
+    assert desk.logged("no_such")
+
+
+def test_orders_for_what_is_gone_are_logged() -> None:
+    """Broken: an operator's order that crosses a death would crash the coordinator."""
+    desk = make_desk()
+    for event in (
+        events.QuantumSet(1, "GPU-x"),
+        events.SharingSet(Sharing.CONCURRENT, "GPU-x"),
+        events.PolicySet("priority", {}, "GPU-x"),
+        events.PrioritySet(99, 1),
+        events.LimitSet(99, 1),
+        events.Paused(99),
+        events.Resumed(99),
+    ):
+        out = desk.handle(event)
+        assert [c.level for c in out if isinstance(c, Log)] == [logging.WARNING], event
+    assert desk.sight(GPU).policy == "round_robin"

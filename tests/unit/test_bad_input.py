@@ -1,0 +1,143 @@
+"""What a client must not do: each is refused, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator import commands, events, wire
+from coordinator.scheduler import Scheduler, Settings
+from coordinator.testing import GPU, Desk
+from coordinator.wire import MemoryMode, RemoteProtocolError
+from scheduler_policies.registry import create
+
+
+def make_desk(**more: object) -> Desk:
+    """One GPU, every check on."""
+    desk = Desk(create, Settings(check_invariants=True, **more))  # type: ignore[arg-type]
+    desk.gpu(capacity=1000)
+    return desk
+
+
+NONSENSE: dict[str, Callable[[int], events.Event]] = {
+    "a request for a GPU that it has not attached": lambda c: events.Requested(c, 5),
+    "a release of another's lease": lambda c: events.Released(c, 0, 1, False, True, False, 0, 0, 0),
+    "a release of lease 0": lambda c: events.Released(c, 0, 0, False, True, False, 0, 0, 0),
+    "a report for a GPU that it has not attached": lambda c: events.MemoryReported(c, 7, 1, 1, 1, 1),
+    "a reservation on a GPU that it has not attached": lambda c: events.ReservationAsked(c, 7, 1, 1),
+    "progress of an order that it has not": lambda c: events.MoveProgressed(c, 0, 1, 1, 1, True, 0),
+    "a second hello": lambda c: events.ClientRegistered(c, "x", "x", 1, 1, 0, MemoryMode.DEVICE, 0),
+    "an ordinal too large": lambda c: events.GpuAttached(c, 32, GPU, 0, False),
+    "one ordinal for two GPUs": lambda c: events.GpuAttached(c, 0, "GPU-1", 0, False),
+    "two ordinals for one GPU": lambda c: events.GpuAttached(c, 1, GPU, 0, False),
+    "a lease that it does not have, while connected": lambda c: events.GpuAttached(c, 0, GPU, 9, False),
+    "a lease id that would exhaust the ids": lambda c: events.GpuAttached(c, 2, "GPU-1", (1 << 64) - 1, False),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_nonsense_costs_the_peer_its_connection_and_nobody_else_anything(what: str) -> None:
+    """Broken: a client could harm others, or crash the coordinator, by breaking the protocol."""
+    desk = make_desk()
+    desk.gpu("GPU-1")
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    before = desk.scheduler.snapshot(desk.clock.now_ns)
+    with pytest.raises(RemoteProtocolError):
+        desk.handle(NONSENSE[what](b.client))
+    assert desk.scheduler.snapshot(desk.clock.now_ns) == before
+    a.release()
+    assert b.granted() is not None
+
+
+def test_speaking_before_hello_is_refused() -> None:
+    """Broken: an unknown connection would reach the records."""
+    desk = make_desk()
+    for event in (events.Requested(9, 0), events.GpuAttached(9, 0, GPU, 0, True)):
+        with pytest.raises(RemoteProtocolError):
+            desk.handle(event)
+
+
+def test_an_unknown_gpu_is_answered_with_those_that_there_are() -> None:
+    """Broken: a user with a wrong GPU would see a hang instead of a reason."""
+    desk = make_desk()
+    a = desk.client(attach=False)
+    a.attach("GPU-nowhere")
+    (rejected,) = a.take(wire.Rejected)
+    assert rejected.code == wire.Rejection.UNKNOWN_GPU
+    assert not rejected.final
+    assert GPU in rejected.text
+    a.attach(GPU, wanted=True)
+    assert a.granted() is not None
+
+
+def test_a_client_too_many_is_told_so_and_not_registered() -> None:
+    """Broken: clients would not be bounded."""
+    desk = make_desk(max_clients=1)
+    desk.client()
+    late = desk.client(attach=False)
+    (rejected,) = late.take(wire.Rejected)
+    assert rejected.code == wire.Rejection.TOO_MANY_CLIENTS
+    assert rejected.final
+    desk.handle(events.ClientGone(late.client))
+    assert len(desk.scheduler.snapshot(desk.clock.now_ns).clients) == 1
+
+
+def test_attaching_again_repeats_the_settings() -> None:
+    """Broken: a hook that lost its settings could not get them again."""
+    desk = make_desk()
+    a = desk.client()
+    a.take(wire.GpuSettings)
+    a.attach(wanted=True)
+    assert len(a.take(wire.GpuSettings)) == 1
+    assert a.granted() is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -> None:
+    """Broken: some order of messages, legal or not, would crash the core or break an invariant."""
+    scheduler = Scheduler(create, Settings(check_invariants=True, drain_deadline_ns=50))
+    now = 0
+    scheduler.handle(events.GpuAdded("A", "A", 100, 100), now)
+    scheduler.handle(events.GpuAdded("B", "B", 100, 100, 5, 11, 40), now)
+    client = st.integers(1, 4)
+    gpu = st.integers(0, 2)
+    small = st.integers(0, 120)
+    flag = st.booleans()
+    mode = st.sampled_from(MemoryMode)
+    event = st.one_of(
+        st.builds(events.ClientRegistered, client, st.just("n"), st.just("p"), st.integers(10, 13), small, gpu, mode, small),
+        st.builds(events.GpuAttached, client, gpu, st.sampled_from("AB"), st.integers(0, 9), flag, small, small, small),
+        st.builds(events.Requested, client, gpu),
+        st.builds(events.Released, client, gpu, st.integers(1, 9), flag, flag, flag, small, small, small),
+        st.builds(events.ClientGone, client),
+        st.builds(events.MemoryReported, client, gpu, small, small, small, small),
+        st.builds(events.ReservationAsked, client, gpu, small, small),
+        st.builds(events.MoveProgressed, client, gpu, st.integers(1, 6), small, small, flag, st.integers(0, 1)),
+        st.builds(events.TimerFired),
+        st.builds(events.HolderGone, st.sampled_from("AB")),
+        st.builds(events.QuantumSet, st.none() | st.integers(1, 50), st.none() | st.sampled_from("ABX")),
+        st.builds(events.PolicySet, st.sampled_from(["round_robin", "priority", "?"]), st.just({}), st.none()),
+        st.builds(events.SharingSet, st.sampled_from(wire.Sharing), st.none() | st.sampled_from("ABX")),
+        st.builds(events.PrioritySet, client, gpu),
+        st.builds(events.LimitSet, client, small),
+        st.builds(events.Paused, client),
+        st.builds(events.Resumed, client),
+    )
+    refused = 0
+    for item in data.draw(st.lists(st.tuples(event, st.integers(0, 30)), max_size=60)):
+        now += item[1]
+        try:
+            out = scheduler.handle(item[0], now)
+        except RemoteProtocolError:
+            refused += 1
+            continue
+        for command in out:
+            if isinstance(command, commands.Send):
+                wire.encode(command.message)
+    snapshot = scheduler.snapshot(now)
+    assert {gpu.uuid for gpu in snapshot.gpus} == {"A", "B"}

@@ -1,0 +1,358 @@
+"""The life of a lease: each transition, and that time and waiters have the effect that they should."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator import wire
+from coordinator.commands import Kill, RecordLease
+from coordinator.scheduler import OverdueAction, Settings
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.testing import GPU, Desk
+from scheduler_policies.registry import create
+
+QUANTUM_MS = 100
+
+
+def make_desk(**settings: object) -> Desk:
+    """One GPU, every check on."""
+    desk = Desk(create, Settings(check_invariants=True, **settings))  # type: ignore[arg-type]
+    desk.gpu()
+    return desk
+
+
+def test_a_free_gpu_is_granted_at_once() -> None:
+    """Broken: a process alone would wait for something."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    grant = a.granted()
+    assert grant is not None
+    assert (grant.lease_id, grant.quantum_ns, grant.waiters) == (1, QUANTUM_MS * MILLISECOND_NS, 0)
+    assert desk.timer_ns is None, "nothing is due, so nothing may poll"
+
+
+def test_settings_come_before_the_grant() -> None:
+    """Broken: a hook would open its gate without knowing its budget."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    kinds = [type(message) for message in a.inbox]
+    assert kinds == [wire.Welcome, wire.GpuSettings, wire.Grant]
+
+
+def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
+    """Broken: a process alone would be interrupted."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.advance(3600 * SECOND_NS)
+    assert not a.take(wire.Revoke)
+    assert desk.sight().revokes == 0
+
+
+def test_the_quantum_counts_from_the_grant() -> None:
+    """Broken: a holder would be cut short, or keep others waiting longer than its quantum."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.milliseconds(40)
+    b = desk.client(wanted=True)
+    (waiters,) = a.take(wire.Waiters)
+    assert waiters.waiters == 1
+    desk.milliseconds(59)
+    assert not a.take(wire.Revoke)
+    desk.milliseconds(1)
+    (revoke,) = a.take(wire.Revoke)
+    assert revoke.lease_id == 1
+    assert b.granted() is None, "not before the other has released"
+    a.release(wanted=True)
+    grant = b.granted()
+    assert grant is not None
+    assert (grant.lease_id, grant.waiters) == (2, 1)
+
+
+def test_a_holder_past_its_quantum_is_revoked_when_somebody_comes() -> None:
+    """Broken: a newcomer would wait a whole quantum for one who has long had his."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.milliseconds(5 * QUANTUM_MS)
+    desk.client(wanted=True)
+    assert len(a.take(wire.Revoke)) == 1
+
+
+def test_waiters_are_told_when_contention_ends() -> None:
+    """Broken: a holder would stay paced and release early for nobody."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    assert [message.waiters for message in a.take(wire.Waiters)] == [1]
+    c = desk.client(wanted=True)
+    assert not a.take(wire.Waiters), "from one to two is no news"
+    b.die()
+    assert not a.take(wire.Waiters)
+    c.die()
+    assert [message.waiters for message in a.take(wire.Waiters)] == [0]
+    assert desk.timer_ns is None
+
+
+def test_an_idle_release_hands_over_without_a_revocation() -> None:
+    """Broken: early release would not pass the GPU on."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    a.release(idle=True)
+    assert b.granted() is not None
+    assert desk.sight().idle_releases == 1
+    assert desk.sight().revokes == 0
+    assert a.seat().phase == "idle"
+
+
+def test_a_release_may_be_a_request() -> None:
+    """Broken: a client whose threads wait would be forgotten after its quantum."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS)
+    a.release(wanted=True)
+    b.granted()
+    desk.milliseconds(QUANTUM_MS)
+    a.take(wire.Grant)
+    b.release()
+    assert a.granted() is not None
+
+
+def test_a_request_that_crosses_a_grant_or_a_revocation_says_nothing_new() -> None:
+    """Broken: a client would be granted again what it gave back for good."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    a.request()
+    assert a.seat().phase == "holding"
+    b = desk.client(wanted=True)
+    b.request()
+    assert desk.sight().waiting == 1
+    desk.milliseconds(QUANTUM_MS)
+    a.request()
+    a.release(wanted=False)
+    assert a.seat().phase == "idle"
+
+
+def test_an_idle_release_that_crosses_the_revocation_is_accepted() -> None:
+    """Broken: an honest client would be cut off for a race."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS)
+    a.release(idle=True)
+    assert b.granted() is not None
+    assert desk.sight().idle_releases == 0, "it was asked to, so this was no early release"
+
+
+def test_a_dead_holders_lease_is_free_at_once() -> None:
+    """Broken: invariant 6, a SIGKILL would block the GPU."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    a.die()
+    assert b.granted() is not None
+    assert desk.sight().clients == 1
+
+
+def test_a_dead_client_in_the_middle_of_its_drain_frees_the_lease() -> None:
+    """Broken: invariant 6, the drain deadline would have to pass first."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS)
+    assert a.seat().phase == "revoking"
+    a.die()
+    assert b.granted() is not None
+    assert desk.timer_ns is None
+
+
+def test_a_dead_waiter_is_granted_nothing() -> None:
+    """Broken: a lease would go to nobody, and the GPU stand still."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    c = desk.client(wanted=True)
+    b.die()
+    a.release()
+    assert c.granted() is not None
+
+
+def test_each_gpu_has_its_own_lease() -> None:
+    """Broken: work on one GPU would wait for another GPU."""
+    desk = make_desk()
+    desk.gpu("GPU-1")
+    a = desk.client(wanted=True)
+    b = desk.client(attach=False)
+    b.attach("GPU-1", gpu=3, wanted=True)
+    assert a.granted() is not None
+    grant = b.granted()
+    assert grant is not None
+    assert grant.gpu == 3, "messages use the client's own ordinal"
+
+
+def test_the_journal_follows_the_lease() -> None:
+    """Broken: a restarted coordinator would wait for the wrong process, or for none."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    a.release(idle=True)
+    b.release(idle=True)
+    records = [(c.lease_id, c.process_id) for c in desk.commands if isinstance(c, RecordLease)]
+    assert records == [(1, a.process_id), (1, 0), (2, b.process_id), (2, 0)]
+
+
+def test_the_journal_is_written_before_the_grant_is_sent() -> None:
+    """Broken: after a crash between the two, two processes could hold the GPU."""
+    desk = make_desk()
+    desk.client(wanted=True)
+    kinds = [type(c) if not hasattr(c, "message") else type(c.message) for c in desk.commands]
+    assert kinds.index(RecordLease) < kinds.index(wire.Grant)
+
+
+def test_a_drain_past_its_deadline_lets_others_on() -> None:
+    """Broken: invariant 10, a hung client would hang the others."""
+    desk = make_desk(drain_deadline_ns=SECOND_NS)
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    c = desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS + 999)
+    assert b.granted() is None
+    desk.milliseconds(1)
+    assert b.granted() is not None
+    assert desk.sight().overdue == 1
+    assert desk.notes("overdue")[0]["client"] == a.client
+    desk.milliseconds(QUANTUM_MS)
+    b.release(wanted=True)
+    assert c.granted() is not None, "the others take turns beside it"
+    a.release(wanted=True)
+    assert a.seat().phase == "waiting", "back in order when it comes to itself"
+
+
+def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
+    """Broken: a client in device mode would be let on a card that is full of a hung client's memory."""
+    desk = make_desk(drain_deadline_ns=SECOND_NS)
+    a = desk.client(wanted=True, memory=1 << 29)
+    big = desk.client(wanted=True, mode=wire.MemoryMode.DEVICE, memory=(1 << 29) + 1)
+    small = desk.client(wanted=True, mode=wire.MemoryMode.DEVICE, memory=1)
+    desk.milliseconds(QUANTUM_MS + 1000)
+    assert big.granted() is None
+    assert small.granted() is not None
+    small.release()
+    assert big.granted() is None
+    a.die()
+    assert big.granted() is not None
+
+
+def test_a_release_that_says_not_drained_counts_as_overdue_once() -> None:
+    """Broken: work that still runs would be taken for finished, or counted twice."""
+    desk = make_desk(drain_deadline_ns=SECOND_NS)
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS + 500)
+    a.release(drained=False)
+    assert b.granted() is not None
+    assert desk.sight().overdue == 1
+
+
+def test_demotion_lasts_until_a_release_in_time() -> None:
+    """Broken: the action `demote` would do nothing, or never end."""
+    desk = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.DEMOTE)
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS + 1000)
+    a.take(wire.Grant)
+    a.release(wanted=True)
+    c = desk.client(wanted=True)
+    b.take(wire.Grant)
+    b.release(wanted=True)
+    assert c.granted() is not None, "the demoted waits though its turn had come"
+    c.release()
+    assert b.granted() is not None
+    b.release()
+    assert a.granted() is not None, "nobody else waits"
+    assert a.seat().demoted
+    a.release(idle=True)
+    assert not a.seat().demoted
+
+
+def test_the_action_kill_names_the_process() -> None:
+    """Broken: the action `kill` would do nothing, or hit another."""
+    desk = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.KILL)
+    a = desk.client(wanted=True)
+    desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS + 1000)
+    (kill,) = [c for c in desk.commands if isinstance(c, Kill)]
+    assert (kill.client, kill.process_id) == (a.client, a.process_id)
+
+
+def test_times_and_counts_add_up() -> None:
+    """Broken: status and metrics would show what did not happen."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.milliseconds(10)
+    b = desk.client(wanted=True)
+    desk.milliseconds(90)
+    desk.milliseconds(5)
+    revoked_ns = desk.clock.now_ns - 5 * MILLISECOND_NS
+    a.release(wanted=True, drain_ns=4 * MILLISECOND_NS)
+    desk.milliseconds(1)
+    b.release(idle=True, opened_at_ns=desk.clock.now_ns - MILLISECOND_NS)
+    seat = a.seat()
+    assert seat.used_ns == 105 * MILLISECOND_NS
+    assert seat.revokes == 1
+    assert b.seat().max_wait_ns == 95 * MILLISECOND_NS
+    gpu = desk.sight()
+    assert (gpu.grants, gpu.handovers) == (3, 2)
+    assert gpu.held_ns == 106 * MILLISECOND_NS
+    assert gpu.recent_drains_ns == (4 * MILLISECOND_NS,)
+    assert gpu.recent_handovers_ns == (MILLISECOND_NS,), f"from {revoked_ns} + drain to the opening of the gate"
+
+
+@pytest.mark.parametrize("opened_at_ns", [0, 1, (1 << 64) - 1])
+def test_impossible_times_of_a_client_are_dropped(opened_at_ns: int) -> None:
+    """Broken: a client could put nonsense into everybody's figures."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS)
+    a.release(drain_ns=(1 << 64) - 1)
+    b.release(idle=True, opened_at_ns=opened_at_ns)
+    assert desk.sight().recent_handovers_ns == ()
+    assert desk.sight().recent_drains_ns == ()
+    assert desk.scheduler.snapshot(desk.clock.now_ns).gpus[0].uuid == GPU
+
+
+def test_time_that_goes_backwards_stands_still() -> None:
+    """Broken: a clock's hiccup would make negative times."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.clock.now_ns -= SECOND_NS
+    a.release(idle=True)
+    assert a.seat().used_ns == 0
+
+
+def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
+    """Broken: a client alone would be slowed down, or a crowd would have unbounded drains."""
+    desk = make_desk()
+    a = desk.client()
+    assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [0]
+    b = desk.client()
+    assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [10 * MILLISECOND_NS]
+    assert [s.pacing_budget_ns for s in b.take(wire.GpuSettings)] == [10 * MILLISECOND_NS]
+    c = desk.client()
+    assert not a.take(wire.GpuSettings), "unchanged settings are not sent again"
+    c.die()
+    b.die()
+    assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [0]
+
+
+def test_concurrent_sharing_grants_everybody() -> None:
+    """Broken: `--sharing concurrent` would still take turns."""
+    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    clients = [desk.client(wanted=True) for _ in range(3)]
+    grants = [client.granted() for client in clients]
+    assert [grant.lease_id for grant in grants if grant] == [1, 2, 3]
+    assert desk.timer_ns is None
+    for client in clients:
+        client.release(idle=True)
+    assert desk.sight().holders == ()

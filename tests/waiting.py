@@ -1,0 +1,26 @@
+"""Waiting in tests: for a condition, with a bound, never for a time.
+
+May not go here: anything that knows what is waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_never = threading.Event()
+
+
+def eventually(condition: Callable[[], T], what: str, seconds: float = 20.0) -> T:
+    """The first true value of `condition`, which is asked again and again; fails the test when the bound passes."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        _never.wait(0.005)

@@ -1,0 +1,183 @@
+"""Golden vectors: the bytes of every message, as literals, for both sides.
+
+They hold the protocol of released versions: a line is never changed, new ones are added.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from coordinator import wire
+from tests.wire import codec
+
+GOLDEN: list[tuple[wire.Message, str]] = [
+    (
+        wire.Hello(
+            protocol=1,
+            name="trainer",
+            program="python3",
+            process_id=4242,
+            priority=-3,
+            memory_mode=1,
+            memory_limit_bytes=4294967296,
+            library_version="0.1.0",
+        ),
+        "990101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30",
+    ),
+    (
+        wire.AttachGpu(
+            gpu=0,
+            uuid="GPU-51a1c0de-0000-4000-8000-000000000000",
+            total_bytes=17179869184,
+            lease_id=7,
+            wanted=True,
+            allocated_bytes=1073741824,
+            resident_bytes=536870912,
+            pinned_bytes=4096,
+        ),
+        "990200d9284750552d35316131633064652d303030302d343030302d383030302d303030303030303030303030cf0000"
+        "00040000000007c3ce40000000ce20000000cd1000",
+    ),
+    (
+        wire.Request(gpu=3),
+        "920303",
+    ),
+    (
+        wire.Release(
+            gpu=0,
+            lease_id=7,
+            reason=0,
+            drained=True,
+            wanted=False,
+            drain_ns=1500000,
+            opened_at_ns=123456789012345,
+            submissions=1000,
+        ),
+        "9904000700c3c2ce0016e360cf00007048860ddf79cd03e8",
+    ),
+    (
+        wire.MemoryReport(
+            gpu=0,
+            allocated_bytes=1073741824,
+            resident_bytes=536870912,
+            pinned_bytes=4096,
+            host_bytes=268435456,
+        ),
+        "960500ce40000000ce20000000cd1000ce10000000",
+    ),
+    (
+        wire.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592),
+        "940601ce00010000cf0000000200000000",
+    ),
+    (
+        wire.MoveProgress(gpu=0, order_id=12, moved_bytes=268435456, elapsed_ns=5000000, finished=True, error=2),
+        "9707000cce10000000ce004c4b40c302",
+    ),
+    (
+        wire.Goodbye(),
+        "9108",
+    ),
+    (
+        wire.Welcome(protocol=1, client_id=99),
+        "93400163",
+    ),
+    (
+        wire.GpuSettings(
+            gpu=0,
+            memory_limit_bytes=4294967296,
+            capacity_bytes=17179869184,
+            reserve=True,
+            pacing_budget_ns=10000000,
+            idle_release_ns=2000000,
+            drain_deadline_ns=10000000000,
+            sharing=0,
+        ),
+        "994100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000",
+    ),
+    (
+        wire.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
+        "95420008ce05f5e10002",
+    ),
+    (
+        wire.Revoke(gpu=0, lease_id=8, drain_deadline_ns=10000000000),
+        "94430008cf00000002540be400",
+    ),
+    (
+        wire.Waiters(gpu=0, lease_id=8, waiters=1),
+        "9444000801",
+    ),
+    (
+        wire.Evict(gpu=0, order_id=13, bytes=1073741824),
+        "9445000dce40000000",
+    ),
+    (
+        wire.Restore(gpu=31, order_id=14, bytes=18446744073709551615),
+        "94461f0ecfffffffffffffffff",
+    ),
+    (
+        wire.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592),
+        "944701ce00010000cf0000000200000000",
+    ),
+    (
+        wire.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
+        "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return codec.compile_library(tmp_path_factory.mktemp("codec"))
+
+
+def test_every_message_has_a_vector() -> None:
+    """Broken: a message was added without pinning its bytes."""
+    assert {type(message) for message, _ in GOLDEN} == {*wire.TO_COORDINATOR.values(), *wire.TO_CLIENT.values()}
+
+
+@pytest.mark.parametrize(("message", "text"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_golden(library: ctypes.CDLL, message: wire.Message, text: str) -> None:
+    """Broken: a released hook or coordinator would misread this message."""
+    frame = bytes.fromhex(text)
+    direction = next(d for d, table in codec.TABLES.items() if message.TYPE in table)
+    assert wire.encode(message) == frame
+    assert wire.decode(frame, codec.TABLES[direction]) == message
+    assert codec.c_decode(library, direction, frame) == (codec.OK, frame)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "empty"),
+        ("c0", "not an array"),
+        ("90", "no type"),
+        ("9303", "shorter than it says"),
+        ("9203cd0100", "ordinal of 16 bits"),
+        ("920303" + "00", "a byte after the end"),
+        ("9203ff", "negative ordinal"),
+        ("9203c3", "bool for an integer"),
+        ("9203ca3f800000", "float for an integer"),
+        ("9103", "field missing"),
+        ("94480001a100", "zero byte in text"),
+        ("94480101a100", "integer for a bool"),
+        ("944801c3a1ff", "no UTF-8"),
+    ],
+)
+def test_malformed(library: ctypes.CDLL, text: str, why: str) -> None:
+    """Broken: something that the protocol forbids is let through."""
+    frame = bytes.fromhex(text)
+    for direction in codec.TABLES:
+        verdict, _ = codec.c_decode(library, direction, frame)
+        assert verdict == codec.python_decode(direction, frame)[0]
+        known = len(frame) > 1 and frame[1] in codec.TABLES[direction]
+        assert verdict == codec.MALFORMED or (not known and verdict == codec.UNKNOWN), why
+
+
+def test_encode_refuses_what_breaks_a_bound() -> None:
+    """Broken: we send what the peer must refuse."""
+    long, zero = wire.Rejected(1, True, "x" * 256), wire.Rejected(1, True, "\0")
+    for message in (wire.Request(256), wire.Request(-1), long, zero):
+        with pytest.raises(AssertionError):
+            wire.encode(message)
