@@ -5,8 +5,8 @@ Programs that saturate the GPU (saturate.c) under a small quantum.  One sample i
 less the time that the first one's drain took (as its release says): what the hand-over costs beyond the drain.
 All clocks are CLOCK_MONOTONIC of one machine.
 
-JSON: `handover_us` (`p50`, `p99`), `handovers` (samples); `details`: the same until the next gate opened, drains, and
-how many hand-overs gave no sample and why.
+JSON: `handover_us` (`p50`, `p99`), `handovers` (samples); `details`: its parts (revoke to release without the drain,
+release to grant, grant to open gate), drains, and how many hand-overs gave no sample and why.
 
 May not go here: hand-overs that move memory.
 """
@@ -35,7 +35,9 @@ class Samples:
     """Nanoseconds of each hand-over that could be measured, and why the others could not."""
 
     first_call_ns: list[int] = field(default_factory=list)
-    gate_open_ns: list[int] = field(default_factory=list)
+    release_ns: list[int] = field(default_factory=list)
+    grant_ns: list[int] = field(default_factory=list)
+    open_ns: list[int] = field(default_factory=list)
     drain_ns: list[int] = field(default_factory=list)
     without: Counter[str] = field(default_factory=Counter)
 
@@ -47,6 +49,7 @@ class Turn:
     name: str
     lease: int
     revoked_ns: int
+    released_ns: int
     drain_ns: int
     granted_ns: int
 
@@ -54,7 +57,7 @@ class Turn:
 def turns(events: Iterable[Mapping[str, Any]]) -> tuple[list[Turn], dict[int, int]]:
     """Hand-overs in the event stream, and by lease when its gate opened."""
     revoked: dict[int, int] = {}
-    before: tuple[int, int, int] | None = None
+    before: tuple[int, int, int, int] | None = None
     opened: dict[int, int] = {}
     found: list[Turn] = []
     for event in events:
@@ -63,10 +66,12 @@ def turns(events: Iterable[Mapping[str, Any]]) -> tuple[list[Turn], dict[int, in
         elif event["kind"] == "released":
             opened[event["lease"]] = event["opened_at_ns"]
             at_ns = revoked.pop(event["lease"], None)
-            before = (event["client"], at_ns, event["drain_ns"]) if at_ns is not None and event["drained"] else None
+            before = None
+            if at_ns is not None and event["drained"]:
+                before = (event["client"], at_ns, event["at_ns"], event["drain_ns"])
         elif event["kind"] == "granted":
             if before is not None and before[0] != event["client"]:
-                found.append(Turn(event["name"], event["lease"], before[1], before[2], event["at_ns"]))
+                found.append(Turn(event["name"], event["lease"], *before[1:], event["at_ns"]))
             before = None
     return found, opened
 
@@ -88,8 +93,10 @@ def evaluate(events: Sequence[Mapping[str, Any]], stamps: Mapping[str, Sequence[
             continue
         samples.first_call_ns.append(returned_ns - turn.revoked_ns - turn.drain_ns)
         samples.drain_ns.append(turn.drain_ns)
+        samples.release_ns.append(turn.released_ns - turn.revoked_ns - turn.drain_ns)
+        samples.grant_ns.append(turn.granted_ns - turn.released_ns)
         if turn.lease in opened:
-            samples.gate_open_ns.append(opened[turn.lease] - turn.revoked_ns - turn.drain_ns)
+            samples.open_ns.append(opened[turn.lease] - turn.granted_ns)
     return samples
 
 
@@ -152,7 +159,9 @@ def main() -> int:
         "simulated": simulate is not None,
         "details": {
             "first_call_us": figures,
-            "gate_open_us": in_us(samples.gate_open_ns),
+            "revoke_to_release_us": in_us(samples.release_ns),
+            "release_to_grant_us": in_us(samples.grant_ns),
+            "grant_to_open_us": in_us(samples.open_ns),
             "drain_us": in_us(samples.drain_ns),
             "without_sample": dict(samples.without),
             "programs": options.programs,

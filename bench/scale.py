@@ -1,11 +1,11 @@
 """How many hand-overs a second one coordinator makes, and in how much memory: `python -m bench.scale --json`.
 
-A real coordinator process (its loop, ZeroMQ sockets, scheduler, journal) with made-up GPUs, and scripted clients
-in another process, spread evenly over the GPUs, which always want the lease.  A client that is granted the lease, and told
-that others wait, gives it back at once as idle and asks for it again in the same message; so each hand-over is one `Release`
-in and one `Grant` to another client out, and the client's own work costs the coordinator nothing.  Hand-overs are
-counted by the coordinator (`handovers` in its status: a lease that goes to another client than the one before), from one
-status to another some seconds later; resident memory is the coordinator's peak, as the kernel says (VmHWM).
+A real coordinator process (its loop, ZeroMQ sockets, scheduler, journal) with made-up GPUs, and scripted clients in
+another process, spread evenly over the GPUs, which always want the lease.  A client that is granted the lease gives it
+back at once as idle, and asks for it again in the same message; so each hand-over is one `Release` in and one `Grant`
+to another client out.  Hand-overs are counted by the coordinator (`handovers` in its status: a lease that goes to
+another client than the one before), from one status to another some seconds later; resident memory is the
+coordinator's peak, as the kernel says (VmHWM).
 
 The clients need a processor too: on a machine with two, figures are those of a shared machine.
 """
@@ -85,7 +85,10 @@ def measure(clients: int, gpus: int, seconds: float) -> dict[str, Any]:
             server = _child(children, "coordinator", str(directory.path), str(gpus))
             _child(children, "clients", str(directory.hooks_socket), str(clients), str(gpus))
             caller = ControlCaller(directory.control_socket)
+            give_up_at = time.monotonic() + 60
             while _status(caller)["clients"] < clients:
+                if time.monotonic() > give_up_at or any(child.poll() is not None for child in children):
+                    raise SystemExit("the clients did not come up")
                 time.sleep(0.05)
             first = _status(caller)
             time.sleep(seconds)

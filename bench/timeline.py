@@ -23,9 +23,9 @@ from bench.workloads.busy import read_log
 from simulated_gpu.trace import read_trace
 
 PROGRAMS = {
-    "steady": ["--kernel-us=300", "--burst=16"],
-    "copies": ["--kernel-us=150", "--burst=12", "--copy-kib=4096"],
-    "bursty": ["--kernel-us=400", "--burst=8", "--gap-every=6", "--gap-ms=30"],
+    "steady": ["--kernel-us=500", "--burst=400", "--copy-kib=64"],
+    "batches": ["--kernel-us=400", "--burst=60", "--copy-kib=1024"],
+    "bursty": ["--kernel-us=400", "--burst=30", "--gap-every=1", "--gap-ms=90", "--copy-kib=64"],
 }
 COLOURS = ("#2166ac", "#b2182b", "#1b7837")
 

@@ -1,4 +1,4 @@
-"""A hook's end of the wire without libzmq: ZMTP 3.0 over a plain Unix socket.
+"""A hook's end of the wire without libzmq: ZMTP 3.1 over a plain Unix socket.
 
 For benchmarks and tests that need a thousand clients in one process at little cost, or a peer that misbehaves below the
 level of messages.  A real hook uses a DEALER of libzmq; on the wire the two look the same.
@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+GREETING: Final = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 _SHORT_FRAME: Final = 255
 
 
@@ -35,12 +35,16 @@ class Link:
     """One connection.  `take` gives the messages that have come; commands of the transport are passed over."""
 
     def __init__(self, path: Path, *, identity: bytes = b"") -> None:
-        """Connects and sends the handshake at once; the other side's is skipped as it comes."""
+        """Connects and shakes hands; a message before the other side's READY would break the protocol."""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect(str(path))
+        self.socket.settimeout(30)
         self.socket.sendall(GREETING + ready(identity))
         self._buffer = b""
         self._greeted = False
+        self._shaken = False
+        while not self._shaken:
+            self.take()
 
     def send(self, content: bytes) -> None:
         self.socket.sendall(frame(content))
@@ -70,7 +74,9 @@ class Link:
                 start, size = at + 2, buffer[at + 1]
             if start + size > end:
                 break
-            if not flags & 4:
+            if flags & 4:
+                self._shaken = True
+            else:
                 found.append(buffer[start : start + size])
             at = start + size
         self._buffer = buffer[at:]

@@ -20,6 +20,7 @@ import sys
 MARKER = "NVSHARE_REEXEC"
 _HOOK = "libnvshare_hook.so"
 _OWN_TOOLS = ("nvshare-run", "nvshare-coordinator", "nvshare-ctl", "nvshare-demo")
+_OWN_MODULES = tuple(f"coordinator.{name}" for name in ("run", "server", "daemon", "control", "demo"))
 
 
 def start() -> None:
@@ -32,12 +33,12 @@ def start() -> None:
 
 def _start() -> None:
     if os.environ.pop(MARKER, None) == str(os.getpid()):
-        from client_hook.launcher import mapped_library
-
-        if mapped_library(_HOOK) is None:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            loaded = _HOOK in maps.read()
+        if not loaded:
             _go_on_without(f"the dynamic linker did not load {os.environ.get('LD_PRELOAD', _HOOK)}")
         return
-    if os.environ.get("NVSHARE_DISABLE") == "1" or _HOOK in os.environ.get("LD_PRELOAD", ""):
+    if os.environ.get("NVSHARE_DISABLE", "0") not in ("", "0") or _HOOK in os.environ.get("LD_PRELOAD", ""):
         return
     arguments = _arguments()
     if arguments is None or _is_own_tool(arguments):
@@ -65,7 +66,7 @@ def _is_own_tool(arguments: list[bytes]) -> bool:
     words = [os.fsdecode(word) for word in arguments[1:]]
     for index, word in enumerate(words):
         if word == "-m":
-            return index + 1 < len(words) and words[index + 1].startswith("coordinator.")
+            return index + 1 < len(words) and words[index + 1] in _OWN_MODULES
         if not word.startswith("-"):
             return os.path.basename(word) in _OWN_TOOLS
     return False

@@ -37,11 +37,13 @@ from client_hook.launcher import (
     find_hook,
     find_libzmq,
 )
-from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, prepare
+from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, own_directory, prepare
+from coordinator.units import format_size
 
 START_TIMEOUT_S = 30.0
 """A coordinator that is not ready by then has failed; also the bound for waiting until another launcher is done."""
 
+_ELSEWHERE = "choose another directory with --runtime-dir (or NVSHARE_RUNTIME_DIR)"
 _LOG_LIMIT_BYTES = 1 << 20
 _LOG_LINES_SHOWN = 12
 _FIRST_DESCRIPTOR = 200
@@ -57,9 +59,14 @@ class Attached:
     keepalive: int | None
 
 
-def choose_directory(environ: Mapping[str, str], named: str | None) -> RuntimeDir:
-    """The runtime directory to use: the one named on the command line, else as docs/architecture.md has it."""
-    return RuntimeDir(Path(named).absolute()) if named else client_directory(environ)
+def choose_directory(environ: Mapping[str, str], named: str | None, simulate: str | None) -> RuntimeDir:
+    """The runtime directory to use: the one named on the command line, else as docs/architecture.md has it.
+
+    Simulated programs leave the system's coordinator alone: it serves the node's cards.
+    """
+    if named:
+        return RuntimeDir(Path(named).absolute())
+    return client_directory(environ) if simulate is None else own_directory(environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +84,8 @@ def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]
     hook = find_hook(environ)
     libzmq = find_libzmq(environ)
     check_memory_mode(launch.options.memory or environ.get("NVSHARE_MEMORY") or "managed")
-    directory = choose_directory(environ, launch.runtime_dir)
     simulate = launch.simulate or environ.get("NVSHARE_SIMULATE") or launch.simulate
+    directory = choose_directory(environ, launch.runtime_dir, simulate)
     ensure_coordinator(directory, environ, simulate=simulate, arguments=launch.coordinator_arguments)
     if simulate is not None:
         environ = _on_simulated_gpus(directory, simulate, environ)
@@ -96,11 +103,12 @@ def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[st
         asked = parse_cards(simulate) if simulate else None
     except (ValueError, OSError, RuntimeError) as error:
         raise LaunchError(str(error)) from None
-    capacity_bytes = sum(card.capacity_bytes for card in cards)
-    if asked is not None and asked.gpus * asked.capacity_bytes != capacity_bytes:
+    if asked is not None and asked.gpus * asked.capacity_bytes != sum(card.capacity_bytes for card in cards):
+        there = f"{len(cards)}x{format_size(cards[0].capacity_bytes)}"
         raise LaunchError(
-            f"the simulated GPUs of {directory.path} are {len(cards)} with {capacity_bytes} bytes together, "
-            f"not {simulate}; leave out the number and size, or choose another directory with --runtime-dir"
+            f"the simulated GPUs of {directory.path} are {there}, not "
+            f"{asked.gpus}x{format_size(asked.capacity_bytes)}; "
+            f"ask for {there}, or {_ELSEWHERE}"
         )
     made.setdefault("NVSHARE_SIMULATE", f"{len(cards)}x{cards[0].capacity_bytes}")
     return made
@@ -173,7 +181,7 @@ def _open_private(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise LaunchError(f"{path}: {error.strerror}; choose another directory with --runtime-dir") from None
+        raise LaunchError(f"{path}: {error.strerror}; {_ELSEWHERE}") from None
 
 
 def _flock(descriptor: int, kind: int, deadline: float, what: str) -> None:
@@ -212,10 +220,10 @@ def _start(
     with contextlib.suppress(OSError):
         if log_path.stat().st_size > _LOG_LIMIT_BYTES:
             log_path.replace(log_path.with_suffix(".log.old"))
-    log = _open_private(log_path, os.O_WRONLY | os.O_APPEND)
+    log = _above_standard(_open_private(log_path, os.O_WRONLY | os.O_APPEND))
     log_start = os.fstat(log).st_size
-    ready, report = os.pipe()
-    command = [sys.executable, "-m", "coordinator.server", "--embedded", "--runtime-dir", str(directory.path)]
+    ready, report = map(_above_standard, os.pipe())
+    command = [sys.executable, "-P", "-m", "coordinator.server", "--embedded", "--runtime-dir", str(directory.path)]
     command += ["--ready-fd", str(report), *arguments]
     if simulate is not None:
         command.append(f"--simulate={simulate}" if simulate else "--simulate")
@@ -233,6 +241,14 @@ def _start(
     return came_up
 
 
+def _above_standard(descriptor: int) -> int:
+    """The same file by a descriptor that cannot be 0, 1 or 2, which a program may have been started without."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
+
+
 def _somebody_else_starts(directory: RuntimeDir, deadline: float) -> bool:
     """One that was started by hand may have the directory, and not listen yet."""
     while not directory.answers():
@@ -246,7 +262,8 @@ def _spawn_detached(command: list[str], environ: dict[str, str], log: int, repor
     """Starts a process that is nobody's child: a program that waits for all its children must not meet this one."""
     middle = os.fork()
     if middle:
-        os.waitpid(middle, 0)
+        with contextlib.suppress(ChildProcessError):  # whoever started us ignores SIGCHLD, and so do we
+            os.waitpid(middle, 0)
         return
     try:
         os.setsid()
@@ -256,10 +273,12 @@ def _spawn_detached(command: list[str], environ: dict[str, str], log: int, repor
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
+            os.set_inheritable(target, True)  # dup2 leaves it alone when both are the same
         os.set_inheritable(report, True)
         _close_all_but(report)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execve(command[0], command, environ)
     except BaseException as error:
         os.write(2, f"{command[0]}: {error}\n".encode(errors="replace"))
@@ -301,7 +320,7 @@ def _check_kind(directory: RuntimeDir, simulate: str | None) -> None:
     has, wants = ("simulated GPUs", "real ones") if simulated else ("real GPUs", "simulated ones")
     raise LaunchError(
         f"the coordinator in {directory.path} serves {has}, and this command wants {wants}; "
-        f"{'add' if simulated else 'leave out'} --simulate, or choose another directory with --runtime-dir"
+        f"{'add' if simulated else 'leave out'} --simulate (or NVSHARE_SIMULATE), or {_ELSEWHERE}"
     )
 
 

@@ -12,8 +12,9 @@ import logging
 from collections.abc import Iterable
 
 from coordinator import events, lease
-from coordinator.commands import MANY_HOLDERS, Log, Notify, RecordLease
+from coordinator.commands import Log, Notify
 from coordinator.quantum import automatic_quantum_ns
+from coordinator.record import record
 from coordinator.state import HOLDING, NEXT, WAITING, Client, Gpu, Node
 from coordinator.tell import settings_changed, tell_everybody, tell_settings
 from coordinator.umpire import PolicyFactory
@@ -45,9 +46,6 @@ def set_quantum(node: Node, event: events.QuantumSet, now_ns: int) -> Iterable[G
         gpu.quantum_setting_ns = event.quantum_ns
         quantum_ns = automatic_quantum_ns(gpu, node.settings) if event.quantum_ns is None else event.quantum_ns
         lease.set_quantum(gpu, quantum_ns)
-        holder = gpu.holder
-        if holder is not None and holder.phase is HOLDING and holder.granted_at_ns is not None:
-            holder.quantum_ends_ns = holder.granted_at_ns + quantum_ns
         automatic = event.quantum_ns is None
         node.out.append(Notify("quantum", {"uuid": gpu.uuid, "quantum_ns": quantum_ns, "automatic": automatic}))
     return gpus
@@ -81,6 +79,7 @@ def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[G
             _open_to_all(node, gpu, now_ns)
         else:
             _one_at_a_time(node, gpu, now_ns)
+        record(node, gpu)
         tell_everybody(node, gpu)
         node.out.append(Notify("sharing", {"uuid": gpu.uuid, "sharing": event.sharing.name.lower()}))
     return gpus
@@ -92,8 +91,6 @@ def _open_to_all(node: Node, gpu: Gpu, now_ns: int) -> None:
     _cancel_switch(gpu)
     for seat in gpu.leases.values():
         seat.told_waiters = False
-    if gpu.leases:
-        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, MANY_HOLDERS))
 
 
 def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -103,7 +100,6 @@ def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
         # Its turn begins now, for the others who could run all the time until now.
         gpu.turn_closed_ns -= now_ns - (seat.granted_at_ns or now_ns)
         seat.quantum_ends_ns = now_ns + gpu.quantum_ns
-        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, seat.client.process_id))
         return
     for seat in holding:
         lease.revoke(node, gpu, seat, "sharing", now_ns)
@@ -128,8 +124,7 @@ def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable
     client.priority = event.priority
     node.out.append(Notify("priority", {"client": event.client, "priority": event.priority}))
     for seat in client.seats.values():
-        seat.view = None
-        seat.gpu.line.changed()
+        seat.gpu.line.changed(seat)
         seat.gpu.rank_epoch += 1
         lease.consider_preemption(node, seat.gpu, now_ns)
     return [seat.gpu for seat in client.seats.values()]

@@ -7,6 +7,9 @@ A claim is made by a hook that has connected again.  The rule, from which "never
       (b) no lease of any kind is out, nobody is waited for, and the claimed id is one that this coordinator and its
           journal have never given: the lease of an earlier coordinator whose journal is lost.
 
+Before that, one case is no claim against anybody: the process (as the kernel names it) has this very lease already,
+by an older connection whose end has not been noticed yet.  Then the lease moves to the new connection.
+
 In concurrent sharing there is nothing to protect, and a claim is confirmed unless another holds that very id.  Every
 other claim is *stray*: the client is told to give it up at once and is not the holder; but as it may be at work,
 nobody else is granted the GPU until it has released or its drain is overdue.  That is no more than any holder can do
@@ -22,7 +25,8 @@ from typing import Final
 from coordinator import lease, moves
 from coordinator.commands import MANY_HOLDERS, Notify, Send
 from coordinator.events import GpuAttached
-from coordinator.state import Client, Gpu, Node, Seat
+from coordinator.record import record
+from coordinator.state import HOLDING, OVERDUE, Client, Gpu, Node, Seat
 from coordinator.tell import tell_everybody, tell_settings
 from coordinator.wire import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
 
@@ -54,6 +58,7 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
         raise RemoteProtocolError(f"{event.uuid} is attached under another ordinal already")
     seat = _seat(node, client, gpu, event, now_ns)
     _settle_claim(node, gpu, seat, event, now_ns)
+    record(node, gpu)
     if event.wanted:
         lease.want(node, gpu, seat, now_ns)
     return gpu
@@ -97,6 +102,9 @@ def _settle_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: 
         "client": seat.client.client,
         "lease": event.lease_id,
     }
+    if _moved_over(node, gpu, seat, event.lease_id, now_ns):
+        node.out.append(Notify("claimed", values))
+        return
     if _confirmed(gpu, event.lease_id, expected):
         gpu.next_lease_id = max(gpu.next_lease_id, event.lease_id + 1)
         gpu.last_holder = seat.client.client
@@ -110,10 +118,25 @@ def _settle_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: 
     lease.revoke(node, gpu, seat, "claim", now_ns)
 
 
+def _moved_over(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) -> bool:
+    """Take the lease over from an older connection of the same process, with what is left of its quantum."""
+    process_id = seat.client.process_id
+    old = next((s for s in gpu.leases.values() if s.lease_id == lease_id and s.client.process_id == process_id), None)
+    if old is None or not (old.phase is HOLDING or old is gpu.holder):
+        return False  # it is being revoked together with others, or stray itself: then so is the new one
+    left_ns = max(0, old.quantum_ends_ns - now_ns) if old.phase is HOLDING else 0
+    lease.end_lease(node, gpu, old, now_ns)
+    gpu.last_holder = seat.client.client
+    lease.take_up(node, gpu, seat, lease_id, left_ns, now_ns)
+    return True
+
+
 def _confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
     if gpu.sharing is Sharing.CONCURRENT:
         return all(seat.lease_id != lease_id for seat in gpu.leases.values())
     if expected:
-        # Nothing was granted during recovery, so at most stray leases are out; they are being revoked.
-        return gpu.holder is None and gpu.switch is None
+        # Others may be out if they are stray or overdue: they are not the holder.  Those who were let in while the
+        # GPU was shared concurrently during recovery are.
+        others = all(seat.stray or seat.phase is OVERDUE for seat in gpu.leases.values())
+        return others and gpu.switch is None
     return not gpu.recovering and not gpu.leases and gpu.switch is None and lease_id >= gpu.next_lease_id

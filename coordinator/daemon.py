@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from coordinator.administration import Administration
 from coordinator.devices import Device, NoGpuError, discover, put_double_in_front
 from coordinator.dispatch import Dispatcher
 from coordinator.journal import Journal
+from coordinator.process_limits import bound_memory, possible_connections
 from coordinator.runtime_dir import RuntimeDir, RuntimeDirError
 from coordinator.scheduler import InvariantError, Scheduler
 from coordinator.scheduler import Settings as CoreSettings
@@ -38,7 +38,9 @@ from scheduler_policies import registry
 
 log: Final = logging.getLogger("nvshare")
 
-_SPARE_DESCRIPTORS: Final = 128
+MAX_RESTARTS: Final = 3
+CRASH_MEMORY_NS: Final = 60_000_000_000
+_RESTARTS: Final = "NVSHARE_COORDINATOR_RESTARTS"
 
 
 class StartError(Exception):
@@ -47,6 +49,14 @@ class StartError(Exception):
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
         self.code = code
+
+
+class CrashedError(Exception):
+    """It ran, and something in it failed that must not: the cause."""
+
+    def __init__(self, served_ns: int) -> None:
+        super().__init__()
+        self.served_ns = served_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ class Coordinator:
         self.scheduler = Scheduler(registry.create, core_settings(settings))
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         limits = Limits(
-            connections=_possible_connections(settings.max_clients),
+            connections=possible_connections(settings.max_clients),
             messages_per_s=settings.max_messages_per_s,
             frame_bytes=MAX_FRAME_BYTES,
             hello_ns=settings.hello_timeout_ns,
@@ -223,21 +233,6 @@ def _check_overrides(settings: config.Settings, devices: Sequence[Device]) -> No
     _policy_set(settings.policy, uuids[:1])
 
 
-def _possible_connections(max_clients: int) -> int:
-    """Raises the limit of open files to what that many clients need; warns when the system does not allow it."""
-    wanted = max_clients + _SPARE_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _SPARE_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < needed:
-            wanted = max(16, soft - _SPARE_DESCRIPTORS)
-            log.warning("only %d files may be open: at most %d clients (`ulimit -n`)", soft, wanted)
-    return wanted
-
-
 def find_devices(options: Options) -> list[Device]:
     """Real GPUs, or those of the simulation, for which NVML's double is put in front first.  Raises StartError."""
     if options.devices is not None:
@@ -256,21 +251,26 @@ def serve(settings: config.Settings, options: Options) -> None:
     """Runs a coordinator until it is told to stop.  Raises StartError and RuntimeDirError."""
     runtime_dir.prepare(options.directory)
     lock = runtime_dir.lock(options.directory)
+    bound_memory()
     devices = find_devices(options)
     try:
         coordinator = Coordinator(settings, options, devices)
     except OSError as error:
         raise StartError(f"{options.directory.path}: {error.strerror}; choose another with --runtime-dir") from None
+    began_ns = time.monotonic_ns()
     try:
         coordinator.begin()
-        log.info(
-            "serving %d %sGPU(s) in %s", len(devices), "simulated " if options.simulate else "", options.directory.path
-        )
+        kind = "" if options.simulate is None else "simulated "
+        log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
         _tell_ready(options.ready_fd)
         coordinator.server.run()
-    except InvariantError as error:
-        _keep_story(options.directory, error)
+    except StartError:
         raise
+    except Exception as error:
+        log.critical("stopping", exc_info=True)
+        if isinstance(error, InvariantError):
+            _keep_story(options.directory, error)
+        raise CrashedError(time.monotonic_ns() - began_ns) from error
     finally:
         coordinator.close()
         os.close(lock)
@@ -293,8 +293,8 @@ def _keep_story(directory: RuntimeDir, error: InvariantError) -> None:
         log.critical("an invariant is broken; please report it with %s", path)
 
 
-app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-_HIDDEN: Final = {"hidden": True}
+_HELP: Final = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
 @app.command(help="Grants time on the GPUs of this node to the programs that share them.")
@@ -335,7 +335,7 @@ def run(
         directory=RuntimeDir(runtime.absolute()) if runtime is not None else runtime_dir.own_directory(),
         simulate=simulate,
         embedded=embedded,
-        linger_ns=parse_duration(os.environ.get("NVSHARE_EMBEDDED_LINGER") or linger),
+        linger_ns=_linger(os.environ.get("NVSHARE_EMBEDDED_LINGER") or linger),
         ready_fd=ready_fd,
         config_file=config_file,
         flags=flags,
@@ -347,6 +347,13 @@ def run(
 def serve_devices(argv: Sequence[str], devices: Sequence[Device]) -> None:
     """As `main`, on these made-up GPUs: for benchmarks and tests of the coordinator alone."""
     main(argv, devices)
+
+
+def _linger(text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise StartError(f"--linger: {error}", 2) from None
 
 
 def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = None) -> None:
@@ -362,11 +369,24 @@ def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = N
         code = _complain(str(error), error.code)
     except RuntimeDirError as error:
         code = _complain(str(error), 1)
-    except ValueError as error:
-        code = _complain(str(error), 2)
-    except InvariantError as error:
-        code = _complain(str(error), 1)
+    except CrashedError as error:
+        code = _complain(f"our own mistake, please report it: {error.__cause__!r}", 1)
+        start_again(error.served_ns)
     raise SystemExit(code)
+
+
+def start_again(served_ns: int) -> None:
+    """Becomes a fresh coordinator, to which clients come back.  Returns if that has not helped before."""
+    before = 0 if served_ns > CRASH_MEMORY_NS else int(os.environ.get(_RESTARTS, "0"))
+    if before >= MAX_RESTARTS:
+        return
+    words = [sys.executable, *sys.orig_argv[1:]]
+    if "--ready-fd" in words:  # its reader was told long ago, and the number may mean another file now
+        at = words.index("--ready-fd")
+        del words[at : at + 2]
+    log.warning("starting again")
+    with contextlib.suppress(OSError):
+        os.execve(words[0], words, {**os.environ, _RESTARTS: str(before + 1)})
 
 
 def _complain(text: str, code: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,12 +37,15 @@ from coordinator.demo_view import live, summary
 from coordinator.runtime_dir import RuntimeDir
 from coordinator.transport_admin import EventReader
 from coordinator.units import parse_quantum
+from simulated_gpu.trace import overlaps, read_trace
 
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "steady": ("--kernel-us=300", "--burst=16"),
     "copies": ("--kernel-us=150", "--burst=12", "--copy-kib=4096"),
     "bursty": ("--kernel-us=400", "--burst=8", "--ahead=1", "--gap-every=6", "--gap-ms=12"),
 }
+MAX_SECONDS = 120.0
+"""Traces are rings: a longer run could overwrite its beginning, and prove only its end."""
 _REDRAW_S = 0.1
 _GRACE_S = 60.0
 """How much longer than asked for the programs may take, start and end together."""
@@ -88,7 +92,8 @@ def stage(simulate: str | None, policy: str | None, quantum: str) -> Iterator[St
     with tempfile.TemporaryDirectory(prefix="nvshare-demo-") as path:
         made = Stage(RuntimeDir(Path(path)), simulate)
         ready, report = os.pipe()
-        command = [sys.executable, "-m", "coordinator.server", "--runtime-dir", path, "--ready-fd", str(report)]
+        command = [sys.executable, "-P", "-m", "coordinator.server", "--runtime-dir", path, "--ready-fd", str(report)]
+        command += ["--embedded"]  # should we be killed, it leaves by itself
         command += ["--quantum", quantum, "--sharing", "exclusive"]
         command += ["--policy", policy] if policy else []
         command += [f"--simulate={simulate}"] if simulate is not None else []
@@ -174,16 +179,16 @@ def _failure(scene: Stage, name: str, process: subprocess.Popen[bytes]) -> str:
     return f"{'did not end in time' if status is None else f'ended with {status}'}: {said[-500:]}"
 
 
-def count_violations(scene: Stage) -> int:
-    """How often work of two programs overlapped."""
+def judge(scene: Stage) -> tuple[int, int]:
+    """How often work of two programs overlapped, and of how many programs there is any trace of work at all."""
     if scene.simulate is not None:
-        from simulated_gpu.trace import overlaps, read_trace
+        trace = read_trace(scene.directory.simulated_gpu)
+        return len(overlaps(trace)), len({busy.process_id for busy in trace})
+    logs = {name: read_log(scene.log(name)) for name in PROGRAMS if scene.log(name).exists()}
+    return violations(logs), sum(bool(times) for times in logs.values())
 
-        return len(overlaps(read_trace(scene.directory.simulated_gpu)))
-    return violations({name: read_log(scene.log(name)) for name in PROGRAMS if scene.log(name).exists()})
 
-
-def result_of(scene: Stage, ledger: Ledger) -> dict[str, Any]:
+def result_of(scene: Stage, ledger: Ledger, overlapping: int) -> dict[str, Any]:
     """The figures, as `--json` prints them."""
     p50, p99 = (percentile(ledger.handover_ns, share) for share in (0.50, 0.99))
     return {
@@ -199,7 +204,7 @@ def result_of(scene: Stage, ledger: Ledger) -> dict[str, Any]:
             for record in ledger.clients.values()
         ],
         "handovers": ledger.handovers,
-        "violations": count_violations(scene),
+        "violations": overlapping,
         "handover_us": {
             "p50": None if p50 is None else round(p50 / 1e3, 1),
             "p99": None if p99 is None else round(p99 / 1e3, 1),
@@ -207,9 +212,11 @@ def result_of(scene: Stage, ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def verdict_of(result: dict[str, Any], failures: dict[str, str]) -> tuple[bool, str]:
+def verdict_of(result: dict[str, Any], failures: dict[str, str], traced: int) -> tuple[bool, str]:
     """Whether the demo shows what it should, and one sentence on it."""
     faults = [f"{name} {text}" for name, text in failures.items()]
+    if traced < len(PROGRAMS):
+        faults.append(f"only {traced} of {len(PROGRAMS)} programs left a trace of work, so nothing is proved")
     if result["violations"]:
         faults.append(f"work of two programs overlapped {result['violations']} times")
     faults += [f"{client['name']} never had a lease" for client in result["clients"] if not client["leases"]]
@@ -228,7 +235,7 @@ def _quantum(text: str) -> str:
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=0.5, max=3600, help="How long the programs run.")] = 6.0,
+    seconds: Annotated[float, typer.Option(min=0.5, max=MAX_SECONDS, help="How long the programs run.")] = 6.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
     ] = False,
@@ -240,7 +247,7 @@ def demo(
         bool, typer.Option("--simulate", help="Use the simulated GPU although there is a card.")
     ] = False,
 ) -> None:
-    """Three programs share one GPU: see them take turns, and proof that they never overlap."""
+    """Three programs share one GPU: see them take turns, with proof that they never overlap."""
     console = Console()
     errors = Console(stderr=True)
     try:
@@ -248,8 +255,9 @@ def demo(
             if not as_json:
                 console.print(f"Three programs on one [bold]{scene.where}[/bold], a lease for {quantum} at a time.")
             ledger, failures = play(scene, seconds, None if as_json else console)
-            result = result_of(scene, ledger)
-            fine, verdict = verdict_of(result, failures)
+            overlapping, traced = judge(scene)
+            result = result_of(scene, ledger, overlapping)
+            fine, verdict = verdict_of(result, failures, traced)
     except (DemoError, LaunchError) as error:
         errors.print(f"nvshare-demo: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
@@ -259,14 +267,23 @@ def demo(
         print(json.dumps(result))
     else:
         console.print(summary(result, scene.where, verdict))
+        if ledger.lost:
+            console.print(f"{ledger.lost} events were lost on the way, so the figures are too low.")
     if not fine and as_json:
         errors.print(verdict, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(0 if fine else 1)
 
 
+def _terminated(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
 def main() -> None:
     """The command `nvshare-demo`."""
-    typer.run(demo)
+    signal.signal(signal.SIGTERM, _terminated)  # so that the coordinator and the programs end too
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(demo)
+    app(prog_name="nvshare-demo")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 A hand-over's cost is the time from the coordinator's `revoked` event to the moment when the next holder's gate opened
 (`opened_at_ns`, which that client reports with its release), less the time that the first one's drain took.  All
-three are CLOCK_MONOTONIC of the node.  Leases that were given back because their holder was idle are no sample.
+three are CLOCK_MONOTONIC of the node.  Leases that were given back because their holder was idle are no sample, nor
+are those whose holder had begun to give them back when the revocation came.
 
 May not go here: sockets, the terminal, processes.
 """
@@ -103,11 +104,11 @@ class Ledger:
         if event["client"] in self._names:
             self._end(self.clients[self._names[event["client"]]], at_ns)
         before = gpu.after.pop(event["lease"], None)
-        if before is not None and before.drain_ns is not None and event["opened_at_ns"] > before.at_ns:
-            self.handover_ns.append(max(0, event["opened_at_ns"] - before.at_ns - before.drain_ns))
+        if before is not None and before.drain_ns is not None:
+            self.handover_ns.append(event["opened_at_ns"] - before.at_ns - before.drain_ns)
         gpu.freed = gpu.revoked.pop(event["lease"], None)
-        if gpu.freed is not None:
-            gpu.freed.drain_ns = event["drain_ns"] if event.get("drained", True) else None
+        if gpu.freed is not None and event["drained"] and at_ns - gpu.freed.at_ns >= event["drain_ns"]:
+            gpu.freed.drain_ns = event["drain_ns"]
 
     @staticmethod
     def _end(record: ClientRecord, at_ns: int) -> None:

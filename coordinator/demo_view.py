@@ -15,7 +15,7 @@ from rich.text import Text
 from coordinator.demo_ledger import ClientRecord, Ledger
 
 STRIP_COLUMNS = 40
-STRIP_NS = 3_000_000_000
+STRIP_NS = 2_000_000_000
 _SHADES = "·░▒▓█"
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue")
 

@@ -115,14 +115,17 @@ class Dispatcher:
         if peer is None:
             return
         self._outbox.greeted(connection)
-        self._clients[connection] = peer.process_id
-        self._processes[peer.process_id] = self._processes.get(peer.process_id, 0) + 1
+        # The kernel says 0 for a process of a PID namespace that this one does not see.  The journal's 0 is "nobody",
+        # and two such processes must not be taken for one: each has a negative id of its own.
+        process_id = peer.process_id or -1 - connection
+        self._clients[connection] = process_id
+        self._processes[process_id] = self._processes.get(process_id, 0) + 1
         self.event(
             events.ClientRegistered(
                 client=connection,
                 name=_printable(hello.name or hello.program),
                 program=_printable(hello.program),
-                process_id=peer.process_id,
+                process_id=process_id,
                 user_id=peer.user_id,
                 priority=hello.priority,
                 memory_mode=MemoryMode(hello.memory_mode),

@@ -60,9 +60,12 @@ class Journal:
             self._write(uuid, record)
 
     def holder(self, uuid: str) -> int | None:
-        """The process that held the lease when the earlier coordinator ended, if it lives still; or MANY_HOLDERS."""
+        """The process that held the lease when the earlier coordinator ended, if it lives still.
+
+        MANY_HOLDERS for several, and for one whose process id is not known (negative): nobody can say whether it lives.
+        """
         record = self.earlier.get(uuid)
-        if record is not None and record.process_id == MANY_HOLDERS:
+        if record is not None and record.process_id < 0:
             return MANY_HOLDERS
         if record is None or not record.process_id or start_time(record.process_id) != record.started_at:
             return None

@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 
 from coordinator import moves
-from coordinator.commands import MANY_HOLDERS, Kill, Log, Notify, RecordLease, Send
+from coordinator.commands import Kill, Log, Notify, Send
 from coordinator.events import Released
 from coordinator.quantum import automatic_quantum_ns, blend
+from coordinator.record import record
 from coordinator.state import (
     HOLDING,
     IDLE,
@@ -55,7 +56,7 @@ def consider_preemption(node: Node, gpu: Gpu, now_ns: int) -> None:
     if holder is None or holder.phase is not HOLDING or not len(gpu.line):
         return
     seat = holder
-    if gpu.umpire.preempt(lambda: seat.look(now_ns), gpu.line.views(now_ns), gpu.look(), now_ns, node.out):
+    if gpu.umpire.preempt(lambda: seat.look(now_ns), gpu.line.views(), gpu.look(), now_ns, node.out):
         revoke(node, gpu, seat, "preempted", now_ns)
 
 
@@ -68,6 +69,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Do what is due on this GPU."""
     if gpu.expected_holder is not None and now_ns >= gpu.recovery_deadline_ns:
         gpu.expected_holder = None
+        record(node, gpu)
         node.out.append(Log(logging.WARNING, f"{gpu.uuid}: nobody claimed the lease of the earlier coordinator"))
     for seat in [s for s in gpu.leases.values() if s.phase is REVOKING] if gpu.leases else ():
         if seat.drain_deadline_ns is not None and now_ns >= seat.drain_deadline_ns:
@@ -94,7 +96,7 @@ def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
     seat = gpu.holder
     if seat is None or seat.phase is not HOLDING or now_ns < seat.quantum_ends_ns:
         return
-    if gpu.umpire.renew(lambda: seat.look(now_ns), gpu.line.views(now_ns), gpu.look(), now_ns, node.out):
+    if gpu.umpire.renew(lambda: seat.look(now_ns), gpu.line.views(), gpu.look(), now_ns, node.out):
         seat.quantum_ends_ns = now_ns + gpu.quantum_ns
         return
     revoke(node, gpu, seat, "quantum", now_ns)
@@ -105,7 +107,7 @@ def _fill(node: Node, gpu: Gpu, now_ns: int) -> None:
     if gpu.switch is not None or gpu.recovering or (gpu.leases and blocked(gpu)):
         return
     line = gpu.line
-    waiting: tuple[ClientView, ...] = line.views(now_ns)
+    waiting: tuple[ClientView, ...] = line.views()
     if gpu.leases:  # only overdue ones
         fitting = {seat.client.client for seat in line.seats() if moves.fits_beside_overdue(gpu, seat)}
         waiting = tuple(view for view in waiting if view.client in fitting)
@@ -167,16 +169,14 @@ def take_up(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, no
     seat.quantum_ends_ns = now_ns + quantum_ns
     seat.view = None
     gpu.leases[client] = seat
-    process_id = MANY_HOLDERS
     waiters = 0
     if gpu.sharing is Sharing.EXCLUSIVE:
         assert gpu.holder is None, f"{gpu.uuid}: a second holder"
         gpu.holder = seat
-        process_id = seat.client.process_id
         waiters = len(gpu.line)
     seat.told_waiters = waiters > 0
     tell_settings(node, seat)
-    node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, process_id))
+    record(node, gpu)
     node.out.append(Send(client, Grant(seat.ordinal, lease_id, quantum_ns, waiters)))
 
 
@@ -242,11 +242,7 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     seat.told_waiters = False
     seat.stray = False
     seat.view = None
-    if not gpu.leases:
-        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, 0))
-    elif gpu.sharing is Sharing.EXCLUSIVE:  # overdue and stray ones are what a successor must wait for
-        left = next(iter(gpu.leases.values()))
-        node.out.append(RecordLease(gpu.uuid, gpu.next_lease_id - 1, left.client.process_id))
+    record(node, gpu)
     seat.lease_id = 0
     return held_ns
 
@@ -321,10 +317,14 @@ def measure(gpu: Gpu, node: Node, seat: Seat, *, drain_ns: int, opened_at_ns: in
 
 
 def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
-    """The quantum in force from the next grant on."""
-    if quantum_ns != gpu.quantum_ns:
-        gpu.quantum_ns = quantum_ns
-        gpu.view = None
+    """The quantum in force; for the lease at hand too."""
+    if quantum_ns == gpu.quantum_ns:
+        return
+    gpu.quantum_ns = quantum_ns
+    gpu.view = None
+    holder = gpu.holder
+    if holder is not None and holder.phase is HOLDING and holder.granted_at_ns is not None:
+        holder.quantum_ends_ns = holder.granted_at_ns + quantum_ns
 
 
 def _tell_waiters(node: Node, gpu: Gpu) -> None:

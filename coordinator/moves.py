@@ -56,9 +56,7 @@ def set_figures(seat: Seat, *, allocated: int, resident: int, pinned: int, host:
     seat.resident_bytes = resident
     seat.pinned_bytes = min(pinned, resident)
     seat.host_bytes = host
-    seat.view = None
-    if seat in gpu.line:
-        gpu.line.changed()
+    gpu.line.changed(seat)
 
 
 def _figures(seat: Seat) -> Figures:
@@ -76,7 +74,7 @@ def _farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Itera
     quiet.sort(key=lambda seat: seat.turn)
     for seat in quiet:
         yield _figures(seat)
-    waiting = gpu.line.views(now_ns)
+    waiting = gpu.line.views()
     order = gpu.umpire.order(waiting, gpu.look(), now_ns, node.out)
     ordered = set(order)
     demoted = asking - ordered  # they come after all others

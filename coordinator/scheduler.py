@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from coordinator import admin, admission, claims, events, invariants, lease, moves, snapshot
-from coordinator.commands import Command, Notify, Send, SetTimer
+from coordinator.commands import MANY_HOLDERS, Command, Notify, Send, SetTimer
 from coordinator.quantum import automatic_quantum_ns
+from coordinator.record import record
 from coordinator.state import Client, Gpu, Node, OverdueAction, Seat, Settings
 from coordinator.story import InvariantError, Story
 from coordinator.umpire import PolicyFactory, Umpire
@@ -105,9 +106,9 @@ class Scheduler:
         except RemoteProtocolError as error:
             self._story.record(now_ns, event, error)
             raise
-        except AssertionError as error:
+        except Exception as error:
             self._story.record(now_ns, event, error)
-            raise InvariantError(str(error), self._story) from error
+            raise InvariantError(f"{type(error).__name__}: {error}", self._story) from error
         return out
 
     def _set_timer(self, out: list[Command], *, fired: bool) -> None:
@@ -135,6 +136,7 @@ class Scheduler:
             quantum_ns=0,
             expected_holder=event.expected_holder,
             recovery_deadline_ns=event.recovery_deadline_ns,
+            recorded=(max(1, event.next_lease_id) - 1, event.expected_holder or 0),
         )
         automatic = settings.quantum_ns is None
         gpu.quantum_ns = automatic_quantum_ns(gpu, settings) if settings.quantum_ns is None else settings.quantum_ns
@@ -152,7 +154,9 @@ class Scheduler:
 
     def _holder_gone(self, event: events.HolderGone, now_ns: int) -> Iterable[Gpu]:
         gpu = self._node.gpus[event.uuid]
-        gpu.expected_holder = None
+        if gpu.expected_holder != MANY_HOLDERS:
+            gpu.expected_holder = None
+            record(self._node, gpu)
         return (gpu,)
 
     def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:

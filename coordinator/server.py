@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from coordinator import events
 from coordinator.journal import start_time
-from coordinator.transport import HookListener, Limits, Waiter, make_context
-from coordinator.transport_admin import ControlListener, EventPublisher
+from coordinator.transport import HookListener, Limits, make_context
+from coordinator.transport_admin import ControlListener, EventPublisher, Waiter
 
 if TYPE_CHECKING:
     from coordinator.administration import Administration
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("nvshare")
 
-FRAMES_PER_TURN: Final = 256
+FRAMES_PER_TURN: Final = 32
 REQUESTS_PER_TURN: Final = 4
 
 
@@ -152,6 +152,7 @@ class Server:
                 self._recovery_turn(ready)
             busy = self._hooks_turn()
             self._timers_turn()
+            self._sockets.hooks.flush()
 
     def _hooks_turn(self) -> bool:
         clock = time.monotonic_ns

@@ -168,8 +168,9 @@ class Process:
             assert grant.lease_id == side.lease_id, f"a second lease: {grant}, has {side.lease_id}"
             side.waiters = grant.waiters
             return
-        assert not side.closing
-        assert grant.lease_id > side.lease_id, "lease ids only grow"
+        if grant.lease_id == side.lease_id:
+            return  # its claim was confirmed, but it has released meanwhile: the two messages crossed
+        assert grant.lease_id > side.lease_id, f"lease ids only grow: {grant}, had {side.lease_id}"
         side.lease_id = grant.lease_id
         side.open = True
         side.asked = False

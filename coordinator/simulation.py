@@ -57,6 +57,7 @@ class World:
         self._next_connection = 1
         self._next_pid = 100
         self._timer = 0
+        self._expected: dict[str, int] = {}
         self._peer: dict[int, Scheduler | None] = {}
         """The coordinator at the other end of each connection, which may be dead."""
         self._up_ns: dict[int, int] = {}
@@ -105,6 +106,7 @@ class World:
         self.scheduler = Scheduler(self.policies, self.settings)
         for uuid in self.uuids:
             lease, pid = self.journal.get(uuid, (0, 0))
+            self._expected[uuid] = pid
             lives = pid == commands.MANY_HOLDERS or (pid in self.processes and self.processes[pid].alive)
             capacity = self.plan.capacity_bytes
             self.give(
@@ -221,8 +223,7 @@ class World:
             side.resident = side.allocated = 0
         if number is not None:
             self.after(MILLISECOND_NS, lambda: self._disconnected(number))
-        expected = [uuid for uuid, (_, pid) in self.journal.items() if pid == process.pid]
-        for uuid in expected:
+        for uuid in [uuid for uuid, pid in self._expected.items() if pid == process.pid]:
             self.after(MILLISECOND_NS, lambda u=uuid: self.give(events.HolderGone(u)))  # type: ignore[misc]
         if not self.calm:
             self.new_process()
@@ -233,7 +234,10 @@ class World:
         assert number is not None
         for side in process.sides.values():
             side.excused = side.excused or side.open
-        self._disconnected(number)
+        if self.chance.random() < 0.5:
+            self._disconnected(number)
+        else:  # it is noticed late, perhaps after the process has connected again
+            self.after(self.chance.randint(1, 900) * MILLISECOND_NS, lambda: self._disconnected(number))
         process.lost()
 
     def _disconnected(self, number: int) -> None:

@@ -15,7 +15,7 @@ May not go here: decisions (lease.py, moves.py), messages, anything with a clock
 from __future__ import annotations
 
 import enum
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -176,7 +176,7 @@ class Seat:
         return self.used_ns if self.granted_at_ns is None else self.used_ns + now_ns - self.granted_at_ns
 
     def look(self, now_ns: int) -> ClientView:
-        """What a policy sees.  The cached view is exact while the seat waits, because nothing in it then moves."""
+        """What a policy sees.  While the seat waits nothing in it depends on the time, so it is cached."""
         if self.view is not None and self.granted_at_ns is None:
             return self.view
         client = self.client
@@ -204,10 +204,11 @@ class Line:
     Joining and leaving cost O(log n) comparisons; the policies' view of the line is made once per change.
     """
 
-    __slots__ = ("_demoted", "_seats", "_turns", "_views")
+    __slots__ = ("_demoted", "_seats", "_shown", "_turns", "_views")
 
     def __init__(self) -> None:
         self._turns: list[int] = []
+        self._shown: list[ClientView] = []  # in the order of turns
         self._seats: dict[int, Seat] = {}  # by turn
         self._views: tuple[ClientView, ...] | None = None
         self._demoted = 0
@@ -221,33 +222,38 @@ class Line:
     def join(self, seat: Seat) -> None:
         """At its place in turn order."""
         assert seat.turn not in self._seats
-        insort(self._turns, seat.turn)
+        place = bisect_left(self._turns, seat.turn)
+        self._turns.insert(place, seat.turn)
+        self._shown.insert(place, seat.look(0))
         self._seats[seat.turn] = seat
         self._demoted += seat.demoted
         self._views = None
 
     def leave(self, seat: Seat) -> None:
         """It has been chosen, paused or is gone."""
-        del self._seats[seat.turn]
-        del self._turns[bisect_left(self._turns, seat.turn)]
+        place = bisect_left(self._turns, seat.turn)
+        del self._seats[seat.turn], self._turns[place], self._shown[place]
         self._demoted -= seat.demoted
         self._views = None
 
-    def changed(self) -> None:
-        """A view in the line is out of date."""
-        self._views = None
+    def changed(self, seat: Seat) -> None:
+        """Something that a policy sees of it is different now.  It need not be in the line."""
+        seat.view = None
+        if seat in self:
+            self._shown[bisect_left(self._turns, seat.turn)] = seat.look(0)
+            self._views = None
 
     def seats(self) -> list[Seat]:
         """In turn order."""
         return [self._seats[turn] for turn in self._turns]
 
-    def views(self, now_ns: int) -> tuple[ClientView, ...]:
+    def views(self) -> tuple[ClientView, ...]:
         """What a policy chooses from: the line without the demoted, unless there is nobody else."""
         if self._views is None:
-            seats = [self._seats[turn] for turn in self._turns]
-            if 0 < self._demoted < len(seats):
-                seats = [seat for seat in seats if not seat.demoted]
-            self._views = tuple([seat.view or seat.look(now_ns) for seat in seats])
+            shown = self._shown
+            if 0 < self._demoted < len(shown):
+                shown = [seat.look(0) for seat in self.seats() if not seat.demoted]
+            self._views = tuple(shown)
         return self._views
 
 
@@ -268,6 +274,8 @@ class Gpu:
     """In force: the setting, or the automatic one as computed."""
     expected_holder: int | None = None
     recovery_deadline_ns: int = 0
+    recorded: tuple[int, int] = (0, 0)
+    """What the journal says: the last lease id, and the process."""
     seats: dict[int, Seat] = field(default_factory=dict)
     leases: dict[int, Seat] = field(default_factory=dict)
     """Seats with a lease, those overdue and stray included, by client."""

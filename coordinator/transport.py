@@ -33,10 +33,13 @@ from typing import Final, Protocol
 import zmq
 
 _MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+_FIRST: Final = zmq.SNDMORE | zmq.NOBLOCK
 _EVENT: Final = struct.Struct("=HI")
 _CREDENTIALS: Final = struct.Struct("=iII")
 _MUTED_NS: Final = 250_000_000
 """How long a refused peer's connection is kept, so that the refusal reaches it."""
+_REMEMBERED: Final = 16_384
+"""Ended connections whose late frames are told from new ones; libzmq gives no id twice."""
 _RATE_WINDOW_NS: Final = 1_000_000_000
 
 
@@ -103,24 +106,6 @@ def make_context() -> zmq.Context[zmq.Socket[bytes]]:
     return context
 
 
-class Waiter:
-    """Waits for any of several sockets and descriptors to become readable."""
-
-    def __init__(self) -> None:
-        self._poller = zmq.Poller()
-
-    def add(self, source: zmq.Socket[bytes] | int) -> None:
-        self._poller.register(source, zmq.POLLIN)
-
-    def remove(self, source: zmq.Socket[bytes] | int) -> None:
-        self._poller.unregister(source)
-
-    def wait(self, timeout_ns: int | None) -> set[zmq.Socket[bytes] | int]:
-        """What is readable; empty when the time is over.  None: however long it takes.  Rounds up to milliseconds."""
-        timeout_ms = None if timeout_ns is None else max(0, -(-timeout_ns // 1_000_000))
-        return {source for source, _ in self._poller.poll(timeout_ms)}
-
-
 class HookListener:
     """ROUTER for hooks, with its monitor.  Implements `Outbox`."""
 
@@ -138,10 +123,11 @@ class HookListener:
         self._accepted: dict[int, _Accepted] = {}
         self._by_routing_id: dict[bytes, _Connection] = {}
         self._connections: dict[int, _Connection] = {}
-        self._muted: dict[bytes, int] = {}
+        self._past: dict[bytes, None] = {}  # routing ids of ended connections, oldest first
         self._deadlines: deque[tuple[int, int, int]] = deque()
         self._cuts: deque[tuple[int, int, int]] = deque()
         self._gone: list[int] = []
+        self._outgoing: list[tuple[_Connection, bytes]] = []
         self._last_number = 0
         self._serial = 0
         self._now_ns = 0
@@ -200,15 +186,17 @@ class HookListener:
 
     def _admit(self, routing_id: bytes, frame: zmq.Frame) -> _Connection | None:
         """The connection of a routing id that was not seen before; None when it must not be heard."""
-        if routing_id in self._muted:
+        if routing_id in self._past:
+            return None
+        peer = peer_of(frame)
+        if peer is None:  # an old version of ZMTP, which no hook speaks; it is cut for its silence
             return None
         descriptor = int(frame.get(zmq.SRCFD))
-        peer = peer_of(frame)
         accepted = self._accepted.get(descriptor)
         if accepted is None:  # accepted after the monitor was read, or ended already
             self._read_monitor()
             accepted = self._accepted.get(descriptor)
-        if accepted is None or peer is None or accepted.process_id not in (None, peer.process_id):
+        if accepted is None or accepted.process_id not in (None, peer.process_id):
             return None
         if len(routing_id) != 5 or routing_id[0] != 0:
             self.refused += 1
@@ -245,16 +233,19 @@ class HookListener:
 
     def _opened(self, descriptor: int) -> None:
         self._serial += 1
-        accepted = self._accepted[descriptor] = _Accepted(self._serial, _process_at(descriptor))
+        self._accepted[descriptor] = _Accepted(self._serial, _process_at(descriptor))
         if len(self._accepted) > self._limits.connections:
             self.refused += 1
-            self._cut(descriptor, accepted)
+            self._cuts.appendleft((self._now_ns, descriptor, self._serial))
             return
         self._deadlines.append((self._now_ns + self._limits.hello_ns, descriptor, self._serial))
 
     def _forget(self, connection: _Connection, *, report: bool) -> None:
         if self._connections.pop(connection.number, None) is not None:
             del self._by_routing_id[connection.routing_id]
+            self._past[connection.routing_id] = None
+            if len(self._past) > _REMEMBERED:
+                del self._past[next(iter(self._past))]
             if report:
                 self._gone.append(connection.number)
 
@@ -262,13 +253,23 @@ class HookListener:
 
     def send(self, connection: int, frame: bytes) -> None:
         target = self._connections.get(connection)
-        if target is None:
+        if target is not None:
+            self._outgoing.append((target, frame))
+
+    def flush(self) -> None:
+        """Hands queued frames to libzmq together: the first wakes its thread, which costs more than all the rest."""
+        if not self._outgoing:
             return
-        try:
-            self._socket.send(target.routing_id, zmq.SNDMORE | zmq.NOBLOCK)
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.ZMQError:  # EAGAIN: it has not read a thousand messages; EHOSTUNREACH: it is gone
-            self._cut_connection(target)
+        outgoing, self._outgoing = self._outgoing, []
+        send = self._socket.send
+        for target, frame in outgoing:
+            try:
+                send(target.routing_id, _FIRST)
+                send(frame, zmq.NOBLOCK)
+            except zmq.Again:  # it has not read a thousand messages
+                self._cut_connection(target)
+            except zmq.ZMQError:  # EHOSTUNREACH: it is gone
+                self._ended(target)
 
     def greeted(self, connection: int) -> None:
         target = self._connections.get(connection)
@@ -283,18 +284,33 @@ class HookListener:
         self.send(connection, frame)
         self._forget(target, report=False)
         if (accepted := self._accepted.get(target.descriptor)) is not None:
-            self._muted[target.routing_id] = accepted.serial
             self._cuts.append((self._now_ns + _MUTED_NS, target.descriptor, accepted.serial))
 
     def _cut_connection(self, connection: _Connection) -> None:
         self._forget(connection, report=True)
-        if (accepted := self._accepted.get(connection.descriptor)) is not None:
+        accepted = self._accepted.get(connection.descriptor)
+        if accepted is not None and accepted.connection is connection:  # not the descriptor's next owner
             self._cut(connection.descriptor, accepted)
 
+    def _ended(self, connection: _Connection) -> None:
+        """libzmq knows the connection no more.  If its descriptor is open, that belongs to a later one of the process,
+        for which this one's last frames were taken: it has yet to introduce itself."""
+        self._forget(connection, report=True)
+        accepted = self._accepted.get(connection.descriptor)
+        if accepted is not None and accepted.connection is connection:
+            accepted.connection = None
+            accepted.greeted = False
+            self._deadlines.append((self._now_ns + self._limits.hello_ns, connection.descriptor, accepted.serial))
+
     def _cut(self, descriptor: int, accepted: _Accepted) -> None:
-        """Shuts the connection down; libzmq then closes it and the monitor says so."""
+        """Shuts the connection down; libzmq then closes it and the monitor says so.
+
+        libzmq may have closed the descriptor already, and given it to a new connection.  But it says so before it does:
+        what the monitor does not know to be over once the duplicate exists, the duplicate is of.
+        """
         with contextlib.suppress(OSError), _duplicate(descriptor) as duplicate:
-            if duplicate.family == socket.AF_UNIX and _credentials(duplicate) == accepted.process_id:
+            self._read_monitor()
+            if self._accepted.get(descriptor) is accepted and duplicate.family == socket.AF_UNIX:
                 duplicate.shutdown(socket.SHUT_RDWR)
 
     def next_deadline_ns(self) -> int | None:
@@ -317,12 +333,10 @@ class HookListener:
                 accepted = self._accepted.get(descriptor)
                 if accepted is not None and accepted.serial == serial and (queue is self._cuts or not accepted.greeted):
                     self._cut(descriptor, accepted)
-        if self._muted:
-            alive = {accepted.serial for accepted in self._accepted.values()}
-            self._muted = {rid: serial for rid, serial in self._muted.items() if serial in alive}
 
     def close(self) -> None:
         """Lets queued frames go out for a moment, then removes the socket's file."""
+        self.flush()
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(200)

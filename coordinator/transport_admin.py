@@ -18,6 +18,24 @@ import zmq
 from coordinator.transport import bind, listening, peer_of
 
 
+class Waiter:
+    """Waits for any of several sockets and descriptors to become readable."""
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+
+    def add(self, source: zmq.Socket[bytes] | int) -> None:
+        self._poller.register(source, zmq.POLLIN)
+
+    def remove(self, source: zmq.Socket[bytes] | int) -> None:
+        self._poller.unregister(source)
+
+    def wait(self, timeout_ns: int | None) -> set[zmq.Socket[bytes] | int]:
+        """What is readable; empty when the time is over.  None: however long it takes.  Rounds up to milliseconds."""
+        timeout_ms = None if timeout_ns is None else max(0, -(-timeout_ns // 1_000_000))
+        return {source for source, _ in self._poller.poll(timeout_ms)}
+
+
 class ControlListener:
     """ROUTER for nvshare-ctl.  Only this user and root are heard, by the file's mode and by each message's origin."""
 

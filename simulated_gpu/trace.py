@@ -1,7 +1,7 @@
 """Reads the shared state of simulated GPUs: the cards, who uses them, and the trace of ended work.
 
 The layout is that of include/simulated_gpu.h, version 1; another version is refused.  Reading needs no lock and
-disturbs nobody: a record counts only when its sequence number is the one that its place demands, before and after it is read.
+disturbs nobody: a record counts only when its sequence number is the one that its place demands, before and after.
 """
 
 import mmap

@@ -133,7 +133,7 @@ def test_what_puts_work_on_a_gpu_is_gated(what: str) -> None:
     """Work of this class would reach the GPU without a lease."""
     rows = [row for row in ROWS if re.match(MUST_BE_GATED[what], row.name)]
     assert rows
-    assert [row.name for row in rows if row.kind not in ("STREAM", "CURRENT", "CUSTOM", "THUNK")] == []
+    assert [row.name for row in rows if row.kind not in ("STREAM", "CURRENT", "UNSTREAMED", "CUSTOM", "THUNK")] == []
 
 
 def test_memory_contexts_and_streams_are_wrapped_by_hand() -> None:
@@ -184,14 +184,18 @@ def test_the_library_exports_the_table_and_nothing_else(built: Built) -> None:
     output = tool("nm", "-D", "--defined-only", str(built.hook))
     exported = {line.split()[-1] for line in output.splitlines()}
     version = int(re.findall(r"#define CUDA_VERSION (\d+)", (cuda_include() / "cuda.h").read_text(encoding="utf-8"))[0])
-    expected = {row.name for row in ROWS if row.kind in ("STREAM", "CURRENT", "CUSTOM") and row.guard <= version}
+    expected = {
+        row.name for row in ROWS if row.kind in ("STREAM", "CURRENT", "UNSTREAMED", "CUSTOM") and row.guard <= version
+    }
     assert expected - exported == set()
     assert {name for name in exported - expected if not name.startswith("nvshare_")} == {"dlsym", "dlvsym"}
 
 
 def test_the_library_loads_on_old_systems(built: Built) -> None:
     """A preload that asks for a newer glibc than the image has kills every process in it."""
-    needed = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", tool("objdump", "-T", str(built.hook)))}
+    needed = {
+        tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", tool("objdump", "-T", str(built.hook)))
+    }
     assert needed
     assert max(needed) <= (2, 17)
 

@@ -193,6 +193,24 @@ def test_atomics_name_their_order() -> None:
     assert not (found := lines_matching(r"__sync_\w+\s*\(", c_files())), found
 
 
+def included(path: Path) -> set[str]:
+    """Our own headers that a C file names."""
+    return set(re.findall(r'^#include "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_rooms_of_the_hook() -> None:
+    """Who may know whom in C: the gate no wire, the lease nothing but messages, the transport only the agent."""
+    source = ROOT / "client_hook" / "src"
+    wire_or_transport = {"wire.gen.h", "transport.h", "lease.h", "agent_link.h"}
+    assert not included(source / "gate.h") - {"base.h"}
+    assert not included(source / "gate.c") & wire_or_transport
+    assert included(source / "lease.h") | included(source / "lease.c") <= {"wire.gen.h", "lease.h"}
+    knowing = {path.name for path in source.glob("*.[ch]") if "transport.h" in included(path)}
+    assert {name for name in knowing if not name.startswith("agent")} <= {"transport.c"}
+    wrappers = [path for path in source.glob("hook_*.c") if included(path) & wire_or_transport]
+    assert not wrappers, wrappers
+
+
 def test_links_resolve() -> None:
     """A dead link in the documents sends the reader away."""
     dead = [

@@ -142,8 +142,9 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
 {
     int saved = errno;
     bool look_again = true;
+    bool first = nvs_gate_wait_begin(gpu); /* before the agent learns of the GPU: its AttachGpu asks for us */
     if (start() && describe(gpu)) {
-        if (nvs_gate_wait_begin(gpu))
+        if (first)
             nvs_agent_poke();
         while (!nvs_gate_wait(gpu, UINT64_MAX)) {
             /* acquire: pairs with the release in nvs_agent_goodbye */
@@ -157,8 +158,8 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
             look_again = false;
             break;
         }
-        nvs_gate_wait_end(gpu);
     }
+    nvs_gate_wait_end(gpu);
     errno = saved;
     return look_again;
 }
@@ -197,7 +198,8 @@ static nvs_status ask(nvs_mailbox *mail, uint64_t total_bytes)
         if (now >= begin + (connected ? ANSWER_NS : FIRST_ANSWER_NS) ||
             atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
             return NVS_UNAVAILABLE;
-        nvs_futex_wait(&mail->reserve_answered, answered, now < begin + FIRST_ANSWER_NS ? begin + FIRST_ANSWER_NS : begin + ANSWER_NS);
+        nvs_futex_wait(&mail->reserve_answered, answered,
+                       now < begin + FIRST_ANSWER_NS ? begin + FIRST_ANSWER_NS : begin + ANSWER_NS);
     }
     return atomic_load_explicit(&mail->reserved_bytes, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
 }

@@ -32,6 +32,7 @@
 #define SLICE_NS 5000000u           /* of a drain */
 #define REPORT_NS 10000000u         /* at most one memory report in that time, but always one before a release */
 #define SAY_AGAIN_NS 60000000000u
+#define COMPLAIN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
 #define PROGRESS_NS 20000000u
 #define PROGRESS_BYTES (64u << 20)
 #define SETTLE_NS 1000000000u       /* before memory moves: what a release left undrained may still run so long */
@@ -41,6 +42,7 @@ typedef struct nvs_agent_gpu {
     bool known;               /* the application uses it, and its UUID is known */
     bool closed;              /* of the end of the present lease: the gate is closed and nobody inside */
     uint64_t close_began_ns;
+    uint64_t counted_lease;   /* the lease that calls_at_open is for */
     uint64_t calls_at_open;
     uint64_t calls_at_close;
     uint64_t tick_at_ns;
@@ -81,7 +83,8 @@ static void report_memory(uint32_t gpu, uint64_t now_ns)
     (void)atomic_exchange_explicit(&nvs_mail[gpu].memory_changed, 0, memory_order_seq_cst);
     nvs_memory_usage(gpu, &usage);
     gpus[gpu].reported_ns = now_ns;
-    NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes, usage.host_bytes);
+    NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes,
+                  usage.host_bytes);
 }
 
 static bool memory_changed(uint32_t gpu)
@@ -116,13 +119,14 @@ static void release(uint32_t gpu, bool drained)
     if (memory_changed(gpu))
         report_memory(gpu, now);
     NVS_LINK_SEND(release, .gpu = (uint8_t)gpu, .lease_id = mine->lease.released_id, .reason = mine->lease.reason,
-         .drained = drained, .wanted = mine->lease.release_wanted, .drain_ns = now - mine->close_began_ns,
-         .opened_at_ns = mine->lease.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->calls_at_open);
+                  .drained = drained, .wanted = mine->lease.release_wanted, .drain_ns = now - mine->close_began_ns,
+                  .opened_at_ns = mine->lease.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->calls_at_open);
 }
 
 static void carry_out(uint32_t gpu, uint32_t todo, bool drained)
 {
     nvs_agent_gpu *mine = &gpus[gpu];
+    show(gpu); /* before the gate opens: who has passed it is told of the lease */
     if (todo & NVS_LEASE_DO_CLOSE) {
         mine->closed = false;
         mine->close_began_ns = nvs_now_ns();
@@ -135,15 +139,14 @@ static void carry_out(uint32_t gpu, uint32_t todo, bool drained)
     if (todo & NVS_LEASE_DO_REQUEST)
         NVS_LINK_SEND(request, (uint8_t)gpu);
     if (todo & NVS_LEASE_DO_OPEN) {
-        if (mine->close_began_ns == 0) /* not merely opened again */
+        if (mine->counted_lease != mine->lease.lease_id) /* not merely opened again or confirmed */
             mine->calls_at_open = nvs_gate_calls(gpu);
-        mine->close_began_ns = 0;
+        mine->counted_lease = mine->lease.lease_id;
         nvs_gate_open(gpu, mine->lease.paced);
     }
     if (todo & NVS_LEASE_DO_WARN)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no coordinator at %s for too long; running without a lease (NVSHARE_ON_LOSS=run)",
                      nvs_config.socket);
-    show(gpu);
 }
 
 static void happen(uint32_t gpu, const nvs_lease_event *event)
@@ -178,11 +181,11 @@ static void go_on_ending(uint32_t gpu)
     if (overdue && now < end)
         return;
     if (overdue)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "work on GPU %u did not end within %llu ms after the lease was revoked; "
-                     "the lease goes back while it runs", gpu, (unsigned long long)((now - mine->close_began_ns) / 1000000));
+        NVS_LOG_ONCE(NVS_LOG_WARNING,
+                     "work on GPU %u did not end within %llu ms after the lease was revoked; the lease goes back while it runs",
+                     gpu, (unsigned long long)((now - mine->close_began_ns) / 1000000));
     nvs_lease_event event = {.kind = NVS_LEASE_ON_DRAINED, .now_ns = now, .flag = nvs_gate_waiting(gpu) > 0};
     carry_out(gpu, nvs_lease_handle(&mine->lease, &event), !overdue);
-    mine->close_began_ns = 0;
 }
 
 /* --- memory that moves --- */
@@ -350,7 +353,8 @@ static bool becomes_known(uint32_t gpu)
     nvs_agent_gpu *mine = &gpus[gpu];
     if (mine->known)
         return true;
-    if (atomic_load_explicit(&nvs_mail[gpu].facts_state, memory_order_acquire) != NVS_FACTS_KNOWN) /* the release in describe */
+    /* acquire: pairs with the release in describe() */
+    if (atomic_load_explicit(&nvs_mail[gpu].facts_state, memory_order_acquire) != NVS_FACTS_KNOWN)
         return false;
     mine->known = true;
     if (nvs_gate_waiting(gpu) > 0) /* so that AttachGpu carries the wish */
@@ -373,7 +377,8 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
         uint32_t asked = atomic_load_explicit(&mail->reserve_asked, memory_order_acquire); /* pairs with ask() */
         if (asked != mine->reserve_sent) {
             mine->reserve_sent = asked;
-            NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, atomic_load_explicit(&mail->reserve_bytes, memory_order_relaxed));
+            uint64_t bytes = atomic_load_explicit(&mail->reserve_bytes, memory_order_relaxed); /* the acquire above */
+            NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes);
         }
         if (memory_changed(gpu) && now >= mine->reported_ns + REPORT_NS)
             report_memory(gpu, now);
@@ -396,6 +401,11 @@ static void tick(uint32_t gpu, uint64_t now)
     }
 }
 
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static uint64_t serve_gpus(void)
 {
     uint64_t due = UINT64_MAX;
@@ -405,17 +415,39 @@ static uint64_t serve_gpus(void)
             continue;
         uint64_t now = nvs_now_ns();
         look_at_mailbox(gpu, now);
-        tick(gpu, now);
         if (ending(mine))
             go_on_ending(gpu);
+        tick(gpu, now); /* last: it arms itself again after an end that was called off */
         if (ending(mine))
             due = 0;
-        if (mine->tick_at_ns < due)
-            due = mine->tick_at_ns;
-        if (mine->lease.attached && memory_changed(gpu) && mine->reported_ns + REPORT_NS < due)
-            due = mine->reported_ns + REPORT_NS;
+        due = earlier(due, mine->tick_at_ns);
+        if (mine->lease.attached && memory_changed(gpu))
+            due = earlier(due, mine->reported_ns + REPORT_NS);
     }
     return due;
+}
+
+/* Threads that wait for a coordinator who is not there look like a hang: say once what they wait for.  Returns when. */
+static uint64_t complain(void)
+{
+    static uint64_t since_ns;
+    static bool said;
+    bool waiting = false;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && !said && !nvs_link_up(); gpu++)
+        waiting = waiting || nvs_gate_waiting(gpu) > 0;
+    if (!waiting) {
+        since_ns = 0;
+        return UINT64_MAX;
+    }
+    uint64_t now = nvs_now_ns();
+    if (since_ns == 0)
+        since_ns = now;
+    if (now < since_ns + COMPLAIN_NS)
+        return since_ns + COMPLAIN_NS;
+    said = true;
+    nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s; waiting for it (start nvshare-coordinator, or unset "
+            "NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
+    return UINT64_MAX;
 }
 
 static void sleep_until(uint64_t due)
@@ -479,8 +511,9 @@ void *nvs_agent_main(void *nothing)
     /* acquire: pairs with the release in nvs_agent_goodbye */
     while (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
         nvs_link_serve(&handlers);
-        uint64_t due = serve_gpus(), link_due = nvs_link_due();
-        sleep_until(nvs_link_restless() ? 0 : link_due < due ? link_due : due);
+        uint64_t due = serve_gpus();
+        due = earlier(earlier(due, nvs_link_due()), complain());
+        sleep_until(nvs_link_restless() ? 0 : due);
     }
     depart();
     return NULL;

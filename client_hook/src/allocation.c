@@ -15,6 +15,7 @@ static uint32_t dice = 0x9e3779b9u; /* any non-zero start: it only balances the 
 
 /* Written under the lock; read without it, where being a moment late only means that a free is reaped a moment later. */
 static _Atomic uint32_t deferred_count[NVS_MAX_GPUS];
+static _Atomic uint64_t deferred_bytes[NVS_MAX_GPUS];
 
 void nvs_registry_lock(void)
 {
@@ -122,8 +123,9 @@ static void unlink_deferred(nvs_allocation *allocation)
         last_deferred[gpu] = allocation->earlier_free;
     allocation->later_free = allocation->earlier_free = NULL;
     allocation->dying = false;
-    /* Pairs with the load in nvs_allocation_deferred; only a hint. */
+    /* Pair with the loads in nvs_allocation_deferred and _bytes; only hints. */
     atomic_fetch_sub_explicit(&deferred_count[gpu], 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&deferred_bytes[gpu], allocation->charged_bytes, memory_order_relaxed);
 }
 
 void nvs_registry_remove(nvs_allocation *allocation)
@@ -394,7 +396,7 @@ void nvs_allocation_retain_handle(uint64_t handle)
 
 /* --- deferred frees --- */
 
-nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event)
+nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on)
 {
     nvs_lookup result = NVS_ABSENT;
     nvs_registry_lock();
@@ -405,6 +407,7 @@ nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event)
             uint32_t gpu = found->gpu;
             found->dying = true;
             found->freed_event = event;
+            found->freed_on = freed_on;
             found->later_free = NULL;
             found->earlier_free = last_deferred[gpu];
             if (last_deferred[gpu] != NULL)
@@ -412,12 +415,34 @@ nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event)
             else
                 first_deferred[gpu] = found;
             last_deferred[gpu] = found;
-            /* Pairs with the load in nvs_allocation_deferred; only a hint. */
+            /* Pair with the loads in nvs_allocation_deferred and _bytes; only hints. */
             atomic_fetch_add_explicit(&deferred_count[gpu], 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&deferred_bytes[gpu], found->charged_bytes, memory_order_relaxed);
         }
     }
     nvs_registry_unlock();
     return result;
+}
+
+bool nvs_allocation_revive(const nvs_allocation *wanted, size_t bytes, uint64_t *key, CUevent *event)
+{
+    enum { LOOK_AT = 256 }; /* the newest: a loop frees and allocates the same few again and again */
+    bool found = false;
+    nvs_registry_lock();
+    nvs_allocation *at = last_deferred[wanted->gpu];
+    for (unsigned seen = 0; at != NULL && seen < LOOK_AT && !found; seen++) {
+        found = !at->held && at->freed_on == wanted->freed_on && at->context == wanted->context &&
+                at->charged_bytes == wanted->charged_bytes && at->length >= bytes;
+        if (!found)
+            at = at->earlier_free;
+    }
+    if (found) {
+        *key = at->key;
+        *event = at->freed_event;
+        unlink_deferred(at);
+    }
+    nvs_registry_unlock();
+    return found;
 }
 
 size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t room)
@@ -459,6 +484,12 @@ uint32_t nvs_allocation_deferred(uint32_t gpu)
     return atomic_load_explicit(&deferred_count[gpu], memory_order_relaxed);
 }
 
+uint64_t nvs_allocation_deferred_bytes(uint32_t gpu)
+{
+    /* As above. */
+    return atomic_load_explicit(&deferred_bytes[gpu], memory_order_relaxed);
+}
+
 void nvs_allocation_after_fork(void)
 {
     /* The parent's other threads do not exist here and one of them may have held the lock.  The entries stand for
@@ -469,5 +500,6 @@ void nvs_allocation_after_fork(void)
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         of_gpu[gpu] = first_deferred[gpu] = last_deferred[gpu] = NULL;
         atomic_store_explicit(&deferred_count[gpu], 0, memory_order_relaxed); /* one thread: no pair */
+        atomic_store_explicit(&deferred_bytes[gpu], 0, memory_order_relaxed);
     }
 }

@@ -45,6 +45,7 @@ typedef struct nvs_allocation {
     uint64_t serial;        /* never reused, so that a key may be */
     CUcontext context;      /* whose end is this allocation's end; NULL: none */
     CUevent freed_event;    /* a deferred free: the memory is free when this is done */
+    uint64_t freed_on;      /* and for its own stream it is free already: which one that is; 0: not known */
     uint32_t gpu;
     uint32_t references;    /* of a handle */
     uint32_t mappings;      /* of a handle */
@@ -94,7 +95,10 @@ int64_t nvs_allocation_set_evicted(uint64_t key, uint64_t serial, uint64_t evict
 /* --- deferred frees: an entry keeps its place under its key until the queued work that uses it is done --- */
 
 /* Marks the redirected entry at `key` as freed and puts it last.  Anything but NVS_FOUND: nothing was done. */
-nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event);
+nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on);
+/* Takes a deferred free back for an allocation on the same stream, for which it is in order already: same context, same charge,
+ * at least `bytes` long.  The event is the caller's. */
+bool nvs_allocation_revive(const nvs_allocation *wanted, size_t bytes, uint64_t *key, CUevent *event);
 /* Lends the oldest deferred entries to the caller, who then ends or returns each. */
 size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t room);
 /* Returns them in the order that they had; an orphaned one is unlinked instead and stays the caller's (true). */
@@ -103,6 +107,7 @@ bool nvs_allocation_unhold(nvs_allocation *held);
 bool nvs_allocation_end_deferred(nvs_allocation *held);
 /* How many there are, held ones included.  Lock-free: asked before every allocation. */
 uint32_t nvs_allocation_deferred(uint32_t gpu);
+uint64_t nvs_allocation_deferred_bytes(uint32_t gpu);
 
 /* --- VMM of the application: physical memory lives while its handle is held or it is mapped somewhere --- */
 

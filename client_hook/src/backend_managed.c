@@ -181,12 +181,12 @@ static CUresult move_piece(mover *m, const nvs_extent *extent, uint64_t *evicted
     uint64_t left = m->out ? extent->charged_bytes - *evicted : *evicted;
     uint64_t want = m->wanted - m->submitted;
     uint64_t bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
-    if (want < bytes) {
-        const uint64_t page = UINT64_C(2) << 20; /* less than that is not worth a page table's while */
-        uint64_t rounded = m->out ? (want + page - 1) / page * page : want / page * page;
-        if (!m->out && rounded == 0)
-            return CUDA_ERROR_NOT_READY; /* "up to" is reached */
+    if (want < bytes && m->out) { /* at least what is wanted, in whole pages */
+        const uint64_t page = UINT64_C(2) << 20;
+        uint64_t rounded = (want + page - 1) / page * page;
         bytes = rounded < bytes ? rounded : bytes;
+    } else if (want < bytes) {
+        bytes = want; /* at most that */
     }
     uint64_t from = m->out ? *evicted : *evicted - bytes;
     uint64_t to = from + bytes < extent->length ? from + bytes : extent->length;
@@ -216,10 +216,9 @@ static void move_extent(mover *m, const nvs_extent *extent)
         return;
     while (result == CUDA_SUCCESS && m->submitted < m->wanted && evicted != (m->out ? extent->charged_bytes : 0))
         result = move_piece(m, extent, &evicted);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
-        return;
     nvs_allocation now;
-    if (nvs_allocation_find(NVS_SPACE_ADDRESS, extent->key, &now) == NVS_FOUND && now.context == extent->context)
+    if (result != CUDA_SUCCESS && nvs_allocation_find(NVS_SPACE_ADDRESS, extent->key, &now) == NVS_FOUND &&
+        now.serial == extent->serial)
         m->failure = result; /* else it was freed meanwhile: no wonder */
 }
 

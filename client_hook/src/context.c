@@ -23,13 +23,14 @@ typedef struct context_entry {
     CUcontext context; /* NULL: free */
     uint32_t gpu;
     uint32_t visitors;
+    bool leaving; /* no new visitors */
 } context_entry;
 
 typedef struct stream_entry {
     CUstream stream; /* NULL: free */
     CUcontext context;
     uint32_t visitors;
-    bool doomed; /* destroyed by the application during a visit */
+    bool doomed; /* destroyed by the application, or with its context (then NULL), during a visit */
 } stream_entry;
 
 typedef struct capture_entry {
@@ -44,18 +45,16 @@ static stream_entry *streams;
 static size_t stream_count;
 static capture_entry *captures;
 static size_t capture_count;
-static CUcontext primaries[NVS_MAX_GPUS];
+static struct {
+    CUcontext context;
+    uint32_t references; /* that the hooks have seen */
+} primaries[NVS_MAX_GPUS];
 static atomic_uint capturing; /* relaxed: read when the gates are closed, which orders it */
 
 _Atomic uint32_t nvs_only_gpu = NVS_NO_GPU;
 static _Atomic uint32_t device_count; /* 0: not known.  Relaxed: one value only */
-static _Atomic uint32_t generation = 1; /* grows when a cached answer may have become wrong */
-
-static _Thread_local struct {
-    uint32_t current_generation, current_gpu, uses;
-    uint32_t stream_generation, stream_gpu;
-    CUstream stream;
-} cached __attribute__((tls_model("initial-exec")));
+_Atomic uint32_t nvs_gpu_generation = 1;
+_Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec")));
 
 /* ---- Which GPU ---- */
 
@@ -76,7 +75,7 @@ static void after_fork_in_child(void)
     captures = NULL;
     memset(primaries, 0, sizeof primaries);
     atomic_store_explicit(&capturing, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&generation, 1, memory_order_release);
+    atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release);
 }
 
 void nvs_context_learn(void)
@@ -94,14 +93,10 @@ void nvs_context_learn(void)
     atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
 }
 
-uint32_t nvs_current_gpu_of_many(void)
+uint32_t nvs_ask_current_gpu(void)
 {
     /* Acquire pairs with the release in outdated(): what the driver says afterwards is newer than the change. */
-    const uint32_t now = atomic_load_explicit(&generation, memory_order_acquire);
-    if (NVS_LIKELY(cached.current_generation == now && cached.uses != 0)) {
-        cached.uses--; /* a context may have been made current by a path that nobody sees: look again now and then */
-        return cached.current_gpu;
-    }
+    const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire);
     nvs_context_learn();
     const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
     if (only != NVS_NO_GPU)
@@ -109,18 +104,14 @@ uint32_t nvs_current_gpu_of_many(void)
     CUdevice device;
     if (NVS_REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
         return NVS_NO_GPU;
-    cached.current_gpu = gpu_of_device(device);
-    cached.current_generation = now;
-    cached.uses = RECHECK_EVERY;
-    return cached.current_gpu;
+    const uint32_t gpu = gpu_of_device(device);
+    nvs_cached_gpu.current_gpu = gpu;
+    nvs_cached_gpu.current_generation = now;
+    nvs_cached_gpu.uses = RECHECK_EVERY;
+    return gpu;
 }
 
-static bool is_default_stream(CUstream stream)
-{
-    return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
-}
-
-static uint32_t ask_stream_gpu(CUstream stream)
+static uint32_t gpu_by_driver(CUstream stream)
 {
     CUdevice device;
     CUcontext context;
@@ -131,19 +122,19 @@ static uint32_t ask_stream_gpu(CUstream stream)
     return NVS_NO_GPU;
 }
 
-uint32_t nvs_stream_gpu_of_many(CUstream stream)
+uint32_t nvs_ask_stream_gpu(CUstream stream)
 {
-    if (is_default_stream(stream))
-        return nvs_current_gpu_of_many();
-    const uint32_t now = atomic_load_explicit(&generation, memory_order_acquire); /* as in nvs_current_gpu_of_many */
-    if (NVS_LIKELY(cached.stream == stream && cached.stream_generation == now))
-        return cached.stream_gpu;
-    const uint32_t gpu = ask_stream_gpu(stream);
+    const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire); /* as in nvs_ask_current_gpu */
+    nvs_context_learn();
+    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
+    if (only != NVS_NO_GPU)
+        return only;
+    const uint32_t gpu = gpu_by_driver(stream);
     if (gpu == NVS_NO_GPU)
-        return nvs_current_gpu_of_many();
-    cached.stream = stream;
-    cached.stream_gpu = gpu;
-    cached.stream_generation = now;
+        return nvs_current_gpu();
+    nvs_cached_gpu.stream = stream;
+    nvs_cached_gpu.stream_gpu = gpu;
+    nvs_cached_gpu.stream_generation = now;
     return gpu;
 }
 
@@ -179,12 +170,12 @@ uint32_t nvs_context_gpu(CUcontext context)
 
 void nvs_current_changed(void)
 {
-    cached.current_generation = 0;
+    nvs_cached_gpu.current_generation = 0;
 }
 
 static void outdated(void)
 {
-    atomic_fetch_add_explicit(&generation, 1, memory_order_release); /* pairs with the acquire loads above */
+    atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release); /* pairs with the acquire loads above and in context.h */
 }
 
 /* ---- Registry ---- */
@@ -215,9 +206,10 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     for (size_t i = context_count; i-- > 0;) {
         if (contexts[i].context == context) {
             contexts[i].gpu = gpu;
+            contexts[i].leaving = false;
             goto out;
         }
-        if (contexts[i].context == NULL)
+        if (contexts[i].context == NULL && contexts[i].visitors == 0)
             place = i;
     }
     if (place < context_count || extend((void **)&contexts, &context_count, sizeof *contexts))
@@ -242,14 +234,13 @@ bool nvs_context_leaving(CUcontext context)
     pthread_mutex_lock(&lock);
     context_entry *entry = find_context(context);
     const bool known = entry != NULL;
-    while (entry != NULL && entry->visitors != 0)
+    if (known)
+        entry->leaving = true;
+    while (entry != NULL && entry->visitors != 0) {
         if (pthread_cond_timedwait(&visited, &lock, &deadline) != 0)
             break;
-        else
-            entry = find_context(context);
-    entry = find_context(context);
-    if (entry != NULL)
-        entry->context = NULL; /* no new visitor */
+        entry = find_context(context); /* the table may have moved meanwhile */
+    }
     pthread_mutex_unlock(&lock);
     return known;
 }
@@ -261,31 +252,44 @@ void nvs_context_gone(CUcontext context)
     if (entry != NULL)
         entry->context = NULL;
     for (size_t i = 0; i < stream_count; i++)
-        if (streams[i].context == context && streams[i].visitors == 0)
-            streams[i].stream = NULL;
+        if (streams[i].context == context) {
+            if (streams[i].visitors == 0)
+                streams[i].stream = NULL;
+            else
+                streams[i] = (stream_entry){streams[i].stream, NULL, streams[i].visitors, true};
+        }
     for (size_t i = 0; i < NVS_MAX_GPUS; i++)
-        if (primaries[i] == context)
-            primaries[i] = NULL;
+        if (primaries[i].context == context) {
+            primaries[i].context = NULL;
+            primaries[i].references = 0;
+        }
     pthread_mutex_unlock(&lock);
     outdated();
 }
 
-CUcontext nvs_context_primary(uint32_t gpu)
+void nvs_primary_retained(uint32_t gpu, CUcontext context)
 {
-    CUcontext context = NULL;
     pthread_mutex_lock(&lock);
-    if (gpu < NVS_MAX_GPUS)
-        context = primaries[gpu];
+    if (gpu < NVS_MAX_GPUS) {
+        primaries[gpu].context = context;
+        primaries[gpu].references++;
+    }
     pthread_mutex_unlock(&lock);
-    return context;
 }
 
-void nvs_context_set_primary(uint32_t gpu, CUcontext context)
+CUcontext nvs_primary_released(uint32_t gpu, bool *last)
 {
+    CUcontext context = NULL;
+    *last = false;
     pthread_mutex_lock(&lock);
-    if (gpu < NVS_MAX_GPUS)
-        primaries[gpu] = context;
+    if (gpu < NVS_MAX_GPUS && primaries[gpu].context != NULL) {
+        context = primaries[gpu].context;
+        if (primaries[gpu].references > 0)
+            primaries[gpu].references--;
+        *last = primaries[gpu].references == 0;
+    }
     pthread_mutex_unlock(&lock);
+    return context;
 }
 
 void nvs_stream_created(CUstream stream, CUcontext context)
@@ -300,12 +304,14 @@ void nvs_stream_created(CUstream stream, CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-bool nvs_stream_leaving(CUstream stream)
+bool nvs_stream_leaving(CUstream stream, CUcontext *context)
 {
     bool destroy = true;
+    *context = NULL;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < stream_count; i++)
         if (streams[i].stream == stream) {
+            *context = streams[i].context;
             if (streams[i].visitors != 0) {
                 streams[i].doomed = true;
                 destroy = false;
@@ -387,7 +393,7 @@ void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     pthread_mutex_lock(&lock);
     for (size_t i = 0; go_on && i < context_count; i++) {
         const CUcontext context = contexts[i].context;
-        if (context == NULL || contexts[i].gpu != gpu)
+        if (context == NULL || contexts[i].gpu != gpu || contexts[i].leaving)
             continue;
         contexts[i].visitors++;
         pthread_mutex_unlock(&lock);
@@ -396,7 +402,7 @@ void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
         contexts[i].visitors--;
         pthread_cond_broadcast(&visited);
     }
-    const bool primary_seen = gpu >= NVS_MAX_GPUS || primaries[gpu] != NULL;
+    const bool primary_seen = gpu >= NVS_MAX_GPUS || primaries[gpu].context != NULL;
     pthread_mutex_unlock(&lock);
     if (go_on && !primary_seen)
         visit_hidden_primary(gpu, visit, argument);
@@ -425,9 +431,11 @@ void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *arg
         go_on = visit(stream, argument);
         pthread_mutex_lock(&lock);
         if (--streams[i].visitors == 0 && streams[i].doomed) {
+            const bool context_lives = streams[i].context != NULL;
             streams[i] = (stream_entry){0};
             pthread_mutex_unlock(&lock);
-            destroy_now(stream, context);
+            if (context_lives)
+                destroy_now(stream, context);
             pthread_mutex_lock(&lock);
         }
     }

@@ -13,8 +13,19 @@
 /* The GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known. */
 extern _Atomic uint32_t nvs_only_gpu __attribute__((visibility("hidden")));
 
-uint32_t nvs_current_gpu_of_many(void);
-uint32_t nvs_stream_gpu_of_many(CUstream stream);
+/* Grows when an answer that some thread has cached may have become wrong. */
+extern _Atomic uint32_t nvs_gpu_generation __attribute__((visibility("hidden")));
+
+typedef struct nvs_gpu_cache { /* what a thread found out last */
+    uint32_t current_generation, current_gpu;
+    uint32_t uses; /* before the driver is asked again: a context may have been made current by a path that nobody sees */
+    uint32_t stream_generation, stream_gpu;
+    CUstream stream;
+} nvs_gpu_cache;
+extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+uint32_t nvs_ask_current_gpu(void);
+uint32_t nvs_ask_stream_gpu(CUstream stream);
 
 /* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU when there is none.  With one GPU visible
  * it is that one, context or not.  A few ns. */
@@ -22,14 +33,30 @@ static inline uint32_t nvs_current_gpu(void)
 {
     /* Relaxed: one word, written with one value only. */
     const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
-    return NVS_LIKELY(only != NVS_NO_GPU) ? only : nvs_current_gpu_of_many();
+    nvs_gpu_cache *cached = &nvs_cached_gpu;
+    if (NVS_LIKELY(only != NVS_NO_GPU))
+        return only;
+    /* Acquire pairs with the release in context.c: what the driver says afterwards is newer than the change. */
+    if (NVS_UNLIKELY(cached->current_generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)) ||
+        NVS_UNLIKELY(cached->uses == 0))
+        return nvs_ask_current_gpu();
+    cached->uses--;
+    return cached->current_gpu;
 }
 
 /* GPU of a stream handle; of the current context for the default streams.  Cached per thread. */
 static inline uint32_t nvs_stream_gpu(CUstream stream)
 {
     const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed); /* as above */
-    return NVS_LIKELY(only != NVS_NO_GPU) ? only : nvs_stream_gpu_of_many(stream);
+    nvs_gpu_cache *cached = &nvs_cached_gpu;
+    if (NVS_LIKELY(only != NVS_NO_GPU))
+        return only;
+    if ((uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD)
+        return nvs_current_gpu(); /* NULL, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */
+    if (NVS_UNLIKELY(cached->stream != stream) || /* acquire: as above */
+        NVS_UNLIKELY(cached->stream_generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)))
+        return nvs_ask_stream_gpu(stream);
+    return cached->stream_gpu;
 }
 
 /* GPU of a context handle; NVS_NO_GPU when it is not known. */
@@ -58,11 +85,11 @@ void nvs_context_learn(void);                              /* the driver is init
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 bool nvs_context_leaving(CUcontext context);               /* about to be destroyed; false when it was not known */
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
-CUcontext nvs_context_primary(uint32_t gpu);               /* of this GPU, if it was seen */
-void nvs_context_set_primary(uint32_t gpu, CUcontext context);
+void nvs_primary_retained(uint32_t gpu, CUcontext context);
+CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: none was seen; last: no reference that was seen is left */
 void nvs_current_changed(void);                            /* of the calling thread */
 void nvs_stream_created(CUstream stream, CUcontext context);
-bool nvs_stream_leaving(CUstream stream);                  /* false: the visitor destroys it, do not */
+bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
 void nvs_capture_began(CUstream stream, bool per_thread);
 void nvs_capture_ended(CUstream stream, bool per_thread);
 

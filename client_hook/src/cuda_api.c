@@ -132,6 +132,8 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
         if (!is_variant_suffix(entry->name + length))
             continue;
         family = true;
+        if (entry->wrapper != NULL && nvs_as_address(entry->wrapper) == address)
+            return address; /* a driver whose own references to itself lead to us */
         if (nvs_as_address(nvs_real((nvs_id)id)) != address)
             continue;
         if (found == NVS_ID_COUNT || (nvs_entries[found].kind == NVS_KIND_THUNK && entry->kind != NVS_KIND_THUNK) ||
@@ -143,16 +145,13 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
     if (!family)
         return nvs_translate_symbol(NVS_ID_COUNT, name, address);
 
-    /* A driver may answer with an address that it does not export; then version and flags say which row it is. */
+    /* A driver may answer with an address that it does not export; then version and flags say which row it is, and the
+     * exported function of that row is as good. */
     found = by_version(name, version, per_thread);
     if (found == NVS_ID_COUNT || nvs_entries[found].kind == NVS_KIND_PASS)
         return address;
-    if (nvs_real_exists(found)) {
-        /* The exported function of that row is another one: gate this one without wrapping it. */
-        return nvs_thunk_for(name, address);
-    }
-    /* Pairs with the acquire load in nvs_real. */
-    atomic_store_explicit(&nvs_reals[found], nvs_as_function(address), memory_order_release);
+    if (!nvs_real_exists(found)) /* pairs with the acquire load in nvs_real */
+        atomic_store_explicit(&nvs_reals[found], nvs_as_function(address), memory_order_release);
     return nvs_translate_symbol(found, nvs_entries[found].name, address);
 }
 

@@ -7,6 +7,7 @@
 #include "cuda_api.h"
 #include "gate.h"
 #include "memory.h"
+#include "pacing.h"
 
 NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
@@ -49,14 +50,28 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
     return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, dev), pctx, dev);
 }
 
+/* Before the driver ends a context: nobody may look at it or use events in it from now on.  True: it was known. */
+static bool withdraw(CUcontext context)
+{
+    nvs_pacing_context_gone();
+    return nvs_context_leaving(context);
+}
+
+/* After it has. */
+static void ended(CUcontext context)
+{
+    nvs_pacing_context_gone(); /* again: another thread may have made events meanwhile */
+    nvs_context_gone(context);
+    nvs_memory_context_gone(context);
+}
+
 static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
 {
     const uint32_t gpu = nvs_context_gpu(context);
-    const bool known = nvs_context_leaving(context);
+    const bool known = withdraw(context);
     const CUresult result = real(context);
     if (result == CUDA_SUCCESS) {
-        nvs_context_gone(context);
-        nvs_memory_context_gone(context);
+        ended(context);
     } else if (known) {
         nvs_context_created(context, gpu);
     }
@@ -129,7 +144,7 @@ NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice d
     const CUresult result = NVS_REAL(cuDevicePrimaryCtxRetain)(pctx, dev);
     if (result == CUDA_SUCCESS) {
         nvs_context_created(*pctx, (uint32_t)dev);
-        nvs_context_set_primary((uint32_t)dev, *pctx);
+        nvs_primary_retained((uint32_t)dev, *pctx);
     }
     return result;
 }
@@ -141,40 +156,43 @@ static bool is_active(CUdevice device)
     return NVS_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* Release ends the primary context at the last reference, reset at once; the state afterwards says what happened. */
-static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device)
+/* Release ends the primary context at the last reference, reset at once; the state afterwards says what happened.  Only
+ * what is likely to end is withdrawn from visitors before: a drain must not miss a context that lives on. */
+static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool reset)
 {
-    const CUcontext context = nvs_context_primary((uint32_t)device);
-    const bool known = context != NULL && nvs_context_leaving(context);
+    bool last;
+    const CUcontext context = nvs_primary_released((uint32_t)device, &last);
+    const bool withdrawn = context != NULL && (last || reset) && withdraw(context);
     const CUresult result = real(device);
     if (context != NULL && !is_active(device)) {
-        nvs_context_gone(context);
-        nvs_memory_context_gone(context);
-    } else if (known) {
+        ended(context);
+    } else if (withdrawn) {
         nvs_context_created(context, (uint32_t)device);
     }
+    if (result != CUDA_SUCCESS && context != NULL && is_active(device))
+        nvs_primary_retained((uint32_t)device, context);
     nvs_current_changed();
     return result;
 }
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
 {
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease), dev);
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease), dev, false);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 {
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease_v2), dev);
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease_v2), dev, false);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
 {
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset), dev);
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset), dev, true);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
-    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev);
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev, true);
 }
 
 /* ---- Green contexts: parts of a GPU; what counts here is the context handle that their streams carry ---- */
@@ -193,10 +211,10 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     if (NVS_REAL(cuCtxFromGreenCtx)(&context, hCtx) != CUDA_SUCCESS)
         context = NULL;
     const uint32_t gpu = nvs_context_gpu(context);
-    const bool known = context != NULL && nvs_context_leaving(context);
+    const bool known = context != NULL && withdraw(context);
     const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
     if (context != NULL && result == CUDA_SUCCESS)
-        nvs_context_gone(context);
+        ended(context);
     else if (known)
         nvs_context_created(context, gpu);
     nvs_current_changed();
@@ -238,8 +256,17 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCt
 
 static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
 {
-    nvs_capture_ended(stream, false);
-    return nvs_stream_leaving(stream) ? real(stream) : CUDA_SUCCESS;
+    CUcontext context;
+    if (!nvs_stream_leaving(stream, &context)) {
+        nvs_capture_ended(stream, false);
+        return CUDA_SUCCESS;
+    }
+    const CUresult result = real(stream);
+    if (result == CUDA_SUCCESS)
+        nvs_capture_ended(stream, false);
+    else if (context != NULL)
+        nvs_stream_created(stream, context); /* it lives on */
+    return result;
 }
 
 NVS_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)

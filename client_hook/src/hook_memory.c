@@ -128,7 +128,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
     if (result != CUDA_SUCCESS)
         return result;
     NVS_REAL(cuCtxGetCurrent)(&entry->context);
-    entry->movable = nvs_memory_backend(gpu)->movable;
+    entry->movable = nvs_memory_backend(gpu)->movable && entry->context != NULL;
     result = NVS_REAL(cuMemAllocManaged)(dptr, bytesize, flags);
     if (result == CUDA_SUCCESS)
         nvs_memory_keep(entry, *dptr, bytesize);
@@ -273,8 +273,10 @@ NVS_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdevicep
     nvs_allocation as;
     CUresult result = NVS_REAL(cuIpcGetMemHandle)(pHandle, dptr);
     if (result != CUDA_SUCCESS && redirected(dptr, &as))
-        nvs_log(NVS_LOG_WARNING, "managed memory cannot be shared with other processes (cuIpcGetMemHandle failed, error %d): "
-                                 "run this program with --memory device (NVSHARE_MEMORY=device)", (int)result);
+        NVS_LOG_ONCE(NVS_LOG_WARNING,
+                     "managed memory cannot be shared with other processes (cuIpcGetMemHandle failed, error %d): "
+                     "run this program with --memory device (NVSHARE_MEMORY=device)",
+                     (int)result);
     return result;
 }
 

@@ -1,9 +1,10 @@
 /* Wrappers: stream-ordered memory.
  *
  * In a mode that moves memory, an allocation outside a capture is made at once by the backend, which is stronger than stream
- * order asks; its free is put off until the work queued before it is done (an event; nvs_memory_reap).  Inside a capture the
- * memory belongs to the graph: it stays the driver's, and is counted and pinned from the capture until a free names it.
- * What is charged is what is allocated, not what a pool of the driver keeps back for later: it gives that up under pressure.
+ * order asks; its free is put off until the work queued before it is done (an event; nvs_memory_reap), unless an allocation of
+ * its size on the same stream can have it before.  Inside a capture the memory belongs to the graph: it stays the driver's,
+ * and is counted and pinned from the capture until a free names it.  What is charged is what is allocated, not what a
+ * pool of the driver keeps back for later: it gives that up under pressure.
  */
 #include "context.h"
 #include "cuda_api.h"
@@ -56,6 +57,16 @@ static bool captures(CUstream stream, bool per_thread)
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* A number that no other stream ever has, whatever becomes of its handle; 0: not known. */
+static uint64_t identity(CUstream stream, bool per_thread)
+{
+    unsigned long long id = 0;
+    if (!NVS_HAS(cuStreamGetId) || (per_thread && !NVS_HAS(cuStreamGetId_ptsz)))
+        return 0;
+    CUresult result = per_thread ? NVS_REAL(cuStreamGetId_ptsz)(stream, &id) : NVS_REAL(cuStreamGetId)(stream, &id);
+    return result == CUDA_SUCCESS ? id + 1 : 0;
+}
+
 /* Which function of the driver stands behind a call. */
 typedef struct request {
     size_t bytes;
@@ -105,8 +116,10 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     /* What the application calls is legal while this thread captures another stream; what we call instead must be too. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    CUresult result = nvs_memory_allocate(gpu, dptr, r->bytes);
+    CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has none; the stream is enough for the driver's own */
+        result = allocate_in_pool(gpu, NVS_MEMORY_POOL, dptr, r);
     return result;
 }
 
@@ -169,7 +182,7 @@ static CUresult free_later(CUdeviceptr dptr, CUstream stream, bool per_thread)
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = mark_place(stream, per_thread, &event);
-    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event) != NVS_FOUND) {
+    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, identity(stream, per_thread)) != NVS_FOUND) {
         NVS_REAL(cuEventDestroy_v2)(event);
         result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
     }
@@ -237,13 +250,23 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
+/* Pools of host or managed memory that the driver itself keeps come to light here. */
+static CUresult pool_found(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location, CUmemAllocationType type)
 {
-    CUresult result = NVS_REAL(cuMemGetDefaultMemPool)(pool_out, location, type);
     if (result != CUDA_SUCCESS)
         return result;
     bool on_gpu = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
-    if ((on_gpu && type == CU_MEM_ALLOCATION_TYPE_PINNED) || mark_special(*pool_out, on_gpu))
+    if ((on_gpu && type == CU_MEM_ALLOCATION_TYPE_PINNED) || mark_special(*pool, on_gpu))
         return result;
     return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
+{
+    return pool_found(NVS_REAL(cuMemGetDefaultMemPool)(pool_out, location, type), pool_out, location, type);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+    return pool_found(NVS_REAL(cuMemGetMemPool)(pool, location, type), pool, location, type);
 }

@@ -22,6 +22,15 @@
     NVS_GATED(symbol, parameters, arguments, nvs_stream_gpu(stream_expression), stream_expression)
 #define NVS_CURRENT(symbol, since, parameters, arguments)                                                 \
     NVS_GATED(symbol, parameters, arguments, nvs_current_gpu(), NULL)
+#define NVS_UNSTREAMED(symbol, since, parameters, arguments)                               \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                         \
+    {                                                                                     \
+        const uint32_t gpu = nvs_current_gpu();                                           \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                                       \
+        const CUresult result = NVS_REAL(symbol) arguments;                               \
+        nvs_gate_leave(slot, gpu);                                                        \
+        return result;                                                                    \
+    }
 #define NVS_CUSTOM(symbol, since)
 #define NVS_PASS(symbol, since, reason)
 #define NVS_THUNK(symbol, since, reason)

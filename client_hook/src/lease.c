@@ -49,7 +49,9 @@ static uint32_t on_connected(nvs_lease *lease)
 {
     lease->connected = true;
     lease->watch_loss = false;
-    lease->newest_id = lease->lease_id;
+    /* What an earlier coordinator said binds this one only if it confirms our claim. */
+    lease->newest_id = 0;
+    lease->released_id = 0;
     if (lease->state == NVS_LEASE_UNMANAGED || !lease->used)
         return 0;
     if (lease->state == NVS_LEASE_FREE) {
@@ -81,11 +83,13 @@ static uint32_t on_grant(nvs_lease *lease, const nvs_lease_event *event)
         return 0;
     switch (lease->state) {
     case NVS_LEASE_HELD: /* confirmed after a loss; a higher id takes its place */
+        if (event->lease_id < lease->lease_id)
+            return 0;
         lease->lease_id = event->lease_id;
         break;
     case NVS_LEASE_NONE:
     case NVS_LEASE_ASKED:
-        if (event->lease_id == lease->newest_id)
+        if (event->lease_id == lease->newest_id || event->lease_id == lease->released_id)
             return 0; /* given back already */
         lease->lease_id = event->lease_id;
         lease->state = NVS_LEASE_HELD;

@@ -61,8 +61,8 @@ enum { /* what to do, in this order */
 typedef struct nvs_lease {
     nvs_lease_state state;
     uint64_t lease_id;      /* held or ending; 0: none */
-    uint64_t newest_id;     /* highest id heard on this connection */
-    uint64_t released_id;   /* for DO_RELEASE */
+    uint64_t newest_id;     /* highest id granted on this connection */
+    uint64_t released_id;   /* for DO_RELEASE; the last one on this connection */
     uint8_t reason;         /* for DO_RELEASE */
     bool release_wanted;    /* for DO_RELEASE */
     bool revoked;           /* while ENDING: it cannot be called off */

@@ -1,15 +1,16 @@
 /* Finds libc's dlsym and dlvsym by reading the loaded libraries' symbol tables, because we are called dlsym ourselves.
  *
  * They are in libdl.so.2 up to glibc 2.33 and in libc.so.6 from 2.34 on, under several versions which are all the same
- * function; so no version is asked for.  No lock beyond the loader's own, no allocation; idempotent.
+ * function; so no version is asked for.  No lock, no allocation, no call of any function of libc, which a sanitizer that
+ * is just starting may have replaced by one that cannot run yet.  The loader's list is read without its lock: by the
+ * first dlsym of the process or by our constructor, when there are no threads to change it.
  */
-#define _GNU_SOURCE /* dl_iterate_phdr */
+#define _GNU_SOURCE /* _r_debug */
 #include "resolve.h"
 
 #include <elf.h>
 #include <link.h>
 #include <stdatomic.h>
-#include <string.h>
 
 /* Read by the assembly in resolve.c too: relaxed loads and stores of one aligned word. */
 __attribute__((visibility("hidden"))) _Atomic(nvs_dlsym_function *) nvs_real_dlsym;
@@ -29,25 +30,19 @@ static const void *relocated(uintptr_t base, ElfW(Addr) address)
     return (const void *)(address >= base ? address : base + address); // NOLINT: addresses from the dynamic section
 }
 
-static bool read_dynamic(const struct dl_phdr_info *info, symbol_table *out)
+static bool read_dynamic(const struct link_map *library, symbol_table *out)
 {
-    const ElfW(Dyn) *dynamic = NULL;
-    for (unsigned i = 0; i < info->dlpi_phnum; i++)
-        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-    if (dynamic == NULL)
-        return false;
-    *out = (symbol_table){.base = info->dlpi_addr};
+    *out = (symbol_table){.base = library->l_addr};
     ElfW(Xword) soname = 0;
     bool named = false;
-    for (; dynamic->d_tag != DT_NULL; dynamic++) {
-        const void *address = relocated(out->base, dynamic->d_un.d_ptr);
-        switch (dynamic->d_tag) {
+    for (const ElfW(Dyn) *entry = library->l_ld; entry != NULL && entry->d_tag != DT_NULL; entry++) {
+        const void *address = relocated(out->base, entry->d_un.d_ptr);
+        switch (entry->d_tag) {
         case DT_STRTAB: out->strings = address; break;
         case DT_SYMTAB: out->symbols = address; break;
         case DT_GNU_HASH: out->gnu_hash = address; break;
         case DT_HASH: out->sysv_hash = address; break;
-        case DT_SONAME: soname = dynamic->d_un.d_val; named = true; break;
+        case DT_SONAME: soname = entry->d_un.d_val; named = true; break;
         default: break;
         }
     }
@@ -57,11 +52,19 @@ static bool read_dynamic(const struct dl_phdr_info *info, symbol_table *out)
     return true;
 }
 
+/* Not strcmp: a sanitizer's own start asks us for dlsym before its strcmp can be called. */
+static bool same(const char *a, const char *b)
+{
+    while (*a != 0 && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
 static bool is_wanted(const symbol_table *table, uint32_t index, const char *name)
 {
     const ElfW(Sym) *symbol = &table->symbols[index];
     return symbol->st_shndx != SHN_UNDEF && (symbol->st_info & 0xf) == STT_FUNC &&
-           strcmp(table->strings + symbol->st_name, name) == 0;
+           same(table->strings + symbol->st_name, name);
 }
 
 static uint32_t find_by_gnu_hash(const symbol_table *table, const char *name)
@@ -100,32 +103,44 @@ static uintptr_t find(const symbol_table *table, const char *name)
     return index != 0 ? table->base + table->symbols[index].st_value : 0;
 }
 
-static int visit(struct dl_phdr_info *info, size_t size, void *argument)
+static bool look_into(const struct link_map *library)
 {
     symbol_table table;
-    if (!read_dynamic(info, &table))
-        return 0;
-    if (strcmp(table.soname, "libc.so.6") != 0 && strcmp(table.soname, "libdl.so.2") != 0)
-        return 0;
+    if (!read_dynamic(library, &table))
+        return false;
+    if (!same(table.soname, "libc.so.6") && !same(table.soname, "libdl.so.2"))
+        return false;
     const uintptr_t dlsym_address = find(&table, "dlsym"), dlvsym_address = find(&table, "dlvsym");
     if (dlsym_address == 0 || dlvsym_address == 0)
-        return 0;
+        return false;
     /* Relaxed: the value is all there is to see, and everybody stores the same. */
     atomic_store_explicit(&nvs_real_dlvsym, (nvs_dlvsym_function *)dlvsym_address, memory_order_relaxed);
     atomic_store_explicit(&nvs_real_dlsym, (nvs_dlsym_function *)dlsym_address, memory_order_relaxed);
-    return 1;
+    return true;
+}
+
+static void look_around(void)
+{
+    const struct link_map *library = _r_debug.r_map;
+    while (library != NULL && !look_into(library))
+        library = library->l_next;
 }
 
 nvs_dlsym_function *nvs_libc_dlsym(void)
 {
     if (atomic_load_explicit(&nvs_real_dlsym, memory_order_relaxed) == NULL)
-        dl_iterate_phdr(visit, NULL);
+        look_around();
     return atomic_load_explicit(&nvs_real_dlsym, memory_order_relaxed);
 }
 
 nvs_dlvsym_function *nvs_libc_dlvsym(void)
 {
     if (atomic_load_explicit(&nvs_real_dlvsym, memory_order_relaxed) == NULL)
-        dl_iterate_phdr(visit, NULL);
+        look_around();
     return atomic_load_explicit(&nvs_real_dlvsym, memory_order_relaxed);
+}
+
+__attribute__((constructor)) static void at_load(void)
+{
+    nvs_libc_dlsym();
 }

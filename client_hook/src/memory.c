@@ -11,12 +11,14 @@
 #include "cuda_api.h"
 #include "log.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
 
 enum { CHARGE_GRAIN = 512, HOLD_AT_ONCE = 8 };
 static const uint64_t RESERVE_STEP = UINT64_C(64) << 20;
+static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
 static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wait for something that this very thread does */
 static const long REAP_NAP_NS = 100000;
 
@@ -124,6 +126,14 @@ static bool charge_and_reserve(uint32_t gpu, uint64_t bytes)
     return false;
 }
 
+/* To give memory back, the driver waits for the whole GPU.  So what was freed in stream order is kept for the next
+ * allocation of its size on that stream (nvs_memory_allocate_in_order), until it outweighs what is in use. */
+static bool too_much_deferred(uint32_t gpu)
+{
+    uint64_t deferred = nvs_allocation_deferred_bytes(gpu), charged = load(&ledgers[gpu].charged);
+    return deferred > KEEP_DEFERRED && deferred > charged / 2;
+}
+
 static uint64_t grains(uint64_t bytes)
 {
     return (bytes + CHARGE_GRAIN - 1) / CHARGE_GRAIN * CHARGE_GRAIN;
@@ -137,7 +147,8 @@ CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, u
     if (entry == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     entry->charged_bytes = grains(bytes);
-    nvs_memory_reap(gpu, false);
+    if (too_much_deferred(gpu))
+        nvs_memory_reap(gpu, false);
     while (!charge_and_reserve(gpu, entry->charged_bytes)) {
         if (!nvs_memory_reap(gpu, true)) {
             free(entry);
@@ -205,8 +216,8 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, backend->kind, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    entry->movable = backend->movable;
     NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    entry->movable = backend->movable && entry->context != NULL; /* it is moved from within its context */
     do
         result = backend->allocate(gpu, &pointer, bytes);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
@@ -217,6 +228,23 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     nvs_memory_keep(entry, pointer, bytes);
     *out = pointer;
     return CUDA_SUCCESS;
+}
+
+CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream)
+{
+    nvs_allocation wanted = {.gpu = gpu, .freed_on = stream};
+    CUevent event;
+    uint64_t pointer;
+    if (stream != 0 && nvs_allocation_deferred(gpu) != 0 && bytes <= UINT64_MAX - CHARGE_GRAIN) {
+        wanted.charged_bytes = grains(bytes);
+        NVS_REAL(cuCtxGetCurrent)(&wanted.context);
+        if (wanted.context != NULL && nvs_allocation_revive(&wanted, bytes, &pointer, &event)) {
+            NVS_REAL(cuEventDestroy_v2)(event);
+            *out = pointer;
+            return CUDA_SUCCESS;
+        }
+    }
+    return nvs_memory_allocate(gpu, out, bytes);
 }
 
 CUresult nvs_memory_release(CUdeviceptr pointer)
@@ -259,8 +287,9 @@ static bool reap_one(nvs_allocation *held)
 {
     CUcontext ignored;
     CUevent event = held->freed_event;
-    bool pushed = NVS_REAL(cuCtxPushCurrent_v2)(held->context) == CUDA_SUCCESS; /* the agent has no context of its own */
-    bool done = pushed && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+    /* The agent has no context of its own. */
+    bool pushed = held->context != NULL && NVS_REAL(cuCtxPushCurrent_v2)(held->context) == CUDA_SUCCESS;
+    bool done = (pushed || held->context == NULL) && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
     if (done && nvs_allocation_end_deferred(held)) {
         NVS_REAL(cuEventDestroy_v2)(event);
         release_deferred(held);
@@ -298,6 +327,7 @@ bool nvs_memory_reap(uint32_t gpu, bool wait)
     uint32_t before = nvs_allocation_deferred(gpu);
     bool any = reap_some(gpu);
     if (wait) {
+        int saved = errno; /* the application's, whatever a nap does */
         uint64_t deadline = nvs_now_ns() + REAP_BOUND_NS;
         /* Fewer, though this thread freed none: another one did. */
         while (!any && nvs_allocation_deferred(gpu) >= before && nvs_now_ns() < deadline) {
@@ -305,6 +335,7 @@ bool nvs_memory_reap(uint32_t gpu, bool wait)
             any = reap_some(gpu);
         }
         any |= nvs_allocation_deferred(gpu) < before;
+        errno = saved;
     }
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     return any;
@@ -366,8 +397,14 @@ void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total
 
 nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
 {
-    nvs_memory_reap(gpu, false);
-    return nvs_memory_backend(gpu)->evict(gpu, bytes, progress, argument, moved_bytes);
+    uint64_t before = load(&ledgers[gpu].charged);
+    nvs_memory_reap(gpu, false); /* what nobody uses any more makes room too, and costs no transfer */
+    uint64_t now = load(&ledgers[gpu].charged), freed = now < before ? before - now : 0;
+    *moved_bytes = 0;
+    nvs_status status = freed >= bytes ? NVS_OK
+                                       : nvs_memory_backend(gpu)->evict(gpu, bytes - freed, progress, argument, moved_bytes);
+    *moved_bytes += freed;
+    return status;
 }
 
 nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)

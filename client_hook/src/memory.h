@@ -69,6 +69,9 @@ void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evi
 /* cuMemAlloc through the backend. */
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes);
 
+/* The same in stream order: memory whose free is deferred behind the same stream (0: not known which) serves again at once. */
+CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream);
+
 /* cuMemFree: by the backend for what it made, by the driver for everything else. */
 CUresult nvs_memory_release(CUdeviceptr pointer);
 

@@ -2,8 +2,9 @@
  *
  * Pacing.  Each thread keeps, for each stream that it submits to, a ring of events, one recorded every `every` submissions.
  * The GPU time of one submission is estimated from two events that completed one after the other with no gap between
- * (the second was recorded while the first was still pending), so that idle time is not taken for work.  When the
- * estimate of what is pending exceeds the budget, the thread sleeps until the oldest event is done; the rest keeps the
+ * (the second was recorded while the first was still pending), so that idle time is not taken for work.  With a gap, as in
+ * programs that are bound by launching, the time between them is still an upper bound, and lowers an estimate above it.  When the
+ * estimate of what is pending exceeds the budget, the thread sleeps until a part of it is done; the rest keeps the
  * GPU busy meanwhile.  `every` follows the estimate so that a ring spans the budget.
  *
  * Captures.  Nothing is recorded, queried or waited for while any stream of the process is being captured, and all of it is done
@@ -31,9 +32,10 @@
 
 enum {
     RING = 16,          /* events a stream and thread; one more is kept as the reference for times */
-    STREAMS = 8,        /* streams that a thread has in mind; others take the place of the one not used for longest */
+    STREAMS = 16,       /* streams that a thread has in mind; others take the place of the one not used for longest */
     UNMEASURED = 4,     /* events pending before there is an estimate */
-    LONGEST_STRIDE = 256,
+    LONGEST_STRIDE = 64, /* an event costs about a fifth of a launch; long kernels after short ones are noticed so late */
+    RECENT = 256,       /* submissions of a thread: a stream not used for so long does not count as busy */
     LOOK_NS = 100000,   /* for one look at a context */
 };
 
@@ -45,6 +47,7 @@ typedef struct pace_event {
 
 typedef struct pace_stream {
     CUstream stream;    /* never NULL when in use */
+    CUcontext context;  /* of a default stream, of which each context has its own; else NULL */
     uint32_t gpu;
     bool refused;       /* events of the current context cannot be recorded there */
     uint32_t since;     /* submissions since the last event */
@@ -59,7 +62,8 @@ typedef struct pace_stream {
 
 typedef struct pace_thread {
     uint32_t generation;
-    uint64_t clock;
+    uint64_t clock;     /* submissions */
+    pace_stream *last;
     pace_stream streams[STREAMS];
 } pace_thread;
 
@@ -104,15 +108,18 @@ static pace_thread *my_thread(void)
     return thread;
 }
 
-static pace_stream *my_stream(pace_thread *thread, uint32_t gpu, CUstream stream)
+static pace_stream *my_stream(pace_thread *thread, uint32_t gpu, CUstream stream, CUcontext context)
 {
-    pace_stream *oldest = &thread->streams[0];
+    pace_stream *oldest = &thread->streams[0], *entry = thread->last;
+    thread->clock++;
+    if (NVS_LIKELY(entry != NULL && entry->stream == stream && entry->context == context && entry->gpu == gpu))
+        return entry;
+    if (entry != NULL)
+        entry->used = thread->clock;
     for (unsigned i = 0; i < STREAMS; i++) {
-        pace_stream *entry = &thread->streams[i];
-        if (entry->stream == stream && entry->gpu == gpu) {
-            entry->used = ++thread->clock;
-            return entry;
-        }
+        entry = &thread->streams[i];
+        if (entry->stream == stream && entry->context == context && entry->gpu == gpu)
+            return thread->last = entry;
         if (entry->used < oldest->used)
             oldest = entry;
     }
@@ -123,29 +130,25 @@ static pace_stream *my_stream(pace_thread *thread, uint32_t gpu, CUstream stream
         (void)NVS_REAL(cuEventDestroy_v2)(oldest->done);
     memset(oldest, 0, sizeof *oldest);
     oldest->stream = stream;
+    oldest->context = context;
     oldest->gpu = gpu;
     oldest->every = 1;
-    oldest->used = ++thread->clock;
-    return oldest;
+    return thread->last = oldest;
 }
 
 /* Something failed: the stream, its context or the device is gone, or broken by the application.  Not ours to report. */
 static void forget(pace_stream *entry)
 {
-    CUstream stream = entry->stream;
-    uint32_t gpu = entry->gpu;
-    uint64_t used = entry->used;
-    memset(entry, 0, sizeof *entry);
-    entry->stream = stream;
-    entry->gpu = gpu;
-    entry->used = used;
-    entry->every = 1;
-    entry->refused = true;
+    *entry = (pace_stream){.stream = entry->stream, .context = entry->context, .gpu = entry->gpu, .used = entry->used,
+                           .every = 1, .refused = true};
 }
 
-static void adapt(pace_stream *entry, uint64_t sample_ns, uint64_t budget_ns)
+static void adapt(pace_stream *entry, uint64_t sample_ns, bool exact, uint64_t budget_ns)
 {
-    entry->each_ns = entry->each_ns == 0 ? sample_ns : (3 * entry->each_ns + sample_ns) / 4;
+    if (entry->each_ns == 0 || (!exact && sample_ns < entry->each_ns))
+        entry->each_ns = sample_ns;
+    else if (exact)
+        entry->each_ns = (3 * entry->each_ns + sample_ns) / 4;
     if (entry->each_ns == 0)
         entry->each_ns = 1;
     uint64_t every = budget_ns / (RING / 2) / entry->each_ns;
@@ -157,9 +160,9 @@ static void take_oldest(pace_stream *entry, uint64_t budget_ns)
 {
     pace_event *oldest = &entry->ring[entry->first];
     float milliseconds = 0;
-    if (oldest->follows && entry->done != NULL &&
+    if (entry->done != NULL &&
         NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
-        adapt(entry, (uint64_t)((double)milliseconds * 1e6) / (oldest->work ? oldest->work : 1), budget_ns);
+        adapt(entry, (uint64_t)((double)milliseconds * 1e6) / (oldest->work ? oldest->work : 1), oldest->follows, budget_ns);
     CUevent spare = entry->done;
     entry->done = oldest->event;
     oldest->event = spare; /* used again, or made when it is NULL */
@@ -168,12 +171,31 @@ static void take_oldest(pace_stream *entry, uint64_t budget_ns)
     entry->count--;
 }
 
-static bool wait_for_oldest(pace_stream *entry, uint64_t budget_ns)
+/* Sleeps until the `count` oldest events are done, with one wake-up. */
+static bool wait_for(pace_stream *entry, uint32_t count, uint64_t budget_ns)
 {
-    if (NVS_REAL(cuEventSynchronize)(entry->ring[entry->first].event) != CUDA_SUCCESS)
+    if (NVS_REAL(cuEventSynchronize)(entry->ring[(entry->first + count - 1) % RING].event) != CUDA_SUCCESS)
         return false;
-    take_oldest(entry, budget_ns);
+    while (count-- > 0)
+        take_oldest(entry, budget_ns);
     return true;
+}
+
+/* How many of the oldest events must be done before more may be submitted: none below the budget, else so many that a
+ * good part of it is free again, because each wait costs a wake-up.  One always stays, to keep the GPU busy. */
+static uint32_t surplus(const pace_stream *entry, uint64_t budget_ns)
+{
+    /* What follows until the next event is recorded comes on top. */
+    uint64_t most = budget_ns - budget_ns / 8, enough = budget_ns / 8 * 5;
+    uint64_t pending = entry->work;
+    uint32_t drop = 0;
+    if (entry->each_ns == 0)
+        return entry->count > UNMEASURED ? entry->count - UNMEASURED : 0;
+    if (entry->each_ns * pending <= most)
+        return 0;
+    while (drop + 1 < entry->count && entry->each_ns * pending > enough)
+        pending -= entry->ring[(entry->first + drop++) % RING].work;
+    return drop;
 }
 
 static bool record(pace_stream *entry)
@@ -197,7 +219,8 @@ static bool record(pace_stream *entry)
 static bool pace(pace_stream *entry, uint64_t budget_ns)
 {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (NVS_REAL(cuStreamIsCapturing)(entry->stream, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE)
+    CUresult known = NVS_REAL(cuStreamIsCapturing)(entry->stream, &capture);
+    if ((known != CUDA_SUCCESS && known != CUDA_ERROR_NOT_SUPPORTED) || capture != CU_STREAM_CAPTURE_STATUS_NONE)
         return true; /* being captured, or the legacy stream beside one that is */
     while (entry->count > 0) {
         CUresult result = NVS_REAL(cuEventQuery)(entry->ring[entry->first].event);
@@ -207,16 +230,24 @@ static bool pace(pace_stream *entry, uint64_t budget_ns)
             return false;
         take_oldest(entry, budget_ns);
     }
-    if (entry->count == RING && !wait_for_oldest(entry, budget_ns))
+    if (entry->count == RING && !wait_for(entry, 1, budget_ns))
         return false;
     if (!record(entry))
         return false;
-    while (entry->count > 1 && (entry->each_ns == 0 ? entry->count > UNMEASURED
-                                                    : entry->each_ns * entry->work > budget_ns)) {
-        if (!wait_for_oldest(entry, budget_ns))
-            return false;
+    uint32_t drop = surplus(entry, budget_ns);
+    return drop == 0 || wait_for(entry, drop, budget_ns);
+}
+
+/* The streams of a thread share its budget, for what they have pending may have to run one after the other. */
+static uint64_t share(const pace_thread *thread, const pace_stream *mine_now, uint64_t budget_ns)
+{
+    unsigned busy = 1;
+    for (unsigned i = 0; i < STREAMS; i++) {
+        const pace_stream *entry = &thread->streams[i];
+        busy += entry != mine_now && entry->gpu == mine_now->gpu && entry->count > 0 &&
+                thread->clock - entry->used < RECENT;
     }
-    return true;
+    return budget_ns / busy;
 }
 
 void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread)
@@ -227,14 +258,18 @@ void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread)
     pace_thread *thread = my_thread();
     if (thread == NULL)
         return;
+    CUcontext context = NULL;
     if (stream == NULL)
         stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
-    pace_stream *entry = my_stream(thread, gpu, stream);
+    if ((stream == CU_STREAM_PER_THREAD || stream == CU_STREAM_LEGACY) &&
+        NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return;
+    pace_stream *entry = my_stream(thread, gpu, stream, context);
     if (NVS_LIKELY(++entry->since < entry->every) || entry->refused || nvs_capturing())
         return;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-    if (!pace(entry, budget))
+    if (!pace(entry, share(thread, entry, budget)))
         forget(entry);
     if (exchanged)
         (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -263,7 +298,8 @@ static void look_at(CUstream stream, look *found)
     CUresult result = NVS_REAL(cuStreamIsCapturing)(stream, &capture);
     if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE)
         found->capturing = true;
-    else if (result == CUDA_SUCCESS && NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY)
+    else if ((result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED) && /* a driver from before captures */
+             NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY)
         found->pending = true; /* any other error: nothing runs there that could be waited for */
 }
 
@@ -331,9 +367,10 @@ static nvs_status drain_context(CUcontext context, const drain *job)
 {
     look found;
     unsigned looks = 0;
-    nvs_status status;
-    if (!job->look_only && !nvs_capturing() &&
-        (status = drain_by_event(context, job->deadline_ns)) != NVS_UNAVAILABLE)
+    nvs_status status = NVS_UNAVAILABLE;
+    if (!job->look_only && !nvs_capturing())
+        status = drain_by_event(context, job->deadline_ns);
+    if (status == NVS_TIMED_OUT)
         return status;
     for (;;) {
         look_at_streams(context, &found);
@@ -342,7 +379,7 @@ static nvs_status drain_context(CUcontext context, const drain *job)
         if (job->look_only || !nap(&looks, job->deadline_ns))
             return NVS_TIMED_OUT;
     }
-    if (found.capturing || nvs_capturing())
+    if (status == NVS_OK || found.capturing || nvs_capturing())
         return NVS_OK;
     if (job->look_only)
         return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;

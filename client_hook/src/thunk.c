@@ -1,14 +1,13 @@
 /* Gates in front of functions whose signature this build does not know: a newer CUDA's, or a graphics header's.
  *
  * A thunk keeps all argument registers, enters the gate of the current context's GPU, calls the function with a copy of
- * the caller's stack arguments, and leaves the gate.  It may not tail-call: somebody must leave.  There are a fixed
- * number; they are handed out once and never taken back, without locks.
+ * the caller's stack arguments (16 words: 22 arguments in all), and leaves the gate.  It may not tail-call: somebody must
+ * leave.  There is a fixed number of thunks; they are handed out once and never taken back, without locks.
  */
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
 #include "log.h"
-#include "pacing.h"
 
 #define THUNK_COUNT 64 /* also in the assembly below */
 
@@ -32,8 +31,7 @@ __attribute__((visibility("hidden"), used)) void *nvs_thunk_enter(uint32_t index
 
 __attribute__((visibility("hidden"), used)) void nvs_thunk_leave(thunk_frame *frame)
 {
-    if (nvs_gate_leave(frame->slot, frame->gpu))
-        nvs_pace_after(frame->gpu, NULL, false);
+    nvs_gate_leave(frame->slot, frame->gpu); /* not paced: who knows on which stream the work is */
 }
 
 extern const char nvs_thunk_stubs[] __attribute__((visibility("hidden")));
@@ -46,7 +44,7 @@ void *nvs_thunk_for(const char *name, void *target)
         const bool taken = atomic_compare_exchange_strong_explicit(&thunks[index].target, &seen, target, memory_order_release,
                                                                    memory_order_acquire);
         if (taken)
-            nvs_log(NVS_LOG_INFO, "%s is not in the table of CUDA functions of this build: gated without knowing it", name);
+            nvs_log(NVS_LOG_INFO, "%s: this build does not know its parameters; gated by a thunk, and not paced", name);
         if (taken || seen == target)
             return (void *)(uintptr_t)(nvs_thunk_stubs + 16 * (size_t)index);
     }

@@ -6,21 +6,31 @@
 
 static sim_context *spare; /* destroyed ones, kept readable so that a stale handle is recognised */
 
+static CUresult open_context(sim_context *context, sim_device *device, unsigned flags);
+
+/* A primary context that was reset while somebody retains it comes back with the next use. */
+static bool alive(sim_context *context)
+{
+    if (context->magic == SIM_CONTEXT)
+        return true;
+    if (context->references == 0)
+        return false;
+    for (int i = 0; i < nvs_sim_device_count; i++)
+        if (context == &nvs_sim_devices[i].primary)
+            return open_context(context, &nvs_sim_devices[i], context->flags) == CUDA_SUCCESS;
+    return false;
+}
+
 sim_context *nvs_sim_current(void)
 {
-    while (nvs_sim_thread.depth != 0) {
-        sim_context *top = nvs_sim_thread.stack[nvs_sim_thread.depth - 1];
-        if (top == NULL || top->magic == SIM_CONTEXT)
-            return top;
-        return NULL; /* destroyed while current */
-    }
-    return NULL;
+    sim_context *top = nvs_sim_thread.depth != 0 ? nvs_sim_thread.stack[nvs_sim_thread.depth - 1] : NULL;
+    return top != NULL && alive(top) ? top : NULL; /* NULL also when it was destroyed while current */
 }
 
 CUresult nvs_sim_context(CUcontext handle, sim_context **out)
 {
     sim_context *context = handle == NULL ? nvs_sim_current() : (sim_context *)(void *)handle;
-    if (context == NULL || context->magic != SIM_CONTEXT)
+    if (context == NULL || !alive(context))
         return CUDA_ERROR_INVALID_CONTEXT;
     *out = context;
     return CUDA_SUCCESS;
@@ -85,7 +95,6 @@ static void close_context(sim_context *context)
     nvs_sim_attach(device->gpu, -1);
     context->magic = 0;
     context->default_stream = NULL;
-    context->references = 0;
 }
 
 static CUresult push(sim_context *context)
@@ -122,12 +131,10 @@ CUresult nvs_sim_primary_retain(sim_device *device, sim_context **out)
 {
     sim_context *context = &device->primary;
     if (context->magic != SIM_CONTEXT) {
-        unsigned flags = context->flags;
-        CUresult result = open_context(context, device, flags);
+        CUresult result = open_context(context, device, context->flags);
         if (result != CUDA_SUCCESS)
             return result;
         context->primary = true;
-        context->references = 0;
     }
     context->references++;
     *out = context;
@@ -152,10 +159,14 @@ static CUresult primary_release(CUdevice dev, bool reset)
     CUresult result = nvs_sim_device(dev, &device);
     if (result != CUDA_SUCCESS)
         return result;
-    if (device->primary.magic != SIM_CONTEXT)
-        return reset ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-    if (reset || --device->primary.references == 0)
-        close_context(&device->primary);
+    sim_context *context = &device->primary;
+    uint32_t left = context->references;
+    if (!reset && left == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    left -= !reset;
+    if (context->magic == SIM_CONTEXT && (reset || left == 0))
+        close_context(context);
+    context->references = left;
     return CUDA_SUCCESS;
 }
 

@@ -60,6 +60,11 @@ static CUresult submit(sim_stream *stream, sim_copy *copy, enum waiting waiting)
     return result;
 }
 
+CUresult nvs_sim_copy_submit(sim_stream *stream, sim_copy *copy, bool host_waits, bool asynchronous)
+{
+    return submit(stream, copy, asynchronous ? AS_ASYNC : host_waits ? ALWAYS : NEVER);
+}
+
 static CUresult linear(CUstream handle, const void *target, const void *source, size_t bytes, enum waiting waiting)
 {
     sim_stream *stream;

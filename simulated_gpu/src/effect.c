@@ -6,6 +6,21 @@
 
 #define UNLOCKED_FROM (64u << 10)
 
+uint32_t nvs_sim_effects_unlocked;
+
+static void unlock(void)
+{
+    nvs_sim_effects_unlocked++;
+    pthread_mutex_unlock(&nvs_sim_lock);
+}
+
+static void lock(void)
+{
+    pthread_mutex_lock(&nvs_sim_lock);
+    if (--nvs_sim_effects_unlocked == 0)
+        pthread_cond_broadcast(&nvs_sim_done);
+}
+
 static size_t span(size_t width, size_t height, size_t depth, size_t pitch, size_t slice)
 {
     if (width == 0 || height == 0 || depth == 0)
@@ -21,13 +36,13 @@ static CUresult copy(const sim_copy *c)
     if (!nvs_sim_accessible((uintptr_t)c->target, to) || !nvs_sim_accessible((uintptr_t)c->source, from))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
-        pthread_mutex_unlock(&nvs_sim_lock);
+        unlock();
     for (size_t z = 0; z < c->depth; z++)
         for (size_t y = 0; y < c->height; y++)
             memmove(c->target + z * c->target_slice + y * c->target_pitch,
                     c->source + z * c->source_slice + y * c->source_pitch, c->width);
     if (unlocked)
-        pthread_mutex_lock(&nvs_sim_lock);
+        lock();
     return CUDA_SUCCESS;
 }
 
@@ -37,7 +52,7 @@ static CUresult fill(const sim_fill *f)
     if (!nvs_sim_accessible((uintptr_t)f->target, span(f->width * f->element, f->height, 1, f->pitch, 0)))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
-        pthread_mutex_unlock(&nvs_sim_lock);
+        unlock();
     for (size_t y = 0; y < f->height; y++) {
         char *row = f->target + y * f->pitch;
         if (f->element == 1)
@@ -47,7 +62,7 @@ static CUresult fill(const sim_fill *f)
                 memcpy(row + x * f->element, &f->value, f->element); /* little endian, as the card */
     }
     if (unlocked)
-        pthread_mutex_lock(&nvs_sim_lock);
+        lock();
     return CUDA_SUCCESS;
 }
 
@@ -65,7 +80,8 @@ CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_
     case OP_COPY:
         return copy(&work->u.copy);
     case OP_FILL:
-        nvs_sim_managed_prefetch((CUdeviceptr)(uintptr_t)work->u.fill.target, work->u.fill.pitch * (work->u.fill.height - 1) + work->u.fill.width * work->u.fill.element,
+        nvs_sim_managed_prefetch((CUdeviceptr)(uintptr_t)work->u.fill.target,
+                                 span(work->u.fill.width * work->u.fill.element, work->u.fill.height, 1, work->u.fill.pitch, 0),
                                  (int32_t)device->gpu);
         return fill(&work->u.fill);
     case OP_HOST:

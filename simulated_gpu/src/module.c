@@ -191,17 +191,25 @@ void nvs_sim_modules_unload(sim_context *context)
     }
 }
 
-CUresult nvs_sim_kernel_work(CUfunction handle, void **parameters, void **extra, sim_work *out)
+CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *out)
 {
+    const unsigned grid[3] = {launch->gridDimX, launch->gridDimY, launch->gridDimZ};
+    const unsigned block[3] = {launch->blockDimX, launch->blockDimY, launch->blockDimZ};
+    CUfunction handle = launch->func != NULL ? launch->func : (CUfunction)launch->kern;
     sim_function *function = (sim_function *)(void *)handle;
     if (function == NULL || function->magic != SIM_FUNCTION)
         return CUDA_ERROR_INVALID_HANDLE;
+    for (int i = 0; i < 3; i++)
+        if (grid[i] == 0 || block[i] == 0)
+            return CUDA_ERROR_INVALID_VALUE;
+    if ((uint64_t)block[0] * block[1] * block[2] > 1024 || grid[0] > 2147483647u || grid[1] > 65535 || grid[2] > 65535)
+        return CUDA_ERROR_INVALID_VALUE;
     uint64_t duration_ns = nvs_sim_settings.kernel_ns;
-    if (function->busy && parameters != NULL && parameters[0] != NULL)
-        memcpy(&duration_ns, parameters[0], sizeof duration_ns);
-    for (size_t i = 0; function->busy && extra != NULL && extra[i] != CU_LAUNCH_PARAM_END; i += 2)
-        if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER)
-            memcpy(&duration_ns, extra[i + 1], sizeof duration_ns);
-    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = duration_ns};
+    if (function->busy && launch->kernelParams != NULL && launch->kernelParams[0] != NULL)
+        memcpy(&duration_ns, launch->kernelParams[0], sizeof duration_ns);
+    for (size_t i = 0; function->busy && launch->extra != NULL && launch->extra[i] != CU_LAUNCH_PARAM_END; i += 2)
+        if (launch->extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER)
+            memcpy(&duration_ns, launch->extra[i + 1], sizeof duration_ns);
+    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = duration_ns, .u.kernel = *launch};
     return CUDA_SUCCESS;
 }

@@ -281,40 +281,36 @@ SIM_EXPORT CUresult CUDAAPI cuFuncLoad(CUfunction function)
 
 /* Launches. */
 
-static CUresult launch(CUstream handle, CUfunction function, const unsigned grid[3], const unsigned block[3], void **parameters,
-                       void **extra)
+static CUresult launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params)
 {
     sim_stream *stream;
     sim_work work;
     CUresult result = nvs_sim_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
-        result = nvs_sim_kernel_work(function, parameters, extra, &work);
-    if (result != CUDA_SUCCESS)
-        return result;
-    for (int i = 0; i < 3; i++)
-        if (grid[i] == 0 || block[i] == 0)
-            return CUDA_ERROR_INVALID_VALUE;
-    if ((uint64_t)block[0] * block[1] * block[2] > 1024 || grid[1] > 65535 || grid[2] > 65535)
-        return CUDA_ERROR_INVALID_VALUE;
-    return nvs_sim_submit(stream, &work);
+        result = nvs_sim_kernel_work(params, &work);
+    return result == CUDA_SUCCESS ? nvs_sim_submit(stream, &work) : result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
                                            unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
                                            unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
 {
-    const unsigned grid[3] = {gridDimX, gridDimY, gridDimZ}, block[3] = {blockDimX, blockDimY, blockDimZ};
+    const CUDA_KERNEL_NODE_PARAMS params = {.func = f, .gridDimX = gridDimX, .gridDimY = gridDimY, .gridDimZ = gridDimZ,
+                                            .blockDimX = blockDimX, .blockDimY = blockDimY, .blockDimZ = blockDimZ,
+                                            .sharedMemBytes = sharedMemBytes, .kernelParams = kernelParams, .extra = extra};
     NVS_SIM_ENTER();
-    return nvs_sim_return(launch(hStream, f, grid, block, kernelParams, extra));
+    return nvs_sim_return(launch(hStream, &params));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
 {
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(config != NULL, CUDA_ERROR_INVALID_VALUE);
-    const unsigned grid[3] = {config->gridDimX, config->gridDimY, config->gridDimZ};
-    const unsigned block[3] = {config->blockDimX, config->blockDimY, config->blockDimZ};
-    return nvs_sim_return(launch(config->hStream, f, grid, block, kernelParams, extra));
+    const CUDA_KERNEL_NODE_PARAMS params = {
+        .func = f, .gridDimX = config->gridDimX, .gridDimY = config->gridDimY, .gridDimZ = config->gridDimZ,
+        .blockDimX = config->blockDimX, .blockDimY = config->blockDimY, .blockDimZ = config->blockDimZ,
+        .sharedMemBytes = config->sharedMemBytes, .kernelParams = kernelParams, .extra = extra};
+    return nvs_sim_return(launch(config->hStream, &params));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
@@ -322,8 +318,37 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int
                                                       unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream,
                                                       void **kernelParams)
 {
-    const unsigned grid[3] = {gridDimX, gridDimY, gridDimZ}, block[3] = {blockDimX, blockDimY, blockDimZ};
+    const CUDA_KERNEL_NODE_PARAMS params = {.func = f, .gridDimX = gridDimX, .gridDimY = gridDimY, .gridDimZ = gridDimZ,
+                                            .blockDimX = blockDimX, .blockDimY = blockDimY, .blockDimZ = blockDimZ,
+                                            .sharedMemBytes = sharedMemBytes, .kernelParams = kernelParams};
     NVS_SIM_ENTER();
     NVS_SIM_CHECK((uint64_t)gridDimX * gridDimY * gridDimZ <= 16 * 32, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
-    return nvs_sim_return(launch(hStream, f, grid, block, kernelParams, NULL));
+    return nvs_sim_return(launch(hStream, &params));
+}
+
+/* The launches of CUDA 3, without parameters of their own. */
+
+static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream)
+{
+    const CUDA_KERNEL_NODE_PARAMS params = {.func = f, .gridDimX = (unsigned)width, .gridDimY = (unsigned)height, .gridDimZ = 1,
+                                            .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+    return launch(stream, &params);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunch(CUfunction f)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(launch_grid(f, 1, 1, NULL));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunchGrid(CUfunction f, int grid_width, int grid_height)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(launch_grid(f, grid_width, grid_height, NULL));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(launch_grid(f, grid_width, grid_height, hStream));
 }

@@ -1,2 +1,244 @@
+/* Stream-ordered allocation.
+ *
+ * Memory is there from the call on, which is earlier than the order of the stream demands, and goes when the stream reaches the
+ * free.  Nothing is kept for reuse: a pool is an account, its reserved memory is what is in use.
+ */
 #include "sim.h"
-void nvs_sim_pool_freed(const sim_allocation *allocation) {}
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct sim_pool {
+    uint32_t magic;
+    sim_device *device;
+    bool built_in;
+    uint64_t used, high, threshold;
+    int reuse[4]; /* the switches; remembered only */
+} sim_pool;
+
+static CUresult make_pool(sim_device *device, bool built_in, sim_pool **out)
+{
+    sim_pool *pool = calloc(1, sizeof *pool);
+    if (pool == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *pool = (sim_pool){.magic = SIM_POOL, .device = device, .built_in = built_in, .reuse = {1, 1, 1, 1}};
+    *out = pool;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pool_of(sim_device *device, sim_pool **out)
+{
+    CUresult result = CUDA_SUCCESS;
+    if (device->default_pool == NULL)
+        result = make_pool(device, true, &device->default_pool);
+    if (result == CUDA_SUCCESS && device->current_pool == NULL)
+        device->current_pool = device->default_pool;
+    *out = device->current_pool;
+    return result;
+}
+
+static CUresult find(CUmemoryPool handle, sim_pool **out)
+{
+    sim_pool *pool = (sim_pool *)(void *)handle;
+    if (pool == NULL || pool->magic != SIM_POOL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = pool;
+    return CUDA_SUCCESS;
+}
+
+void nvs_sim_pool_freed(const sim_allocation *allocation)
+{
+    sim_pool *pool = allocation->handle;
+    if (pool != NULL && pool->magic == SIM_POOL)
+        pool->used -= allocation->charged_bytes;
+}
+
+static CUresult allocate(CUdeviceptr *out, size_t bytes, sim_pool *pool, CUstream handle)
+{
+    sim_stream *stream;
+    CUresult result = out == NULL || bytes == 0 ? CUDA_ERROR_INVALID_VALUE : nvs_sim_stream(handle, &stream);
+    if (result == CUDA_SUCCESS && pool == NULL)
+        result = pool_of(stream->context->device, &pool);
+    if (result == CUDA_SUCCESS)
+        result = stream->context->error;
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_allocate(pool->device == stream->context->device ? stream->context : &pool->device->primary, bytes, MEM_POOL, 0, out);
+    if (result != CUDA_SUCCESS)
+        return result;
+    sim_allocation *allocation = nvs_sim_find((uintptr_t)*out);
+    allocation->handle = pool;
+    pool->used += allocation->charged_bytes;
+    if (pool->used > pool->high)
+        pool->high = pool->used;
+    if (stream->capture == NULL)
+        return CUDA_SUCCESS;
+    sim_work work = {.kind = OP_ALLOCATE, .u.pointer = *out};
+    result = nvs_sim_capture_add(stream, &work);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_release((uintptr_t)*out);
+    return result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(allocate(dptr, bytesize, NULL, hStream));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
+{
+    sim_pool *found;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(pool, &found));
+    NVS_SIM_CHECK(found->device->primary.magic == SIM_CONTEXT || nvs_sim_current() != NULL, CUDA_ERROR_INVALID_CONTEXT);
+    return nvs_sim_return(allocate(dptr, bytesize, found, hStream));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
+{
+    sim_stream *stream;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    if (dptr == 0)
+        return nvs_sim_return(CUDA_SUCCESS);
+    sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
+    NVS_SIM_CHECK(allocation != NULL && allocation->base == (uintptr_t)dptr, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE || allocation->kind == MEM_MANAGED, CUDA_ERROR_INVALID_VALUE);
+    sim_work work = {.kind = OP_FREE, .u.pointer = dptr};
+    return nvs_sim_return(nvs_sim_submit(stream, &work));
+}
+
+/* Pools. */
+
+SIM_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
+{
+    sim_device *device;
+    sim_pool *made;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pool != NULL && poolProps != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(poolProps->location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_NOT_SUPPORTED);
+    NVS_SIM_TRY(nvs_sim_device(poolProps->location.id, &device));
+    NVS_SIM_TRY(make_pool(device, false, &made));
+    *pool = (CUmemoryPool)(void *)made;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
+{
+    sim_pool *found;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(pool, &found));
+    NVS_SIM_CHECK(!found->built_in, CUDA_ERROR_INVALID_VALUE);
+    if (found->device->current_pool == found)
+        found->device->current_pool = found->device->default_pool;
+    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* what is still allocated lives on, without a pool */
+        if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
+            nvs_sim_allocation_at(i)->handle = NULL;
+    found->magic = 0;
+    free(found);
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
+{
+    sim_pool *found;
+    NVS_SIM_ENTER();
+    return nvs_sim_return(find(pool, &found)); /* nothing is kept */
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    sim_pool *found;
+    uint64_t number;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(find(pool, &found));
+    switch (attr) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+        memcpy(value, &found->reuse[attr], sizeof found->reuse[attr]);
+        return nvs_sim_return(CUDA_SUCCESS);
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number = found->threshold; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number = found->used; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = found->high; break;
+    default: return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
+    }
+    memcpy(value, &number, sizeof number);
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    sim_pool *found;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(find(pool, &found));
+    switch (attr) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: memcpy(&found->reuse[attr], value, sizeof found->reuse[attr]); break;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: memcpy(&found->threshold, value, sizeof found->threshold); break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: found->high = found->used; break; /* only 0 may be set: start again */
+    default: return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
+    }
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
+{
+    sim_pool *found;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(map != NULL || count == 0, CUDA_ERROR_INVALID_VALUE);
+    return nvs_sim_return(find(pool, &found));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
+{
+    sim_pool *found;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(flags != NULL && location != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(find(memPool, &found));
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
+{
+    sim_device *device;
+    sim_pool *pool;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pool_out != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    NVS_SIM_TRY(pool_of(device, &pool));
+    *pool_out = (CUmemoryPool)(void *)device->default_pool;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
+{
+    sim_device *device;
+    sim_pool *found;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pool != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    NVS_SIM_TRY(pool_of(device, &found));
+    *pool = (CUmemoryPool)(void *)found;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
+{
+    sim_device *device;
+    sim_pool *found, *current;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    NVS_SIM_TRY(find(pool, &found));
+    NVS_SIM_TRY(pool_of(device, &current));
+    NVS_SIM_CHECK(found->device == device, CUDA_ERROR_INVALID_VALUE);
+    device->current_pool = found;
+    return nvs_sim_return(CUDA_SUCCESS);
+}

@@ -89,6 +89,7 @@ typedef struct sim_work { /* what is to be done: part of a queued operation or o
             CUstream stream;
             void *data;
         } host;
+        CUDA_KERNEL_NODE_PARAMS kernel; /* kernelParams and extra are good only during the launch call */
         sim_fence *fence; /* one reference is owned */
         struct {
             CUdeviceptr pointer;
@@ -263,6 +264,7 @@ void nvs_sim_stream_wait(sim_stream *stream);
 bool nvs_sim_stream_idle(sim_stream *stream);
 CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_ns); /* effect.c: the lock may be dropped */
 void nvs_sim_discard(sim_work *work); /* frees what it owns */
+extern uint32_t nvs_sim_effects_unlocked; /* copies and fills that are at it without the lock */
 
 /* event.c */
 sim_fence *nvs_sim_fence_new(void);
@@ -271,6 +273,10 @@ void nvs_sim_event_reset(sim_event *event);
 
 /* copy.c */
 uint64_t nvs_sim_copy_ns(uint64_t bytes);
+
+/* copy_shapes.c */
+CUresult nvs_sim_copy_submit(sim_stream *stream, sim_copy *copy, bool host_waits, bool asynchronous);
+void nvs_sim_copy_describe(const sim_copy *copy, CUDA_MEMCPY3D *out);
 
 /* memory.c */
 enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED };
@@ -337,7 +343,7 @@ void nvs_sim_globals_free(sim_module *module);
 CUresult nvs_sim_read_file(const char *path, char **out);
 void nvs_sim_modules_unload(sim_context *context);
 CUresult nvs_sim_module_from_image(const void *image, struct sim_module **out);
-CUresult nvs_sim_kernel_work(CUfunction function, void **parameters, void **extra, sim_work *out);
+CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *out);
 
 /* capture.c */
 CUresult nvs_sim_capture_unsafe(void);              /* a call that is not allowed while a capture is under way */
@@ -346,6 +352,7 @@ CUresult nvs_sim_capture_implicit(sim_stream *stream); /* submitting to it: does
 CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external);
 CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external, bool *handled);
 CUresult nvs_sim_capture_add(sim_stream *stream, const sim_work *work);
+CUresult nvs_sim_capture_graph(sim_stream *stream, const sim_graph *child);
 bool nvs_sim_capture_context(sim_context *context); /* a stream of it is capturing; then those captures are invalid */
 
 #define NVS_SIM_ENTER_RAW()                                                                      \

@@ -89,6 +89,8 @@ static void complete(sim_stream *stream, sim_op *op)
         nvs_sim_execute(stream, &op->work, op->end_ns);
     if (result != CUDA_SUCCESS)
         stream->context->error = result;
+    if (op->work.kind == OP_HOST || op->work.kind == OP_CALLBACK)
+        op->end_ns = nvs_sim_now_ns(); /* took what it took: what is behind it begins now */
     if (kind != 0)
         nvs_sim_trace(device->gpu, stream->id, kind, op->start_ns, op->end_ns, op->work.bytes);
     stream->last_end_ns = op->end_ns;

@@ -29,7 +29,9 @@ def test_hand_over_is_what_lies_beyond_the_drain() -> None:
     """From revoke to the first call, without the drain: anything else flatters or blames the wrong part."""
     samples = evaluate(EVENTS, {"b": [(500, 1_600)], "a": [(0, 160), (2_000, 3_500)]})
     assert samples.first_call_ns == [1_600 - 1_000 - 300, 3_500 - 3_000 - 250]
-    assert samples.gate_open_ns == [1_560 - 1_000 - 300]
+    assert samples.release_ns == [1_500 - 1_000 - 300, 3_400 - 3_000 - 250]
+    assert samples.grant_ns == [10, 10]
+    assert samples.open_ns == [1_560 - 1_510]
     assert samples.drain_ns == [300, 250]
 
 

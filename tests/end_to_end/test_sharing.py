@@ -93,6 +93,16 @@ def test_pause_and_resume(node: Node, saturate: Path) -> None:
     assert overlaps(node.trace()) == []
 
 
+def test_idle_holder_gives_the_lease_back_early(node: Node, saturate: Path) -> None:
+    """A program that computes a little and then thinks must not keep the others out until its quantum ends."""
+    node.start_coordinator("--quantum=60s")
+    thinker = node.run([*BUSY, "--seconds=30", "--burst=4", "--gap-every=1", "--gap-ms=300"], "--name=thinker")
+    node.await_work(thinker.pid)
+    assert finish(node.run([str(saturate), "0.3", "200000", "4"], "--name=worker"), 20)["launches"] > 0
+    assert thinker.poll() is None
+    assert node.control("status")["gpus"][0]["idle_releases"] > 0
+
+
 def holders(node: Node) -> set[str]:
     """Names of those who hold the lease of the first GPU."""
     status = node.control("status")

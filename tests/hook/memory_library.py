@@ -41,7 +41,16 @@ def compile_c(target: Path, *sources: Path, options: tuple[str, ...] = ()) -> Pa
 def memory_sources() -> list[Path]:
     """What makes up the library: the hook's own files and the stand-ins."""
     hook = [ROOT / "client_hook" / "src" / f"{name}.c" for name in SOURCES]
-    return [ROOT / "tests" / "hook" / "c" / "memory_fake.c", *hook]
+    return [*(ROOT / "tests" / "hook" / "c" / name for name in ("memory_fake.c", "memory_stand_in.c")), *hook]
+
+
+def compile_library(target: Path) -> Path:
+    """A shared object for `Memory`.
+
+    Its thread-local variables must not take of the little that a process has for libraries loaded late, because
+    tests load many copies.
+    """
+    return compile_c(target, *memory_sources(), options=("-fPIC", "-shared", "-Dtls_model(model)="))
 
 
 class Usage(ctypes.Structure):
@@ -61,7 +70,7 @@ class Prefetch(ctypes.Structure):
 
 
 class Property(ctypes.Structure):
-    """The head of CUmemAllocationProp, and room for the rest."""
+    """The head of CUmemAllocationProp and of CUmemPoolProps, and room for the rest."""
 
     _fields_ = [
         ("type", ctypes.c_int),
@@ -120,15 +129,25 @@ class Memory:
         )
         return result, out.value, pitch.value
 
-    def alloc_async(self, size: int) -> tuple[int, int]:
+    def alloc_async(self, size: int, stream: int = 0) -> tuple[int, int]:
         out = ctypes.c_uint64()
-        return self.c.cuMemAllocAsync(ctypes.byref(out), ctypes.c_size_t(size), None), out.value
+        return self.c.cuMemAllocAsync(ctypes.byref(out), ctypes.c_size_t(size), ctypes.c_void_p(stream)), out.value
+
+    def pool(self, *, handle_types: int = 0, location_type: int = 1) -> int:
+        out, props = ctypes.c_uint64(), Property(type=1, handle_types=handle_types, location_type=location_type)
+        assert self.c.cuMemPoolCreate(ctypes.byref(out), ctypes.byref(props)) == 0
+        return out.value
+
+    def alloc_from(self, pool: int, size: int) -> tuple[int, int]:
+        out = ctypes.c_uint64()
+        function = self.c.cuMemAllocFromPoolAsync
+        return function(ctypes.byref(out), ctypes.c_size_t(size), ctypes.c_uint64(pool), None), out.value
 
     def free(self, pointer: int) -> int:
         return int(self.c.cuMemFree_v2(ctypes.c_uint64(pointer)))
 
-    def free_async(self, pointer: int) -> int:
-        return int(self.c.cuMemFreeAsync(ctypes.c_uint64(pointer), None))
+    def free_async(self, pointer: int, stream: int = 0) -> int:
+        return int(self.c.cuMemFreeAsync(ctypes.c_uint64(pointer), ctypes.c_void_p(stream)))
 
     def reap(self) -> bool:
         return bool(self.c.nvs_memory_reap(0, ctypes.c_bool(False)) & 0xFF)

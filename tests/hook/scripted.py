@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from coordinator import wire
 
@@ -50,6 +51,7 @@ class ScriptedCoordinator:
     def _bind(self) -> None:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(f"ipc://{self.path}")
 
     def __enter__(self) -> Self:
@@ -60,7 +62,13 @@ class ScriptedCoordinator:
 
     def stop(self) -> None:
         """As if the coordinator died."""
+        self._socket.disable_monitor()
         self._socket.close(linger=0)
+
+    def disconnected(self) -> None:
+        """Waits until a client's connection ends."""
+        assert self._monitor.poll(int(BOUND_S * 1000)), "no connection ended"
+        recv_monitor_message(self._monitor)
 
     def restart(self) -> None:
         """As if it came back, knowing nothing."""
@@ -186,6 +194,12 @@ class ScriptedClient:
         """One command and its answer."""
         self.tell(command)
         return self.answer()
+
+    def error_line(self) -> str:
+        """The next line on stderr; waits for it."""
+        assert self.process.stderr is not None
+        ready, _, _ = select.select([self.process.stderr], [], [], BOUND_S)
+        return os.read(self.process.stderr.fileno(), 4096).decode() if ready else ""
 
     def ended(self) -> tuple[int, str]:
         """Waits for the end: exit code and what it wrote to stderr."""

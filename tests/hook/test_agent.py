@@ -2,67 +2,36 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from coordinator import wire
-from tests.hook.scripted import ScriptedClient, ScriptedCoordinator, libzmq_path
+from tests.hook.conftest import StartClient
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-
-
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory, built: Any) -> Path:
-    out = tmp_path_factory.mktemp("agent") / "client"
-    include = subprocess.check_output(["python", str(ROOT / "client_hook/find_cuda_header.py")], text=True).strip()
-    subprocess.run(
-        [
-            *("gcc", "-std=gnu11", "-O1", "-Wall", "-Wno-format-security", "-Werror", "-isystem", include),
-            *("-I", str(ROOT / "client_hook/src"), str(HERE / "c/agent_client.c"), "-o", str(out)),
-            *(str(built.sim_dir / "libcuda.so.1"), "-ldl", "-lpthread"),
-        ],
-        check=True,
-    )
-    return out
+MS = 1_000_000
+SHORT_S = 0.2
+"""How long a test looks that something does not happen."""
 
 
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[ScriptedCoordinator]:
-    with ScriptedCoordinator(tmp_path / "hooks.sock") as scripted:
-        yield scripted
-
-
-@pytest.fixture
-def environment(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str, str]:
-    return {
-        **sim_env,
-        "LD_PRELOAD": str(built.hook),
-        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
-        "NVSHARE_LIBZMQ": libzmq_path(),
-        "NVSHARE_MEMORY": "device",
-        "NVSHARE_NAME": "scripted",
-    }
-
-
-@pytest.fixture
-def client(program: Path, environment: dict[str, str]) -> Iterator[ScriptedClient]:
-    with ScriptedClient(program, environment) as scripted:
-        yield scripted
+def hold(
+    coordinator: ScriptedCoordinator, client: ScriptedClient, lease_id: int = 7, waiters: int = 0, **more: int
+) -> None:
+    """The client holds a lease and has submitted one short kernel."""
+    client.tell("launch 1000")
+    coordinator.welcome(**more)  # type: ignore[arg-type]
+    coordinator.grant(lease_id, waiters)
+    assert client.answer() == "launched"
 
 
 def test_waits_for_the_grant_and_releases_on_revoke(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: work reaches the driver without a lease, or a revoked lease is not given back."""
     client.tell("launch 1000")
     attach = coordinator.welcome()
-    assert attach.wanted
-    assert attach.lease_id == 0
+    assert (attach.wanted, attach.lease_id) == (True, 0)
     assert attach.uuid.startswith("GPU-")
-    assert client.answer(0.2) == ""
+    assert client.answer(SHORT_S) == ""
     coordinator.grant(7)
     assert client.answer() == "launched"
     release = coordinator.revoke(7)
@@ -72,3 +41,252 @@ def test_waits_for_the_grant_and_releases_on_revoke(coordinator: ScriptedCoordin
     assert coordinator.expect(wire.Request).gpu == 0
     coordinator.grant(8)
     assert client.answer() == "launched"
+
+
+def test_hello_says_who(coordinator: ScriptedCoordinator, start: StartClient) -> None:
+    """Broken: the environment of a client does not reach the coordinator."""
+    client = start(NVSHARE_PRIORITY="-3", NVSHARE_NAME="é" * 40, NVSHARE_MEMORY_LIMIT="1.5GiB")
+    client.tell("launch 1000")
+    hello = coordinator.expect(wire.Hello)
+    assert (hello.protocol, hello.process_id) == (wire.PROTOCOL_VERSION, client.process.pid)
+    assert (hello.priority, hello.memory_limit_bytes) == (-3, 3 << 29)
+    assert (hello.name, hello.program) == ("é" * 31, "client")
+
+
+def test_bad_environment_is_said_and_ignored(coordinator: ScriptedCoordinator, start: StartClient) -> None:
+    """Broken: a typing mistake in a variable stops a program, or is swallowed."""
+    client = start(NVSHARE_PRIORITY="high", NVSHARE_MEMORY_LIMIT="lots", NVSHARE_ON_LOSS="maybe", NVSHARE_MEMORY="disk")
+    client.tell("launch 1000")
+    hello = coordinator.expect(wire.Hello)
+    assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, wire.MemoryMode.MANAGED)
+    client.process.kill()
+    _, errors = client.ended()
+    for variable in ("NVSHARE_PRIORITY", "NVSHARE_MEMORY_LIMIT", "NVSHARE_ON_LOSS", "NVSHARE_MEMORY=disk"):
+        assert errors.count(variable) == 1
+
+
+def test_nothing_happens_without_cuda(client: ScriptedClient) -> None:
+    """Broken: every process that carries the hook gets threads."""
+    assert client.do("threads") == "threads 1"
+
+
+@pytest.mark.parametrize("changes", [{"NVSHARE_SOCKET": None}, {"NVSHARE_DISABLE": "1"}], ids=["unset", "disabled"])
+def test_inert(start: StartClient, changes: dict[str, str | None]) -> None:
+    """Broken: a program that nobody opted in is stopped."""
+    client = start(**changes)
+    assert client.do("launch 1000") == "launched"
+    assert client.do("state").startswith("state 0 0 0 0")
+
+
+def test_without_libzmq_the_program_runs(start: StartClient) -> None:
+    """Broken: a wrong path stops the program, or nobody is told."""
+    client = start(NVSHARE_LIBZMQ="/nowhere/libzmq.so")
+    assert client.do("launch 1000") == "launched"
+    client.tell("exit")
+    code, errors = client.ended()
+    assert code == 0
+    assert "cannot load libzmq" in errors
+
+
+def test_idle_holder_releases_for_others(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: an idle program keeps a GPU that others wait for."""
+    hold(coordinator, client, waiters=1, idle_release_ns=2 * MS)
+    release = coordinator.expect(wire.Release)
+    assert (release.lease_id, release.drained, release.reason) == (7, True, wire.ReleaseReason.IDLE)
+
+
+def test_idle_holder_keeps_the_lease_alone(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a program that is alone pays for leases."""
+    hold(coordinator, client, idle_release_ns=2 * MS)
+    assert client.answer(SHORT_S) == ""
+    coordinator.nothing(wire.Release)
+    coordinator.send(wire.Waiters(0, 7, 1))
+    assert coordinator.expect(wire.Release).reason == wire.ReleaseReason.IDLE
+
+
+def test_long_kernel_is_not_idle(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a lease is given back while the GPU computes."""
+    hold(coordinator, client, idle_release_ns=2 * MS)
+    assert client.do(f"launch {300 * MS}") == "launched"
+    coordinator.send(wire.Waiters(0, 7, 1))
+    release = coordinator.expect(wire.Release)
+    assert release.submissions == 2
+    assert release.drained
+    client.tell("sync")
+    assert client.answer() == "synchronised"
+
+
+def test_yield(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: nvshare_yield does nothing, or gives a lease back that nobody wants."""
+    hold(coordinator, client)
+    assert client.do("yield") == "yielded"
+    assert client.answer(SHORT_S) == ""
+    coordinator.nothing(wire.Release)
+    coordinator.send(wire.Waiters(0, 7, 1))
+    while not client.do("state").startswith("state 2 7 1"):
+        pass
+    assert client.do("yield") == "yielded"
+    assert coordinator.expect(wire.Release).reason == wire.ReleaseReason.IDLE
+
+
+def test_drain_passes_its_deadline(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a hung kernel hangs everybody else."""
+    hold(coordinator, client)
+    assert client.do(f"launch {30_000 * MS}") == "launched"
+    release = coordinator.revoke(7, deadline_ns=20 * MS)
+    assert not release.drained
+    assert release.drain_ns >= 20 * MS
+
+
+def test_many_threads_wait(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: some of the threads that wait are not woken."""
+    for _ in range(20):
+        assert client.do("background 1000") == "begun"
+    coordinator.welcome()
+    coordinator.grant(3)
+    assert [client.answer() for _ in range(20)] == ["background launched"] * 20
+    coordinator.revoke(3)
+    assert client.do("background 1000") == "begun"
+    coordinator.expect(wire.Request)
+    coordinator.grant(4)
+    assert client.answer() == "background launched"
+
+
+def test_waiting_thread_makes_the_release_a_request(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a thread that came to the gate during the drain is forgotten."""
+    hold(coordinator, client)
+    assert client.do(f"launch {200 * MS}") == "launched"
+    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10_000 * MS))
+    while not client.do("state").startswith("state 3"):
+        pass
+    assert client.do("background 1000") == "begun"
+    while client.do("state").split()[4] != "1":
+        pass
+    assert coordinator.expect(wire.Release).wanted
+    coordinator.nothing(wire.Request)
+    coordinator.grant(8)
+    assert client.answer() == "background launched"
+
+
+def test_paced_work_and_captures(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: pacing loses work, deadlocks, or breaks a stream capture."""
+    hold(coordinator, client, pacing_budget_ns=2 * MS)
+    assert client.do("count 3000 10000") == "counted"
+    assert client.do("captured 50 10000") == "captured 0"
+    assert client.do("count 500 1000000") == "counted"
+    release = coordinator.revoke(7)
+    assert release.drained
+    assert release.submissions > 3000 + 500
+    client.tell("captured 50 10000")
+    coordinator.expect(wire.Request)
+    coordinator.grant(8)
+    assert client.answer() == "captured 0"
+
+
+def test_memory_is_reported_before_the_release(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: the coordinator plans with figures from before the last allocation."""
+    hold(coordinator, client)
+    assert client.do(f"alloc {64 << 20}") == "allocated"
+    coordinator.revoke(7)
+    reports = [m for m in coordinator.received if isinstance(m, wire.MemoryReport)]
+    assert reports[-1].allocated_bytes == 64 << 20
+    assert reports[-1].resident_bytes == 64 << 20
+
+
+def test_reservation(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: memory is handed out that the coordinator refused, or refused that it admitted."""
+    hold(coordinator, client, reserve=True)
+    client.tell(f"alloc {64 << 20}")
+    ask = coordinator.expect(wire.ReserveMemory)
+    assert ask.bytes >= 64 << 20
+    coordinator.send(wire.MemoryReserved(0, ask.sequence, ask.bytes))
+    assert client.answer() == "allocated"
+    client.tell(f"alloc {512 << 20}")
+    ask = coordinator.expect(wire.ReserveMemory)
+    coordinator.send(wire.MemoryReserved(0, ask.sequence, 64 << 20))
+    assert client.answer() == "refused 2"
+
+
+def test_orders_to_move_memory(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: an order is never finished, or memory moves under a program that computes."""
+    hold(coordinator, client)
+    coordinator.send(wire.Evict(0, 11, 1 << 20))
+    refused = coordinator.expect(wire.MoveProgress)
+    assert (refused.order_id, refused.finished, refused.moved_bytes, refused.error) == (11, True, 0, 800)
+    coordinator.revoke(7)
+    for order, number in ((wire.Evict(0, 12, 1 << 20), 12), (wire.Restore(0, 13, 1 << 20), 13)):
+        coordinator.send(order)
+        done = coordinator.expect(wire.MoveProgress)
+        assert (done.order_id, done.finished, done.error) == (number, True, 0)
+
+
+def test_exit_of_a_holder(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a program that ends in order looks like one that died, or leaves before its work is done."""
+    hold(coordinator, client)
+    client.tell("exit")
+    coordinator.expect(wire.Goodbye)
+    assert client.ended()[0] == 0
+
+
+def test_exit_while_threads_wait(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: exit() hangs because a thread waits for a lease."""
+    assert client.do("background 1000") == "begun"
+    coordinator.welcome()
+    client.tell("exit")
+    assert client.ended()[0] == 0
+    coordinator.expect(wire.Goodbye)
+
+
+def test_exit_without_a_coordinator(client: ScriptedClient) -> None:
+    """Broken: exit() hangs because nobody answers."""
+    assert client.do("background 1000") == "begun"
+    client.tell("exit")
+    assert client.ended()[0] == 0
+
+
+def test_gpu_that_is_not_shared(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a GPU that the coordinator does not know cannot be used at all."""
+    client.tell("launch 1000")
+    coordinator.expect(wire.AttachGpu)
+    coordinator.send(wire.Rejected(wire.Rejection.UNKNOWN_GPU, False, "no such GPU here"))
+    assert client.answer() == "launched"
+    client.tell("exit")
+    code, errors = client.ended()
+    assert code == 0
+    assert "no such GPU here" in errors
+
+
+def test_refused_for_good(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a program that is refused does not learn why."""
+    client.tell("launch 1000")
+    coordinator.expect(wire.Hello)
+    coordinator.send(wire.Rejected(wire.Rejection.PROTOCOL_VERSION, True, "install the same version"))
+    coordinator.disconnected()
+    assert client.answer(SHORT_S) == ""
+    client.process.kill()
+    assert "install the same version" in client.ended()[1]
+
+
+def test_path_of_the_socket_is_too_long(start: StartClient, tmp_path: Path) -> None:
+    """Broken: a path that cannot be used is taken for another one."""
+    client = start(NVSHARE_SOCKET=str(tmp_path / ("x" * 200)))
+    assert client.do("launch 1000") == "launched"
+    client.tell("exit")
+    assert "NVSHARE_SOCKET is longer" in client.ended()[1]
+
+
+def test_two_gpus(coordinator: ScriptedCoordinator, start: StartClient) -> None:
+    """Broken: the leases of a process's GPUs are mixed up, or a long drain on one holds up the other."""
+    client = start(NVSHARE_SIMULATE="2x1GiB")
+    hold(coordinator, client)
+    assert client.do(f"launch {20_000 * MS}") == "launched"
+    assert client.do("gpu 1") == "gpu"
+    assert client.do("background 1000") == "begun"
+    attach = coordinator.expect(wire.AttachGpu)
+    assert (attach.gpu, attach.wanted) == (1, True)
+    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10_000 * MS))
+    coordinator.send(wire.Grant(gpu=1, lease_id=3, quantum_ns=100 * MS, waiters=0))
+    assert client.answer() == "background launched"
+    coordinator.send(wire.Revoke(gpu=1, lease_id=3, drain_deadline_ns=10_000 * MS))
+    release = coordinator.expect(wire.Release)
+    assert (release.gpu, release.lease_id, release.drained) == (1, 3, True)

@@ -46,10 +46,12 @@ class Programs:
     linked: Path
     hook: Path
 
-    def run(self, program: Path, *arguments: str, preload: bool = True, gpus: int = 1) -> str:
+    def run(
+        self, program: Path, *arguments: str, preload: bool = True, gpus: int = 1, driver: Path | None = None
+    ) -> str:
         """What a program under the hook says, all of it."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_")}
-        environment |= {"LD_LIBRARY_PATH": str(self.directory), "INTERCEPT_GPUS": str(gpus)}
+        environment |= {"LD_LIBRARY_PATH": str(driver or self.directory), "INTERCEPT_GPUS": str(gpus)}
         if preload:
             environment["LD_PRELOAD"] = str(self.hook)
         done = subprocess.run(
@@ -60,14 +62,19 @@ class Programs:
         return done.stdout
 
 
+def compile_driver(directory: Path, *more: str) -> Path:
+    """libcuda.so.1 in this directory."""
+    flags = ("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic-functions", "-Wl,-soname,libcuda.so.1")
+    return compile_c(directory / "libcuda.so.1", str(PROGRAMS / "intercept_driver.c"), *flags, *more)
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Programs:
     """The driver that says what was reached, and programs that look at it."""
     directory = tmp_path_factory.mktemp("interception")
     header = next(d for d in candidates() if (d / "cuda.h").is_file()) / "cuda.h"
     version = re.findall(r"#define CUDA_VERSION (\d+)", header.read_text(encoding="utf-8"))[0]
-    shared = ("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic-functions", "-Wl,-soname,libcuda.so.1")
-    driver = compile_c(directory / "libcuda.so.1", str(PROGRAMS / "intercept_driver.c"), *shared)
+    driver = compile_driver(directory)
     return Programs(
         directory,
         compile_c(directory / "look", str(PROGRAMS / "intercept_program.c"), f"-DCUDA_VERSION={version}"),
@@ -99,6 +106,29 @@ def test_the_gate_of_the_right_gpu(programs: Programs) -> None:
     wrong, checks = complaints(programs.run(programs.look, "several_gpus", gpus=4))
     assert wrong == []
     assert checks > 50
+
+
+def test_a_driver_that_hides_functions(programs: Programs, tmp_path: Path) -> None:
+    """What a driver lacks would be there with the hook; what it gives by version alone would slip past it."""
+    script = tmp_path / "map"
+    script.write_text("{ global: *; local: cuLaunchKernelEx; cuMemsetD8Async; };", encoding="utf-8")
+    compile_driver(tmp_path, f"-Wl,--version-script={script}")
+    wrong, checks = complaints(programs.run(programs.look, "unexported", driver=tmp_path))
+    assert wrong == []
+    assert checks > 10
+
+
+def test_contexts_streams_and_captures(tmp_path: Path) -> None:
+    """A drain would miss a context or stream, ask the driver about one that is gone, or spoil a capture."""
+    include = next(d for d in candidates() if (d / "cuda.h").is_file())
+    sources = [str(PROGRAMS / "intercept_context.c"), str(SOURCE / "context.c"), str(SOURCE / "hook_context.c")]
+    sanitize = ("-fsanitize=thread", "-Wno-tsan", "-Wno-unused-parameter")
+    program = compile_c(tmp_path / "context", *sources, *sanitize, "-isystem", str(include))
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
+    wrong, checks = complaints(done.stdout)
+    assert wrong == []
+    assert (done.returncode, done.stderr) == (0, "")
+    assert checks > 30
 
 
 def test_without_a_driver(programs: Programs) -> None:

@@ -232,6 +232,17 @@ def test_claim_while_draining(held: Lease) -> None:
     assert held.on(On.DRAINED) == Do.RELEASE
 
 
+def test_refused_claim_does_not_bind_the_numbering(held: Lease) -> None:
+    """Broken: a coordinator that lost its journal and counts from one again can never grant to a former holder."""
+    held.on(On.DISCONNECTED)
+    held.on(On.CONNECTED)
+    assert held.on(On.REVOKE, lease_id=5) == Do.CLOSE
+    assert held.on(On.DRAINED, flag=True) == Do.RELEASE
+    assert held.on(On.GRANT, lease_id=5) == Do.NOTHING
+    assert held.on(On.GRANT, lease_id=2) == Do.OPEN
+    assert held.on(On.GRANT, lease_id=1) == Do.NOTHING
+
+
 def test_run_on_loss(library: ctypes.CDLL) -> None:
     """Broken: NVSHARE_ON_LOSS=run does not run, runs too early, or goes on beside a coordinator that is back."""
     lease = Lease(library, run_on_loss=True)
@@ -345,9 +356,9 @@ class Model:
             kind = [On.GRANT, On.REVOKE, On.WAITERS][number % 3]
             stale = self.newest - 1 - number % 2
             if stale > 0 and stale != held:
-                before = [lease.get(name) for name in FIELDS]
+                everything = [lease.get(name) for name in FIELDS]
                 assert lease.on(kind, lease_id=stale, number=number) == Do.NOTHING, "a stale message had an effect"
-                assert before == [lease.get(name) for name in FIELDS]
+                assert everything == [lease.get(name) for name in FIELDS]
         elif action == 6:
             self.told(lease.on(On.WAITERS, lease_id=held, number=number % 3))
         elif action == 7:
@@ -366,7 +377,7 @@ class Model:
             self.told(lease.on(On.YIELD))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500, deadline=None, derandomize=True)
 @given(
     st.booleans(),
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 5000), st.booleans()), min_size=5, max_size=80),
@@ -379,7 +390,7 @@ def test_always(library: ctypes.CDLL, run_on_loss: bool, steps: list[tuple[int, 
         model.check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(list(On)), st.integers(0, 6), st.integers(0, 5), st.booleans()), max_size=60))
 def test_any_messages(library: ctypes.CDLL, steps: list[tuple[On, int, int, bool]]) -> None:
     """Broken: messages in an order that no coordinator would send crash it or leave the gate open without a lease."""

@@ -24,8 +24,7 @@ from tests.hook.memory_library import (
     MIB,
     OUT_OF_MEMORY,
     Memory,
-    compile_c,
-    memory_sources,
+    compile_library,
 )
 
 _numbers = itertools.count()
@@ -35,8 +34,7 @@ REFUSED, UNAVAILABLE = 2, 3
 @pytest.fixture(scope="session")
 def memory_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library, compiled once."""
-    target = tmp_path_factory.mktemp("memory") / "memory.so"
-    return compile_c(target, *memory_sources(), options=("-fPIC", "-shared"))
+    return compile_library(tmp_path_factory.mktemp("memory") / "memory.so")
 
 
 @pytest.fixture
@@ -163,6 +161,43 @@ def test_stream_ordered_free_waits_for_its_stream(fresh: Callable[[int], Memory]
     exact(memory)
 
 
+def test_a_stream_has_its_own_freed_memory_again_at_once(fresh: Callable[[int], Memory]) -> None:
+    """Broken: each step of a loop waits for the driver, or one stream gets memory that another still uses."""
+    memory = fresh(MANAGED)
+    memory.limits(limit=2 * MIB)
+    memory.c.fake_set_events_done(False)
+    result, pointer = memory.alloc_async(2 * MIB, stream=16)
+    assert result == 0
+    assert memory.free_async(pointer, stream=16) == 0
+    assert memory.alloc_async(2 * MIB, stream=32)[0] == OUT_OF_MEMORY, "another stream is in no order with it"
+    assert memory.alloc_async(2 * MIB, stream=16) == (0, pointer)
+    exact(memory)
+    assert memory.free_async(pointer, stream=32) == 0
+    assert memory.free_async(pointer, stream=32) == INVALID_VALUE
+    assert memory.alloc_async(2 * MIB, stream=16)[0] == OUT_OF_MEMORY
+    memory.c.fake_set_events_done(True)
+    assert memory.alloc_async(MIB, stream=16)[0] == 0
+    exact(memory)
+
+
+def test_freed_memory_is_not_hoarded(fresh: Callable[[int], Memory]) -> None:
+    """Broken: what was freed in stream order stays with a client that never needs it again."""
+    memory = fresh(MANAGED)
+    pointers = [memory.alloc_async(10 * MIB)[1] for _ in range(10)]
+    for pointer in pointers:
+        assert memory.free_async(pointer) == 0
+    assert memory.held() == 100 * MIB
+    assert memory.alloc(MIB)[0] == 0
+    assert memory.held() == MIB
+    exact(memory)
+    result, pointer = memory.alloc_async(10 * MIB)
+    assert result == 0
+    assert memory.free_async(pointer) == 0
+    assert memory.move(True, 5 * MIB) == (0, 10 * MIB)
+    assert memory.held() == memory.usage().resident == MIB, "who must make room gives up first what nobody uses"
+    exact(memory)
+
+
 def test_memory_of_a_graph_is_counted_and_pinned(fresh: Callable[[int], Memory]) -> None:
     """Broken: an allocation inside a capture is replaced by one that the graph does not own."""
     memory = fresh(MANAGED)
@@ -173,6 +208,28 @@ def test_memory_of_a_graph_is_counted_and_pinned(fresh: Callable[[int], Memory])
     assert memory.free_async(pointer) == 0
     assert memory.usage().allocated == memory.held() == 0
     memory.c.fake_set_capturing(False)
+
+
+def test_shared_and_host_pools_stay_the_drivers(fresh: Callable[[int], Memory]) -> None:
+    """Broken: memory from a pool that other processes open is replaced by memory that they cannot open, or host memory
+    is charged to the GPU."""
+    memory = fresh(MANAGED)
+    plain, shared, host = memory.pool(), memory.pool(handle_types=1), memory.pool(location_type=2)
+    assert memory.alloc_from(plain, MIB)[0] == 0
+    assert (memory.usage().allocated, memory.usage().pinned) == (MIB, 0)
+    result, pointer = memory.alloc_from(shared, 2 * MIB)
+    assert result == 0
+    assert (memory.usage().allocated, memory.usage().pinned) == (3 * MIB, 2 * MIB)
+    assert memory.alloc_from(host, 4 * MIB)[0] == 0
+    assert memory.usage().allocated == 3 * MIB
+    memory.c.fake_set_current_pool(ctypes.c_uint64(shared))
+    assert memory.alloc_async(MIB)[0] == 0
+    assert memory.usage().pinned == 3 * MIB, "also as the device's current pool"
+    assert memory.free_async(pointer) == 0
+    assert memory.usage().pinned == MIB
+    assert memory.c.cuMemPoolDestroy(ctypes.c_uint64(shared)) == 0
+    assert memory.alloc_async(MIB)[0] == 0
+    assert memory.usage().pinned == MIB, "a handle that is used again is judged anew"
 
 
 def test_vmm_memory_is_charged_until_the_driver_gives_it_up(fresh: Callable[[int], Memory]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -29,9 +30,10 @@ def runtime() -> Iterator[RuntimeDir]:
     yield made
     pid = made.coordinator_pid()
     if pid is not None:
-        descriptor = os.pidfd_open(pid)
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        wait_for_end(descriptor)
+        with contextlib.suppress(ProcessLookupError):  # it has just left
+            descriptor = os.pidfd_open(pid)
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            wait_for_end(descriptor)
     shutil.rmtree(made.path)
 
 
@@ -72,6 +74,16 @@ def nvshare_run(environ: dict[str, str]) -> Start:
 def run_command(*arguments: str, simulate: bool = True) -> list[str]:
     """The command line of nvshare-run, from this checkout."""
     return [sys.executable, "-m", "coordinator.run", *(["--simulate"] if simulate else []), *arguments]
+
+
+def command_lines() -> dict[int, list[bytes]]:
+    """The words of every process's command line, by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has just ended
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().split(b"\0")
+    return found
 
 
 def wait_for_end(pidfd: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.runtime_dir import RuntimeDir
 from tests.launch.conftest import ROOT, WAIT_S
 
 PROBE = """
@@ -138,7 +139,7 @@ def test_without_site_nothing_happens(python: Path, enabled: dict[str, str], pla
 
 @pytest.mark.parametrize("change", [{"NVSHARE_ENABLE": ""}, {"NVSHARE_ENABLE": "0"}, {"NVSHARE_DISABLE": "1"}])
 def test_it_can_be_off(
-    python: Path, enabled: dict[str, str], place: Path, change: dict[str, str], runtime: Any
+    python: Path, enabled: dict[str, str], place: Path, change: dict[str, str], runtime: RuntimeDir
 ) -> None:
     """Else nobody could turn it off for one program."""
     assert probe([python, "probe.py"], enabled | change, place)["hooked"] is False
@@ -187,3 +188,31 @@ def test_our_own_tools_are_not_hooked(python: Path, enabled: dict[str, str], pla
     tool.write_text(f"#!{python}\n{PROBE}")
     tool.chmod(0o755)
     assert probe([tool, "status"], enabled, place)["hooked"] is False
+
+
+def test_a_worker_of_an_enabled_program_gets_a_lease(python: Path, enabled: dict[str, str], place: Path) -> None:
+    """Else opting in would load the hook, and the work would run without the coordinator all the same."""
+    (place / "train.py").write_text(
+        "import multiprocessing\n"
+        "import client_hook\n"
+        "from bench.workloads.busy import Load, Program\n"
+        "def work():\n"
+        "    program = Program(Load(kernel_ns=1000, burst=4, copy_bytes=4096))\n"
+        "    program.iteration(7)\n"
+        "    program.finish()\n"
+        "    print(client_hook.active(), client_hook.state().lease_id, program.mismatches)\n"
+        "if __name__ == '__main__':\n"
+        "    worker = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    worker.start()\n"
+        "    worker.join()\n"
+    )
+    done = call([python, "train.py"], enabled | {"NVSHARE_MEMORY": "device"}, place)
+    assert (done.stdout, done.stderr) == ("True 1 0\n", "")
+
+
+def test_our_own_modules_are_not_hooked(
+    python: Path, enabled: dict[str, str], place: Path, runtime: RuntimeDir
+) -> None:
+    """Else `python -m coordinator.control` would start a coordinator only to ask it something."""
+    assert call([python, "-m", "coordinator.run", "--help"], enabled, place).returncode == 0
+    assert list(runtime.path.iterdir()) == []

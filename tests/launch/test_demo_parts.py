@@ -65,14 +65,13 @@ def test_a_handover_costs_from_the_revocation_to_the_next_opening_less_the_drain
     assert (second.leases, second.held_ns, second.max_wait_ns) == (1, 32_900, 57_000)
 
 
-@pytest.mark.parametrize("drained", [True, False])
-def test_idle_releases_and_overdue_drains_are_no_samples(drained: bool) -> None:
-    """Else waiting for an idle holder, or for a hung one, would be counted as the cost of a hand-over."""
-    before = [] if drained else [revoked(4_000, 0, 1)]
+@pytest.mark.parametrize(("asked", "drained", "drain_ns"), [(False, True, 0), (True, False, 500), (True, True, 1_500)])
+def test_other_ends_of_a_lease_are_no_samples(asked: bool, drained: bool, drain_ns: int) -> None:
+    """Else an idle holder, a hung one, or one that was giving back already would count as the cost of a hand-over."""
     ledger = ledger_of(
         granted(1_000, 0, 1),
-        *before,
-        released(5_000, 0, 1, opened_at_ns=1_100, drained=drained),
+        *([revoked(4_000, 0, 1)] if asked else []),
+        released(5_000, 0, 1, opened_at_ns=1_100, drained=drained, drain_ns=drain_ns),
         granted(5_100, 1, 2),
         released(9_000, 1, 2, opened_at_ns=5_200),
     )

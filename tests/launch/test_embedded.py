@@ -15,23 +15,18 @@ import pytest
 
 from client_hook import embedded
 from client_hook.launcher import LaunchError
-from coordinator.runtime_dir import RuntimeDir
+from coordinator.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir
+from simulated_gpu.environment import simulated_environment
 from simulated_gpu.trace import read_cards
-from tests.launch.conftest import finish, launch, run_command, wait_for_end
+from tests.launch.conftest import command_lines, finish, launch, run_command, wait_for_end
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def coordinators(runtime: RuntimeDir) -> list[int]:
     """Process ids of all coordinators of this directory."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                if b"coordinator.server" in words and os.fsencode(runtime.path) in words:
-                    found.append(int(entry.name))
-    return found
+    directory = os.fsencode(runtime.path)
+    return [pid for pid, words in command_lines().items() if b"coordinator.server" in words and directory in words]
 
 
 @pytest.fixture
@@ -138,11 +133,34 @@ def test_real_and_simulated_programs_do_not_meet(nvshare_run: Run, held: subproc
     assert held.poll() is None
 
 
+def test_a_simulated_program_does_not_join_a_coordinator_of_real_gpus(
+    nvshare_run: Run, environ: dict[str, str], runtime: RuntimeDir, tmp_path: Path
+) -> None:
+    """Else it would wait for ever for the lease of a GPU that nobody serves."""
+    as_if_real = simulated_environment(tmp_path / "cards", None, environ)
+    server = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(runtime.path)]
+    ready, report = os.pipe()
+    by_hand = subprocess.Popen(
+        [*server, "--ready-fd", str(report)], env=as_if_real, stdin=subprocess.DEVNULL, pass_fds=(report,)
+    )
+    try:
+        os.close(report)
+        assert os.read(ready, 1)
+        done = nvshare_run("--", "true")
+        assert done.returncode == 1
+        assert "serves real GPUs" in done.stderr
+        assert nvshare_run("--", "true", simulate=False).returncode == 0
+    finally:
+        os.close(ready)
+        by_hand.terminate()
+        by_hand.wait()
+
+
 def test_other_simulated_cards_than_there_are_are_refused(nvshare_run: Run, held: subprocess.Popen[bytes]) -> None:
     """Else a program would run on other cards than it was given."""
     done = nvshare_run("--simulate=3x1GiB", "--", "true", simulate=False)
     assert done.returncode == 1
-    assert "not 3x1GiB" in done.stderr
+    assert "are 1x16GiB, not 3x1GiB" in done.stderr
     assert held.poll() is None
 
 
@@ -166,6 +184,30 @@ def test_a_program_below_nvshare_run_may_use_it_again(nvshare_run: Run, runtime:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("libnvshare_hook.so") == 1
     assert coordinators(runtime) == [runtime.coordinator_pid()]
+
+
+def test_another_users_coordinator_is_used_as_it_is(
+    environ: dict[str, str],
+    runtime: RuntimeDir,
+    held: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the users of a node could not share the system's coordinator, whose files they cannot write."""
+    before = sorted(runtime.path.iterdir())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    attached = embedded.ensure_coordinator(runtime, environ, simulate="")
+    assert (attached.started, attached.keepalive) == (False, None)
+    assert sorted(runtime.path.iterdir()) == before
+    assert held.poll() is None
+
+
+def test_which_directory_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else a simulated program would ask the system's coordinator, which serves the node's cards."""
+    monkeypatch.setattr(embedded, "client_directory", lambda _: RuntimeDir(SYSTEM_DIRECTORY))
+    own = {"XDG_RUNTIME_DIR": str(tmp_path), "NVSHARE_RUNTIME_DIR": str(tmp_path / "mine")}
+    assert embedded.choose_directory(own, None, None).path == SYSTEM_DIRECTORY
+    assert embedded.choose_directory(own, None, "").path == tmp_path / "mine"
+    assert embedded.choose_directory(own, str(tmp_path / "named"), "2").path == tmp_path / "named"
 
 
 def test_waiting_for_another_launcher_is_bounded(environ: dict[str, str], runtime: RuntimeDir) -> None:

@@ -98,6 +98,22 @@ def test_the_command_is_the_process_that_was_started(environ: dict[str, str]) ->
     assert seen == expected
 
 
+def test_a_start_without_standard_descriptors(environ: dict[str, str], runtime: RuntimeDir, tmp_path: Path) -> None:
+    """Else a service manager or a cron job that closes them would get a coordinator with the wrong files."""
+    seen = tmp_path / "seen"
+    program = f"import os; open({str(seen)!r}, 'w').write(str(sorted(os.listdir('/proc/self/fd'), key=int)[:2]))"
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *run_command("--", sys.executable, "-c", program)]
+    assert subprocess.run(command, env=environ, timeout=WAIT_S, check=False).returncode == 0
+    assert runtime.answers()
+    pid = runtime.coordinator_pid()
+    assert [Path(f"/proc/{pid}/fd/{number}").readlink() for number in range(3)] == [
+        Path("/dev/null"),
+        runtime.path / "coordinator.log",
+        runtime.path / "coordinator.log",
+    ]
+    assert seen.exists()
+
+
 def test_the_terminal_is_the_commands(environ: dict[str, str]) -> None:
     """Else shells and debuggers would not work, or Ctrl-C would not reach the command."""
     program = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import wire
-from coordinator.commands import Kill, RecordLease
+from coordinator import events, wire
+from coordinator.commands import Kill, RecordLease, SetTimer
 from coordinator.scheduler import OverdueAction, Settings
 from coordinator.state import MILLISECOND_NS, SECOND_NS
 from coordinator.testing import GPU, Desk
@@ -356,3 +356,33 @@ def test_concurrent_sharing_grants_everybody() -> None:
     for client in clients:
         client.release(idle=True)
     assert desk.sight().holders == ()
+
+
+def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
+    """Broken: after a timer that fired early the end of the quantum would never come."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.client(wanted=True)
+    due_ns = desk.timer_ns
+    desk.timer_ns = None
+    desk.handle(events.TimerFired())
+    assert desk.timer_ns == due_ns
+    desk.milliseconds(QUANTUM_MS)
+    assert len(a.take(wire.Revoke)) == 1
+
+
+def test_the_timer_is_the_least_of_all_gpus_and_is_set_only_when_it_changes() -> None:
+    """Broken: one GPU's deadline would hide another's, or every event would set the timer."""
+    desk = make_desk()
+    desk.gpu("GPU-1")
+    first = desk.client(wanted=True)
+    desk.client(wanted=True)
+    due_ns = desk.timer_ns
+    desk.milliseconds(10)
+    for _ in range(2):
+        client = desk.client(attach=False)
+        client.attach("GPU-1", wanted=True)
+    assert desk.timer_ns == due_ns
+    assert len([c for c in desk.commands if isinstance(c, SetTimer)]) == 1
+    first.release(idle=True)
+    assert desk.timer_ns == due_ns + 10 * MILLISECOND_NS if due_ns else False

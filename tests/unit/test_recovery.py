@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator import events, wire
 from coordinator.commands import MANY_HOLDERS, RecordLease
 from coordinator.scheduler import Settings
@@ -20,6 +22,11 @@ def make_desk(**settings: object) -> Desk:
 def recovering(desk: Desk, holder: int = HOLDER) -> None:
     """The GPU of which the journal says that `holder` has lease 6."""
     desk.gpu(next_lease_id=7, expected_holder=holder, recovery_deadline_ns=desk.clock.now_ns + 2 * SECOND_NS)
+
+
+def records(desk: Desk) -> list[tuple[int, int]]:
+    """What was written to the journal since the desk's commands were emptied."""
+    return [(c.lease_id, c.process_id) for c in desk.commands if isinstance(c, RecordLease)]
 
 
 def test_nothing_is_granted_until_the_holder_has_claimed() -> None:
@@ -175,8 +182,7 @@ def test_concurrent_claims_are_confirmed_together() -> None:
     confirmed = [client.granted() for client in (one, two, thief)]
     assert [grant.lease_id if grant else None for grant in confirmed] == [3, 6, None]
     assert len(thief.take(wire.Revoke)) == 1
-    last = [c for c in desk.commands if isinstance(c, RecordLease)][-1]
-    assert (last.lease_id, last.process_id) == (6, MANY_HOLDERS)
+    assert not records(desk), "the journal says (6, MANY_HOLDERS) already"
 
 
 def test_the_journal_numbers_on_from_the_newest_lease() -> None:
@@ -187,5 +193,122 @@ def test_the_journal_numbers_on_from_the_newest_lease() -> None:
     two = desk.client(wanted=True)
     two.release(idle=True)
     one.release(idle=True)
-    last = [c for c in desk.commands if isinstance(c, RecordLease)][-1]
-    assert (last.lease_id, last.process_id) == (2, 0)
+    assert records(desk)[-1] == (2, 0)
+
+
+def test_the_journal_keeps_the_expected_holder_through_recovery() -> None:
+    """Broken: after a second crash there would be two holders, because a stray's release wiped the first one's name."""
+    desk = make_desk()
+    recovering(desk)
+    stray = desk.client(attach=False)
+    stray.attach(lease_id=2)
+    stray.release(2)
+    assert not records(desk)
+    holder = desk.client(process_id=HOLDER, attach=False)
+    holder.attach(lease_id=6)
+    assert not records(desk), "still the same lease"
+    holder.release(idle=True)
+    assert records(desk) == [(6, 0)]
+
+
+def test_the_journal_covers_all_who_are_let_in_during_recovery() -> None:
+    """Broken: sharing concurrently while the old holder has not claimed yet, a second crash would forget it."""
+    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    recovering(desk)
+    a = desk.client(wanted=True)
+    assert a.granted() is not None
+    a.release(idle=True)
+    assert records(desk) == [(7, MANY_HOLDERS), (7, HOLDER)]
+    desk.handle(events.HolderGone(GPU))
+    assert records(desk)[-1] == (7, 0)
+
+
+def test_the_journal_names_several_until_the_last_has_released() -> None:
+    """Broken: a crash while a concurrent GPU becomes exclusive would forget those who still drain."""
+    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk.gpu()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.handle(events.SharingSet(wire.Sharing.EXCLUSIVE))
+    assert records(desk)[-1] == (2, MANY_HOLDERS)
+    a.release()
+    assert records(desk)[-1] == (2, b.process_id)
+    b.release()
+    assert records(desk)[-1] == (2, 0)
+
+
+def test_a_process_of_many_that_died_does_not_end_the_window() -> None:
+    """Broken: with several possible holders, the death of one would be taken for the death of all."""
+    desk = make_desk()
+    recovering(desk, MANY_HOLDERS)
+    waiter = desk.client(wanted=True)
+    desk.handle(events.HolderGone(GPU))
+    assert waiter.granted() is None
+
+
+def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> None:
+    """Broken: invariant 1, its claim would make it the holder beside those who still drain from concurrent sharing."""
+    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    recovering(desk)
+    a, b = desk.client(wanted=True), desk.client(wanted=True)
+    desk.handle(events.SharingSet(wire.Sharing.EXCLUSIVE))
+    holder = desk.client(process_id=HOLDER, attach=False)
+    holder.attach(lease_id=6, wanted=True)
+    assert holder.granted() is None
+    assert len(holder.take(wire.Revoke)) == 1
+    for client in (a, b):
+        client.release()
+    assert desk.sight().holders == (holder.client,)
+    holder.release(6, wanted=True)
+    grant = holder.granted()
+    assert grant is not None
+    assert grant.lease_id > 6
+
+
+@pytest.mark.parametrize("sharing", list(wire.Sharing))
+def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: wire.Sharing) -> None:
+    """Broken: a process that connects again before its old connection is seen to end would be cut short as a stray."""
+    desk = make_desk(sharing=sharing)
+    desk.gpu()
+    old = desk.client(wanted=True)
+    lease = old.seat().lease_id
+    desk.milliseconds(60)
+    new = desk.client(process_id=old.process_id, attach=False)
+    new.attach(lease_id=lease)
+    confirmed = new.granted()
+    assert confirmed is not None
+    assert confirmed.lease_id == lease
+    assert not new.take(wire.Revoke)
+    assert desk.sight().holders == (new.client,)
+    old.die()
+    assert desk.sight().holders == (new.client,)
+    assert records(desk)[-1][0] == lease
+    assert records(desk)[-1][1] != 0
+
+
+def test_a_lease_that_is_being_revoked_moves_over_and_is_revoked_again() -> None:
+    """Broken: a revocation that went to the dead connection would be lost, and the process keep the GPU."""
+    desk = make_desk()
+    desk.gpu()
+    old = desk.client(wanted=True)
+    waiter = desk.client(wanted=True)
+    desk.milliseconds(100)
+    new = desk.client(process_id=old.process_id, attach=False)
+    new.attach(lease_id=1)
+    assert new.granted() is not None
+    assert [revoke.lease_id for revoke in new.take(wire.Revoke)] == [1]
+    assert waiter.granted() is None
+    new.release(1)
+    assert waiter.granted() is not None
+
+
+def test_another_process_cannot_take_a_lease_over() -> None:
+    """Broken: any client could take the holder's lease by naming it."""
+    desk = make_desk()
+    desk.gpu()
+    holder = desk.client(wanted=True)
+    thief = desk.client(attach=False)
+    thief.attach(lease_id=1)
+    assert thief.granted() is None
+    assert desk.sight().holders[0] == holder.client
+    assert holder.seat().phase == "holding"

@@ -6,11 +6,12 @@ import pytest
 
 from coordinator import events
 from coordinator.scheduler import InvariantError, Scheduler, Settings
-from coordinator.simulation import World
 from coordinator.simulated_client import Plan
+from coordinator.simulation import World
 from coordinator.state import HOLDING, SECOND_NS
 from coordinator.story import Story, read, replay
 from coordinator.testing import GPU, Desk
+from coordinator.wire import Sharing
 from scheduler_policies.registry import create
 
 SETTINGS = Settings(check_invariants=True, story_length=1_000_000)
@@ -33,12 +34,12 @@ def test_every_event_reads_back_equal() -> None:
     desk = Desk(create, SETTINGS)
     desk.gpu()
     a = desk.client(wanted=True)
-    desk.handle(events.SharingSet(events.Sharing.CONCURRENT))
+    desk.handle(events.SharingSet(Sharing.CONCURRENT))
     desk.handle(events.PolicySet("priority"))
     a.die()
     lines = list(desk.scheduler.story.lines())
     assert [event for _, event in read(lines)][-3:] == [
-        events.SharingSet(events.Sharing.CONCURRENT),
+        events.SharingSet(Sharing.CONCURRENT),
         events.PolicySet("priority"),
         events.ClientGone(a.client),
     ]
@@ -76,3 +77,10 @@ def test_our_own_mistake_shows_the_story() -> None:
         a.request()
     assert "Requested(client=1, gpu=0)" in str(caught.value)
     assert len(read(caught.value.lines)) == len(caught.value.lines) > 3
+
+
+def test_any_failure_of_ours_shows_the_story() -> None:
+    """Broken: a plain bug would come out without the events that led to it."""
+    desk = Desk(create, SETTINGS)
+    with pytest.raises(InvariantError, match="KeyError"):
+        desk.handle(events.HolderGone("GPU-nowhere"))

@@ -1,5 +1,6 @@
 /* A CUDA program that does what its standard input says, one command a line, and answers each with one line.
  *
+ *   gpu N              from now on GPU N: "gpu"
  *   launch NS          one kernel of so many nanoseconds on the default stream: "launched"
  *   background NS      the same by a thread of its own: "begun" at once, "background launched" when it is through
  *   count N NS         so many kernels, one after the other: "counted"
@@ -11,6 +12,7 @@
  *   state              "state LEASE LEASE_ID WAITERS WAITING_THREADS CALLS", from the hook's own interface
  *   yield              "yielded"
  *   threads            number of threads of the process: "threads N"
+ *   exec               becomes another program, which waits until its input ends
  *   exit               exit(0), whatever the threads do
  */
 #define _GNU_SOURCE
@@ -46,11 +48,11 @@ static void say(const char *format, ...)
         _exit(3);
 }
 
-static int begin(void)
+static int begin(int gpu)
 {
     CUmodule module;
     CUdevice device;
-    return cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
+    return cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, gpu) == CUDA_SUCCESS &&
            cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS &&
            cuModuleLoadData(&module, image) == CUDA_SUCCESS &&
            cuModuleGetFunction(&busy, module, "nvs_busy") == CUDA_SUCCESS;
@@ -95,7 +97,7 @@ static void fork_one(int uses_cuda)
     if (child == 0) {
         char byte;
         if (uses_cuda)
-            _exit(begin() && launch(1000, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS ? 0 : 1);
+            exit(begin(0) && launch(1000, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS ? 0 : 1);
         while (read(STDIN_FILENO, &byte, 1) > 0) {
         }
         _exit(0);
@@ -147,11 +149,13 @@ int main(void)
         first = second = 0;
         if (sscanf(line, "%31s %llu %llu", word, &first, &second) < 1)
             continue;
-        if (!begun && strcmp(word, "threads") != 0 && strcmp(word, "fork") != 0 && !(begun = begin())) {
+        if (!begun && strcmp(word, "threads") != 0 && strcmp(word, "fork") != 0 && !(begun = begin(0))) {
             say("no CUDA");
             return 2;
         }
-        if (strcmp(word, "launch") == 0) {
+        if (strcmp(word, "gpu") == 0) {
+            say(begin((int)first) ? "gpu" : "failed");
+        } else if (strcmp(word, "launch") == 0) {
             say(launch(first, NULL) == CUDA_SUCCESS ? "launched" : "failed");
         } else if (strcmp(word, "background") == 0) {
             say(pthread_create(&thread, NULL, in_background, (void *)(uintptr_t)first) == 0 ? "begun" : "failed");
@@ -176,6 +180,9 @@ int main(void)
             yield_lease();
         } else if (strcmp(word, "threads") == 0) {
             say("threads %u", count_threads());
+        } else if (strcmp(word, "exec") == 0) {
+            unsetenv("LD_PRELOAD");
+            execlp("cat", "cat", (char *)NULL);
         } else if (strcmp(word, "exit") == 0) {
             exit(0);
         } else {

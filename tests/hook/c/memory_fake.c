@@ -1,74 +1,16 @@
-/* A driver of a few functions with exact bookkeeping, and stand-ins for the hook's other parts, so that the memory side can be
- * driven alone: any inner call can be made to fail, and what the driver really holds is known.
+/* A driver of a few functions with exact bookkeeping, so that the memory side can be driven alone: any inner call can be made
+ * to fail, and what the driver really holds is known.
  *
- * Built together with allocation.c, memory.c, backend_*.c and hook_{memory,pool,vmm}.c.
+ * Built together with memory_stand_in.c, allocation.c, memory.c, backend_*.c and hook_{memory,pool,vmm}.c.
  */
-#include "agent.h"
-#include "context.h"
 #include "cuda_api.h"
-#include "log.h"
 #include "memory_fake.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 
-/* --- the hook's other parts --- */
-
-nvs_settings nvs_config = {.enabled = true, .memory_mode = 1};
-int nvs_log_level = NVS_LOG_OFF;
-_Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
-
-static _Atomic uint64_t clock_ns = 1000000000;
 _Thread_local CUcontext fake_current = (CUcontext)(uintptr_t)0x100;
 _Thread_local bool fake_stream_captures;
-nvs_status fake_reserve_answer = NVS_OK;
-uint64_t fake_reserve_asked[64];
-unsigned fake_reserves;
-
-void nvs_log(int level, const char *format, ...)
-{
-}
-
-uint64_t nvs_now_ns(void) /* time passes by being looked at, so that bounded waits end at once */
-{
-    return atomic_fetch_add_explicit(&clock_ns, 50000000, memory_order_relaxed);
-}
-
-void nvs_agent_attach(uint32_t gpu)
-{
-}
-
-void nvs_agent_memory_changed(uint32_t gpu)
-{
-}
-
-nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
-{
-    if (fake_reserves < 64)
-        fake_reserve_asked[fake_reserves++] = total_bytes;
-    if (fake_reserve_answer == NVS_OK)
-        nvs_memory_set_reserved(gpu, total_bytes);
-    return fake_reserve_answer;
-}
-
-_Atomic uint32_t nvs_only_gpu; /* one GPU, number 0 */
-
-uint32_t nvs_current_gpu_of_many(void)
-{
-    return 0;
-}
-
-uint32_t nvs_stream_gpu_of_many(CUstream stream)
-{
-    return 0;
-}
-
-bool nvs_capturing(void)
-{
-    return fake_stream_captures;
-}
 
 /* --- the driver --- */
 
@@ -191,6 +133,33 @@ static CUresult fake_free_async(CUdeviceptr pointer, CUstream stream)
 {
     FAKE_CALL();
     return drop(pointer, DEVICE, POOLED);
+}
+
+static CUmemoryPool current_pool = (CUmemoryPool)(uintptr_t)0x10;
+
+static CUresult fake_alloc_from_pool(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return fake_alloc_async(out, bytes, stream);
+}
+
+static CUresult fake_pool_create(CUmemoryPool *out, const CUmemPoolProps *props)
+{
+    static uintptr_t last = 0x1000;
+    FAKE_CALL();
+    *out = (CUmemoryPool)(last += 0x10);
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_pool_destroy(CUmemoryPool pool)
+{
+    FAKE_CALL();
+    return CUDA_SUCCESS;
+}
+
+static CUresult fake_current_pool(CUmemoryPool *out, CUdevice device)
+{
+    *out = current_pool;
+    return CUDA_SUCCESS;
 }
 
 static CUresult fake_create(CUmemGenericAllocationHandle *out, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)
@@ -350,6 +319,13 @@ static CUresult fake_stream_context(CUstream stream, CUcontext *out)
     return CUDA_SUCCESS;
 }
 
+static CUresult fake_stream_id(CUstream stream, unsigned long long *out)
+{
+    FAKE_CALL();
+    *out = (uintptr_t)stream;
+    return CUDA_SUCCESS;
+}
+
 static CUresult fake_make_handle(void **out, unsigned int flags)
 {
     FAKE_CALL();
@@ -432,6 +408,10 @@ nvs_function nvs_real_resolve(nvs_id id)
         FAKE(cuMemAllocPitch_v2, fake_pitch)
         FAKE(cuMemAllocAsync, fake_alloc_async)
         FAKE(cuMemFreeAsync, fake_free_async)
+        FAKE(cuMemAllocFromPoolAsync, fake_alloc_from_pool)
+        FAKE(cuMemPoolCreate, fake_pool_create)
+        FAKE(cuMemPoolDestroy, fake_pool_destroy)
+        FAKE(cuDeviceGetMemPool, fake_current_pool)
         FAKE(cuMemCreate, fake_create)
         FAKE(cuMemRelease, fake_release)
         FAKE(cuMemMap, fake_map)
@@ -448,6 +428,7 @@ nvs_function nvs_real_resolve(nvs_id id)
         FAKE(cuThreadExchangeStreamCaptureMode, fake_exchange)
         FAKE(cuStreamIsCapturing, fake_is_capturing)
         FAKE(cuStreamGetCtx, fake_stream_context)
+        FAKE(cuStreamGetId, fake_stream_id)
         FAKE(cuStreamCreate, fake_make_handle)
         FAKE(cuEventCreate, fake_make_handle)
         FAKE(cuEventDestroy_v2, fake_event_destroy)
@@ -480,11 +461,6 @@ unsigned fake_calls(void)
     return atomic_load_explicit(&calls, memory_order_relaxed);
 }
 
-void fake_set_mode(int mode)
-{
-    nvs_config.memory_mode = (uint8_t)mode;
-}
-
 void fake_set_events_done(bool done)
 {
     atomic_store_explicit(&events_done, done, memory_order_relaxed);
@@ -500,10 +476,9 @@ void fake_set_context(uint64_t context)
     fake_current = (CUcontext)(uintptr_t)context;
 }
 
-void fake_set_reserve_answer(int answer)
+void fake_set_current_pool(uint64_t pool)
 {
-    fake_reserve_answer = (nvs_status)answer;
-    fake_reserves = 0;
+    current_pool = (CUmemoryPool)(uintptr_t)pool;
 }
 
 void fake_set_old_driver(bool old)

@@ -13,6 +13,8 @@ extern fake_prefetch fake_prefetches[256];
 extern unsigned fake_prefetch_count;
 extern uint64_t fake_reserve_asked[64];
 extern unsigned fake_reserves;
+extern _Thread_local CUcontext fake_current;
+extern _Thread_local bool fake_stream_captures;
 
 void fake_fail(unsigned call, int result); /* the call-th inner call from now on fails; 0: none */
 unsigned fake_calls(void);                 /* inner calls since then */
@@ -21,6 +23,7 @@ void fake_set_events_done(bool done);
 void fake_set_capturing(bool capturing); /* for the calling thread */
 void fake_set_context(uint64_t context); /* current in the calling thread; 0: none */
 void fake_set_reserve_answer(int answer);
+void fake_set_current_pool(uint64_t pool);
 void fake_set_old_driver(bool old); /* without cuMemPrefetchAsync_v2 */
 void fake_destroy_context(uint64_t context);
 uint64_t fake_held(void); /* bytes that the driver really holds, each rounded as the quota rounds */

@@ -34,6 +34,12 @@ static const struct row {
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
+#if defined(__x86_64__)
+#define LIBC "GLIBC_2.2.5" /* the first version of its first functions */
+#else
+#define LIBC "GLIBC_2.17"
+#endif
+
 static unsigned checks;
 static void *driver;
 
@@ -111,7 +117,8 @@ static void look_up(void)
     CHECK(dlsym(driver, "cuNoSuchThing") == NULL, "a function that nobody has was found");
     dlerror();
     CHECK(dlsym(driver, "cuCtxGetDevice") != NULL && dlerror() == NULL, "a look-up that succeeded left an error behind");
-    CHECK(dlvsym(RTLD_DEFAULT, "realpath", "GLIBC_2.3") != NULL || sizeof(void *) != 8, "dlvsym: not libc's answer");
+    CHECK(dlvsym(RTLD_DEFAULT, "printf", LIBC) != NULL && dlvsym(RTLD_DEFAULT, "printf", "GLIBC_0.1") == NULL,
+          "dlvsym: not libc's answer");
 }
 
 static void *translated(const char *name, int version, uint64_t flags)
@@ -136,6 +143,11 @@ static void *untranslated(const char *name, int version, uint64_t flags)
 
 static void by_proc_address(void)
 {
+    static void *own_of[ROWS], *found_of[ROWS];
+    for (unsigned i = 0; i < ROWS; i++) {
+        own_of[i] = raw(rows[i].name);
+        found_of[i] = dlsym(driver, rows[i].name);
+    }
     static const int versions[] = {2000, 3020, 7000, 11030, 12000, 13000, 99990};
     for (unsigned i = 0; i < ROWS; i++)
         for (unsigned v = 0; v < sizeof versions / sizeof versions[0]; v++)
@@ -143,8 +155,8 @@ static void by_proc_address(void)
                 void *own = untranslated(rows[i].name, versions[v], flags), *got = translated(rows[i].name, versions[v], flags);
                 CHECK((own == NULL) == (got == NULL), "%s: found and not found", rows[i].name);
                 for (unsigned k = 0; own != NULL && k < ROWS; k++)
-                    if (raw(rows[k].name) == own)
-                        CHECK(got == dlsym(driver, rows[k].name), "%s at %d, flags %d: not what dlsym gives for %s", rows[i].name,
+                    if (own_of[k] == own)
+                        CHECK(got == found_of[k], "%s at %d, flags %d: not what dlsym gives for %s", rows[i].name,
                               versions[v], (int)flags, rows[k].name);
             }
     void *next = translated("cuLaunchNextGeneration", 14000, 0);
@@ -170,7 +182,7 @@ static void without_driver(void)
         const char *error = dlerror();
         CHECK(error != NULL && strstr(error, "cuInit") != NULL, "no message in dlerror (handle %u)", i);
         CHECK(dlsym(handles[i], "cuLaunchKernel") == NULL, "without a driver cuLaunchKernel is found (handle %u)", i);
-        CHECK(dlvsym(handles[i], "cuInit", "GLIBC_2.2.5") == NULL, "dlvsym finds cuInit without a driver (handle %u)", i);
+        CHECK(dlvsym(handles[i], "cuInit", LIBC) == NULL, "dlvsym finds cuInit without a driver (handle %u)", i);
     }
     CHECK(dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY) == NULL, "the hook has loaded the driver");
 }
@@ -249,6 +261,21 @@ static void several_gpus(void)
     check_gpu("cuMemsetD8_v2", 1, 1, 0, "a context made current behind the hook's back");
 }
 
+/* With a driver that does not export cuLaunchKernelEx and cuMemsetD8Async, but gives them to those who ask by version. */
+static void unexported(void)
+{
+    CHECK(dlsym(driver, "cuLaunchKernelEx") == NULL, "a function that the driver does not export is found");
+    CHECK(dlsym(RTLD_DEFAULT, "cuLaunchKernelEx") == NULL, "a function that the driver does not export is found with RTLD_DEFAULT");
+    CHECK(dlerror() != NULL, "and there is no message");
+    void *launch = translated("cuLaunchKernelEx", 13000, 0), *set = translated("cuMemsetD8Async", 13000, 0);
+    CHECK(launch != NULL && launch != untranslated("cuLaunchKernelEx", 13000, 0), "cuLaunchKernelEx is handed out raw");
+    CHECK(set != NULL && set != untranslated("cuMemsetD8Async", 13000, 0), "cuMemsetD8Async is handed out raw");
+    const uint64_t before = gated(0);
+    check_call("cuLaunchKernelEx", launch, 4);
+    check_call("cuMemsetD8Async", set, 4);
+    CHECK(gated(0) - before == 2, "a function that is not exported does not pass the gate");
+}
+
 static void *resolve_all(void *argument)
 {
     pthread_barrier_wait(argument);
@@ -295,6 +322,8 @@ int main(int argc, char **argv)
             through_the_gate();
         else if (strcmp(mode, "several_gpus") == 0)
             several_gpus();
+        else if (strcmp(mode, "unexported") == 0)
+            unexported();
         else
             printf("no such mode: %s\n", mode);
     }

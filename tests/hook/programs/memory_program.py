@@ -44,6 +44,12 @@ def start() -> int:
     return int(result or cuda.cuStreamCreate(ctypes.byref(stream), 1))
 
 
+def use(gpu: int) -> int:
+    """Makes the primary context of another GPU current."""
+    other = ctypes.c_void_p()
+    return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), gpu) or cuda.cuCtxSetCurrent(other))
+
+
 def allocate(function: str, *arguments: Any) -> list[int]:
     """[CUresult, pointer or handle] of a function whose first parameter receives it."""
     out = u64()
@@ -62,11 +68,27 @@ def create(size: int) -> list[int]:
     return allocate("cuMemCreate", size_t(size), ctypes.byref(Property(type=1, location_type=1)), u64(0))
 
 
+def map_released(size: int) -> list[int]:
+    """[CUresult, address] of memory that is mapped, its handle released: what PyTorch's expandable segments hold."""
+    result, handle = create(size)
+    if result != 0:
+        return [result, 0]
+    result, address = allocate("cuMemAddressReserve", size_t(size), size_t(0), u64(0), u64(0))
+    mapped = result or cuda.cuMemMap(u64(address), size_t(size), size_t(0), u64(handle), u64(0))
+    return [int(cuda.cuMemRelease(u64(handle)) or mapped), address]
+
+
+def unmap(address: int, size: int) -> int:
+    """The end of such memory."""
+    return int(cuda.cuMemUnmap(u64(address), size_t(size)) or cuda.cuMemAddressFree(u64(address), size_t(size)))
+
+
 def info() -> list[int]:
     """[CUresult, free, total, total by cuDeviceTotalMem]"""
-    free, total, of_device = size_t(), size_t(), size_t()
+    free, total, of_device, gpu = size_t(), size_t(), size_t(), ctypes.c_int()
+    cuda.cuCtxGetDevice(ctypes.byref(gpu))
     result = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-    result = result or cuda.cuDeviceTotalMem_v2(ctypes.byref(of_device), 0)
+    result = result or cuda.cuDeviceTotalMem_v2(ctypes.byref(of_device), gpu)
     return [int(result), free.value, total.value, of_device.value]
 
 
@@ -139,11 +161,14 @@ def fork() -> int:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "start": start,
+    "use": use,
     "alloc": lambda size: allocate("cuMemAlloc_v2", size_t(size)),
     "managed": lambda size: allocate("cuMemAllocManaged", size_t(size), 1),
     "async": lambda size: allocate("cuMemAllocAsync", size_t(size), stream),
     "pitch": pitch,
     "create": create,
+    "map_released": map_released,
+    "unmap": unmap,
     "release": lambda handle: cuda.cuMemRelease(u64(handle)),
     "free": lambda pointer: cuda.cuMemFree_v2(u64(pointer)),
     "free_async": lambda pointer: cuda.cuMemFreeAsync(u64(pointer), stream),

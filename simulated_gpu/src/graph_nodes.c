@@ -1,0 +1,323 @@
+/* Nodes of each type: adding them, reading and changing what they do. */
+#include "graph.h"
+
+#include <string.h>
+
+CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    CUresult result = nvs_sim_kernel_work(params, &node->work);
+    if (result != CUDA_SUCCESS)
+        return result;
+    node->kernel = *params;
+    node->first_argument = node->work.duration_ns;
+    node->arguments[0] = &node->first_argument;
+    node->kernel.kernelParams = params->kernelParams != NULL ? node->arguments : NULL;
+    node->kernel.extra = NULL;
+    node->work.u.kernel = node->kernel;
+    return CUDA_SUCCESS;
+}
+
+static CUresult set_copy(sim_node *node, const CUDA_MEMCPY3D *params)
+{
+    sim_work work;
+    CUresult result = nvs_sim_copy_work(params, &work);
+    if (result == CUDA_SUCCESS) {
+        node->work = work;
+        node->copy = *params;
+    }
+    return result;
+}
+
+static CUresult set_fill(sim_node *node, const CUDA_MEMSET_NODE_PARAMS *params)
+{
+    sim_work work;
+    CUresult result = nvs_sim_fill_work(params, &work);
+    if (result == CUDA_SUCCESS) {
+        node->work = work;
+        node->fill = *params;
+    }
+    return result;
+}
+
+static CUresult set_host(sim_node *node, const CUDA_HOST_NODE_PARAMS *params)
+{
+    if (params->fn == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    node->work = (sim_work){.kind = OP_HOST, .u.host = {.function = params->fn, .data = params->userData}};
+    return CUDA_SUCCESS;
+}
+
+static CUresult set_event(sim_node *node, CUevent handle)
+{
+    sim_event *event = (sim_event *)(void *)handle;
+    if (event == NULL || event->magic != SIM_EVENT)
+        return CUDA_ERROR_INVALID_HANDLE;
+    node->event = event;
+    node->work = (sim_work){.kind = node->type == CU_GRAPH_NODE_TYPE_EVENT_RECORD ? OP_RECORD : OP_WAIT};
+    return CUDA_SUCCESS;
+}
+
+static CUresult set_child(sim_node *node, CUgraph handle)
+{
+    sim_graph *child, *copy;
+    CUresult result = nvs_sim_graph_find(handle, &child);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_graph_clone(child, &copy);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (node->child != NULL)
+        nvs_sim_graph_free(node->child);
+    copy->owned = true;
+    node->child = copy;
+    return CUDA_SUCCESS;
+}
+
+/* What a node of this type is told; which member counts is the type's business. */
+typedef union told {
+    const CUDA_KERNEL_NODE_PARAMS *kernel;
+    const CUDA_MEMCPY3D *copy;
+    const CUDA_MEMSET_NODE_PARAMS *fill;
+    const CUDA_HOST_NODE_PARAMS *host;
+    CUevent event;
+    CUgraph child;
+} told;
+
+static CUresult set(sim_node *node, told params)
+{
+    switch (node->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: return nvs_sim_node_set_kernel(node, params.kernel);
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return set_copy(node, params.copy);
+    case CU_GRAPH_NODE_TYPE_MEMSET: return set_fill(node, params.fill);
+    case CU_GRAPH_NODE_TYPE_HOST: return set_host(node, params.host);
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return set_event(node, params.event);
+    case CU_GRAPH_NODE_TYPE_GRAPH: return set_child(node, params.child);
+    case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+static CUresult add(CUgraphNode *out, CUgraph handle, const CUgraphNode *dependencies, size_t count, CUgraphNodeType type,
+                    told params)
+{
+    sim_graph *graph;
+    sim_node *node;
+    if (out == NULL || (count != 0 && dependencies == NULL))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = nvs_sim_graph_find(handle, &graph);
+    if (result == CUDA_SUCCESS) {
+        sim_node **last = graph->last;
+        result = nvs_sim_node_new(graph, type, (sim_node *const *)(const void *)dependencies, count, &node);
+        if (result == CUDA_SUCCESS && (result = set(node, params)) != CUDA_SUCCESS) {
+            *last = NULL;
+            graph->last = last;
+            graph->count--;
+            nvs_sim_node_free(node);
+        }
+    }
+    if (result == CUDA_SUCCESS)
+        *out = (CUgraphNode)(void *)node;
+    return result;
+}
+
+#define ADD(name, type, parameter, value)                                                                                \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,          \
+                                     size_t numDependencies parameter)                                                   \
+    {                                                                                                                    \
+        NVS_SIM_ENTER();                                                                                                 \
+        return nvs_sim_return(add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_##type, value)); \
+    }
+#define COMMA ,
+
+ADD(cuGraphAddKernelNode_v2, KERNEL, COMMA const CUDA_KERNEL_NODE_PARAMS *params, (told){.kernel = params})
+ADD(cuGraphAddMemcpyNode, MEMCPY, COMMA const CUDA_MEMCPY3D *params COMMA CUcontext ctx, (told){.copy = params})
+ADD(cuGraphAddMemsetNode, MEMSET, COMMA const CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx, (told){.fill = params})
+ADD(cuGraphAddHostNode, HOST, COMMA const CUDA_HOST_NODE_PARAMS *params, (told){.host = params})
+ADD(cuGraphAddEmptyNode, EMPTY, , (told){.event = NULL})
+ADD(cuGraphAddChildGraphNode, GRAPH, COMMA CUgraph child, (told){.child = child})
+ADD(cuGraphAddEventRecordNode, EVENT_RECORD, COMMA CUevent event, (told){.event = event})
+ADD(cuGraphAddEventWaitNode, WAIT_EVENT, COMMA CUevent event, (told){.event = event})
+
+/* cuda.h before 12 knew no CUkernel: the same without the two last members. */
+static CUDA_KERNEL_NODE_PARAMS widen(const CUDA_KERNEL_NODE_PARAMS_v1 *old)
+{
+    return (CUDA_KERNEL_NODE_PARAMS){.func = old->func, .gridDimX = old->gridDimX, .gridDimY = old->gridDimY, .gridDimZ = old->gridDimZ,
+                                     .blockDimX = old->blockDimX, .blockDimY = old->blockDimY, .blockDimZ = old->blockDimZ,
+                                     .sharedMemBytes = old->sharedMemBytes, .kernelParams = old->kernelParams, .extra = old->extra};
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                                 size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
+    const CUDA_KERNEL_NODE_PARAMS params = widen(nodeParams);
+    return nvs_sim_return(add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_KERNEL, (told){.kernel = &params}));
+}
+
+/* The general form, which carries any of them. */
+typedef struct general {
+    CUDA_KERNEL_NODE_PARAMS kernel;
+    CUDA_MEMCPY3D copy;
+    CUDA_MEMSET_NODE_PARAMS fill;
+    CUDA_HOST_NODE_PARAMS host;
+    told params;
+} general;
+
+static CUresult unpack(const CUgraphNodeParams *from, general *out)
+{
+    switch (from->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+        const CUDA_KERNEL_NODE_PARAMS_v3 *k = &from->kernel;
+        out->kernel = (CUDA_KERNEL_NODE_PARAMS){.func = k->func, .gridDimX = k->gridDimX, .gridDimY = k->gridDimY, .gridDimZ = k->gridDimZ,
+                                                .blockDimX = k->blockDimX, .blockDimY = k->blockDimY, .blockDimZ = k->blockDimZ,
+                                                .sharedMemBytes = k->sharedMemBytes, .kernelParams = k->kernelParams,
+                                                .extra = k->extra, .kern = k->kern, .ctx = k->ctx};
+        out->params.kernel = &out->kernel;
+        return CUDA_SUCCESS;
+    }
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+        out->copy = from->memcpy.copyParams;
+        out->params.copy = &out->copy;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+        out->fill = (CUDA_MEMSET_NODE_PARAMS){.dst = from->memset.dst, .pitch = from->memset.pitch, .value = from->memset.value,
+                                              .elementSize = from->memset.elementSize, .width = from->memset.width,
+                                              .height = from->memset.height};
+        out->params.fill = &out->fill;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_HOST:
+        out->host = (CUDA_HOST_NODE_PARAMS){.fn = from->host.fn, .userData = from->host.userData};
+        out->params.host = &out->host;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_GRAPH: out->params.child = from->graph.graph; return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: out->params.event = from->eventRecord.event; return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: out->params.event = from->eventWait.event; return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+static CUresult add_general(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                            const CUgraphNodeParams *params)
+{
+    general all;
+    CUresult result = params == NULL ? CUDA_ERROR_INVALID_VALUE : unpack(params, &all);
+    return result == CUDA_SUCCESS ? add(out, graph, dependencies, count, params->type, all.params) : result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                           size_t numDependencies, CUgraphNodeParams *nodeParams)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(add_general(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                              const CUgraphEdgeData *dependencyData, size_t numDependencies,
+                                              CUgraphNodeParams *nodeParams)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(add_general(phGraphNode, hGraph, dependencies, numDependencies, nodeParams));
+}
+
+/* Reading and changing. */
+
+static CUresult typed(CUgraphNode handle, CUgraphNodeType type, const void *given, sim_node **out)
+{
+    CUresult result = given == NULL ? CUDA_ERROR_INVALID_VALUE : nvs_sim_node_find(handle, out);
+    return result == CUDA_SUCCESS && (*out)->type != type ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
+/* Also declares `node`. */
+#define ENTER_NODE(kind, given)                                                                 \
+    sim_node *node;                                                                             \
+    NVS_SIM_ENTER();                                                                            \
+    NVS_SIM_TRY(typed(hNode, CU_GRAPH_NODE_TYPE_##kind, given, &node))
+
+#define ACCESS(prefix, kind, type, read, member)                                                \
+    SIM_EXPORT CUresult CUDAAPI prefix##GetParams##read(CUgraphNode hNode, type *nodeParams)    \
+    {                                                                                           \
+        ENTER_NODE(kind, nodeParams);                                                           \
+        *nodeParams = node->member;                                                             \
+        return nvs_sim_return(CUDA_SUCCESS);                                                    \
+    }                                                                                           \
+    SIM_EXPORT CUresult CUDAAPI prefix##SetParams##read(CUgraphNode hNode, const type *nodeParams) \
+    {                                                                                           \
+        ENTER_NODE(kind, nodeParams);                                                           \
+        return nvs_sim_return(set(node, (told){.member = nodeParams}));                         \
+    }
+
+ACCESS(cuGraphKernelNode, KERNEL, CUDA_KERNEL_NODE_PARAMS, _v2, kernel)
+ACCESS(cuGraphMemcpyNode, MEMCPY, CUDA_MEMCPY3D, , copy)
+ACCESS(cuGraphMemsetNode, MEMSET, CUDA_MEMSET_NODE_PARAMS, , fill)
+
+SIM_EXPORT CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
+{
+    ENTER_NODE(HOST, nodeParams);
+    *nodeParams = (CUDA_HOST_NODE_PARAMS){.fn = node->work.u.host.function, .userData = node->work.u.host.data};
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PARAMS *nodeParams)
+{
+    ENTER_NODE(HOST, nodeParams);
+    return nvs_sim_return(set(node, (told){.host = nodeParams}));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph)
+{
+    ENTER_NODE(GRAPH, phGraph);
+    *phGraph = (CUgraph)(void *)node->child;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+#define EVENT_ACCESS(prefix, kind)                                                              \
+    SIM_EXPORT CUresult CUDAAPI prefix##GetEvent(CUgraphNode hNode, CUevent *event_out)         \
+    {                                                                                           \
+        ENTER_NODE(kind, event_out);                                                            \
+        *event_out = (CUevent)(void *)node->event;                                              \
+        return nvs_sim_return(CUDA_SUCCESS);                                                    \
+    }                                                                                           \
+    SIM_EXPORT CUresult CUDAAPI prefix##SetEvent(CUgraphNode hNode, CUevent event)              \
+    {                                                                                           \
+        ENTER_NODE(kind, event);                                                                \
+        return nvs_sim_return(set_event(node, event));                                          \
+    }
+
+EVENT_ACCESS(cuGraphEventRecordNode, EVENT_RECORD)
+EVENT_ACCESS(cuGraphEventWaitNode, WAIT_EVENT)
+
+SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
+{
+    general all;
+    sim_node *node;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(typed(hNode, nodeParams->type, nodeParams, &node));
+    NVS_SIM_TRY(unpack(nodeParams, &all));
+    return nvs_sim_return(set(node, all.params));
+}
+
+/* The same for the copy of a node in an exec, which graph_api.c finds. */
+CUresult nvs_sim_node_set_general(sim_node *node, const CUgraphNodeParams *params)
+{
+    general all;
+    if (params == NULL || params->type != node->type)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = unpack(params, &all);
+    return result == CUDA_SUCCESS ? set(node, all.params) : result;
+}
+
+CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params)
+{
+    if (params == NULL || node->type != type)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: return set(node, (told){.kernel = params});
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return set(node, (told){.copy = params});
+    case CU_GRAPH_NODE_TYPE_MEMSET: return set(node, (told){.fill = params});
+    case CU_GRAPH_NODE_TYPE_HOST: return set(node, (told){.host = params});
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}

@@ -1,0 +1,64 @@
+"""The hook and the simulated GPU under sanitizers, in real programs with a real coordinator.
+
+The sanitizer's runtime is preloaded, because the programs themselves are not built with it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulated_gpu.trace import overlaps
+from tests.conftest import ROOT, build
+from tests.end_to_end.conftest import Node
+
+pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(400)]
+
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=66",  # Python's own leaks are not ours
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1:exitcode=66",
+    "TSAN_OPTIONS": "exitcode=66:halt_on_error=0:ignore_noninstrumented_modules=1",
+}
+COMPLAINTS = ("AddressSanitizer", "UndefinedBehaviorSanitizer", "ThreadSanitizer", "runtime error:")
+
+
+def sanitized(kind: str) -> dict[str, str]:
+    """Variables of a program that shall run with sanitized libraries."""
+    prefix = build(
+        ROOT / "build" / f"test-{kind.replace(',', '-')}", "-DNVSHARE_WERROR=ON", f"-DNVSHARE_SANITIZE={kind}"
+    )
+    runtime = "libtsan.so" if kind == "thread" else "libasan.so"
+    compiler = os.environ.get("CC", "cc")
+    told = subprocess.run([compiler, f"-print-file-name={runtime}"], capture_output=True, text=True, check=True)
+    library = Path(told.stdout.strip()).resolve()
+    if not library.is_file():
+        pytest.skip(f"the compiler has no {runtime}")
+    return {
+        "NVSHARE_HOOK_LIBRARY": str(prefix / "client_hook" / "lib" / "libnvshare_hook.so"),
+        "NVSHARE_SIM_LIBRARY_DIR": str(prefix / "simulated_gpu" / "lib"),
+        "LD_PRELOAD": str(library),
+        **OPTIONS,
+    }
+
+
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_sharing_under_sanitizers(node: Node, saturate: Path, kind: str) -> None:
+    """Memory errors, undefined behaviour and data races in the hook would otherwise wait for a user's program."""
+    variables = sanitized(kind)
+    node.start_coordinator("--quantum=10ms")
+    busy = [sys.executable, "-m", "bench.workloads.busy", "--seconds=2", "--copy-kib=64"]
+    programs = [
+        node.run([str(saturate), "2", "200000", "4"], "--memory=device", variables=variables),
+        node.run([str(saturate), "2", "200000", "4"], "--memory=managed", variables=variables),
+        node.run(busy, "--memory=managed", "--gpu-memory-limit=64MiB", variables=variables),
+    ]
+    for process in programs:
+        out, errors = process.communicate(timeout=300)
+        assert not any(complaint in errors for complaint in COMPLAINTS), errors[-8000:]
+        assert process.returncode == 0, out + errors
+    assert overlaps(node.trace()) == []
+    assert node.control("status")["gpus"][0]["handovers"] > 0

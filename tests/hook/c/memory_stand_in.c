@@ -1,0 +1,76 @@
+/* Stand-ins for the hook's other parts, for tests of the memory side alone (memory_fake.c). */
+#include "agent.h"
+#include "context.h"
+#include "cuda_api.h"
+#include "log.h"
+#include "memory_fake.h"
+
+#include <pthread.h>
+
+nvs_settings nvs_config = {.enabled = true, .memory_mode = 1};
+int nvs_log_level = NVS_LOG_OFF;
+_Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
+
+static _Atomic uint64_t clock_ns = 1000000000;
+nvs_status fake_reserve_answer = NVS_OK;
+uint64_t fake_reserve_asked[64];
+unsigned fake_reserves;
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
+
+void nvs_log(int level, const char *format, ...)
+{
+}
+
+uint64_t nvs_now_ns(void) /* time passes by being looked at, so that bounded waits end at once */
+{
+    return atomic_fetch_add_explicit(&clock_ns, 50000000, memory_order_relaxed);
+}
+
+void nvs_agent_attach(uint32_t gpu)
+{
+}
+
+void nvs_agent_memory_changed(uint32_t gpu)
+{
+}
+
+nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
+{
+    pthread_mutex_lock(&asking);
+    if (fake_reserves < 64)
+        fake_reserve_asked[fake_reserves++] = total_bytes;
+    pthread_mutex_unlock(&asking);
+    if (fake_reserve_answer == NVS_OK)
+        nvs_memory_set_reserved(gpu, total_bytes);
+    return fake_reserve_answer;
+}
+
+_Atomic uint32_t nvs_only_gpu; /* one GPU, number 0 */
+_Atomic uint32_t nvs_gpu_generation;
+_Thread_local nvs_gpu_cache nvs_cached_gpu;
+
+uint32_t nvs_ask_current_gpu(void)
+{
+    return 0;
+}
+
+uint32_t nvs_ask_stream_gpu(CUstream stream)
+{
+    return 0;
+}
+
+bool nvs_capturing(void)
+{
+    return fake_stream_captures;
+}
+
+void fake_set_reserve_answer(int answer)
+{
+    fake_reserve_answer = (nvs_status)answer;
+    fake_reserves = 0;
+}
+
+void fake_set_mode(int mode)
+{
+    nvs_config.memory_mode = (uint8_t)mode;
+}

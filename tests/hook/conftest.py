@@ -1,0 +1,73 @@
+"""Fixtures of the hook's tests: a scripted coordinator, and a CUDA program under the hook that does what it is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Built
+from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator, libzmq_path
+
+StartClient = Callable[..., ScriptedClient]
+
+
+SANITIZE = os.environ.get("NVSHARE_TEST_SANITIZE", "")
+"""`thread` or `address,undefined`: the agent's tests run a program that is instrumented whole, without interception."""
+
+STANDALONE = ("gate", "lease", "agent", "agent_link", "agent_loop", "transport", "pacing", "init", "log")
+
+
+@pytest.fixture(scope="session")
+def client_program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
+    """tests/hook/c/agent_client.c, linked with the simulated driver."""
+    out = tmp_path_factory.mktemp("agent") / "client"
+    sources = [PROGRAMS / "agent_client.c"]
+    flags: tuple[str, ...] = ()
+    if SANITIZE:
+        sources += [PROGRAMS / "agent_standalone.c", *(SOURCE / f"{name}.c" for name in STANDALONE)]
+        flags = (f"-fsanitize={SANITIZE}", "-Wno-tsan", "-rdynamic")
+    return compile_c(out, *sources, built.sim_dir / "libcuda.so.1", flags=flags)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[ScriptedCoordinator]:
+    """Listens on hooks.sock."""
+    with ScriptedCoordinator(tmp_path / "hooks.sock") as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def hook_env(sim_env: dict[str, str], built: Built, tmp_path: Path) -> dict[str, str]:
+    """Environment of a program under the hook on a simulated GPU."""
+    preload = {} if SANITIZE else {"LD_PRELOAD": str(built.hook)}
+    return {
+        **sim_env,
+        **preload,
+        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
+        "NVSHARE_LIBZMQ": libzmq_path(),
+        "NVSHARE_MEMORY": "device",
+        "NVSHARE_NAME": "scripted",
+    }
+
+
+@pytest.fixture
+def start(client_program: Path, hook_env: dict[str, str]) -> Iterator[StartClient]:
+    """Starts a client; keyword arguments change its environment, None removes a variable."""
+    with ExitStack() as stack:
+
+        def run(**changes: str | None) -> ScriptedClient:
+            environment = {k: v for k, v in (hook_env | changes).items() if v is not None}
+            return stack.enter_context(ScriptedClient(client_program, environment))
+
+        yield run
+
+
+@pytest.fixture
+def client(start: StartClient) -> ScriptedClient:
+    """One client with the usual environment."""
+    return start()

@@ -1,0 +1,359 @@
+/* The registry of contexts, streams and captures (context.c, hook_context.c) over a driver made of the functions below.
+ *
+ * Prints what is not as it must be, then "done N".
+ */
+#include "context.h"
+#include "cuda_api.h"
+#include "gate.h"
+#include "log.h"
+#include "memory.h"
+#include "pacing.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+static unsigned checks;
+
+#define CHECK(condition, text)  \
+    do {                        \
+        checks++;               \
+        if (!(condition))       \
+            puts(text);         \
+    } while (0)
+
+/* ---- What the code under test is linked with otherwise ---- */
+
+int nvs_log_level;
+nvs_gate nvs_gates[NVS_MAX_GPUS];
+_Thread_local nvs_slot *nvs_self;
+bool nvs_gate_needs_fence;
+_Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
+static nvs_slot only_slot;
+static CUcontext memory_gone; /* the last context that the memory side was told about */
+
+void nvs_init(void) {}
+void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
+void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
+void nvs_pacing_context_gone(void) {}
+nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
+void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }
+bool nvs_gate_leave_slow(uint32_t gpu) { (void)gpu; return false; }
+bool nvs_real_exists(nvs_id id) { return id != NVS_ID_cuStreamGetDevice; }
+
+/* ---- The driver ---- */
+
+static int gpus = 2;
+static CUdevice current_device;
+static CUcontext current;
+static CUresult begin_result, end_result;
+static CUstreamCaptureStatus capture_status;
+static int primary_references[2];
+static bool inside_begin; /* the gate's slot was announced during a begin */
+static unsigned streams_destroyed;
+static CUresult destroy_stream_result;
+static uintptr_t next_handle = 0x10000;
+
+static CUresult driver_count(int *count) { *count = gpus; return CUDA_SUCCESS; }
+static CUresult driver_device(CUdevice *device) { *device = current_device; return CUDA_SUCCESS; }
+static CUresult driver_get_current(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
+static CUresult driver_set_current(CUcontext context) { current = context; return CUDA_SUCCESS; }
+static CUresult driver_pop(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
+static CUresult driver_destroy_context(CUcontext context) { return context == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS; }
+
+static CUresult driver_create(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    (void)flags;
+    current = *context = (CUcontext)(next_handle += 0x100);
+    current_device = device;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_retain(CUcontext *context, CUdevice device)
+{
+    primary_references[device]++;
+    *context = (CUcontext)(uintptr_t)(0x100 + device);
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_release(CUdevice device)
+{
+    if (primary_references[device] == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    primary_references[device]--;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_reset(CUdevice device)
+{
+    primary_references[device] = 0;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_state(CUdevice device, unsigned int *flags, int *active)
+{
+    *flags = 0;
+    *active = primary_references[device] > 0;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_stream(CUstream *stream, unsigned int flags)
+{
+    (void)flags;
+    *stream = (CUstream)(next_handle += 0x100);
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_destroy_stream(CUstream stream)
+{
+    (void)stream;
+    streams_destroyed += destroy_stream_result == CUDA_SUCCESS;
+    return destroy_stream_result;
+}
+
+static CUresult driver_begin(CUstream stream, CUstreamCaptureMode mode)
+{
+    (void)stream, (void)mode;
+    inside_begin = only_slot.active != 0;
+    return begin_result;
+}
+
+static CUresult driver_end(CUstream stream, CUgraph *graph)
+{
+    (void)stream, (void)graph;
+    return end_result;
+}
+
+static CUresult driver_is_capturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = capture_status;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_lacks_it(void) { return CUDA_ERROR_NOT_SUPPORTED; }
+
+nvs_function nvs_real_resolve(nvs_id id)
+{
+    switch ((int)id) {
+    case NVS_ID_cuDeviceGetCount: return (nvs_function)driver_count;
+    case NVS_ID_cuCtxGetDevice: return (nvs_function)driver_device;
+    case NVS_ID_cuCtxGetCurrent: return (nvs_function)driver_get_current;
+    case NVS_ID_cuCtxPushCurrent_v2: return (nvs_function)driver_set_current;
+    case NVS_ID_cuCtxPopCurrent_v2: return (nvs_function)driver_pop;
+    case NVS_ID_cuCtxCreate_v2: return (nvs_function)driver_create;
+    case NVS_ID_cuCtxDestroy_v2: return (nvs_function)driver_destroy_context;
+    case NVS_ID_cuDevicePrimaryCtxRetain: return (nvs_function)driver_retain;
+    case NVS_ID_cuDevicePrimaryCtxRelease_v2: return (nvs_function)driver_release;
+    case NVS_ID_cuDevicePrimaryCtxReset_v2: return (nvs_function)driver_reset;
+    case NVS_ID_cuDevicePrimaryCtxGetState: return (nvs_function)driver_state;
+    case NVS_ID_cuStreamCreate: return (nvs_function)driver_stream;
+    case NVS_ID_cuStreamDestroy_v2: return (nvs_function)driver_destroy_stream;
+    case NVS_ID_cuStreamBeginCapture_v2:
+    case NVS_ID_cuStreamBeginCapture_v2_ptsz: return (nvs_function)driver_begin;
+    case NVS_ID_cuStreamEndCapture:
+    case NVS_ID_cuStreamEndCapture_ptsz: return (nvs_function)driver_end;
+    case NVS_ID_cuStreamIsCapturing:
+    case NVS_ID_cuStreamIsCapturing_ptsz: return (nvs_function)driver_is_capturing;
+    default: return (nvs_function)driver_lacks_it;
+    }
+}
+
+/* ---- Visits ---- */
+
+typedef struct tally {
+    unsigned seen;
+    uintptr_t last;
+    CUstream victim; /* destroyed by the "application" during its visit */
+} tally;
+
+static bool count_context(CUcontext context, void *argument)
+{
+    tally *t = argument;
+    t->seen++;
+    t->last = (uintptr_t)context;
+    return true;
+}
+
+static bool count_stream(CUstream stream, void *argument)
+{
+    tally *t = argument;
+    t->seen++;
+    if (stream == t->victim) {
+        CHECK(cuStreamDestroy_v2(stream) == CUDA_SUCCESS, "destroying a stream under visit fails");
+        CHECK(streams_destroyed == 0, "a stream is destroyed while somebody looks at it");
+    }
+    return true;
+}
+
+static unsigned contexts_of(uint32_t gpu)
+{
+    tally t = {0};
+    nvs_each_context(gpu, count_context, &t);
+    return t.seen;
+}
+
+static unsigned streams_of(CUcontext context)
+{
+    tally t = {0};
+    nvs_each_stream(context, count_stream, &t);
+    return t.seen;
+}
+
+static CUcontext made(CUdevice device)
+{
+    CUcontext context = NULL;
+    CHECK(cuCtxCreate_v2(&context, 0, device) == CUDA_SUCCESS, "cuCtxCreate fails");
+    return context;
+}
+
+static void test_contexts(void)
+{
+    CUcontext first = made(0), second = made(1), primary = NULL;
+    CHECK(contexts_of(0) == 1 && contexts_of(1) == 1, "a created context is not visited on its GPU");
+    CHECK(nvs_context_gpu(first) == 0 && nvs_context_gpu(second) == 1, "the GPU of a context is not known");
+    CHECK(nvs_current_gpu() == 1, "the new context is not the current one");
+    cuDevicePrimaryCtxRetain(&primary, 0);
+    cuDevicePrimaryCtxRetain(&primary, 0);
+    CHECK(contexts_of(0) == 2, "a primary context retained twice is not visited once");
+    cuDevicePrimaryCtxRelease_v2(0);
+    CHECK(contexts_of(0) == 2 && memory_gone == NULL, "a primary context ended before its last release");
+    cuDevicePrimaryCtxRelease_v2(0);
+    CHECK(contexts_of(0) == 1 && memory_gone == primary, "a primary context did not end with its last release");
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT, "the driver's error is not passed on");
+    cuDevicePrimaryCtxRetain(&primary, 0);
+    cuDevicePrimaryCtxRetain(&primary, 0);
+    cuDevicePrimaryCtxReset_v2(0);
+    CHECK(contexts_of(0) == 1, "a reset did not end the primary context");
+    driver_retain(&primary, 1); /* by a way that no hook sees */
+    CHECK(contexts_of(1) == 2 && primary_references[1] == 1, "a primary context that was made unseen is not visited");
+    CHECK(cuCtxDestroy_v2(NULL) == CUDA_ERROR_INVALID_CONTEXT, "the driver's error is not passed on");
+    CHECK(cuCtxDestroy_v2(first) == CUDA_SUCCESS && contexts_of(0) == 0 && memory_gone == first, "a destroyed context is visited");
+    driver_release(1);
+    cuCtxDestroy_v2(second);
+}
+
+static void test_streams(void)
+{
+    enum { MANY = 200 };
+    CUstream streams[MANY];
+    CUcontext other = made(1), context = made(0);
+    for (unsigned i = 0; i < MANY; i++)
+        cuStreamCreate(&streams[i], 0);
+    CHECK(streams_of(context) == MANY && streams_of(other) == 0, "not each stream of the context is visited once");
+    for (unsigned i = 0; i < MANY; i += 2)
+        cuStreamDestroy_v2(streams[i]);
+    CHECK(streams_of(context) == MANY / 2 && streams_destroyed == MANY / 2, "a destroyed stream is visited");
+    CUstream more;
+    cuStreamCreate(&more, 0);
+    CHECK(streams_of(context) == MANY / 2 + 1, "a stream in a place that was used before is not visited");
+    streams_destroyed = 0;
+    tally t = {.victim = more};
+    nvs_each_stream(context, count_stream, &t);
+    CHECK(streams_destroyed == 1 && streams_of(context) == MANY / 2, "a stream destroyed during its visit is never destroyed");
+    destroy_stream_result = CUDA_ERROR_INVALID_CONTEXT;
+    CHECK(cuStreamDestroy_v2(streams[1]) == CUDA_ERROR_INVALID_CONTEXT, "the driver's error is not passed on");
+    CHECK(streams_of(context) == MANY / 2, "a stream whose end failed is not visited any more");
+    destroy_stream_result = CUDA_SUCCESS;
+    cuCtxDestroy_v2(context);
+    CHECK(streams_of(context) == 0, "the streams of a destroyed context are visited");
+    cuCtxDestroy_v2(other);
+}
+
+static pthread_barrier_t meeting;
+static CUcontext under_visit;
+static atomic_bool context_destroyed;
+
+static bool linger(CUcontext context, void *argument)
+{
+    (void)argument;
+    if (context == under_visit) {
+        pthread_barrier_wait(&meeting); /* the destroyer may start */
+        /* Once no new visit sees the context its end has begun, and must wait for us. */
+        while (contexts_of(0) != 0 && !atomic_load_explicit(&context_destroyed, memory_order_acquire))
+            sched_yield();
+        CHECK(!atomic_load_explicit(&context_destroyed, memory_order_acquire), "a context is destroyed while somebody looks at it");
+    }
+    return true;
+}
+
+static void *visitor(void *argument)
+{
+    nvs_each_context(0, linger, argument);
+    return NULL;
+}
+
+static CUresult destroy_and_say(CUcontext context)
+{
+    (void)context;
+    atomic_store_explicit(&context_destroyed, true, memory_order_release);
+    return CUDA_SUCCESS;
+}
+
+static void test_context_under_visit(void)
+{
+    pthread_t thread;
+    pthread_barrier_init(&meeting, NULL, 2);
+    under_visit = made(0);
+    atomic_store_explicit(&nvs_reals[NVS_ID_cuCtxDestroy_v2], (nvs_function)destroy_and_say, memory_order_release);
+    pthread_create(&thread, NULL, visitor, NULL);
+    pthread_barrier_wait(&meeting);
+    CHECK(cuCtxDestroy_v2(under_visit) == CUDA_SUCCESS, "a context under visit is not destroyed");
+    pthread_join(thread, NULL);
+    CHECK(atomic_load_explicit(&context_destroyed, memory_order_acquire), "a context under visit is not destroyed after it");
+    atomic_store_explicit(&nvs_reals[NVS_ID_cuCtxDestroy_v2], NULL, memory_order_release);
+}
+
+static void *capture_on_default_stream(void *argument)
+{
+    (void)argument;
+    cuStreamBeginCapture_v2_ptsz(NULL, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    return NULL;
+}
+
+static void test_captures(void)
+{
+    CUgraph graph;
+    CUstream a = (CUstream)0x5000, b = (CUstream)0x6000;
+    made(0);
+    CHECK(!nvs_capturing(), "a capture before there is one");
+    cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    CHECK(inside_begin, "a capture does not begin inside the gate");
+    CHECK(nvs_capturing(), "a capture is not seen");
+    cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED);
+    cuStreamEndCapture(a, &graph);
+    CHECK(nvs_capturing(), "the end of one capture ends another");
+    end_result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    cuStreamEndCapture(b, &graph);
+    CHECK(nvs_capturing(), "a capture that another thread began was ended by this one");
+    end_result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CHECK(cuStreamEndCapture(b, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "the driver's error is not passed on");
+    CHECK(!nvs_capturing(), "an invalidated capture goes on for ever");
+    end_result = CUDA_SUCCESS;
+    begin_result = CUDA_ERROR_ILLEGAL_STATE;
+    cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    CHECK(!nvs_capturing(), "a capture that did not begin is counted");
+    begin_result = CUDA_SUCCESS;
+    cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    cuStreamDestroy_v2(a);
+    CHECK(!nvs_capturing(), "a capture outlives its stream");
+
+    pthread_t thread;
+    cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    pthread_create(&thread, NULL, capture_on_default_stream, NULL);
+    pthread_join(thread, NULL);
+    cuStreamEndCapture_ptsz(NULL, &graph);
+    CHECK(nvs_capturing(), "two threads' default streams are taken for one");
+}
+
+int main(void)
+{
+    test_contexts();
+    test_streams();
+    test_context_under_visit();
+    test_captures();
+    printf("done %u\n", checks);
+    return 0;
+}

@@ -1,0 +1,28 @@
+"""A client in a process of its own, to be killed: `python holder.py SOCKET UUID [LEASE_ID]`.
+
+Wants the lease, or claims one; prints a line for each message that it gets.  Gives a lease back when it is revoked.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from bench.zmtp import Link
+from coordinator import wire
+
+
+def main(path: str, uuid: str, claimed: int) -> None:
+    link = Link(Path(path))
+    link.socket.settimeout(60)
+    link.send(wire.encode(wire.Hello(wire.PROTOCOL_VERSION, "holder", "test", os.getpid(), 0, 1, 0, "0")))
+    link.send(wire.encode(wire.AttachGpu(0, uuid, 8 << 30, claimed, not claimed, 0, 0, 0)))
+    while True:
+        for frame in link.take():
+            message = wire.decode(frame, wire.TO_CLIENT)
+            print(type(message).__name__, getattr(message, "lease_id", ""), flush=True)
+            if isinstance(message, wire.Revoke):
+                link.send(wire.encode(wire.Release(0, message.lease_id, 0, True, False, 0, 0, 0)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0)

@@ -1,0 +1,18 @@
+"""A coordinator on made-up GPUs: `python made_up_gpus.py COUNT [nvshare-coordinator's options]`."""
+
+import sys
+
+from coordinator.daemon import serve_devices
+from coordinator.devices import Device
+
+UUID = "GPU-00000000-0000-0000-0000-{:012d}"
+
+
+def uuid_of(gpu: int) -> str:
+    """Of the made-up GPU with that index."""
+    return UUID.format(gpu)
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1])
+    serve_devices(sys.argv[2:], [Device(index, uuid_of(index), "made-up GPU", 8 << 30) for index in range(count)])

@@ -1,0 +1,210 @@
+"""What dies, and what goes on: clients, coordinators, and the lease meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from coordinator import wire
+from tests.shell.made_up_gpus import uuid_of
+from tests.shell.shell_rig import Coordinators, Holder, Hook, Running, Trace, until
+
+Connect = Callable[..., Hook]
+Follow = Callable[[Running], Trace]
+Hold = Callable[..., Holder]
+LONG = "60s"
+"""A quantum or recovery window that no test waits for."""
+
+
+def lease_of(line: str) -> int:
+    return int(line.split()[1])
+
+
+def test_a_killed_holder_makes_room_for_the_next(
+    coordinators: Coordinators, hold: Hold, connect: Connect, follow: Follow
+) -> None:
+    """Broken if a dead client's lease stayed: the quantum is a minute, so only its death can free it (invariant 6)."""
+    running = coordinators.start("--quantum", LONG)
+    holder = hold(running)
+    first = lease_of(holder.next("Grant"))
+    waiting = connect(running).hello("waiting").attach(wanted=True)
+    waiting.next(wire.GpuSettings)
+    trace = follow(running)
+    holder.kill()
+    gone = trace.next("gone", name="holder")
+    granted = trace.next("granted", name="waiting")
+    assert granted["seq"] > gone["seq"]
+    assert waiting.next(wire.Grant).lease_id > first
+
+
+def test_a_goodbye_frees_the_lease(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a process that ends in order kept the GPU until its socket closed."""
+    running = coordinators.start("--quantum", LONG)
+    first = connect(running).hello("first").attach(wanted=True)
+    first.next(wire.Grant)
+    second = connect(running).hello("second").attach(wanted=True)
+    second.next(wire.GpuSettings)
+    first.send(wire.Goodbye())
+    assert second.next(wire.Grant)
+
+
+def test_a_holder_keeps_its_lease_over_a_restart(
+    coordinators: Coordinators, hold: Hold, connect: Connect
+) -> None:
+    """Broken if a killed coordinator's successor gave the lease to a second holder (invariant 7)."""
+    before = coordinators.start("--quantum", LONG)
+    holder = connect(before).hello("holder").attach(wanted=True)
+    lease = holder.next(wire.Grant).lease_id
+    before.kill()
+    after = coordinators.start("--quantum", LONG, NVSHARE_RECOVERY=LONG)
+    waiting = hold(after)  # another process: the holder's own would be taken for the holder that comes back
+    waiting.next("GpuSettings")
+    gpu = after.status()["gpus"][0]
+    assert gpu["recovering"]
+    assert gpu["holders"] == []
+    back = connect(after).hello("holder").attach(lease_id=lease)
+    assert back.next(wire.Grant).lease_id == lease
+    assert len(after.status()["gpus"][0]["holders"]) == 1
+    back.release(lease)
+    assert lease_of(waiting.next("Grant")) > lease
+
+
+def test_libzmq_brings_a_client_back_to_a_restarted_coordinator(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a client had to be started again when the coordinator was (invariant 7)."""
+    before = coordinators.start()
+    hook = connect(before).hello()
+    hook.next(wire.Welcome)
+    before.kill()
+    after = coordinators.start()
+    hook.hello().attach(wanted=True)
+    assert hook.next(wire.Grant)
+    assert after.status()["clients"][0]["process_id"] == os.getpid()
+
+
+def test_nobody_waits_for_a_holder_that_died_meanwhile(
+    coordinators: Coordinators, hold: Hold, connect: Connect
+) -> None:
+    """Broken if a restarted coordinator waited for a process that does not live."""
+    before = coordinators.start("--quantum", LONG)
+    holder = hold(before)
+    lease = lease_of(holder.next("Grant"))
+    before.kill()
+    holder.kill()
+    after = coordinators.start(NVSHARE_RECOVERY=LONG)
+    newcomer = connect(after).hello().attach(wanted=True)
+    assert newcomer.next(wire.Grant).lease_id > lease
+
+
+def test_recovery_ends_with_the_death_of_the_expected_holder(
+    coordinators: Coordinators, hold: Hold, connect: Connect
+) -> None:
+    """Broken if a holder that dies during recovery kept everybody waiting until its end."""
+    before = coordinators.start("--quantum", LONG)
+    # It does not come back by itself: a plain socket does not reconnect, so it ends when the coordinator does.
+    holder = hold(before)
+    holder.next("Grant")
+    holder.process.send_signal(signal.SIGSTOP)
+    before.kill()
+    after = coordinators.start(NVSHARE_RECOVERY=LONG)
+    waiting = connect(after).hello().attach(wanted=True)
+    waiting.next(wire.GpuSettings)
+    assert after.status()["gpus"][0]["recovering"]
+    holder.kill()
+    assert waiting.next(wire.Grant)
+
+
+def test_recovery_ends_with_its_time(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
+    """Broken if a holder that lives but never comes back kept everybody waiting for ever."""
+    before = coordinators.start("--quantum", LONG)
+    holder = hold(before)
+    holder.next("Grant")
+    holder.process.send_signal(signal.SIGSTOP)
+    before.kill()
+    after = coordinators.start(NVSHARE_RECOVERY="50ms")
+    assert connect(after).hello().attach(wanted=True).next(wire.Grant)
+
+
+def test_a_stop_in_order_is_recovered_from_like_a_crash(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if stopping a coordinator forgot who holds the lease, for an upgrade must not make two holders."""
+    before = coordinators.start("--quantum", LONG)
+    holder = connect(before).hello().attach(wanted=True)
+    lease = holder.next(wire.Grant).lease_id
+    assert before.stop() == 0
+    after = coordinators.start(NVSHARE_RECOVERY=LONG)
+    assert after.status()["gpus"][0]["recovering"]
+    holder.hello().attach(lease_id=lease)
+    assert holder.next(wire.Grant).lease_id == lease
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096, os.urandom(4096), b"nvshare-journal1" + os.urandom(600)])
+def test_a_journal_that_makes_no_sense_is_no_obstacle(
+    coordinators: Coordinators, connect: Connect, content: bytes
+) -> None:
+    """Broken if leftovers of an old version, or of a disk's whim, stopped the start."""
+    directory = coordinators.base / "run"
+    directory.mkdir(mode=0o700)
+    (directory / "journal").write_bytes(content)
+    assert connect(coordinators.start()).hello().attach(wanted=True).next(wire.Grant)
+
+
+def test_an_overdue_client_is_killed_when_configured(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
+    """Broken if the configured end of a hung client did not come, or hit another process (invariant 10)."""
+    running = coordinators.start(
+        "--quantum", "1ms", NVSHARE_DRAIN_DEADLINE="50ms", NVSHARE_OVERDUE_ACTION="kill"
+    )
+    holder = hold(running)
+    holder.next("Grant")
+    holder.process.send_signal(signal.SIGSTOP)
+    bystander = hold(running)
+    bystander.next("Welcome")
+    assert holder.process.wait(20) == -signal.SIGKILL
+    bystander.next("Grant")
+
+
+def test_gpus_are_independent(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
+    """Broken if a holder on one GPU, or its death, mattered to another GPU."""
+    running = coordinators.start("--quantum", LONG, gpus=2)
+    holders = [hold(running, gpu=gpu) for gpu in range(2)]
+    for holder in holders:
+        holder.next("Grant")
+    holders[0].kill()
+    until(lambda: len(running.status()["clients"]) == 1, "the death")
+    gpus = running.status()["gpus"]
+    assert [len(gpu["holders"]) for gpu in gpus] == [0, 1]
+    assert gpus[1]["uuid"] == uuid_of(1)
+    assert Path(f"/proc/{holders[1].process.pid}").exists()
+
+
+def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a bug in the coordinator ended it for good, or its restarts had no end."""
+    coordinators.program = "crashing.py"
+    running = coordinators.start("--quantum", LONG, NVSHARE_RECOVERY=LONG)
+    holder = connect(running).hello("holder").attach(wanted=True)
+    lease = holder.next(wire.Grant).lease_id
+    crashing = [connect(running).hello("crash")]
+    until(lambda: running.log.read_text().count("serving 1 GPU(s)") == 2, "the restart")
+    holder.hello("holder").attach(lease_id=lease)
+    assert holder.next(wire.Grant).lease_id == lease
+    assert running.process.poll() is None  # the same process: exec
+    # The crashing client's libzmq comes back, but it says hello only when told.
+    while running.process.poll() is None:
+        assert len(crashing) < 10
+        crashing.append(connect(running).hello("crash"))
+        until(
+            lambda: running.process.poll() is not None
+            or running.log.read_text().count("serving 1 GPU(s)") > len(crashing),
+            "the next crash",
+        )
+    assert running.process.returncode == 1
+    assert "made-up mistake" in running.log.read_text()
+
+
+def test_the_coordinators_memory_is_bounded(coordinator: Running) -> None:
+    """Broken if a peer could make it take all of the node's memory, by a message of endless parts."""
+    limits = Path(f"/proc/{coordinator.process.pid}/limits").read_text()
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max data size")]
+    assert int(line.split()[3]) <= 2 << 30

@@ -1,0 +1,60 @@
+"""Programs on simulated GPUs: each test has state of its own, each program is a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PREAMBLE = "import os, threading\nfrom sim_driver import *\n"
+
+Start = Callable[..., subprocess.Popen[str]]
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def start(sim_env: dict[str, str]) -> Iterator[Start]:
+    """Starts a program (Python source that finds `Driver`); it is killed when the test ends."""
+    running: list[subprocess.Popen[str]] = []
+
+    def starter(source: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PREAMBLE + textwrap.dedent(source)],
+            env={**sim_env, "PYTHONPATH": str(HERE), **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield starter
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run(start: Start) -> Run:
+    """Runs a program to its end and returns what it said; it must exit with 0."""
+
+    def runner(source: str, **environment: str) -> str:
+        process = start(source, **environment)
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, f"exit code {process.returncode}\n{output}\n{errors}"
+        return output
+
+    return runner
+
+
+@pytest.fixture
+def state(sim_env: dict[str, str]) -> Path:
+    """The state file of this test's cards."""
+    return Path(sim_env["NVSHARE_SIM_STATE"])

@@ -1,0 +1,339 @@
+"""The driver double keeps CUDA's rules: contents, order, errors, streams, capture, graphs."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from simulated_gpu.trace import read_trace
+
+FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}
+
+
+def test_calls_need_init_and_context(run) -> None:
+    """A hook that forwards before cuInit or without a context would not see the errors that applications handle."""
+    run("""
+        d = Driver(init=False)
+        count = c_int()
+        assert d.result("cuDeviceGetCount", byref(count)) == 3
+        d.cuInit(0)
+        assert d.result("cuInit", 1) == 1
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(64)) == 201
+        assert d.result("cuCtxSynchronize") == 201
+        assert d.result("cuDeviceGet", byref(count), 5) == 101
+    """)
+
+
+def test_contents_survive_copies(run) -> None:
+    """Data that comes back changed would make every test of eviction meaningless."""
+    run(
+        """
+        d = Driver()
+        data = os.urandom(1 << 20)
+        a, b = d.allocate(1 << 20), d.allocate(1 << 20)
+        d.write(a, data)
+        d.cuMemcpyDtoD_v2(b, a, c_size_t(1 << 20))
+        assert d.read(b, 1 << 20) == data
+        d.cuMemsetD32_v2(b, 0x01020304, c_size_t(16))
+        assert d.read(b, 64) == bytes([4, 3, 2, 1]) * 16
+        assert d.read(b, 64, 64) == data[64:128]
+        d.cuMemsetD2D8_v2(b, c_size_t(100), 9, c_size_t(10), c_size_t(3))
+        assert d.read(b, 12, 100) == b"\\x09" * 10 + data[110:112]
+        """,
+        **FAST,
+    )
+
+
+def test_bad_arguments_are_refused(run) -> None:
+    """Applications and hooks rely on INVALID_VALUE instead of a crash."""
+    run("""
+        d = Driver()
+        p = d.allocate(4096)
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(0)) == 1
+        assert d.result("cuMemFree_v2", c_uint64(p.value + 8)) == 1
+        assert d.result("cuMemFree_v2", c_uint64(0)) == 0
+        assert d.result("cuMemsetD8_v2", p, 1, c_size_t(5000)) == 1
+        assert d.result("cuMemcpyHtoD_v2", p, b"x" * 5000, c_size_t(5000)) == 1
+        assert d.result("cuStreamSynchronize", d.stream()) == 0
+        assert d.result("cuModuleLoadData", byref(c_void_p()), b"no image at all, but long enough" * 4) == 200
+        f = d.kernel()
+        assert d.result("cuLaunchKernel", f, 0, 1, 1, 1, 1, 1, 0, None, None, None) == 1
+        assert d.result("cuLaunchKernel", f, 1, 1, 1, 2048, 1, 1, 0, None, None, None) == 1
+        s = d.stream()
+        d.cuStreamDestroy_v2(s)
+        assert d.result("cuStreamQuery", s) == 400
+        assert d.result("cuModuleGetFunction", byref(c_void_p()), c_void_p(0), b"x") == 400
+    """)
+
+
+def test_effects_happen_when_work_ends(run) -> None:
+    """If a copy took effect when it is submitted, a hook that evicts without draining would go unnoticed."""
+    run(
+        """
+        d = Driver()
+        f, s, p = d.kernel(), d.stream(), d.allocate(64)
+        d.cuMemsetD8_v2(p, 0, c_size_t(64))
+        d.cuCtxSynchronize()
+        with d.held(s):
+            d.cuMemsetD8Async(p, 7, c_size_t(64), s)
+            assert ctypes.string_at(p.value, 1) == b"\\0", "the fill ran ahead of what is before it"
+            assert d.result("cuStreamQuery", s) == 600
+        d.cuStreamSynchronize(s)
+        assert ctypes.string_at(p.value, 1) == b"\\7"
+        """,
+        **FAST,
+    )
+
+
+def test_a_pageable_source_may_be_reused_at_once(run) -> None:
+    """An asynchronous copy of pageable memory takes the bytes of the call, not later ones."""
+    run("""
+        d = Driver()
+        f, s, p = d.kernel(), d.stream(), d.allocate(64)
+        source = ctypes.create_string_buffer(b"A" * 64, 64)
+        with d.held(s):
+            d.cuMemcpyHtoDAsync_v2(p, source, c_size_t(64), s)
+            ctypes.memset(source, ord("B"), 64)
+        d.cuStreamSynchronize(s)
+        assert d.read(p, 64) == b"A" * 64
+        pinned = c_void_p()
+        d.cuMemHostAlloc(byref(pinned), c_size_t(64), 0)
+        ctypes.memset(pinned, ord("C"), 64)
+        with d.held(s):
+            d.cuMemcpyHtoDAsync_v2(p, pinned, c_size_t(64), s)
+            ctypes.memset(pinned, ord("D"), 64)
+        d.cuStreamSynchronize(s)
+        assert d.read(p, 64) == b"D" * 64, "pinned memory is read when the copy runs"
+    """)
+
+
+def test_events_order_streams(run, state: Path) -> None:
+    """A wait that is ignored would let dependent kernels overlap."""
+    run("""
+        d = Driver()
+        f, one, two, e = d.kernel(), d.stream(), d.stream(), d.event()
+        with d.held(one):
+            d.busy(f, one, 5_000_000)
+            d.cuEventRecord(e, one)
+            d.cuStreamWaitEvent(two, e, 0)
+            d.busy(f, two, 3_000_000)
+            assert d.result("cuEventQuery", e) == 600
+        d.cuCtxSynchronize()
+        assert d.result("cuEventQuery", e) == 0
+    """)
+    first, second = read_trace(state)
+    assert first.end_ns - first.start_ns == 5_000_000
+    assert second.start_ns >= first.end_ns
+    assert second.stream != first.stream
+
+
+def test_streams_overlap_and_the_legacy_stream_does_not(run, state: Path) -> None:
+    """The default stream waits for blocking streams and they for it; non-blocking ones run beside."""
+    run("""
+        d = Driver()
+        f, blocking, free = d.kernel(), d.stream(0), d.stream(1)
+        d.busy(f, blocking, 300_000_000)
+        d.busy(f, free, 300_000_000)
+        d.busy(f, None, 1_000_000)
+        d.busy(f, blocking, 2_000_000)
+        d.cuCtxSynchronize()
+    """)
+    by_duration = {busy.end_ns - busy.start_ns: busy for busy in read_trace(state)}
+    legacy, later = by_duration[1_000_000], by_duration[2_000_000]
+    long = [busy for busy in read_trace(state) if busy.end_ns - busy.start_ns == 300_000_000]
+    blocking, free = sorted(long, key=lambda busy: busy.stream)
+    assert free.start_ns < blocking.end_ns, "two streams of a process must be able to overlap"
+    assert legacy.start_ns >= blocking.end_ns
+    assert later.start_ns >= legacy.end_ns
+
+
+def test_per_thread_default_streams_are_separate(run, state: Path) -> None:
+    """A _ptsz entry point that used the legacy stream would serialise threads that must not be."""
+    run("""
+        d = Driver()
+        f = d.kernel()
+        def work():
+            d.cuCtxSetCurrent(d.context)
+            value = c_uint64(1_000_000)
+            parameters = (c_void_p * 1)(ctypes.cast(byref(value), c_void_p))
+            d.cuLaunchKernel_ptsz(f, 1, 1, 1, 1, 1, 1, 0, None, parameters, None)
+            d.cuStreamSynchronize_ptsz(None)
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        d.busy(f, None, 1_000_000)
+        d.cuCtxSynchronize()
+    """)
+    assert len({busy.stream for busy in read_trace(state)}) == 3
+
+
+def test_a_queue_of_kernels_takes_the_sum_of_their_times(run, state: Path) -> None:
+    """Late wake-ups may not add up: what is queued starts when its predecessor ended."""
+    run("""
+        d = Driver()
+        f, s = d.kernel(), d.stream()
+        with d.held(s):
+            for _ in range(200):
+                d.busy(f, s, 10_000)
+        d.cuStreamSynchronize(s)
+    """)
+    trace = read_trace(state)
+    assert len(trace) == 200
+    assert all(after.start_ns == before.end_ns for before, after in itertools.pairwise(trace))
+
+
+def test_a_full_launch_queue_blocks_the_launch(run) -> None:
+    """Pacing is tuned against a driver whose queue is bounded; one without a bound would hide its absence."""
+    run(
+        """
+        d = Driver()
+        f, s = d.kernel(), d.stream()
+        launched = []
+        def work():
+            d.cuCtxSetCurrent(d.context)
+            for i in range(5):
+                d.busy(f, s, 1000)
+                launched.append(i)
+        thread = threading.Thread(target=work)
+        with d.held(s):
+            thread.start()
+            while len(launched) < 4:
+                thread.join(0.001)
+            thread.join(0.05)
+            assert launched == [0, 1, 2, 3], "the fifth launch must wait for a place"
+        thread.join()
+        assert len(launched) == 5
+        """,
+        NVSHARE_SIM_LAUNCH_QUEUE="4",
+    )
+
+
+def test_host_callbacks_run_in_order(run) -> None:
+    """Applications free buffers in them."""
+    run("""
+        d = Driver()
+        f, s, seen = d.kernel(), d.stream(), []
+        Host = ctypes.CFUNCTYPE(None, c_void_p)
+        Callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p)
+        one, two = Host(lambda data: seen.append("host")), Callback(lambda stream, status, data: seen.append(status))
+        d.busy(f, s, 1_000_000)
+        d.cuLaunchHostFunc(s, one, None)
+        d.cuStreamAddCallback(s, two, None, 0)
+        d.cuStreamSynchronize(s)
+        assert seen == ["host", 0], seen
+    """)
+
+
+def test_events_measure_the_time_of_work(run) -> None:
+    """cuEventElapsedTime is how applications time kernels."""
+    run("""
+        d = Driver()
+        f, s, a, b, ms = d.kernel(), d.stream(), d.event(), d.event(), c_float()
+        d.busy(f, s, 1_000_000)
+        d.cuEventRecord(a, s)
+        d.busy(f, s, 7_000_000)
+        d.cuEventRecord(b, s)
+        assert d.result("cuEventElapsedTime", byref(ms), a, b) == 600
+        d.cuEventSynchronize(b)
+        d.cuEventElapsedTime(byref(ms), a, b)
+        assert ms.value > 6.99, ms.value  # simulated time: of the machine only the launch may add to it
+    """)
+
+
+def test_fork_leaves_no_driver_in_the_child(run) -> None:
+    """A child must hear NOT_INITIALIZED; a hook that goes on as if nothing happened would hang."""
+    run("""
+        d = Driver()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(10 if d.result("cuCtxSynchronize") == 3 and d.result("cuInit", 0) == 3 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 10
+        d.cuCtxSynchronize()
+    """)
+
+
+def test_primary_context_reset_frees_and_revives(run) -> None:
+    """cudaDeviceReset and a later use of the same handle must work, with all memory back."""
+    run("""
+        d = Driver()
+        d.allocate(1 << 20)
+        d.cuDevicePrimaryCtxReset_v2(0)
+        d.cuCtxSetCurrent(d.context)
+        assert d.used() == 0
+        d.allocate(64)
+    """)
+
+
+def test_addresses_by_name_and_version(run) -> None:
+    """cudart finds everything this way; a wrong version has another signature."""
+    run("""
+        d = Driver()
+        def ask(name, version, flags=0):
+            pointer, status = c_void_p(), c_int()
+            assert d.result("cuGetProcAddress_v2", name, byref(pointer), version, c_uint64(flags), byref(status)) == 0
+            return pointer.value, status.value
+        def exported(name):
+            return ctypes.cast(d.library[name], c_void_p).value
+        assert ask(b"cuMemAlloc", 12000) == (exported("cuMemAlloc_v2"), 0)
+        assert ask(b"cuMemAlloc", 3010) == (exported("cuMemAlloc"), 0)
+        assert ask(b"cuCtxCreate", 3020)[0] == exported("cuCtxCreate_v2")
+        assert ask(b"cuCtxCreate", 13000)[0] == exported("cuCtxCreate_v4")
+        assert ask(b"cuMemcpyHtoDAsync", 13000, 2)[0] == exported("cuMemcpyHtoDAsync_v2_ptsz")
+        assert ask(b"cuMemcpyHtoDAsync", 13000, 1)[0] == exported("cuMemcpyHtoDAsync_v2")
+        assert ask(b"cuMemAlloc", 13000, 2)[0] == exported("cuMemAlloc_v2")
+        assert ask(b"cuGetProcAddress", 11030)[0] == exported("cuGetProcAddress")
+        assert ask(b"cuNoSuchThing", 13000) == (None, 1)
+        assert ask(b"cuMemAllocAsync", 10000) == (None, 2)
+    """)
+
+
+def test_every_export_answers(run) -> None:
+    """What is not implemented must say NOT_SUPPORTED instead of being absent, which crashes programs."""
+    run("""
+        d = Driver()
+        for name in ("cuIpcGetMemHandle", "cuGLInit", "cuMulticastCreate", "cuCheckpointProcessLock"):
+            assert d.result(name, None, None, None, None) == 801, name
+        text = ctypes.c_char_p()
+        d.cuGetErrorName(801, byref(text))
+        assert text.value == b"CUDA_ERROR_NOT_SUPPORTED"
+        assert d.result("cuGetErrorName", 12345, byref(text)) == 1
+    """)
+
+
+def test_faults_hit_the_calls_that_they_name(run) -> None:
+    """Fault injection that misses would prove error handling that is never reached."""
+    run(
+        """
+        d = Driver()
+        pointer = c_uint64()
+        def allocate():
+            return d.result("cuMemAlloc_v2", byref(pointer), c_size_t(64))
+        assert [allocate() for _ in range(3)] == [0, 2, 0]
+        s = d.stream()
+        assert [d.result("cuStreamQuery", s) for _ in range(4)] == [0, 0, 700, 700]
+        d.library.nvs_sim_fail(b"cuMemAlloc", c_uint64(1), 999)
+        assert [allocate() for _ in range(2)] == [999, 0]
+        d.library.nvs_sim_missing(b"cuMemFree")
+        found, status = c_void_p(), c_int()
+        d.result("cuGetProcAddress_v2", b"cuMemFree", byref(found), 13000, c_uint64(0), byref(status))
+        assert (found.value, status.value) == (None, 1)
+        d.library.nvs_sim_clear_faults()
+        assert d.result("cuStreamQuery", s) == 0
+        """,
+        NVSHARE_SIM_FAULTS="cuMemAlloc@2=2,cuStreamQuery@3-=700",
+    )
+
+
+def test_an_older_driver_can_be_claimed(run) -> None:
+    """The hook must cope with drivers that lack what its table has."""
+    run(
+        """
+        d = Driver()
+        version, pointer, status = c_int(), c_void_p(), c_int()
+        d.cuDriverGetVersion(byref(version))
+        assert version.value == 12040
+        d.cuGetProcAddress_v2(b"cuCtxSynchronize", byref(pointer), 13000, c_uint64(0), byref(status))
+        assert pointer.value == ctypes.cast(d.library["cuCtxSynchronize"], c_void_p).value
+        """,
+        NVSHARE_SIM_DRIVER_VERSION="12040",
+    )

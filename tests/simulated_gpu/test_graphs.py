@@ -1,0 +1,185 @@
+"""Stream capture and graphs: what is recorded, what it forbids, what a replay does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simulated_gpu.trace import read_trace
+
+FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}
+
+
+def test_capture_records_and_launch_replays(run, state: Path) -> None:
+    """Captured work may not run before the launch, and must run at each."""
+    run(
+        """
+        d = Driver()
+        f, s, p, graph = d.kernel(), d.stream(), d.allocate(64), c_void_p()
+        d.cuMemsetD8_v2(p, 0, c_size_t(64))
+        d.cuCtxSynchronize()
+        d.cuStreamBeginCapture_v2(s, 0)
+        d.busy(f, s, 1_000_000)
+        d.cuMemsetD8Async(p, 7, c_size_t(64), s)
+        d.cuStreamEndCapture(s, byref(graph))
+        assert ctypes.string_at(p.value, 1) == b"\\0"
+        executable = d.instantiate(graph)
+        for _ in range(2):
+            d.cuMemsetD8Async(p, 0, c_size_t(64), s)
+            d.cuGraphLaunch(executable, s)
+            d.cuStreamSynchronize(s)
+            assert d.read(p, 64) == b"\\7" * 64
+        """,
+        **FAST,
+    )
+    kinds = [busy.kind for busy in read_trace(state)]
+    assert kinds.count("graph") == 4
+    assert "kernel" not in kinds
+
+
+def test_capture_joins_streams_by_events(run) -> None:
+    """Fork and join are how frameworks capture side streams."""
+    run(
+        """
+        d = Driver()
+        one, two, fork, join, p, graph = d.stream(), d.stream(), d.event(), d.event(), d.allocate(64), c_void_p()
+        d.cuStreamBeginCapture_v2(one, 0)
+        d.cuEventRecord(fork, one)
+        d.cuStreamWaitEvent(two, fork, 0)
+        d.cuMemsetD8Async(p, 1, c_size_t(64), two)
+        status = c_int()
+        d.cuStreamIsCapturing(two, byref(status))
+        assert status.value == 1
+        assert d.result("cuEventQuery", fork) == 907
+        d.cuEventRecord(join, two)
+        d.cuStreamWaitEvent(one, join, 0)
+        d.cuMemsetD8Async(p, 2, c_size_t(8), one)
+        d.cuStreamEndCapture(one, byref(graph))
+        number = c_size_t()
+        d.cuGraphGetNodes(graph, None, byref(number))
+        assert number.value == 2
+        d.cuGraphGetEdges(graph, None, None, byref(number))
+        assert number.value == 1
+        d.cuGraphLaunch(d.instantiate(graph), two)
+        d.cuStreamSynchronize(two)
+        assert d.read(p, 16) == b"\\2" * 8 + b"\\1" * 8
+        """,
+        **FAST,
+    )
+
+
+def test_unjoined_work_fails_the_capture(run) -> None:
+    """CUDA refuses a capture that would lose work."""
+    run("""
+        d = Driver()
+        one, two, fork, p, graph = d.stream(), d.stream(), d.event(), d.allocate(64), c_void_p()
+        d.cuStreamBeginCapture_v2(one, 0)
+        d.cuEventRecord(fork, one)
+        d.cuStreamWaitEvent(two, fork, 0)
+        d.cuMemsetD8Async(p, 1, c_size_t(64), two)
+        assert d.result("cuStreamEndCapture", one, byref(graph)) == 904
+        assert graph.value is None
+        d.cuStreamSynchronize(two)
+    """)
+
+
+def test_forbidden_calls_invalidate_by_mode(run) -> None:
+    """A drain that synchronises a capturing stream, or allocates in global mode, must be caught here."""
+    run("""
+        d = Driver()
+        s, other, legacy_friend = d.stream(), d.stream(), d.stream(0)
+        def attempt(mode, function, *arguments, stream=s):
+            graph = c_void_p()
+            d.cuStreamBeginCapture_v2(stream, mode)
+            first = d.result(function, *arguments)
+            return first, d.result("cuStreamEndCapture", stream, byref(graph))
+        pointer, event = c_uint64(), d.event()
+        for mode, expected in ((0, (900, 901)), (1, (900, 901)), (2, (0, 0))):
+            assert attempt(mode, "cuMemAlloc_v2", byref(pointer), c_size_t(64)) == expected, mode
+            assert attempt(mode, "cuEventQuery", event) == expected, mode
+        for mode in (0, 1, 2):
+            assert attempt(mode, "cuStreamSynchronize", s) == (900, 901)
+            assert attempt(mode, "cuCtxSynchronize") == (900, 901)
+            assert attempt(mode, "cuStreamSynchronize", other) == (0, 0)
+            assert attempt(mode, "cuStreamSynchronize", None, stream=legacy_friend) == (906, 901)
+    """)
+
+
+def test_other_threads_and_their_mode(run) -> None:
+    """The agent's drain relies on the relaxed mode of its own thread, while the application captures."""
+    run("""
+        d = Driver()
+        s, event, results = d.stream(), d.event(), []
+        def query(mode):
+            d.cuCtxSetCurrent(d.context)
+            value = c_int(mode)
+            d.cuThreadExchangeStreamCaptureMode(byref(value))
+            assert value.value == 0
+            results.append(d.result("cuEventQuery", event))
+        def capture(capture_mode, thread_mode):
+            graph = c_void_p()
+            d.cuStreamBeginCapture_v2(s, capture_mode)
+            thread = threading.Thread(target=query, args=(thread_mode,))
+            thread.start()
+            thread.join()
+            return results.pop(), d.result("cuStreamEndCapture", s, byref(graph))
+        assert capture(0, 2) == (0, 0)
+        assert capture(0, 1) == (0, 0)
+        assert capture(0, 0) == (900, 901)
+        assert capture(1, 0) == (0, 0)
+    """)
+
+
+def test_relaxed_capture_may_end_on_another_thread_only(run) -> None:
+    """CUDA ties the other modes to the thread that began."""
+    run("""
+        d = Driver()
+        s, graph, results = d.stream(), c_void_p(), []
+        def end():
+            d.cuCtxSetCurrent(d.context)
+            results.append(d.result("cuStreamEndCapture", s, byref(graph)))
+        for mode, expected in ((0, 908), (2, 0)):
+            d.cuStreamBeginCapture_v2(s, mode)
+            thread = threading.Thread(target=end)
+            thread.start()
+            thread.join()
+            assert results.pop() == expected
+            if expected:
+                d.cuStreamEndCapture(s, byref(graph))
+    """)
+
+
+def test_graphs_by_hand_and_update(run) -> None:
+    """Programs build graphs node by node and change executables in place."""
+    run(
+        """
+        d = Driver()
+        class Memset(ctypes.Structure):
+            _fields_ = [("dst", c_uint64), ("pitch", c_size_t), ("value", c_uint), ("element", c_uint),
+                        ("width", c_size_t), ("height", c_size_t)]
+        s, p, graph = d.stream(), d.allocate(64), c_void_p()
+        d.cuGraphCreate(byref(graph), 0)
+        a, b = c_void_p(), c_void_p()
+        d.cuGraphAddMemsetNode(byref(a), graph, None, c_size_t(0), byref(Memset(p.value, 0, 3, 1, 64, 1)), d.context)
+        after = (c_void_p * 1)(a)
+        d.cuGraphAddMemsetNode(byref(b), graph, after, c_size_t(1), byref(Memset(p.value, 0, 4, 1, 8, 1)), d.context)
+        executable = d.instantiate(graph)
+        d.cuGraphLaunch(executable, s)
+        d.cuStreamSynchronize(s)
+        assert d.read(p, 16) == b"\\4" * 8 + b"\\3" * 8
+        d.cuGraphExecMemsetNodeSetParams(executable, b, byref(Memset(p.value, 0, 5, 1, 4, 1)), d.context)
+        d.cuGraphNodeSetEnabled(executable, a, 0)
+        d.cuGraphLaunch(executable, s)
+        d.cuStreamSynchronize(s)
+        assert d.read(p, 16) == b"\\5" * 4 + b"\\4" * 4 + b"\\3" * 8
+        clone, extra = c_void_p(), c_void_p()
+        d.cuGraphClone(byref(clone), graph)
+        assert d.result("cuGraphExecUpdate_v2", executable, clone, None) == 0
+        d.cuGraphAddEmptyNode(byref(extra), clone, None, c_size_t(0))
+        assert d.result("cuGraphExecUpdate_v2", executable, clone, None) == 910
+        d.cuGraphDestroy(graph)
+        d.cuGraphLaunch(executable, s)
+        d.cuStreamSynchronize(s)
+        d.cuGraphExecDestroy(executable)
+        """,
+        **FAST,
+    )

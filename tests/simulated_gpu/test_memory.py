@@ -1,0 +1,232 @@
+"""Kinds of memory: mapped, managed, stream-ordered, arrays; and that what is gone is really gone."""
+
+from __future__ import annotations
+
+FAST = {"NVSHARE_SIM_COPY_GIBPS": "0", "NVSHARE_SIMULATE": "1x256MiB"}
+
+
+def test_unmap_takes_the_bytes_away_and_map_brings_them_back(run) -> None:
+    """Swapping moves chunks in and out at one address; a double that kept the bytes would hide a missing copy."""
+    run(
+        """
+        d, size = Driver(), 2 << 20
+        address = d.reserve(4 * size)
+        one, two = d.physical(size), d.physical(size)
+        assert d.used() == 2 * size
+        d.map(address, size, one)
+        d.write(address, b"one")
+        d.cuMemUnmap(address, c_size_t(size))
+        assert d.result("cuMemcpyDtoH_v2", ctypes.create_string_buffer(8), address, c_size_t(8)) == 1
+        d.map(address, size, two)
+        assert d.read(address, 3) == b"\\0\\0\\0", "a new handle is new memory"
+        d.cuMemUnmap(address, c_size_t(size))
+        d.map(address, size, one)
+        assert d.read(address, 3) == b"one"
+        d.cuMemRelease(one)
+        assert d.read(address, 3) == b"one", "a mapping keeps its memory"
+        assert d.used() == 2 * size
+        d.cuMemUnmap(address, c_size_t(size))
+        d.cuMemRelease(two)
+        assert d.used() == 0
+        d.cuMemAddressFree(address, c_size_t(4 * size))
+        """,
+        **FAST,
+    )
+
+
+def test_mapping_rules(run) -> None:
+    """The driver refuses offsets, overlaps, parts of mappings and memory without access."""
+    run(
+        """
+        d, size = Driver(), 2 << 20
+        address, handle = d.reserve(4 * size), d.physical(size)
+        half, whole, none = c_size_t(size // 2), c_size_t(size), c_size_t(0)
+        flags = c_uint64(0)
+        assert d.result("cuMemMap", address, whole, c_size_t(4096), handle, flags) == 1
+        assert d.result("cuMemMap", address, half, none, handle, flags) == 1
+        assert d.result("cuMemMap", c_uint64(address.value + 4 * size), whole, none, handle, flags) == 1
+        d.cuMemMap(address, whole, none, handle, flags)
+        assert d.result("cuMemMap", address, whole, none, handle, flags) == 1
+        assert d.result("cuMemsetD8_v2", address, 1, c_size_t(16)) == 1, "no access was given yet"
+        access = AccessDesc(Location(1, 0), 3)
+        assert d.result("cuMemSetAccess", address, half, byref(access), c_size_t(1)) == 1
+        d.cuMemSetAccess(address, whole, byref(access), c_size_t(1))
+        d.cuMemsetD8_v2(address, 1, c_size_t(16))
+        assert d.result("cuMemUnmap", address, half) == 1
+        assert d.result("cuMemAddressFree", address, c_size_t(4 * size)) == 1
+        d.cuMemUnmap(address, whole)
+        assert d.result("cuMemUnmap", address, whole) == 1
+        assert d.result("cuMemCreate", byref(c_uint64()), c_size_t(4096), None, flags) == 1
+        """,
+        **FAST,
+    )
+
+
+def test_work_on_memory_that_was_evicted_too_early_is_caught(run) -> None:
+    """Unmapping without a drain must fail the context, as a card would."""
+    run(
+        """
+        d, size = Driver(), 2 << 20
+        address, handle, s = d.reserve(size), d.physical(size), d.stream()
+        d.map(address, size, handle)
+        with d.held(s):
+            d.cuMemsetD8Async(address, 1, c_size_t(16), s)
+            d.cuMemUnmap(address, c_size_t(size))
+        assert d.result("cuStreamSynchronize", s) == 700
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(16)) == 700, "the error stays"
+        """,
+        **FAST,
+    )
+
+
+def test_physical_memory_is_shared_by_descriptor(run) -> None:
+    """Libraries export VMM memory to other processes by file descriptor."""
+    run(
+        """
+        d, size = Driver(), 2 << 20
+        handle, descriptor, again = d.physical(size), c_int(), c_uint64()
+        d.cuMemExportToShareableHandle(byref(descriptor), handle, 1, c_uint64(0))
+        d.cuMemImportFromShareableHandle(byref(again), c_void_p(descriptor.value), 1)
+        one, two = d.reserve(size), d.reserve(size)
+        d.map(one, size, handle)
+        d.map(two, size, again)
+        d.write(one, b"shared")
+        assert d.read(two, 6) == b"shared"
+        assert d.used() == size, "charged once"
+        """,
+        **FAST,
+    )
+
+
+def test_managed_memory_is_charged_where_it_is_resident(run) -> None:
+    """The managed mode plans by residency: allocating costs nothing, prefetch and kernels bring memory in."""
+    run(
+        """
+        d, mib = Driver(), 1 << 20
+        f, s = d.kernel(), d.stream()
+        p = d.managed(300 * mib)
+        assert d.used() == 0
+        def prefetch(device, size):
+            d.cuMemPrefetchAsync(p, c_size_t(size), device, s)
+            d.cuStreamSynchronize(s)
+        prefetch(0, 64 * mib)
+        assert d.used() == 64 * mib
+        prefetch(-1, 300 * mib)
+        assert d.used() == 0
+        d.busy(f, s, 1000)
+        d.cuStreamSynchronize(s)
+        assert d.used() == 256 * mib, "more than the card is not resident"
+        q = d.allocate(100 * mib)
+        assert d.used() == 256 * mib, "a fixed allocation takes the room of managed memory"
+        d.cuMemFree_v2(p)
+        assert d.used() == 100 * mib
+        location = Location(1, 0)
+        r = d.managed(8 * mib)
+        d.cuMemPrefetchAsync_v2(r, c_size_t(8 * mib), location, 0, s)
+        d.cuStreamSynchronize(s)
+        assert d.used() == 108 * mib
+        assert d.result("cuMemPrefetchAsync", q, c_size_t(16), 0, s) == 1, "not managed"
+        """,
+        **FAST,
+    )
+
+
+def test_managed_memory_gives_way_to_other_processes(start, run) -> None:
+    """Both processes' sums must stay right when one takes the other's pages."""
+    holder = start(
+        """
+        d, mib = Driver(), 1 << 20
+        p, s = d.managed(200 * mib), d.stream()
+        def bring_in():
+            d.cuMemPrefetchAsync(p, c_size_t(200 * mib), 0, s)
+            d.cuStreamSynchronize(s)
+        bring_in()
+        print(d.used() // mib, flush=True)
+        wait_for_line()
+        bring_in()
+        print(d.used() // mib, flush=True)
+        d.cuMemFree_v2(p)
+        print(d.used() // mib, flush=True)
+        """,
+        **FAST,
+    )
+    assert holder.stdout.readline() == "200\n"
+    run("d = Driver(); d.allocate(156 << 20); assert d.used() == 256 << 20")
+    assert holder.communicate("go\n", timeout=60)[0].split() == ["200", "0"]
+
+
+def test_stream_ordered_memory(run) -> None:
+    """Freed in the order of the stream, charged until then."""
+    run(
+        """
+        d, size = Driver(), 1 << 20
+        s, p, pool, used = d.stream(), c_uint64(), c_void_p(), c_uint64()
+        d.cuMemAllocAsync(byref(p), c_size_t(size), s)
+        d.cuMemsetD8Async(p, 5, c_size_t(size), s)
+        d.cuDeviceGetDefaultMemPool(byref(pool), 0)
+        d.cuMemPoolGetAttribute(pool, 7, byref(used))
+        assert used.value == size
+        with d.held(s):
+            d.cuMemFreeAsync(p, s)
+            assert d.used() == size
+        d.cuStreamSynchronize(s)
+        assert d.used() == 0
+        assert d.result("cuMemFreeAsync", c_uint64(12345), s) == 1
+        """,
+        **FAST,
+    )
+
+
+def test_what_cuda_says_of_pointers(run) -> None:
+    """Frameworks decide by these answers where memory lives."""
+    run(
+        """
+        d = Driver()
+        p, host = d.allocate(1000), c_void_p()
+        d.cuMemAllocHost_v2(byref(host), c_size_t(64))
+        kind, base, size = c_int(), c_uint64(), c_size_t()
+        d.cuPointerGetAttribute(byref(kind), 2, c_uint64(p.value + 10))
+        assert kind.value == 2
+        d.cuPointerGetAttribute(byref(kind), 2, c_uint64(host.value))
+        assert kind.value == 1
+        assert d.result("cuPointerGetAttribute", byref(kind), 2, c_uint64(ctypes.addressof(kind))) == 1
+        d.cuMemGetAddressRange_v2(byref(base), byref(size), c_uint64(p.value + 10))
+        assert (base.value, size.value) == (p.value, 1000)
+        assert d.result("cuMemFreeHost", c_void_p(p.value)) == 1
+        d.cuMemFreeHost(host)
+        block = ctypes.create_string_buffer(4096)
+        d.cuMemHostRegister_v2(block, c_size_t(4096), 0)
+        assert d.result("cuMemHostRegister_v2", block, c_size_t(4096), 0) == 712
+        d.cuMemHostUnregister(block)
+        assert d.result("cuMemHostUnregister", block) == 713
+        """,
+        **FAST,
+    )
+
+
+def test_two_dimensional_copies_and_arrays(run) -> None:
+    """Pitches and offsets that are ignored corrupt images silently."""
+    run(
+        """
+        d = Driver()
+        class Shape(ctypes.Structure):
+            _fields_ = [(end + name, kind) for end in "sd" for name, kind in (
+                ("x", c_size_t), ("y", c_size_t), ("t", c_int), ("h", c_void_p), ("d", c_uint64), ("a", c_void_p),
+                ("p", c_size_t)
+            )] + [("w", c_size_t), ("h", c_size_t)]
+        class Array(ctypes.Structure):
+            _fields_ = [("w", c_size_t), ("h", c_size_t), ("format", c_int), ("channels", c_uint)]
+        p, pitch, array = c_uint64(), c_size_t(), c_void_p()
+        d.cuMemAllocPitch_v2(byref(p), byref(pitch), c_size_t(10), c_size_t(4), 4)
+        source = ctypes.create_string_buffer(bytes(range(40)), 40)
+        host = ctypes.addressof(source)
+        d.cuMemcpy2D_v2(byref(Shape(st=1, sh=host, sp=10, dt=2, dd=p.value, dp=pitch.value, w=10, h=4)))
+        assert d.read(p, 10, pitch.value * 3) == bytes(range(30, 40))
+        d.cuArrayCreate_v2(byref(array), byref(Array(10, 4, 1, 1)))
+        d.cuMemcpy2D_v2(byref(Shape(st=2, sd=p.value, sp=pitch.value, dt=3, da=array, w=10, h=4)))
+        target = ctypes.create_string_buffer(4)
+        d.cuMemcpy2D_v2(byref(Shape(sx=3, sy=1, st=3, sa=array, dt=1, dh=ctypes.addressof(target), dp=2, w=2, h=2)))
+        assert target.raw == bytes([13, 14, 23, 24])
+        """,
+        **FAST,
+    )

@@ -1,0 +1,189 @@
+"""What processes share: the cards' capacity, and the trace from which exclusivity is proved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
+
+HOLD = """
+    d = Driver()
+    d.allocate(int(os.environ["HOLD"]))
+    print("holding", flush=True)
+    wait_for_line()
+"""
+ONE_GIB = {"NVSHARE_SIMULATE": "1x1GiB"}
+
+
+def test_capacity_is_one_for_all_processes(start, run) -> None:
+    """Two processes that each got the whole card would hide every mistake in the memory plan."""
+    holder = start(HOLD, HOLD=str(768 << 20), **ONE_GIB)
+    assert holder.stdout.readline() == "holding\n"
+    run(
+        """
+        d = Driver()
+        assert d.used() == 768 << 20, d.used()
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(512 << 20)) == 2
+        p = d.allocate(256 << 20)
+        assert d.used() == 1 << 30
+        d.cuMemFree_v2(p)
+        """
+    )
+    holder.communicate("go\n")
+
+
+def test_memory_of_a_killed_process_is_free_again(start, run) -> None:
+    """SIGKILL runs no handler; who looks next must find the memory, also while the dead is a zombie."""
+    holder = start(HOLD, HOLD=str(1 << 30), **ONE_GIB)
+    assert holder.stdout.readline() == "holding\n"
+    holder.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, and still a zombie
+    run("""
+        d = Driver()
+        d.allocate(1 << 30)
+    """)
+
+
+def test_many_processes_make_one_state_file(start, state: Path) -> None:
+    """Racing creators that each kept their own file would see each other's cards as empty."""
+    programs = [start(HOLD, HOLD=str(16 << 20), **ONE_GIB) for _ in range(8)]
+    for program in programs:
+        assert program.stdout.readline() == "holding\n"
+    check = start("d = Driver(); print(d.used(), flush=True)")
+    assert int(check.communicate(timeout=60)[0]) == 8 * (16 << 20)
+    assert [path for path in state.parent.iterdir() if path.name.startswith(state.name + ".")] == []
+
+
+def test_a_lock_holder_that_is_killed_blocks_nobody(start, run) -> None:
+    """Programs are killed at any moment; here many of them, in the middle of allocating."""
+    loop = """
+        d = Driver()
+        print("going", flush=True)
+        while True:
+            d.cuMemFree_v2(d.allocate(4096))
+    """
+    for _ in range(5):
+        victim = start(loop, **ONE_GIB)
+        assert victim.stdout.readline() == "going\n"
+        victim.kill()
+    run("d = Driver(); d.allocate(1 << 30)")
+
+
+def test_programs_that_run_together_overlap_in_the_trace(start, state: Path) -> None:
+    """The proof of exclusivity is worth nothing if it would not see its breach."""
+    busy = """
+        d = Driver()
+        f, s = d.kernel(), d.stream()
+        print("ready", flush=True)
+        wait_for_line()
+        d.busy(f, s, 300_000_000)
+        print("launched", flush=True)
+        d.cuStreamSynchronize(s)
+    """
+    programs = [start(busy) for _ in range(2)]
+    for program in programs:
+        assert program.stdout.readline() == "ready\n"
+    for program in programs:
+        program.stdin.write("go\n")
+        program.stdin.flush()
+    for program in programs:
+        assert program.wait(60) == 0
+    trace = read_trace(state)
+    found = overlaps(trace)
+    assert len(found) == 1
+    assert {found[0].first.process_id, found[0].second.process_id} == {program.pid for program in programs}
+    assert busy_ns_by_process(trace) == {(0, program.pid): 300_000_000 for program in programs}
+
+
+def test_programs_in_turn_do_not_overlap(run, state: Path) -> None:
+    """A checker that cries without cause would make exclusive mode untestable."""
+    for _ in range(2):
+        run("d = Driver(); f = d.kernel(); d.busy(f, None, 1_000_000); d.cuCtxSynchronize()")
+    assert len(read_trace(state)) == 2
+    assert overlaps(read_trace(state)) == []
+
+
+def test_a_killed_program_leaves_no_unfinished_work(start, state: Path) -> None:
+    """Work that was running at the kill did not end; its record would be an overlap that never was."""
+    program = start("""
+        d = Driver()
+        f, s = d.kernel(), d.stream()
+        d.busy(f, s, 1000)
+        d.cuStreamSynchronize(s)
+        d.busy(f, s, 3_600_000_000_000)
+        print("running", flush=True)
+        wait_for_line()
+    """)
+    assert program.stdout.readline() == "running\n"
+    program.kill()
+    program.wait()
+    assert [busy.end_ns - busy.start_ns for busy in read_trace(state)] == [1000]
+
+
+def test_overlap_of_intervals() -> None:
+    """Touching ends, other cards and one process's own streams are no overlap."""
+    a, b = 1, 2
+    assert overlaps([Busy(0, a, 0, 10, "kernel"), Busy(0, b, 10, 20, "kernel")]) == []
+    assert overlaps([Busy(0, a, 0, 10, "kernel"), Busy(1, b, 5, 20, "kernel")]) == []
+    assert overlaps([Busy(0, a, 0, 10, "kernel"), Busy(0, a, 5, 20, "kernel")]) == []
+    assert overlaps([Busy(0, a, 5, 5, "kernel"), Busy(0, b, 0, 20, "kernel")]) == []
+    (found,) = overlaps([Busy(0, a, 0, 10, "kernel"), Busy(0, b, 4, 20, "copy")])
+    assert found.overlap_ns == 6
+
+
+def test_visible_devices(run, state: Path) -> None:
+    """Schedulers hand out cards by CUDA_VISIBLE_DEVICES, by index and by UUID."""
+    devices = """
+        import uuid
+        d = Driver(init=False)
+        result = d.result("cuInit", 0)
+        if result == 0:
+            count, names = c_int(), []
+            d.cuDeviceGetCount(byref(count))
+            for i in range(count.value):
+                raw = (ctypes.c_ubyte * 16)()
+                d.cuDeviceGetUuid_v2(raw, i)
+                names.append("GPU-" + str(uuid.UUID(bytes=bytes(raw))))
+        print(*(names if result == 0 else [result]))
+    """
+    everything = run(devices, NVSHARE_SIMULATE="3x1GiB").split()
+    assert everything == [card.uuid for card in read_cards(state)]
+    assert len(set(everything)) == 3
+    assert run(devices, CUDA_VISIBLE_DEVICES="2,0").split() == [everything[2], everything[0]]
+    assert run(devices, CUDA_VISIBLE_DEVICES=everything[1]).split() == [everything[1]]
+    assert run(devices, CUDA_VISIBLE_DEVICES="1,9,0").split() == [everything[1]]
+    assert run(devices, CUDA_VISIBLE_DEVICES="").split() == ["100"]
+
+
+def test_a_foreign_state_file_is_refused(start, state: Path) -> None:
+    """Somebody else's file must be neither used nor overwritten."""
+    state.write_bytes(b"precious")
+    program = start("d = Driver()")
+    errors = program.communicate(timeout=60)[1]
+    assert program.returncode != 0
+    assert "is not a state file of this version" in errors
+    assert state.read_bytes() == b"precious"
+
+
+def test_a_wrong_description_of_cards_is_refused(start) -> None:
+    """A typo must not silently give other cards than asked for."""
+    program: subprocess.Popen[str] = start("d = Driver()", NVSHARE_SIMULATE="two")
+    assert "GPUS[xCAPACITY]" in program.communicate(timeout=60)[1]
+
+
+def test_work_in_two_devices_is_told_apart(run, state: Path) -> None:
+    """Each card is a scheduling domain of its own."""
+    run(
+        """
+        for device in (0, 1):
+            d = Driver(device=device)
+            f = d.kernel()
+            d.busy(f, None, 1_000_000 * (device + 1))
+            d.cuCtxSynchronize()
+        """,
+        NVSHARE_SIMULATE="2x1GiB",
+    )
+    assert [(busy.gpu, busy.end_ns - busy.start_ns) for busy in read_trace(state)] == [(0, 1_000_000), (1, 2_000_000)]

@@ -1,0 +1,107 @@
+"""Whole days of a node in a second: many seeds, every kind of trouble, all invariants after every event.
+
+A failure names its seed; `World(seed, plan, create, settings).run()` runs it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.scheduler import OverdueAction, Settings
+from coordinator.simulated_client import Plan
+from coordinator.simulation import World
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.wire import Sharing
+from scheduler_policies.registry import BUILT_IN, create
+
+SETTINGS = Settings(check_invariants=True, drain_deadline_ns=SECOND_NS)
+PLANS = {
+    "calm": Plan(),
+    "many on one GPU": Plan(gpus=1, processes=25, duration_ns=10 * SECOND_NS),
+    "hung drains": Plan(hang_chance=0.1),
+    "sudden deaths": Plan(death_chance=0.05),
+    "broken connections": Plan(drop_chance=0.05),
+    "coordinator crashes": Plan(crash_every_ns=2 * SECOND_NS, death_chance=0.02, hang_chance=0.02),
+    "a restless operator": Plan(admin_every_ns=50 * MILLISECOND_NS),
+    "crashes during recovery": Plan(crash_every_ns=400 * MILLISECOND_NS, admin_every_ns=100 * MILLISECOND_NS),
+    "operator and crashes": Plan(admin_every_ns=50 * MILLISECOND_NS, crash_every_ns=SECOND_NS),
+    "too little memory": Plan(memory_bytes=600, short_move_chance=0.1),
+    "device and managed memory": Plan(memory_bytes=600, device_share=0.4, death_chance=0.02),
+}
+EVERYTHING = Plan(
+    memory_bytes=600,
+    device_share=0.2,
+    short_move_chance=0.1,
+    admin_every_ns=200 * MILLISECOND_NS,
+    crash_every_ns=3 * SECOND_NS,
+    hang_chance=0.02,
+    death_chance=0.02,
+    drop_chance=0.02,
+)
+
+
+def live(seed: int, plan: Plan, core: Settings) -> World:
+    """Run a world.  A failure begins with what runs it again."""
+    world = World(seed, plan, create, core)
+    try:
+        world.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}, {plan}, {core}")
+        raise
+    return world
+
+
+@pytest.mark.parametrize("policy", sorted(BUILT_IN))
+@pytest.mark.parametrize("name", PLANS)
+def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
+    """Broken: invariants 1, 4, 5, 6, 7, 8 or 10 under this kind of trouble, or somebody is lost."""
+    plan = PLANS[name]
+    grants = restores = crashes = excused = 0
+    for seed in range(5):
+        world = live(seed, plan, replace(SETTINGS, policy=policy))
+        grants += world.grants
+        restores += world.restores
+        crashes += world.crashes
+        excused += world.excused
+    assert grants > 100, "the world must have lived"
+    assert bool(restores) == bool(plan.memory_bytes), "and met the trouble that it is about"
+    assert bool(crashes) == bool(plan.crash_every_ns)
+    may_overlap = plan.hang_chance or plan.drop_chance
+    assert may_overlap or excused == 0, "no process ever had an excuse to overlap"
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from(sorted(BUILT_IN)),
+    st.sampled_from(Sharing),
+    st.sampled_from(OverdueAction),
+    st.sampled_from([None, 2 * MILLISECOND_NS, 100 * MILLISECOND_NS]),
+)
+def test_everything_at_once(
+    seed: int, policy: str, sharing: Sharing, action: OverdueAction, quantum_ns: int | None
+) -> None:
+    """Broken: invariants where troubles meet."""
+    core = replace(SETTINGS, policy=policy, sharing=sharing, overdue_action=action, quantum_ns=quantum_ns)
+    world = live(seed, EVERYTHING, core)
+    assert world.handled > 100
+
+
+def test_the_same_seed_lives_the_same_day() -> None:
+    """Broken: a failing seed could not be run again."""
+    first, second = (live(11, EVERYTHING, SETTINGS) for _ in range(2))
+    assert first.scheduler is not None
+    assert second.scheduler is not None
+    assert first.handled == second.handled
+    assert first.scheduler.story.tell(10_000) == second.scheduler.story.tell(10_000)
+
+
+def test_a_long_day_on_eight_gpus() -> None:
+    """Broken: something that only shows after many leases, such as figures that drift."""
+    plan = replace(EVERYTHING, gpus=8, processes=20, duration_ns=20 * SECOND_NS, crash_every_ns=7 * SECOND_NS)
+    world = live(2026, plan, SETTINGS)
+    assert world.grants > 1000

@@ -1,0 +1,132 @@
+"""Settings: precedence, bounds, and mistakes that name themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import KEYS, Settings, SettingsError, load
+from coordinator.state import OverdueAction
+from coordinator.wire import Sharing
+
+
+def mistakes(
+    flags: dict[str, object] | None = None, env: dict[str, str] | None = None, file: Path | None = None
+) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load(flags or {}, env or {}, file)
+    return str(caught.value).splitlines()
+
+
+def test_nothing_given_gives_the_documented_defaults() -> None:
+    """Broken if a default changed unnoticed."""
+    settings = load({}, {})
+    assert settings == Settings()
+    assert (settings.policy, settings.quantum_ns, settings.sharing) == ("round_robin", 100_000_000, Sharing.EXCLUSIVE)
+    assert (settings.capacity_bytes, settings.max_clients, settings.metrics_port) == (None, 1024, None)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    """Broken if the order of precedence were another."""
+    file = tmp_path / "settings.toml"
+    file.write_text('quantum = "1s"\ncapacity = "1GiB"\npolicy = "priority"\nmax_clients = 7\n')
+    settings = load({"quantum": "3s"}, {"NVSHARE_QUANTUM": "2s", "NVSHARE_CAPACITY": "2GiB"}, file)
+    assert settings.quantum_ns == 3_000_000_000
+    assert settings.capacity_bytes == 2 << 30
+    assert (settings.policy, settings.max_clients) == ("priority", 7)
+
+
+def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
+    """Broken if a setting worked in one place only."""
+    values = {
+        "policy": "priority",
+        "quantum": "auto",
+        "sharing": "concurrent",
+        "capacity": "512MiB",
+        "drain_deadline": "3s",
+        "overdue_action": "demote",
+        "metrics_port": "9400",
+        "log_level": "debug",
+    }
+    file = tmp_path / "settings.toml"
+    file.write_text("\n".join(f"{k} = {v}" if v.isdecimal() else f'{k} = "{v}"' for k, v in values.items()))
+    from_file = load({}, {}, file)
+    assert from_file == load({}, {"NVSHARE_" + key.upper(): value for key, value in values.items()})
+    assert from_file.quantum_ns is None
+    assert from_file.overdue_action is OverdueAction.DEMOTE
+    assert (from_file.sharing, from_file.metrics_port) == (Sharing.CONCURRENT, 9400)
+
+
+def test_the_variable_can_name_the_file(tmp_path: Path) -> None:
+    """Broken if NVSHARE_CONFIG had no effect."""
+    file = tmp_path / "settings.toml"
+    file.write_text('quantum = "1s"\n')
+    assert load({}, {"NVSHARE_CONFIG": str(file)}).quantum_ns == 1_000_000_000
+
+
+def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> None:
+    """Broken if an operator had to fix one mistake to learn of the next."""
+    file = tmp_path / "settings.toml"
+    file.write_text('quantm = "1s"\ncapacity = "-3"\n[gpu."GPU-1"]\nshare = "x"\nquantum = 5\n')
+    told = mistakes({"sharing": "perhaps"}, {"NVSHARE_MAX_CLIENTS": "0"}, file)
+    assert len(told) == 6
+    assert f"{file}: quantm: no such setting; did you mean quantum?" in told
+    assert any(line.startswith(f"{file}: capacity: '-3' is no size") for line in told)
+    assert any(line.startswith("--sharing: 'perhaps'") for line in told)
+    assert any(line.startswith("NVSHARE_MAX_CLIENTS: ") for line in told)
+    assert any("gpu.GPU-1.share: no such setting" in line and "sharing" in line for line in told)
+    assert any("gpu.GPU-1.quantum: 5 is no text" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"quantum": "0ms"}, "--quantum"),
+        ({"quantum": "2h"}, "1ms to 1h"),
+        ({"quantum": "10"}, "100ms"),
+        ({"capacity": "0"}, "more than 0"),
+        ({"metrics_port": 70_000}, "--metrics-port"),
+        ({"log_level": "loud"}, "debug, info, warning, error"),
+        ({"overdue_action": "shout"}, "nothing, demote, kill"),
+        ({"policy": ""}, "--policy"),
+    ],
+)
+def test_values_out_of_bounds_are_refused(flags: dict[str, object], said: str) -> None:
+    """Broken if a value that cannot work was accepted, or its refusal did not help."""
+    (told,) = mistakes(flags)
+    assert said in told
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Broken if a wrong path or syntax gave a traceback."""
+    assert "give a readable file with --config" in mistakes(file=tmp_path / "none.toml")[0]
+    (tmp_path / "bad.toml").write_text("= =")
+    assert "not TOML" in mistakes(file=tmp_path / "bad.toml")[0]
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "not TOML" in mistakes(file=tmp_path / "bytes.toml")[0]
+
+
+def test_a_misspelt_variable_is_named_and_others_are_left_alone() -> None:
+    """Broken if a typo were without effect, or a client's variable stopped the coordinator."""
+    (told,) = mistakes(env={"NVSHARE_QUANTUN": "1s"})
+    assert told == "NVSHARE_QUANTUN: no such setting; did you mean NVSHARE_QUANTUM?"
+    clients = ("SOCKET", "LIBZMQ", "MEMORY", "MEMORY_LIMIT", "PRIORITY", "NAME", "ON_LOSS", "LOSS_TIMEOUT", "LOG")
+    more = ("LOG_FILE", "DISABLE", "ENABLE", "SIMULATE", "SIM_STATE", "HOOK_LIBRARY", "RUNTIME_DIR")
+    assert load({}, {"NVSHARE_" + name: "1" for name in clients + more}) == Settings()
+
+
+def test_one_gpu_can_differ(tmp_path: Path) -> None:
+    """Broken if `auto` for one GPU could not be told from no quantum at all."""
+    file = tmp_path / "settings.toml"
+    file.write_text('[gpu."GPU-a"]\nquantum = "auto"\n[gpu."GPU-b"]\ncapacity = "1GiB"\n')
+    gpus = load({}, {}, file).gpu
+    assert gpus["GPU-a"].sets_quantum
+    assert gpus["GPU-a"].quantum_ns is None
+    assert not gpus["GPU-b"].sets_quantum
+    assert gpus["GPU-b"].capacity_bytes == 1 << 30
+
+
+def test_keys_name_no_units() -> None:
+    """Broken if a new setting showed its internal unit to people."""
+    assert not [key for key in KEYS if key.endswith(("_ns", "_bytes"))]

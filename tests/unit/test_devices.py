@@ -1,0 +1,96 @@
+"""Which scheduling domains NVML's answers make.  NVML is the system's edge; here it is played."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.devices import NoGpuError, discover
+
+
+class NvmlError(Exception):
+    """Stands for pynvml.NVMLError."""
+
+
+@dataclass
+class Card:
+    """A card, or a MIG instance in one of its slots."""
+
+    uuid: str
+    gib: int = 80
+    mig: list[Card | None] = field(default_factory=list)
+    has_mig: bool = True
+
+
+def play(monkeypatch: pytest.MonkeyPatch, cards: list[Card], *, failing: str = "") -> None:
+    module: Any = ModuleType("pynvml")
+
+    def slot_of(card: Card, index: int) -> Card:
+        found = card.mig[index]
+        if found is None:
+            raise NvmlError("not found")
+        return found
+
+    def mode(card: Card) -> tuple[int, int]:
+        if not card.has_mig:
+            raise NvmlError("not supported")
+        return int(bool(card.mig)), 0
+
+    functions: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(cards),
+        "nvmlDeviceGetHandleByIndex": lambda index: cards[index],
+        "nvmlDeviceGetMigMode": mode,
+        "nvmlDeviceGetMaxMigDeviceCount": lambda card: len(card.mig),
+        "nvmlDeviceGetMigDeviceHandleByIndex": slot_of,
+        "nvmlDeviceGetUUID": lambda card: card.uuid.encode(),  # old versions answer bytes
+        "nvmlDeviceGetName": lambda card: "Card",
+        "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(total=card.gib << 30),
+    }
+
+    def fail(*_: object) -> None:
+        raise NvmlError("Driver Not Loaded")
+
+    for name, function in functions.items():
+        setattr(module, name, fail if name == failing else function)
+    module.NVMLError = NvmlError
+    module.NVML_DEVICE_MIG_ENABLE = 1
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+
+
+def test_cards_are_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken if a card were lost, or its UUID came out in another spelling than CUDA's."""
+    play(monkeypatch, [Card("GPU-a", 80), Card("GPU-b", 16, has_mig=False)])
+    found = discover()
+    assert [(device.index, device.uuid, device.total_bytes) for device in found] == [
+        (0, "GPU-a", 80 << 30),
+        (1, "GPU-b", 16 << 30),
+    ]
+
+
+def test_a_partitioned_card_is_its_instances_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken if the card beside its instances were a domain: no program can use it."""
+    play(monkeypatch, [Card("GPU-a", mig=[Card("MIG-1", 10), None, Card("MIG-2", 20)]), Card("GPU-b")])
+    found = discover()
+    assert [(device.uuid, device.is_mig) for device in found] == [("MIG-1", True), ("MIG-2", True), ("GPU-b", False)]
+    assert [device.index for device in found] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("failing", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
+def test_a_driver_that_fails_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    """Broken if a broken driver gave a traceback."""
+    play(monkeypatch, [Card("GPU-a")], failing=failing)
+    with pytest.raises(NoGpuError, match=r"Driver Not Loaded.*nvidia-smi"):
+        discover()
+
+
+def test_a_node_without_cards_is_told_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken if a coordinator without GPUs ran, and every client waited for ever."""
+    play(monkeypatch, [])
+    with pytest.raises(NoGpuError, match="--simulate"):
+        discover()

@@ -1,0 +1,96 @@
+"""What a restarted coordinator learns from the journal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.commands import MANY_HOLDERS
+from coordinator.journal import Journal, start_time
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+OTHER = "MIG-11111111-0000-0000-0000-000000000000"
+
+
+def test_a_living_holder_is_found_again(tmp_path: Path) -> None:
+    """Broken if a restart forgot who holds the lease, or gave an old id again."""
+    first = Journal(tmp_path / "journal", [GPU, OTHER])
+    assert (first.holder(GPU), first.next_lease_id(GPU)) == (None, 1)
+    first.record(GPU, 7, os.getpid())
+    first.close()
+    second = Journal(tmp_path / "journal", [OTHER, GPU])  # the cards may come in another order
+    assert (second.holder(GPU), second.next_lease_id(GPU)) == (os.getpid(), 8)
+    assert (second.holder(OTHER), second.next_lease_id(OTHER)) == (None, 1)
+    second.close()
+    third = Journal(tmp_path / "journal", [GPU])  # nothing was recorded meanwhile
+    assert (third.holder(GPU), third.next_lease_id(GPU)) == (os.getpid(), 8)
+
+
+def test_a_freed_lease_has_no_holder_but_a_number(tmp_path: Path) -> None:
+    """Broken if a restart waited for a client that has given its lease back."""
+    first = Journal(tmp_path / "journal", [GPU])
+    first.record(GPU, 9, os.getpid())
+    first.record(GPU, 9, 0)
+    second = Journal(tmp_path / "journal", [GPU])
+    assert (second.holder(GPU), second.next_lease_id(GPU)) == (None, 10)
+
+
+def test_several_holders_are_remembered_as_such(tmp_path: Path) -> None:
+    """Broken if a restart in concurrent sharing believed that nobody held a lease."""
+    Journal(tmp_path / "journal", [GPU]).record(GPU, 3, MANY_HOLDERS)
+    assert Journal(tmp_path / "journal", [GPU]).holder(GPU) == MANY_HOLDERS
+
+
+def test_a_holder_without_a_known_process_is_waited_for(tmp_path: Path) -> None:
+    """Broken if a holder in another PID namespace were taken for nobody, which makes two holders."""
+    Journal(tmp_path / "journal", [GPU]).record(GPU, 3, -17)
+    assert Journal(tmp_path / "journal", [GPU]).holder(GPU) == MANY_HOLDERS
+
+
+def test_a_dead_holder_is_not_waited_for(tmp_path: Path) -> None:
+    """Broken if a process that has ended, or is a zombie, were taken for a holder."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    Journal(tmp_path / "journal", [GPU]).record(GPU, 5, child.pid)
+    assert Journal(tmp_path / "journal", [GPU]).holder(GPU) == child.pid
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    assert start_time(child.pid) is None
+    assert Journal(tmp_path / "journal", [GPU]).holder(GPU) is None
+    child.wait()
+    assert Journal(tmp_path / "journal", [GPU]).holder(GPU) is None
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def test_a_reused_process_id_is_not_the_holder(tmp_path: Path) -> None:
+    """Broken if another process with the same id were waited for."""
+    journal = Journal(tmp_path / "journal", [GPU])
+    journal._started[os.getpid()] = 1  # what the file would say if this id had belonged to an older process
+    journal.record(GPU, 5, os.getpid())
+    assert Journal(tmp_path / "journal", [GPU]).holder(GPU) is None
+
+
+@given(damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=8), cut=st.integers(0, 400))
+def test_damage_costs_at_most_what_it_hit(damage: list[tuple[int, int]], cut: int) -> None:
+    """Broken if a damaged file raised, or gave a holder that was never recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal"
+        journal = Journal(path, [GPU, OTHER])
+        journal.record(GPU, 7, os.getpid())
+        journal.close()
+        content = bytearray(path.read_bytes())
+        for at, value in damage:
+            if at < len(content):
+                content[at] = value
+        path.write_bytes(content[: max(0, len(content) - cut)])
+        again = Journal(path, [GPU, OTHER])
+        assert again.holder(GPU) in (None, os.getpid())
+        assert again.next_lease_id(GPU) in (1, 8)
+        assert again.holder(OTHER) is None
+        again.close()

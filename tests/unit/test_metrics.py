@@ -1,0 +1,121 @@
+"""Metrics from pictures of the core, read with Prometheus' own parser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator import events, metrics
+from coordinator.commands import Notify
+from coordinator.scheduler import Scheduler
+from coordinator.wire import MemoryMode
+from scheduler_policies import registry
+
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+MS = 1_000_000
+
+
+class Node:
+    """A scheduler, and what is observed of it, on a clock of the test's own."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(registry.create)
+        self.observations = metrics.Observations()
+        self.now_ns = 1_000 * MS
+        self.do(events.GpuAdded(GPU, 'card "0"\n', 8 << 30, 6 << 30))
+
+    def do(self, event: events.Event) -> None:
+        for command in self.scheduler.handle(event, self.now_ns):
+            if isinstance(command, Notify):
+                self.observations.observe(command.kind, command.values)
+
+    def client(self, number: int) -> None:
+        self.do(events.ClientRegistered(number, "twin", "twin", 100 + number, 0, 0, MemoryMode.MANAGED, 0))
+        self.do(events.GpuAttached(number, 0, GPU, 0, True))
+
+    def scrape(self) -> dict[str, Any]:
+        registered = CollectorRegistry()
+        picture = metrics.take(self.scheduler.snapshot(self.now_ns), self.observations)
+        registered.register(metrics.Collector(lambda: picture))
+        text = generate_latest(registered).decode()
+        return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def released(lease_id: int, *, idle: bool, drain_ns: int) -> events.Released:
+    return events.Released(
+        client=1,
+        gpu=0,
+        lease_id=lease_id,
+        idle=idle,
+        drained=True,
+        wanted=True,
+        drain_ns=drain_ns,
+        opened_at_ns=0,
+        submissions=3,
+    )
+
+
+def test_waits_and_drains_fall_into_their_buckets() -> None:
+    """Broken if a distribution were wrong, or not cumulative as Prometheus has it."""
+    node = Node()
+    node.client(1)
+    node.client(2)
+    node.now_ns += 150 * MS
+    node.do(events.TimerFired())
+    node.now_ns += 2 * MS
+    node.do(released(1, idle=False, drain_ns=2 * MS))
+    found = node.scrape()
+    waits = {s.labels["le"]: s.value for s in found["nvshare_wait_seconds"].samples if s.name.endswith("_bucket")}
+    assert (waits["0.0001"], waits["0.1"], waits["0.3"], waits["+Inf"]) == (1, 1, 2, 2)
+    drains = {s.labels["le"]: s.value for s in found["nvshare_drain_seconds"].samples if s.name.endswith("_bucket")}
+    assert (drains["0.001"], drains["0.003"], drains["+Inf"]) == (0, 1, 1)
+    total = next(s.value for s in found["nvshare_wait_seconds"].samples if s.name.endswith("_sum"))
+    assert total == pytest.approx(0.152)
+
+
+def test_a_client_cannot_report_a_drain_longer_than_its_lease() -> None:
+    """Broken if one client's lie could spoil the sum for ever."""
+    node = Node()
+    node.client(1)
+    node.now_ns += 5 * MS
+    node.do(released(1, idle=False, drain_ns=1 << 60))
+    sums = [s.value for s in node.scrape()["nvshare_drain_seconds"].samples if s.name.endswith("_sum")]
+    assert sums == [pytest.approx(0.005)]
+
+
+def test_clients_of_one_name_are_told_apart_and_leave_nothing_behind() -> None:
+    """Broken if two clients made one series twice, which fails the scrape, or a gone one stayed."""
+    node = Node()
+    for number in range(1, 6):
+        node.client(number)
+    samples = node.scrape()["nvshare_client_leases"].samples
+    assert len({tuple(sorted(s.labels.items())) for s in samples}) == len(samples) == 5
+    for number in range(1, 6):
+        node.do(events.ClientGone(number))
+    assert node.scrape()["nvshare_client_leases"].samples == []
+
+
+def test_every_family_is_named_and_documented() -> None:
+    """Broken if a series broke the naming rules of Prometheus, or came without a description."""
+    node = Node()
+    node.client(1)
+    for name, family in node.scrape().items():
+        assert name.startswith("nvshare_")
+        assert family.documentation
+        assert family.samples
+        assert not name.endswith(("_ns", "_ms", "_us", "_total"))
+
+
+def test_a_loop_that_does_not_answer_fails_the_scrape_alone() -> None:
+    """Broken if a busy coordinator gave empty metrics, which look like a node without clients."""
+
+    def busy() -> metrics.Picture:
+        raise TimeoutError("busy")
+
+    registered = CollectorRegistry()
+    registered.register(metrics.Collector(busy))
+    with pytest.raises(TimeoutError):
+        generate_latest(registered)

@@ -1,0 +1,265 @@
+"""Memory orders at a switch: their course, and every way in which they fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator import wire
+from coordinator.events import Paused, Resumed
+from coordinator.scheduler import Settings
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.testing import Desk, ScriptedClient
+from scheduler_policies.registry import create
+
+QUANTUM_MS = 100
+
+
+def make_desk(capacity: int = 100, **settings: object) -> Desk:
+    """One small GPU, every check on."""
+    desk = Desk(create, Settings(check_invariants=True, move_deadline_ns=SECOND_NS, **settings))  # type: ignore[arg-type]
+    desk.gpu(capacity=capacity)
+    return desk
+
+
+def oversubscribed() -> tuple[Desk, ScriptedClient, ScriptedClient]:
+    """`a` has run with 60 of 100 bytes resident and gives way to `b`, which has 40 of its 60."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client()
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=40, host=20)
+    b.request()
+    desk.milliseconds(QUANTUM_MS)
+    a.release(wanted=True)
+    return desk, a, b
+
+
+def test_evict_then_restore_then_grant() -> None:
+    """Broken: the next client would run before its memory is there, or memory move too early."""
+    desk, a, b = oversubscribed()
+    (evict,) = a.take(wire.Evict)
+    assert evict.bytes == 20, "the overflow, not the working set"
+    assert b.granted() is None
+    assert desk.sight().preparing == b.client
+    a.moved(evict.order_id, 10, finished=False)
+    assert not b.take(wire.Restore)
+    desk.milliseconds(5)
+    a.moved(evict.order_id, 20)
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 20
+    assert b.granted() is None
+    desk.milliseconds(5)
+    b.moved(restore.order_id, 20)
+    assert b.granted() is not None
+    gpu = desk.sight()
+    assert (gpu.resident_bytes, gpu.evicted_bytes, gpu.restored_bytes) == (100, 20, 20)
+    assert gpu.moved_ns == 10 * MILLISECOND_NS
+    assert desk.timer_ns is not None, "the quantum of b, for a waits"
+
+
+@pytest.mark.parametrize("report_first", [True, False])
+def test_reports_and_progress_count_once(report_first: bool) -> None:
+    """Broken: moved bytes would be counted twice, depending on which message comes first."""
+    desk, a, b = oversubscribed()
+    (evict,) = a.take(wire.Evict)
+    if report_first:
+        a.report(allocated=60, resident=40, host=20)
+        a.moved(evict.order_id, 20)
+    else:
+        a.moved(evict.order_id, 20)
+        a.report(allocated=60, resident=40, host=20)
+    assert a.seat().resident_bytes == 40
+    assert len(b.take(wire.Restore)) == 1
+    assert desk.sight().resident_bytes == 80
+
+
+def test_nothing_is_ordered_when_everything_fits() -> None:
+    """Broken: hand-overs without memory pressure would pay for memory."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client()
+    a.report(allocated=50, resident=50)
+    b.report(allocated=50, resident=0)
+    b.request()
+    desk.milliseconds(QUANTUM_MS)
+    a.release()
+    assert b.granted() is not None
+    assert desk.sight().evict_orders == desk.sight().restore_orders == 0
+
+
+def test_what_was_evicted_comes_back_when_there_is_room_again() -> None:
+    """Broken: after a neighbour has left, page faults would bring back what a bulk copy brings eight times faster."""
+    desk = make_desk()
+    a = desk.client()
+    a.report(allocated=60, resident=20, host=40)
+    a.request()
+    (restore,) = a.take(wire.Restore)
+    assert restore.bytes == 40
+    a.moved(restore.order_id, 40)
+    assert a.granted() is not None
+
+
+def test_one_that_moves_less_is_passed_over() -> None:
+    """Broken: a client that cannot move its memory would keep the next one from its turn."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    b = desk.client()
+    c = desk.client()
+    c.report(allocated=20, resident=20)
+    a.report(allocated=60, resident=60)
+    b.report(allocated=40, resident=20, host=20)
+    b.request()
+    desk.milliseconds(QUANTUM_MS)
+    a.release(wanted=True)
+    (evict,) = c.take(wire.Evict)
+    assert evict.bytes == 20, "who does not ask for the GPU is farthest away"
+    c.moved(evict.order_id, 5, error=2)
+    (more,) = a.take(wire.Evict)
+    assert more.bytes == 15, "what is still missing, from the next one"
+    a.moved(more.order_id, 15)
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 20
+    b.moved(restore.order_id, 20)
+    assert b.granted() is not None
+    assert desk.sight().failed_orders == 1
+
+
+def test_when_nobody_can_move_the_next_runs_with_what_there_is() -> None:
+    """Broken: a failed eviction would stop the GPU."""
+    _, a, b = oversubscribed()
+    (evict,) = a.take(wire.Evict)
+    a.moved(evict.order_id, 0, error=999)
+    assert not b.take(wire.Restore), "there is no room"
+    assert b.granted() is not None
+
+
+def test_a_failed_restoration_does_not_keep_the_client_from_running() -> None:
+    """Broken: a client whose restoration fails would be asked for ever."""
+    _, a, b = oversubscribed()
+    a.moved(a.take(wire.Evict)[0].order_id, 20)
+    b.moved(b.take(wire.Restore)[0].order_id, 7, error=2)
+    assert b.granted() is not None
+    assert not b.take(wire.Restore)
+
+
+def test_a_dead_clients_memory_is_free() -> None:
+    """Broken: invariant 6, the switch would wait for a dead client, or count its memory."""
+    desk, a, b = oversubscribed()
+    a.die()
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 20
+    b.moved(restore.order_id, 20)
+    assert b.granted() is not None
+    assert desk.sight().resident_bytes == 60
+
+
+def test_the_next_client_may_die_while_memory_moves_for_it() -> None:
+    """Broken: the GPU would be kept for a dead client."""
+    desk, a, b = oversubscribed()
+    b.die()
+    assert desk.sight().preparing is None
+    assert a.seat().phase == "holding", "a waited and is next"
+    a.moved(a.take(wire.Evict)[0].order_id, 20)
+    assert a.seat().resident_bytes == 40, "an order that nobody waits for is still accounted for"
+
+
+def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
+    """Broken: a paused client would be granted, or the GPU kept for it."""
+    desk, a, b = oversubscribed()
+    a.granted()
+    desk.handle(Paused(b.client))
+    assert a.granted() is not None
+    desk.handle(Resumed(b.client))
+    assert b.seat().phase == "waiting"
+
+
+def test_a_move_that_takes_too_long_is_not_waited_for() -> None:
+    """Broken: invariant 10 for memory, a hung client would hang the others by not moving."""
+    desk, a, b = oversubscribed()
+    (evict,) = a.take(wire.Evict)
+    desk.advance(SECOND_NS)
+    assert b.granted() is not None
+    assert desk.sight().late_switches == 1
+    a.moved(evict.order_id, 20)
+    assert a.seat().resident_bytes == 40
+    assert not a.take(wire.Restore)
+
+
+def test_device_memory_is_never_ordered_out() -> None:
+    """Broken: a client that cannot evict would be asked to."""
+    desk = make_desk()
+    a = desk.client(wanted=True, mode=wire.MemoryMode.DEVICE, memory=60)
+    b = desk.client()
+    b.report(allocated=60, resident=10, host=50)
+    b.request()
+    a.release(idle=True)
+    assert not a.take(wire.Evict)
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 30
+
+
+def test_the_last_in_turn_order_gives_first() -> None:
+    """Broken: under round robin, memory would be taken from the one that runs next."""
+    desk = make_desk(capacity=90)
+    a, b, c = (desk.client() for _ in range(3))
+    a.report(allocated=45, resident=45)
+    b.report(allocated=45, resident=0, host=45)
+    c.report(allocated=45, resident=45)
+    a.request()
+    assert a.granted() is not None
+    b.request()
+    c.request()
+    desk.milliseconds(QUANTUM_MS)
+    a.release(wanted=True)
+    (evict,) = a.take(wire.Evict)
+    assert evict.bytes == 45, "a has just run, so its next turn is farthest away"
+    assert not c.take(wire.Evict)
+
+
+def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
+    """Broken: memory would be taken from one that paused a moment ago, not from one that has been idle for hours."""
+    desk = make_desk(capacity=90)
+    recent = desk.client()
+    old = desk.client(memory=45)
+    following = desk.client()
+    recent.report(allocated=45, resident=45)
+    recent.request()
+    recent.release(idle=True)
+    following.report(allocated=45, resident=0, host=45)
+    following.request()
+    (evict,) = old.take(wire.Evict)
+    assert evict.bytes == 45
+    assert not recent.take(wire.Evict)
+
+
+def test_idle_holders_keep_longer_what_is_dear_to_move() -> None:
+    """Broken: a client that pauses for a moment would give up gigabytes and fetch them again."""
+    desk, a, b = oversubscribed()
+    a.take(wire.GpuSettings)
+    b.take(wire.GpuSettings)
+    (evict,) = a.take(wire.Evict)
+    desk.milliseconds(100)
+    a.moved(evict.order_id, 20)
+    b.moved(b.take(wire.Restore)[0].order_id, 20)
+    (told,) = b.take(wire.GpuSettings)
+    assert told.idle_release_ns >= 200 * MILLISECOND_NS
+
+
+def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
+    """Broken: a higher class that came while memory moved would wait a whole quantum."""
+    desk = Desk(create, Settings(check_invariants=True, policy="priority"))
+    desk.gpu(capacity=100)
+    a = desk.client(wanted=True)
+    b = desk.client()
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=40, host=20)
+    b.request()
+    desk.milliseconds(QUANTUM_MS)
+    a.release()
+    high = desk.client(wanted=True, priority=9)
+    a.moved(a.take(wire.Evict)[0].order_id, 20)
+    b.moved(b.take(wire.Restore)[0].order_id, 20)
+    assert b.granted() is not None
+    assert len(b.take(wire.Revoke)) == 1
+    b.release()
+    assert high.granted() is not None

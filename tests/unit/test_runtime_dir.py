@@ -1,0 +1,114 @@
+"""Where coordinators and clients meet, and who may be there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator import runtime_dir
+from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, lock, own_directory, prepare
+
+
+@pytest.fixture
+def directory() -> Iterator[RuntimeDir]:
+    with tempfile.TemporaryDirectory(prefix="nvs-") as base:
+        made = RuntimeDir(Path(base) / "run")
+        prepare(made)
+        yield made
+
+
+def test_the_directory_is_found_as_documented() -> None:
+    """Broken if tools and coordinators looked in different places."""
+    assert own_directory({"NVSHARE_RUNTIME_DIR": "/x"}, 0).path == Path("/x")
+    assert own_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, 0).path == Path("/run/nvshare")
+    assert own_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, 7).path == Path("/run/user/7/nvshare")
+    assert own_directory({}, 7).path == Path("/tmp/nvshare-7")
+    assert own_directory({"NVSHARE_RUNTIME_DIR": "relative"}, 7).path == Path.cwd() / "relative"
+
+
+def test_a_client_prefers_the_systems_coordinator_if_one_answers(
+    directory: RuntimeDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken if a user's programs missed the system's coordinator, or waited for one that is dead."""
+    monkeypatch.setattr(runtime_dir, "SYSTEM_DIRECTORY", directory.path)
+    mine = {"XDG_RUNTIME_DIR": "/run/user/7"}
+    assert client_directory(mine, 7).path == Path("/run/user/7/nvshare")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory.hooks_socket))
+        assert client_directory(mine, 7).path == Path("/run/user/7/nvshare")  # bound, but nobody listens
+        listener.listen()
+        assert client_directory(mine, 7).path == directory.path
+        assert client_directory({"NVSHARE_RUNTIME_DIR": "/x"}, 7).path == Path("/x")
+
+
+def test_the_lock_names_its_holder_and_ends_with_it(directory: RuntimeDir) -> None:
+    """Broken if two coordinators could hold it, or a dead one kept it."""
+    assert directory.coordinator_pid() is None
+    child, parent = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        lock(directory)
+        child.send(b"1")
+        child.recv(1)
+        os._exit(0)
+    assert parent.recv(1) == b"1"
+    assert directory.coordinator_pid() == pid
+    with pytest.raises(RuntimeDirError, match=f"pid {pid}"):
+        lock(directory)
+    parent.send(b"1")
+    os.waitpid(pid, 0)
+    assert directory.coordinator_pid() is None
+    os.close(lock(directory))
+    child.close()
+    parent.close()
+
+
+def test_asking_who_runs_is_no_obstacle_to_starting(directory: RuntimeDir) -> None:
+    """Broken if a tool that looks whether somebody runs made the start fail."""
+    os.close(lock(directory))
+    asking = os.open(directory.lock_file, os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    (directory.path / "coordinator.lock").write_text("999999999\n")  # of a coordinator that is gone
+
+    class Asks:
+        """Lets go after a few attempts, as a tool does after an instant."""
+
+        attempts = 0
+
+        def sleep(self, _: float) -> None:
+            self.attempts += 1
+            if self.attempts == 5:
+                os.close(asking)
+
+    asks = Asks()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "sleep", asks.sleep)
+        os.close(lock(directory))
+    assert asks.attempts == 5
+
+
+def test_an_existing_directory_keeps_its_mode(directory: RuntimeDir) -> None:
+    """Broken if an operator's own choice of mode were undone."""
+    directory.path.chmod(0o750)
+    prepare(directory)
+    assert directory.path.stat().st_mode & 0o777 == 0o750
+
+
+def test_the_mode_does_not_depend_on_the_umask() -> None:
+    """Broken if a careless or strict umask opened or closed the directory."""
+    with tempfile.TemporaryDirectory(prefix="nvs-") as base:
+        for umask in (0, 0o777):
+            made = RuntimeDir(Path(base) / f"run{umask}")
+            before = os.umask(umask)
+            try:
+                prepare(made)
+            finally:
+                os.umask(before)
+            assert made.path.stat().st_mode & 0o777 == 0o700

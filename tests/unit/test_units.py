@@ -1,0 +1,68 @@
+"""Durations and sizes as people write them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.units import format_duration, format_size, parse_duration, parse_quantum, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("100ms", 10**8), ("2s", 2 * 10**9), ("1.5m", 90 * 10**9), (" 250 us ", 250_000), ("1h", 3_600 * 10**9)],
+)
+def test_durations(text: str, expected: int) -> None:
+    """Broken if a documented way to write a duration meant something else."""
+    assert parse_duration(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4GiB", 4 << 30), ("512MiB", 512 << 20), ("1.5GB", 1_500_000_000), ("4096", 4096), ("2g", 2 << 30), ("0", 0)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    """Broken if a documented way to write a size meant something else."""
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "ms", "10", "-1s", "1e3s", "0s", "1 fortnight", "1s2s", "99999999h", "1.s", "٣s"])
+def test_what_is_no_duration(text: str) -> None:
+    """Broken if nonsense became a duration."""
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "4 GiBs", "0x10", "9999999999TiB", "1.5.5"])
+def test_what_is_no_size(text: str) -> None:
+    """Broken if nonsense became a size."""
+    with pytest.raises(ValueError, match=r"size|range"):
+        parse_size(text)
+
+
+def test_the_quantum_is_bounded_and_may_be_automatic() -> None:
+    """Broken if a quantum that the core cannot keep was accepted."""
+    assert parse_quantum("auto") is None
+    assert parse_quantum("1ms") == 1_000_000
+    for text in ("999us", "61m", "never"):
+        with pytest.raises(ValueError, match="auto"):
+            parse_quantum(text)
+
+
+@given(st.text(max_size=30))
+def test_no_text_is_a_crash(text: str) -> None:
+    """Broken if some text raised anything but ValueError."""
+    for parse in (parse_duration, parse_quantum, parse_size):
+        with contextlib.suppress(ValueError):
+            value = parse(text)
+            assert value is None or value >= 0
+
+
+@given(st.integers(min_value=1, max_value=9_999))
+def test_what_is_shown_can_be_typed(number: int) -> None:
+    """Broken if a tool printed a value in a form that it does not read."""
+    assert parse_duration(format_duration(number * 1_000_000)) == number * 1_000_000
+    assert parse_size(format_size(number)) == number or number >= 1 << 10
