@@ -94,7 +94,8 @@ mapfile -t marked < <(grep -rlE --include='test_*.py' 'mark\.gpu' tests)
 step tests 120 tests.log "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -m gpu -q "${marked[@]}"
 
 {
-  echo "# Run on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
+  card="$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
+  echo "# Run on ${card:-simulated GPUs, because there is no card}"
   echo
   echo "| step | result | time | file |"
   echo "|---|---|---|---|"

@@ -27,7 +27,7 @@ from coordinator.commands import MANY_HOLDERS, Notify, Send
 from coordinator.events import GpuAttached
 from coordinator.record import record
 from coordinator.state import HOLDING, OVERDUE, Client, Gpu, Node, Seat
-from coordinator.tell import tell_everybody, tell_settings
+from coordinator.tell import tell_settings
 from coordinator.wire import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
 
 LEASE_ID_BOUND: Final = 1 << 62
@@ -78,8 +78,6 @@ def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int)
     )
     seat.reserved_bytes = seat.allocated_bytes
     tell_settings(node, seat)
-    if len(gpu.seats) == 2:
-        tell_everybody(node, gpu)  # from now on they are paced
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": client.client,

@@ -14,6 +14,7 @@ May not go here: who is next (the policy), what memory moves (moves.py, memory_p
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from coordinator import moves
 from coordinator.commands import Kill, Log, Notify, Send
@@ -23,6 +24,7 @@ from coordinator.record import record
 from coordinator.state import (
     HOLDING,
     IDLE,
+    MILLISECOND_NS,
     NEXT,
     OVERDUE,
     REVOKING,
@@ -34,20 +36,34 @@ from coordinator.state import (
     Seat,
 )
 from coordinator.tell import tell_everybody, tell_settings
-from coordinator.wire import Grant, RemoteProtocolError, Revoke, Sharing, Waiters
+from coordinator.wire import Grant, RemoteProtocolError, Revoke, Sharing, Standby, Waiters
 from scheduler_policies.api import ClientView
+
+LONGEST_STANDBY_NS: Final = 20 * MILLISECOND_NS
+"""How long a waiting client may be asked to stay awake at each turn of another."""
 
 
 def want(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """A thread of the client waits.  Idempotent: a request that crosses a grant or a revocation says nothing new."""
     if seat.phase is not IDLE:
         return
+    _works(node, gpu, seat)
     seat.enter(WAITING)
     seat.waiting_since_ns = now_ns
     seat.view = None
     if not seat.client.paused:
         gpu.line.join(seat)
         consider_preemption(node, gpu, now_ns)
+
+
+def _works(node: Node, gpu: Gpu, seat: Seat) -> None:
+    """The client uses this GPU in earnest, from now until it leaves."""
+    if seat.works:
+        return
+    seat.works = True
+    gpu.working += 1
+    if gpu.working == 2:
+        tell_everybody(node, gpu)  # from now on they are paced
 
 
 def consider_preemption(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -163,6 +179,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> Non
 def take_up(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, now_ns: int) -> None:
     """Common to a grant and a confirmed claim: records, journal, the message."""
     client = seat.client.client
+    _works(node, gpu, seat)
     seat.enter(HOLDING)
     seat.lease_id = lease_id
     seat.granted_at_ns = now_ns
@@ -192,7 +209,18 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     gpu.revokes += 1
     client = seat.client.client
     node.out.append(Send(client, Revoke(seat.ordinal, seat.lease_id, deadline_ns)))
+    _alert_next(node, gpu, now_ns)
     node.out.append(Notify("revoked", {"uuid": gpu.uuid, "client": client, "lease": seat.lease_id, "why": why}))
+
+
+def _alert_next(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Whoever is next should be awake when the holder has drained.  A wrong guess costs it some wake-ups."""
+    waiting = gpu.line.views()
+    if not waiting or gpu.sharing is Sharing.CONCURRENT:
+        return
+    following = gpu.seats[gpu.umpire.expected(waiting, gpu.look(), now_ns, node.out)]
+    within_ns = min(LONGEST_STANDBY_NS, MILLISECOND_NS + 2 * int(gpu.drain_average_ns))
+    node.out.append(Send(following.client.client, Standby(following.ordinal, within_ns)))
 
 
 def _pass_deadline(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
@@ -291,8 +319,10 @@ def leave(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     del gpu.seats[seat.client.client]
     moves.forget(node, seat, now_ns)
     gpu.umpire.gone(seat.client.client, node.out)
-    if len(gpu.seats) == 1:
-        tell_everybody(node, gpu)  # the one left need not be paced
+    if seat.works:
+        gpu.working -= 1
+        if gpu.working == 1:
+            tell_everybody(node, gpu)  # the one left need not be paced
 
 
 def measure(gpu: Gpu, node: Node, seat: Seat, *, drain_ns: int, opened_at_ns: int, now_ns: int) -> None:

@@ -143,6 +143,8 @@ class Seat:
     stray: bool = False
     """It claimed a lease that is not its to claim: revoked, and never counted as the holder."""
     demoted: bool = False
+    works: bool = False
+    """It has asked for the GPU at least once; a program that only looked at all the cards is nobody to pace others for."""
     told_waiters: bool = False
     last_released_ns: int | None = None
     told_epoch: int = -1
@@ -282,6 +284,8 @@ class Gpu:
     holder: Seat | None = None
     """Exclusive sharing: the one seat that HOLDS or is being revoked; overdue and stray seats are not it."""
     line: Line = field(default_factory=Line)
+    working: int = 0
+    """Seats that have asked for the GPU."""
     allocated_bytes: int = 0
     resident_bytes: int = 0
     """Sums over the seats."""

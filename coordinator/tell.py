@@ -28,7 +28,7 @@ def idle_release_ns(gpu: Gpu, node: Node) -> int:
 def settings_for(node: Node, seat: Seat) -> GpuSettings:
     """As they are now."""
     gpu = seat.gpu
-    alone = len(gpu.seats) < 2 or gpu.sharing is Sharing.CONCURRENT
+    alone = gpu.working < 2 or gpu.sharing is Sharing.CONCURRENT
     return GpuSettings(
         gpu=seat.ordinal,
         memory_limit_bytes=seat.limit_bytes,

@@ -91,6 +91,12 @@ class Umpire:
         self._give_up("order", ValueError(f"{answer!r} is no permutation of {expected!r}"), out)
         return expected
 
+    def expected(self, waiting: Sequence[ClientView], gpu: GpuView, now: int, out: list[Command]) -> int:
+        """Who will probably be next of those who wait."""
+        if "order" not in self._has:
+            return waiting[0].client
+        return self.order(waiting, gpu, now, out)[0]
+
     def released(self, client: Callable[[], ClientView], now: int, out: list[Command]) -> None:
         """A lease ended."""
         if "released" in self._has:

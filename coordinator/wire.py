@@ -324,6 +324,19 @@ class MemoryReserved(Message):
     bytes: int
 
 
+@_declare(TO_CLIENT, 73, U8, U64)
+@dataclass(frozen=True, slots=True)
+class Standby(Message):
+    """The lease will probably be granted to this client within so long: wait for it wide awake.
+
+    Sent to the next in line when the holder is told to stop.  A processor that has slept for a millisecond takes up to 150 us to
+    wake, which is longer than everything else in a hand-over.
+    """
+
+    gpu: int
+    within_ns: int
+
+
 @_declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)
 @dataclass(frozen=True, slots=True)
 class Rejected(Message):

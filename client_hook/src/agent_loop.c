@@ -20,10 +20,7 @@
 #include "transport.h"
 #include "wire.gen.h"
 
-#include <errno.h>
 #include <poll.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>

@@ -86,6 +86,7 @@ void nvs_context_learn(void)
         return;
     if (NVS_REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS || count <= 0)
         return;
+    /* Relaxed: only who is first matters. */
     if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
         nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
     if (count == 1)

@@ -50,6 +50,7 @@ enum {
     NVS_TYPE_EVICT = 69,
     NVS_TYPE_RESTORE = 70,
     NVS_TYPE_MEMORY_RESERVED = 71,
+    NVS_TYPE_STANDBY = 73,
     NVS_TYPE_REJECTED = 72,
 };
 
@@ -720,6 +721,37 @@ static inline bool nvs_read_memory_reserved(nvs_wire_in *in, uint64_t present, n
     return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
 }
 
+typedef struct nvs_standby {
+    uint8_t gpu;
+    uint64_t within_ns;
+} nvs_standby;
+
+/* Bytes written, or 0 when standby does not fit or holds text that is too long or no UTF-8. */
+static inline size_t nvs_encode_standby(const nvs_standby *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x93, 0, 0);
+    nvs_wire_put_uint(&out, 73);
+    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_uint(&out, message->within_ns);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_standby(nvs_wire_in *in, uint64_t present, nvs_standby *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 2)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->within_ns = (uint64_t)number;
+    return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
+}
+
 typedef struct nvs_rejected {
     uint16_t code;
     bool final;
@@ -765,6 +797,7 @@ typedef struct nvs_to_client {
         nvs_evict evict;
         nvs_restore restore;
         nvs_memory_reserved memory_reserved;
+        nvs_standby standby;
         nvs_rejected rejected;
     };
 } nvs_to_client;
@@ -807,6 +840,9 @@ static inline nvs_wire_result nvs_decode_to_client(const uint8_t *frame, size_t 
     case NVS_TYPE_MEMORY_RESERVED:
         good = nvs_read_memory_reserved(in, count, &out->memory_reserved);
         break;
+    case NVS_TYPE_STANDBY:
+        good = nvs_read_standby(in, count, &out->standby);
+        break;
     case NVS_TYPE_REJECTED:
         good = nvs_read_rejected(in, count, &out->rejected);
         break;
@@ -828,6 +864,7 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_EVICT: return message->evict.gpu;
     case NVS_TYPE_RESTORE: return message->restore.gpu;
     case NVS_TYPE_MEMORY_RESERVED: return message->memory_reserved.gpu;
+    case NVS_TYPE_STANDBY: return message->standby.gpu;
     default: return UINT32_MAX;
     }
 }

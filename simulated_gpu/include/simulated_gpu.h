@@ -62,7 +62,8 @@ typedef struct nvs_sim_shared {
     _Atomic uint64_t trace_next; /* records ever begun; the ring holds the newest trace_records */
     uint64_t processes_offset;
     nvs_sim_gpu gpus[NVS_SIM_MAX_GPUS];
-    pthread_mutex_t lock; /* process-shared and robust; guards processes[] */
+    pthread_mutex_t lock; /* process-shared and robust; guards what follows */
+    uint32_t processes_used; /* entries from here on were never in use */
     nvs_sim_process processes[NVS_SIM_MAX_PROCESSES];
 } nvs_sim_shared;
 

@@ -24,7 +24,7 @@ static bool make_room(uint32_t gpu, uint64_t bytes)
     }
     while (used + bytes > capacity) {
         nvs_sim_process *victim = NULL;
-        for (uint32_t i = 0; i < NVS_SIM_MAX_PROCESSES; i++) {
+        for (uint32_t i = 0; i < shared->processes_used; i++) {
             nvs_sim_process *process = &shared->processes[i];
             if (process->process_id != 0 && process != self() && process->paged_bytes[gpu] != 0 &&
                 (victim == NULL || process->paged_bytes[gpu] > victim->paged_bytes[gpu]))

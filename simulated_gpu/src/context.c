@@ -84,8 +84,12 @@ static void close_context(sim_context *context)
         if (allocation->context == context && allocation->kind != MEM_REGISTERED && allocation->kind != MEM_MAPPED)
             nvs_sim_release(allocation->base);
     }
-    while (context->streams != NULL)
-        nvs_sim_stream_destroy(context->streams);
+    for (sim_stream *stream = context->streams, *next; stream != NULL; stream = next) {
+        next = stream->next;
+        nvs_sim_stream_destroy(stream);
+    }
+    while (context->streams != NULL) /* some are idle, but still on the executor's list */
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
     nvs_sim_modules_unload(context);
     while (*link != context)
         link = &(*link)->next;

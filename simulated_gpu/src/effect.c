@@ -86,12 +86,16 @@ CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_
         return fill(&work->u.fill);
     case OP_HOST:
         pthread_mutex_unlock(&nvs_sim_lock);
+        nvs_sim_thread.in_callback = true;
         work->u.host.function(work->u.host.data);
+        nvs_sim_thread.in_callback = false;
         pthread_mutex_lock(&nvs_sim_lock);
         return CUDA_SUCCESS;
     case OP_CALLBACK:
         pthread_mutex_unlock(&nvs_sim_lock);
+        nvs_sim_thread.in_callback = true;
         work->u.host.callback(work->u.host.stream, CUDA_SUCCESS, work->u.host.data);
+        nvs_sim_thread.in_callback = false;
         pthread_mutex_lock(&nvs_sim_lock);
         return CUDA_SUCCESS;
     case OP_RECORD:

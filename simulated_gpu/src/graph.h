@@ -56,7 +56,7 @@ CUresult nvs_sim_graph_sort(sim_graph *graph, sim_node ***out);
 bool nvs_sim_node_reaches(sim_node *from, const sim_node *ancestor);
 CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params);
 CUresult nvs_sim_node_set_general(sim_node *node, const CUgraphNodeParams *params);
-CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params); /* of those four that have *SetParams */
+CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params); /* or the event or the child itself */
 
 /* copy_shapes.c */
 CUresult nvs_sim_copy_from_3d(const CUDA_MEMCPY3D *shape, sim_copy *out);

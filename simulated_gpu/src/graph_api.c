@@ -222,6 +222,24 @@ EXEC_SET(cuGraphExecMemcpyNodeSetParams, MEMCPY, CUDA_MEMCPY3D *params COMMA CUc
 EXEC_SET(cuGraphExecMemsetNodeSetParams, MEMSET, CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx)
 EXEC_SET(cuGraphExecHostNodeSetParams, HOST, CUDA_HOST_NODE_PARAMS *params)
 
+SIM_EXPORT CUresult CUDAAPI cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_GRAPH, childGraph));
+}
+
 SIM_EXPORT CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
 {
     sim_exec *exec;

@@ -252,6 +252,23 @@ ACCESS(cuGraphKernelNode, KERNEL, CUDA_KERNEL_NODE_PARAMS, _v2, kernel)
 ACCESS(cuGraphMemcpyNode, MEMCPY, CUDA_MEMCPY3D, , copy)
 ACCESS(cuGraphMemsetNode, MEMSET, CUDA_MEMSET_NODE_PARAMS, , fill)
 
+SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
+{
+    ENTER_NODE(KERNEL, nodeParams);
+    const CUDA_KERNEL_NODE_PARAMS *k = &node->kernel;
+    *nodeParams = (CUDA_KERNEL_NODE_PARAMS_v1){.func = k->func, .gridDimX = k->gridDimX, .gridDimY = k->gridDimY, .gridDimZ = k->gridDimZ,
+                                               .blockDimX = k->blockDimX, .blockDimY = k->blockDimY, .blockDimZ = k->blockDimZ,
+                                               .sharedMemBytes = k->sharedMemBytes, .kernelParams = k->kernelParams};
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode hNode, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
+{
+    ENTER_NODE(KERNEL, nodeParams);
+    const CUDA_KERNEL_NODE_PARAMS params = widen(nodeParams);
+    return nvs_sim_return(set(node, (told){.kernel = &params}));
+}
+
 SIM_EXPORT CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
 {
     ENTER_NODE(HOST, nodeParams);
@@ -318,6 +335,9 @@ CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *
     case CU_GRAPH_NODE_TYPE_MEMCPY: return set(node, (told){.copy = params});
     case CU_GRAPH_NODE_TYPE_MEMSET: return set(node, (told){.fill = params});
     case CU_GRAPH_NODE_TYPE_HOST: return set(node, (told){.host = params});
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return set(node, (told){.event = (CUevent)(uintptr_t)params});
+    case CU_GRAPH_NODE_TYPE_GRAPH: return set(node, (told){.child = (CUgraph)(uintptr_t)params});
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }

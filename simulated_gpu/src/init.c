@@ -79,6 +79,8 @@ CUresult nvs_sim_enter(const char *function, bool need_init)
         if (injected != CUDA_SUCCESS)
             return injected;
     }
+    if (nvs_sim_thread.in_callback)
+        return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&nvs_sim_lock);
     if (need_init && (!initialised || forked)) {
         pthread_mutex_unlock(&nvs_sim_lock);

@@ -37,7 +37,7 @@ static void bring_in(sim_allocation *one, size_t bytes)
 void nvs_sim_managed_touch(sim_device *device)
 {
     bool reconciled = false;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) {
+    for (size_t i = 0; nvs_sim_managed_count != 0 && i < nvs_sim_allocation_count(); i++) {
         sim_allocation *one = nvs_sim_allocation_at(i);
         if (one->kind != MEM_MANAGED || one->device != device)
             continue;

@@ -14,6 +14,7 @@
 
 static sim_allocation *table; /* sorted by base, without overlaps */
 static size_t count, room;
+uint64_t nvs_sim_managed_count;
 
 size_t nvs_sim_allocation_count(void) { return count; }
 sim_allocation *nvs_sim_allocation_at(size_t index) { return &table[index]; }
@@ -55,6 +56,7 @@ CUresult nvs_sim_insert(const sim_allocation *allocation)
     memmove(&table[index + 1], &table[index], (count - index) * sizeof *table);
     table[index] = *allocation;
     table[index].id = nvs_sim_next_id++;
+    nvs_sim_managed_count += allocation->kind == MEM_MANAGED;
     count++;
     return CUDA_SUCCESS;
 }
@@ -62,6 +64,7 @@ CUresult nvs_sim_insert(const sim_allocation *allocation)
 void nvs_sim_remove(sim_allocation *allocation)
 {
     size_t index = (size_t)(allocation - table);
+    nvs_sim_managed_count -= allocation->kind == MEM_MANAGED;
     memmove(&table[index], &table[index + 1], (count - index - 1) * sizeof *table);
     count--;
 }

@@ -362,7 +362,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device *device, unsign
         return NVML_NOT_SUPPORTED;
     nvs_sim_shared_lock(shared);
     for (uint32_t i = 0; i < shared->gpu_count; i++)
-        for (uint32_t p = 0; covers(device, i) && p < NVS_SIM_MAX_PROCESSES; p++)
+        for (uint32_t p = 0; covers(device, i) && p < shared->processes_used; p++)
             busy_ns += shared->processes[p].busy_ns[i];
     nvs_sim_shared_unlock(shared);
     pthread_mutex_lock(&nvml_lock);
@@ -385,7 +385,7 @@ static nvml_result running(const nvml_device *device, unsigned *count, nvml_proc
     room = out != NULL || out_v1 != NULL ? *count : 0;
     nvs_sim_shared_lock(shared);
     nvs_sim_shared_reap(shared);
-    for (uint32_t p = 0; p < NVS_SIM_MAX_PROCESSES; p++)
+    for (uint32_t p = 0; p < shared->processes_used; p++)
         for (uint32_t i = 0; shared->processes[p].process_id != 0 && i < shared->gpu_count; i++) {
             const nvs_sim_process *process = &shared->processes[p];
             if (!covers(device, i) || process->attached[i] == 0)

@@ -261,7 +261,7 @@ static uint64_t start_time(uint32_t process_id)
 void nvs_sim_shared_reap(nvs_sim_shared *shared)
 {
     uint32_t own = (uint32_t)getpid();
-    for (uint32_t i = 0; i < NVS_SIM_MAX_PROCESSES; i++) {
+    for (uint32_t i = 0; i < shared->processes_used; i++) {
         nvs_sim_process *process = &shared->processes[i];
         if (process->process_id == 0 || process->process_id == own)
             continue;
@@ -277,12 +277,15 @@ nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared)
     uint64_t started = start_time(own);
     nvs_sim_shared_lock(shared);
     nvs_sim_shared_reap(shared);
-    for (uint32_t i = 0; i < NVS_SIM_MAX_PROCESSES && found == NULL; i++)
-        if (shared->processes[i].process_id == own || shared->processes[i].process_id == 0)
+    for (uint32_t i = 0; i < shared->processes_used; i++) {
+        uint32_t taken = shared->processes[i].process_id;
+        if (taken == own || (taken == 0 && found == NULL)) /* our own: left by the program before exec */
             found = &shared->processes[i];
-    for (uint32_t i = 0; i < NVS_SIM_MAX_PROCESSES; i++)
-        if (shared->processes[i].process_id == own)
-            found = &shared->processes[i]; /* left by an earlier program of this process, before exec */
+        if (taken == own)
+            break;
+    }
+    if (found == NULL && shared->processes_used < NVS_SIM_MAX_PROCESSES)
+        found = &shared->processes[shared->processes_used++];
     if (found != NULL) {
         memset(found, 0, sizeof *found);
         found->start_time = started;
@@ -295,7 +298,7 @@ nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared)
 uint64_t nvs_sim_shared_used(nvs_sim_shared *shared, uint32_t gpu)
 {
     uint64_t used = 0;
-    for (uint32_t i = 0; i < NVS_SIM_MAX_PROCESSES; i++)
+    for (uint32_t i = 0; i < shared->processes_used; i++)
         if (shared->processes[i].process_id != 0)
             used += shared->processes[i].fixed_bytes[gpu] + shared->processes[i].paged_bytes[gpu];
     return used;

@@ -154,7 +154,7 @@ struct sim_context {
     uint32_t magic;
     sim_device *device;
     sim_context *next;
-    bool primary, legacy_made;
+    bool primary;
     unsigned flags;
     uint64_t id;
     uint32_t references; /* primary: retain count */
@@ -197,6 +197,7 @@ typedef struct sim_thread {
     uint64_t number;   /* 1, 2, ...; 0 until first asked for */
     bool per_thread;   /* set by a _ptsz/_ptds entry point for the call that follows */
     bool call_per_thread;
+    bool in_callback; /* an executor inside of a host function: no call is permitted */
     CUstreamCaptureMode capture_mode;
 } sim_thread;
 
@@ -279,14 +280,14 @@ CUresult nvs_sim_copy_submit(sim_stream *stream, sim_copy *copy, bool host_waits
 void nvs_sim_copy_describe(const sim_copy *copy, CUDA_MEMCPY3D *out);
 
 /* memory.c */
-enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED };
+enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED };
 typedef struct sim_allocation {
     uintptr_t base;
     size_t bytes;         /* as asked for */
     size_t charged_bytes; /* on the device; for managed memory what is resident */
     size_t mapped_bytes;  /* of host address space; 0: it came from malloc */
     enum sim_memory_kind kind;
-    sim_device *device;   /* NULL for imported managed memory */
+    sim_device *device;
     sim_context *context;
     unsigned flags;
     uint64_t id;
@@ -302,6 +303,7 @@ CUresult nvs_sim_insert(const sim_allocation *allocation);
 void nvs_sim_remove(sim_allocation *allocation);
 bool nvs_sim_accessible(uintptr_t address, size_t bytes); /* false: in a reserved range and not backed, or beyond its end */
 size_t nvs_sim_allocation_count(void);
+extern uint64_t nvs_sim_managed_count; /* of them */
 sim_allocation *nvs_sim_allocation_at(size_t index);
 
 /* managed.c */

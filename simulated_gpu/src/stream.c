@@ -159,8 +159,8 @@ static void *execute_for_ever(void *argument)
     for (;;) {
         sim_stream *stream = next_to_end(device);
         if (stream == NULL) {
-            pthread_cond_broadcast(&nvs_sim_done);
             drop_idle(device);
+            pthread_cond_broadcast(&nvs_sim_done); /* after it: close_context waits for both */
             pthread_cond_wait(&device->work, &nvs_sim_lock);
             continue;
         }
@@ -170,8 +170,8 @@ static void *execute_for_ever(void *argument)
             continue;
         }
         struct timespec until = {.tv_sec = (time_t)(end_ns / 1000000000u), .tv_nsec = (long)(end_ns % 1000000000u)};
-        pthread_cond_broadcast(&nvs_sim_done);
         drop_idle(device);
+        pthread_cond_broadcast(&nvs_sim_done);
         pthread_cond_timedwait(&device->work, &nvs_sim_lock, &until);
     }
     return NULL;

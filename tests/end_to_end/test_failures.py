@@ -25,6 +25,14 @@ def two(node: Node, saturate: Path, seconds: str = "3") -> list[int]:
     return found
 
 
+def longest_hold_ns(node: Node) -> int:
+    """How long the present holder of the lease has had it; 0 while it changes hands."""
+    status = node.control("status")
+    held = [status["now_ns"] - seat["holding_since_ns"] for client in status["clients"] for seat in client["seats"]
+            if seat["holding_since_ns"] is not None]
+    return max(held, default=0)
+
+
 def test_killed_holder_frees_the_gpu(node: Node, saturate: Path) -> None:
     """SIGKILL of the program that holds the lease: the next one runs, without waiting for its quantum's end."""
     node.start_coordinator("--quantum=60s")
@@ -57,6 +65,8 @@ def test_killed_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
     """SIGKILL of the coordinator: the holder goes on, a new one takes over, both end well, never two holders."""
     node.start_coordinator("--quantum=20ms")
     pids = two(node, saturate, "4")
+    node.control("set", "quantum", "60s")
+    eventually(lambda: longest_hold_ns(node) > 100_000_000, "somebody to hold the lease for good")
     node.kill_coordinator()
     alone_ns = time.monotonic_ns()
     eventually(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from coordinator import wire
+from simulated_gpu.trace import read_trace
 from tests.hook.conftest import StartClient
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
@@ -273,6 +275,59 @@ def test_path_of_the_socket_is_too_long(start: StartClient, tmp_path: Path) -> N
     assert client.do("launch 1000") == "launched"
     client.tell("exit")
     assert "NVSHARE_SOCKET is longer" in client.ended()[1]
+
+
+@pytest.mark.parametrize("budget_ns", [0, 2 * MS], ids=["unpaced", "paced"])
+def test_all_work_lies_within_leases(
+    coordinator: ScriptedCoordinator, client: ScriptedClient, hook_env: dict[str, str], budget_ns: int
+) -> None:
+    """Broken: of many threads and streams, one submits without a lease, is lost, or is not waited for."""
+    hold(coordinator, client, pacing_budget_ns=budget_ns)
+    windows: list[tuple[int, int]] = []
+    submissions = 0
+    lease_id = 7
+    client.tell("storm 6 1500")
+    while not (answer := client.answer(0.002)):
+        release = coordinator.revoke(lease_id)
+        windows.append((release.opened_at_ns, time.monotonic_ns()))
+        submissions += release.submissions
+        assert release.drained
+        lease_id += 1
+        coordinator.grant(lease_id)
+    assert answer == "stormed"
+    release = coordinator.revoke(lease_id)
+    windows.append((release.opened_at_ns, time.monotonic_ns()))
+    assert submissions + release.submissions == 6 * 1500 + 1
+    work = read_trace(Path(hook_env["NVSHARE_SIM_STATE"]))
+    assert len(work) == 6 * 1500 + 1
+    outside = [b for b in work if not any(begin <= b.start_ns and b.end_ns <= end for begin, end in windows)]
+    assert not outside
+
+
+def test_bursts_lie_within_leases(
+    coordinator: ScriptedCoordinator, client: ScriptedClient, hook_env: dict[str, str]
+) -> None:
+    """Broken: what is submitted while an idle lease is being given back runs outside of any lease, or is lost."""
+    hold(coordinator, client, waiters=1, idle_release_ns=MS)
+    windows: list[tuple[int, int]] = []
+    bursts, lease_id, held = 60, 7, True
+    client.tell("count 3 700000")
+    while bursts or held:
+        message = coordinator.receive(0.0005)
+        if isinstance(message, wire.Release):
+            assert message.drained
+            windows.append((message.opened_at_ns, time.monotonic_ns()))
+            held = False
+        if isinstance(message, wire.Request) or (isinstance(message, wire.Release) and message.wanted):
+            lease_id, held = lease_id + 1, True
+            coordinator.grant(lease_id, waiters=1)
+        if client.answer(0.0) == "counted":
+            bursts -= 1
+            if bursts:
+                client.tell("count 3 700000")
+    work = read_trace(Path(hook_env["NVSHARE_SIM_STATE"]))
+    assert len(work) == 60 * 3 + 1
+    assert not [b for b in work if not any(begin <= b.start_ns and b.end_ns <= end for begin, end in windows)]
 
 
 def test_two_gpus(coordinator: ScriptedCoordinator, start: StartClient) -> None:

@@ -178,3 +178,24 @@ def test_says_what_it_waits_for(start: StartClient) -> None:
     client = start()
     client.tell("launch 1000")
     assert "start nvshare-coordinator" in client.error_line()
+
+
+def test_memory_without_a_coordinator(start: StartClient) -> None:
+    """Broken: an allocation hangs for ever when nobody can be asked."""
+    client = start()
+    assert client.do(f"alloc {64 << 20}") == "allocated"
+    assert client.do(f"alloc {64 << 20}") == "allocated"
+
+
+def test_reservation_is_asked_again_after_a_loss(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: an allocation that was waiting for its answer when the coordinator died fails or hangs."""
+    hold(coordinator, client, reserve=True)
+    client.tell(f"alloc {64 << 20}")
+    asked = coordinator.expect(wire.ReserveMemory)
+    coordinator.stop()
+    coordinator.restart()
+    coordinator.welcome(reserve=True)
+    again = coordinator.expect(wire.ReserveMemory)
+    assert again.bytes == asked.bytes
+    coordinator.send(wire.MemoryReserved(0, again.sequence, again.bytes))
+    assert client.answer() == "allocated"

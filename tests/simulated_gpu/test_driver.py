@@ -224,6 +224,18 @@ def test_host_callbacks_run_in_order(run) -> None:
     """)
 
 
+def test_calls_in_host_functions_are_refused(run) -> None:
+    """CUDA forbids them; a double that let them wait for itself would hang instead of telling."""
+    run("""
+        d = Driver()
+        s, results = d.stream(), []
+        host = ctypes.CFUNCTYPE(None, c_void_p)(lambda data: results.append(d.result("cuCtxSynchronize")))
+        d.cuLaunchHostFunc(s, host, None)
+        d.cuStreamSynchronize(s)
+        assert results == [800]
+    """)
+
+
 def test_events_measure_the_time_of_work(run) -> None:
     """cuEventElapsedTime is how applications time kernels."""
     run("""

@@ -47,6 +47,23 @@ def test_memory_of_a_killed_process_is_free_again(start, run) -> None:
     """)
 
 
+def test_contexts_may_cost_memory(run) -> None:
+    """On a card each process pays for its context; plans that ignore it do not fit."""
+    run(
+        """
+        d = Driver()
+        assert d.used() == 100 << 20
+        d.cuDevicePrimaryCtxRelease_v2(0)
+        other = c_void_p()
+        d.cuCtxCreate_v2(byref(other), 0, 0)
+        assert d.used() == 100 << 20
+        assert d.result("cuCtxCreate_v2", byref(c_void_p()), 0, 0) == 0
+        assert d.used() == 200 << 20
+        """,
+        NVSHARE_SIM_CONTEXT_BYTES=str(100 << 20),
+    )
+
+
 def test_many_processes_make_one_state_file(start, state: Path) -> None:
     """Racing creators that each kept their own file would see each other's cards as empty."""
     programs = [start(HOLD, HOLD=str(16 << 20), **ONE_GIB) for _ in range(8)]

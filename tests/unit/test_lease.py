@@ -334,16 +334,29 @@ def test_time_that_goes_backwards_stands_still() -> None:
 def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
     """Broken: a client alone would be slowed down, or a crowd would have unbounded drains."""
     desk = make_desk()
-    a = desk.client()
+    a = desk.client(wanted=True)
     assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [0]
-    b = desk.client()
+    desk.client()
+    assert not a.take(wire.GpuSettings), "a program that only looked at the card is nobody to be paced for"
+    b = desk.client(wanted=True)
     assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [10 * MILLISECOND_NS]
-    assert [s.pacing_budget_ns for s in b.take(wire.GpuSettings)] == [10 * MILLISECOND_NS]
-    c = desk.client()
+    assert [s.pacing_budget_ns for s in b.take(wire.GpuSettings)][-1] == 10 * MILLISECOND_NS
+    c = desk.client(wanted=True)
     assert not a.take(wire.GpuSettings), "unchanged settings are not sent again"
     c.die()
     b.die()
     assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [0]
+
+
+def test_the_next_in_line_is_alerted_when_the_holder_is_told_to_stop() -> None:
+    """Broken: every hand-over would wait for a processor that sleeps; or all who wait would be kept awake."""
+    desk = make_desk()
+    desk.client(wanted=True)
+    b, c = desk.client(wanted=True), desk.client(wanted=True)
+    desk.milliseconds(QUANTUM_MS)
+    (standby,) = b.take(wire.Standby)
+    assert MILLISECOND_NS <= standby.within_ns <= 20 * MILLISECOND_NS
+    assert not c.take(wire.Standby)
 
 
 def test_concurrent_sharing_grants_everybody() -> None:

@@ -121,6 +121,10 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "944701ce00010000cf0000000200000000",
     ),
     (
+        wire.Standby(gpu=1, within_ns=3000000),
+        "934901ce002dc6c0",
+    ),
+    (
         wire.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
         "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
     ),

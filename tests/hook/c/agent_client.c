@@ -4,6 +4,7 @@
  *   launch NS          one kernel of so many nanoseconds on the default stream: "launched"
  *   background NS      the same by a thread of its own: "begun" at once, "background launched" when it is through
  *   count N NS         so many kernels, one after the other: "counted"
+ *   storm T N          T threads, N kernels of 20 us each: "stormed" when all are through
  *   sync               wait for the device: "synchronised"
  *   alloc BYTES        "allocated" or "refused RESULT"
  *   captured N NS      N kernels into a capture, then its graph is launched: "captured RESULT"
@@ -21,6 +22,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,6 +72,32 @@ static void *in_background(void *argument)
     cuCtxSetCurrent(context);
     say("background %s", launch(ns, NULL) == CUDA_SUCCESS ? "launched" : "failed");
     return NULL;
+}
+
+static void *blow(void *argument)
+{
+    CUstream stream = NULL;
+    uint64_t count = (uint64_t)(uintptr_t)argument;
+    bool good = cuCtxSetCurrent(context) == CUDA_SUCCESS && cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
+    while (good && count-- > 0)
+        good = launch(20000, count % 3 == 0 ? NULL : stream) == CUDA_SUCCESS;
+    good = good && cuStreamSynchronize(stream) == CUDA_SUCCESS && cuStreamDestroy(stream) == CUDA_SUCCESS;
+    return good ? NULL : argument;
+}
+
+static bool storm(unsigned threads, uint64_t count)
+{
+    pthread_t all[16];
+    void *bad = NULL, *one;
+    if (threads > 16)
+        return false;
+    for (unsigned i = 0; i < threads; i++)
+        if (pthread_create(&all[i], NULL, blow, (void *)(uintptr_t)count) != 0)
+            return false;
+    for (unsigned i = 0; i < threads; i++)
+        if (pthread_join(all[i], &one) != 0 || one != NULL)
+            bad = all;
+    return bad == NULL;
 }
 
 static CUresult captured(unsigned count, uint64_t ns)
@@ -164,6 +192,8 @@ int main(void)
             for (unsigned long long i = 0; i < first && result == CUDA_SUCCESS; i++)
                 result = launch(second, NULL);
             say(result == CUDA_SUCCESS ? "counted" : "failed");
+        } else if (strcmp(word, "storm") == 0) {
+            say(storm((unsigned)first, second) ? "stormed" : "failed");
         } else if (strcmp(word, "sync") == 0) {
             say(cuCtxSynchronize() == CUDA_SUCCESS ? "synchronised" : "failed");
         } else if (strcmp(word, "alloc") == 0) {

@@ -1,0 +1,23 @@
+"""`python -m bench.scale` measures something, in the form that others read.  Its figures are no matter of a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.shell.shell_rig import BOUND_S, ROOT, environment
+
+
+def test_the_benchmark_gives_its_figures() -> None:
+    """Broken if the benchmark did not run, counted nothing, or named its figures otherwise."""
+    words = [sys.executable, "-m", "bench.scale", "--json", "--clients", "12", "--gpus", "2", "--seconds", "0.2"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=2 * BOUND_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert set(figures) == {"clients", "gpus", "handovers_per_s", "rss_mb"}
+    assert (figures["clients"], figures["gpus"]) == (12, 2)
+    assert figures["handovers_per_s"] > 0
+    assert figures["rss_mb"] > 0
