@@ -26,7 +26,7 @@ from coordinator.administration import Administration
 from coordinator.devices import Device, NoGpuError, discover, put_double_in_front
 from coordinator.dispatch import Dispatcher
 from coordinator.journal import Journal
-from coordinator.process_limits import bound_memory, possible_connections
+from coordinator.process_limits import possible_connections
 from coordinator.runtime_dir import RuntimeDir, RuntimeDirError
 from coordinator.scheduler import InvariantError, Scheduler
 from coordinator.scheduler import Settings as CoreSettings
@@ -251,7 +251,6 @@ def serve(settings: config.Settings, options: Options) -> None:
     """Runs a coordinator until it is told to stop.  Raises StartError and RuntimeDirError."""
     runtime_dir.prepare(options.directory)
     lock = runtime_dir.lock(options.directory)
-    bound_memory()
     devices = find_devices(options)
     try:
         coordinator = Coordinator(settings, options, devices)

@@ -36,6 +36,8 @@ class Dispatcher:
     def __init__(self, scheduler: Scheduler, outbox: Outbox, journal: Journal, *, max_clients: int) -> None:
         self.scheduler = scheduler
         self.deadline_ns: int | None = None
+        self.awake_until_ns = 0
+        """While a holder drains: until when its release is worth waiting for wide awake."""
         self.publish: Publish | None = None
         """Where trace events go; None while nobody listens, so that they cost nothing."""
         self.observe: Observe | None = None
@@ -149,7 +151,12 @@ class Dispatcher:
     # --- out --------------------------------------------------------------------------------------------------------
 
     def _send(self, command: commands.Send) -> None:
-        self._outbox.send(command.client, wire.encode(command.message))
+        message = command.message
+        self._outbox.send(command.client, wire.encode(message))
+        if type(message) is wire.Standby:
+            self.awake_until_ns = self._now_ns + message.within_ns
+        elif type(message) is wire.Grant:
+            self.awake_until_ns = 0
 
     def _set_timer(self, command: commands.SetTimer) -> None:
         self.deadline_ns = command.deadline_ns

@@ -1,4 +1,4 @@
-"""What the kernel lets this process have: enough descriptors, and not all memory.
+"""What the kernel lets this process have: enough descriptors for all clients.
 
 May not go here: bounds on single peers (transport.py).
 """
@@ -13,8 +13,6 @@ from typing import Final
 log: Final = logging.getLogger("nvshare")
 
 _SPARE_DESCRIPTORS: Final = 128
-MAX_DATA_BYTES: Final = 2 << 30
-"""libzmq keeps the parts of a message until its last one has come, however many.  Past this it aborts, not the node."""
 
 
 def possible_connections(max_clients: int) -> int:
@@ -31,10 +29,3 @@ def possible_connections(max_clients: int) -> int:
             log.warning("only %d files may be open: at most %d clients (`ulimit -n`)", soft, wanted)
     return wanted
 
-
-def bound_memory() -> None:
-    """See MAX_DATA_BYTES."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if soft == resource.RLIM_INFINITY or soft > MAX_DATA_BYTES:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, hard))

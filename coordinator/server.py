@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from coordinator import events
 from coordinator.journal import start_time
-from coordinator.transport import HookListener, Limits, make_context
-from coordinator.transport_admin import ControlListener, EventPublisher, Waiter
+from coordinator.transport import HookListener, Limits
+from coordinator.transport_admin import ControlListener, EventPublisher, Waiter, make_context
 
 if TYPE_CHECKING:
     from coordinator.administration import Administration
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("nvshare")
 
-FRAMES_PER_TURN: Final = 32
 REQUESTS_PER_TURN: Final = 4
 
 
@@ -52,11 +51,11 @@ class Sockets:
     def __init__(self, directory: RuntimeDir, limits: Limits, *, everybody: bool) -> None:
         """`everybody`: hooks of all users may connect (the system's coordinator).  The directory must be locked."""
         self._context = make_context()
-        self.hooks = HookListener(self._context, directory.hooks_socket, 0o666 if everybody else 0o600, limits)
+        self.hooks = HookListener(directory.hooks_socket, 0o666 if everybody else 0o600, limits)
         self.control = ControlListener(self._context, directory.control_socket)
         self.events = EventPublisher(self._context, directory.events_socket)
         self.waiter = Waiter()
-        for source in (*self.hooks.sockets, self.control.socket, self.events.socket):
+        for source in (self.hooks.descriptor, self.control.socket, self.events.socket):
             self.waiter.add(source)
 
     def close(self) -> None:
@@ -138,10 +137,9 @@ class Server:
 
     def run(self) -> None:
         """Serves until told to stop."""
-        busy = False
         self._nobody_connected(time.monotonic_ns())
         while not self._stopping:
-            ready = self._sockets.waiter.wait(0 if busy else self._timeout_ns())
+            ready = self._wait()
             if self._wake_read in ready:
                 self._errands_turn()
             if self._sockets.control.socket in ready:
@@ -150,14 +148,27 @@ class Server:
                 self._events_turn()
             if self._holders:
                 self._recovery_turn(ready)
-            busy = self._hooks_turn()
+            self._hooks_turn()
             self._timers_turn()
             self._sockets.hooks.flush()
 
-    def _hooks_turn(self) -> bool:
+    def _wait(self) -> set[Any]:
+        """What is readable.  While a holder drains this stays awake: its release must not wait for a processor."""
+        timeout_ns = self._timeout_ns()
+        awake_until_ns = self._dispatcher.awake_until_ns
+        if awake_until_ns and not self._sockets.hooks.ended:
+            now_ns = time.monotonic_ns()
+            if now_ns < awake_until_ns:
+                bound_ns = awake_until_ns if timeout_ns is None else min(awake_until_ns, now_ns + timeout_ns)
+                self._sockets.hooks.stay_awake(bound_ns)
+                return self._sockets.waiter.wait(0)
+            self._dispatcher.awake_until_ns = 0
+        return self._sockets.waiter.wait(0 if self._sockets.hooks.ended else timeout_ns)
+
+    def _hooks_turn(self) -> None:
         clock = time.monotonic_ns
         dispatcher = self._dispatcher
-        gone, frames, more = self._sockets.hooks.receive(clock(), FRAMES_PER_TURN)
+        gone, frames = self._sockets.hooks.receive(clock())
         for connection in gone:
             dispatcher.gone(connection, clock())
         for connection, frame in frames:
@@ -166,7 +177,6 @@ class Server:
             self._nobody_connected(clock())
         else:
             self._leave_check_ns = None
-        return more
 
     def _control_turn(self) -> None:
         for address, request in self._sockets.control.receive(REQUESTS_PER_TURN):

@@ -144,7 +144,7 @@ class Seat:
     """It claimed a lease that is not its to claim: revoked, and never counted as the holder."""
     demoted: bool = False
     works: bool = False
-    """It has asked for the GPU at least once; a program that only looked at all the cards is nobody to pace others for."""
+    """It has asked for the GPU at least once.  A program that only looked at the card is nobody to pace others for."""
     told_waiters: bool = False
     last_released_ns: int | None = None
     told_epoch: int = -1

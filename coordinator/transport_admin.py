@@ -15,7 +15,42 @@ from pathlib import Path
 
 import zmq
 
-from coordinator.transport import bind, listening, peer_of
+from coordinator.transport import Peer
+
+
+def make_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """For the coordinator's own sockets."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 64)
+    return context
+
+
+def _listening(context: zmq.Context[zmq.Socket[bytes]], kind: int, frame_bytes: int, queued: int) -> zmq.Socket[bytes]:
+    made = context.socket(kind)
+    made.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
+    made.setsockopt(zmq.SNDHWM, queued)
+    made.setsockopt(zmq.RCVHWM, queued)
+    made.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
+    made.setsockopt(zmq.BACKLOG, 1024)
+    return made
+
+
+def _bind(bound: zmq.Socket[bytes], path: Path, mode: int) -> None:
+    """Binds with the mode in force from the file's first moment."""
+    before = os.umask(0o777 & ~mode)
+    try:
+        bound.bind(f"ipc://{path}")
+    finally:
+        os.umask(before)
+
+
+def _peer_of(frame: zmq.Frame) -> Peer | None:
+    """Peer-Address of an ipc connection is `localhost:UID:GID:PID`, written by the kernel."""
+    try:
+        _, user, _, process = str(frame.get("Peer-Address")).split(":")
+        return Peer(process_id=int(process), user_id=int(user))
+    except (zmq.ZMQError, ValueError):
+        return None
 
 
 class Waiter:
@@ -42,10 +77,10 @@ class ControlListener:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self._path = path
         self._users = {0, os.geteuid()}
-        self.socket = listening(context, zmq.ROUTER, 4096, 16)
+        self.socket = _listening(context, zmq.ROUTER, 4096, 16)
         for user in sorted(self._users):
             self.socket.setsockopt(zmq.IPC_FILTER_UID, user)
-        bind(self.socket, path, 0o600)
+        _bind(self.socket, path, 0o600)
 
     def receive(self, most: int) -> list[tuple[bytes, bytes]]:
         """(return address, request) pairs."""
@@ -55,7 +90,7 @@ class ControlListener:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            peer = peer_of(parts[-1])
+            peer = _peer_of(parts[-1])
             if len(parts) == 2 and peer is not None and peer.user_id in self._users:
                 requests.append((parts[0].bytes, parts[1].bytes))
         return requests
@@ -76,10 +111,10 @@ class EventPublisher:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self._path = path
         self._topics: set[bytes] = set()
-        self.socket = listening(context, zmq.XPUB, 64, 20_000)
+        self.socket = _listening(context, zmq.XPUB, 64, 20_000)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, 0)
         self.socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
-        bind(self.socket, path, 0o600)
+        _bind(self.socket, path, 0o600)
 
     @property
     def wanted(self) -> bool:

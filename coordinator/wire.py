@@ -249,7 +249,7 @@ class GpuSettings(Message):
 
     `memory_limit_bytes` 0: no limit for this client.  `capacity_bytes` is what all clients together may have
     resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the
-    reservation needs `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: unbounded).
+    reservation needs `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: not).
     `idle_release_ns`: give the lease back after being idle so long while somebody waits.
     """
 
@@ -329,8 +329,8 @@ class MemoryReserved(Message):
 class Standby(Message):
     """The lease will probably be granted to this client within so long: wait for it wide awake.
 
-    Sent to the next in line when the holder is told to stop.  A processor that has slept for a millisecond takes up to 150 us to
-    wake, which is longer than everything else in a hand-over.
+    Sent to the next in line when the holder is told to stop.  A processor that has slept for a millisecond takes up
+    to 150 us to wake, which is longer than everything else in a hand-over.
     """
 
     gpu: int
@@ -349,9 +349,8 @@ class Rejected(Message):
 
 # --- codec ---------------------------------------------------------------------------------------------------------
 #
-# What a decoder accepts, on both sides alike (tests/wire compares them): one whole msgpack value and nothing after it,
-# an array; integers in any msgpack width, bools, text as `str` or `bin` that is valid UTF-8 without a zero byte; fields
-# beyond those that this side knows may be of any msgpack type, nested at will, and only have to be well-formed.
+# What decoders accept, on both sides alike (tests/wire compares them): one msgpack array and nothing after it; integers
+# in any width, bools, text as valid UTF-8 without a zero byte; further fields of any type, if they are well-formed.
 
 
 def _limits(bound: Field) -> tuple[int, int, int]:
@@ -363,6 +362,7 @@ def _limits(bound: Field) -> tuple[int, int, int]:
     return (1, 0, 1) if bound.kind == "bool" else (2, 0, bound.size)
 
 
+_UNPACK: Final[dict[str, Any]] = {"raw": True, "strict_map_key": False, "timestamp": 1}
 _NAMES: Final[dict[type[Message], tuple[str, ...]]] = {}
 _LIMITS: Final[dict[type[Message], tuple[tuple[int, int, int], ...]]] = {}
 
@@ -387,9 +387,7 @@ def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
         raise RemoteProtocolError(f"frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
     try:
         # Raw: text is checked where a field wants it.  The hook for pairs keeps keys from being hashed.
-        items = msgpack.unpackb(
-            frame, raw=True, strict_map_key=False, object_pairs_hook=_no_map, ext_hook=_no_ext, timestamp=1
-        )
+        items = msgpack.unpackb(frame, object_pairs_hook=_nothing, ext_hook=_nothing, **_UNPACK)
     except Exception as error:  # msgpack raises many kinds
         raise RemoteProtocolError(f"not msgpack: {error!r}") from None
     if type(items) is not list or not items or type(items[0]) is not int or not 0 <= items[0] < 256:
@@ -400,12 +398,8 @@ def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
     return _build(cls, items)
 
 
-def _no_map(pairs: object) -> None:
-    return None
-
-
-def _no_ext(code: int, content: bytes) -> None:
-    return None
+def _nothing(*_: object) -> None:
+    """In place of maps and extension types: no field holds one."""
 
 
 def _build(cls: type[Message], items: list[Any]) -> Message:
@@ -443,18 +437,16 @@ def _text(value: object, limit: int) -> str | None:
 
 
 def _defaults(cls: type[Message], present: int) -> list[Any]:
-    missing = fields(cls)[present:]  # type: ignore[arg-type]
-    if any(f.default is MISSING for f in missing):
+    values = [f.default for f in fields(cls)[present:]]  # type: ignore[arg-type]
+    if MISSING in values:
         raise RemoteProtocolError(f"{cls.__name__} with {present} of its fields")
-    return [f.default for f in missing]
+    return values
 
 
 def _fits(bound: tuple[int, int, int], value: object) -> bool:
     kind, low, high = bound
-    if kind == 0:
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    if kind == 1:
-        return type(value) is bool
+    if kind != 2:
+        return isinstance(value, int) and isinstance(value, bool) == (kind == 1) and low <= value <= high
     try:
         return type(value) is str and len(value.encode()) <= high and "\0" not in value
     except UnicodeEncodeError:  # a lone surrogate

@@ -5,7 +5,7 @@ Purpose: the hooks' socket speaks ZeroMQ, so that any DEALER can be a client, bu
 Protocol: https://rfc.zeromq.org/spec/37/.
 
 Invariants: nothing of a message is given out before both sides have shaken hands; a buffer never holds more than one
-frame of the size allowed and one read; what breaks the protocol is a `ZmtpError`, and the connection is of no use afterwards.
+frame of the size allowed and one read; what breaks the protocol is a `ZmtpError`, and the connection is of no use then.
 
 May not go here: sockets, what a message means.
 """

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinator", "scheduler_policies", "client_hook", "simulated_gpu", "bench")
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
 
-MODULE_LINES = 460
+MODULE_LINES = 480
 TEST_MODULE_LINES = 600
 FUNCTION_LINES = 60
 C_LINES = 520

@@ -10,6 +10,7 @@
  */
 #define _GNU_SOURCE /* ppoll */
 #include "agent_link.h"
+#include "agent_moves.h"
 #include "agent_state.h"
 #include "gate.h"
 #include "lease.h"
@@ -30,9 +31,8 @@
 #define REPORT_NS 10000000u         /* at most one memory report in that time, but always one before a release */
 #define SAY_AGAIN_NS 60000000000u
 #define COMPLAIN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
-#define PROGRESS_NS 20000000u
-#define PROGRESS_BYTES (64u << 20)
-#define SETTLE_NS 1000000000u       /* before memory moves: what a release left undrained may still run so long */
+#define NAP_NS 25000u               /* on standby */
+#define LONGEST_STANDBY_NS 20000000u
 
 typedef struct nvs_agent_gpu {
     nvs_lease lease;
@@ -49,6 +49,7 @@ typedef struct nvs_agent_gpu {
 
 static nvs_agent_gpu gpus[NVS_MAX_GPUS];
 
+static uint64_t awake_until_ns; /* on standby: nap instead of sleeping, so that the grant finds a processor awake */
 static uint8_t unanswered[NVS_MAX_GPUS]; /* ordinals attached on this connection and not answered, oldest first */
 static uint32_t unanswered_count;
 
@@ -187,42 +188,13 @@ static void go_on_ending(uint32_t gpu)
 
 /* --- memory that moves --- */
 
-typedef struct nvs_move {
-    uint32_t gpu;
-    uint64_t order_id, began_ns, told_ns, told_bytes;
-} nvs_move;
-
-static void tell_progress(void *argument, uint64_t moved_bytes)
-{
-    nvs_move *move = argument;
-    uint64_t now = nvs_now_ns();
-    if (moved_bytes < move->told_bytes + PROGRESS_BYTES && now < move->told_ns + PROGRESS_NS)
-        return;
-    move->told_bytes = moved_bytes;
-    move->told_ns = now;
-    NVS_LINK_SEND(move_progress, (uint8_t)move->gpu, move->order_id, moved_bytes, now - move->began_ns, false, 0);
-}
-
 static void move_memory(uint32_t gpu, uint64_t order_id, uint64_t bytes, bool out)
 {
-    uint64_t now = nvs_now_ns(), moved = 0;
-    nvs_move move = {gpu, order_id, now, now, 0};
-    uint32_t error = 0;
-    if (gpu >= NVS_MAX_GPUS || !gpus[gpu].known)
-        return;
-    if (nvs_lease_open(&gpus[gpu].lease) || ending(&gpus[gpu])) {
-        error = CUDA_ERROR_NOT_PERMITTED; /* only what nobody uses may move */
-    } else if (nvs_gate_close(gpu, now + SETTLE_NS) != NVS_OK || nvs_drain(gpu, now + SETTLE_NS) != NVS_OK) {
-        error = CUDA_ERROR_NOT_READY; /* work of an overdue lease */
-    } else {
-        nvs_status status = out ? nvs_memory_evict(gpu, bytes, tell_progress, &move, &moved)
-                                : nvs_memory_restore(gpu, bytes, tell_progress, &move, &moved);
-        if (status != NVS_OK)
-            error = status == NVS_NO_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
-    }
-    now = nvs_now_ns();
-    report_memory(gpu, now);
-    NVS_LINK_SEND(move_progress, (uint8_t)gpu, order_id, moved, now - move.began_ns, true, error);
+    nvs_moved moved = {.error = CUDA_ERROR_NOT_PERMITTED}; /* only what nobody uses may move */
+    if (!nvs_lease_open(&gpus[gpu].lease) && !ending(&gpus[gpu]))
+        moved = nvs_agent_move(gpu, order_id, bytes, out);
+    report_memory(gpu, nvs_now_ns());
+    NVS_LINK_SEND(move_progress, (uint8_t)gpu, order_id, moved.bytes, moved.elapsed_ns, true, moved.error);
 }
 
 /* --- the connection --- */
@@ -296,6 +268,15 @@ static void on_reserved(const nvs_memory_reserved *answer)
     nvs_futex_wake(&mail->reserve_answered, INT32_MAX);
 }
 
+static void on_standby(const nvs_standby *standby)
+{
+    uint64_t within = standby->within_ns < LONGEST_STANDBY_NS ? standby->within_ns : LONGEST_STANDBY_NS;
+    if (gpus[standby->gpu].lease.state != NVS_LEASE_ASKED)
+        return;
+    awake_until_ns = nvs_now_ns() + within;
+    nvs_gate_alert(standby->gpu, awake_until_ns);
+}
+
 static void on_frame(const uint8_t *frame, size_t size)
 {
     nvs_to_client in;
@@ -325,8 +306,10 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_RESTORE: move_memory(in.restore.gpu, in.restore.order_id, in.restore.bytes, false); return;
     case NVS_TYPE_GRANT:
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
+        awake_until_ns = 0;
         happen(in.grant.gpu, &event);
         return;
+    case NVS_TYPE_STANDBY: on_standby(&in.standby); return;
     case NVS_TYPE_REVOKE:
         event = (nvs_lease_event){
             .kind = NVS_LEASE_ON_REVOKE, .lease_id = in.revoke.lease_id, .number = in.revoke.drain_deadline_ns};
@@ -449,6 +432,9 @@ static uint64_t complain(void)
 
 static void sleep_until(uint64_t due)
 {
+    uint64_t now = nvs_now_ns();
+    if (now < awake_until_ns)
+        due = earlier(due, now + NAP_NS);
     struct pollfd watched[3] = {{.fd = nvs_agent_eventfd, .events = POLLIN}};
     int descriptors[2];
     unsigned count = nvs_link_descriptors(descriptors);
@@ -456,7 +442,6 @@ static void sleep_until(uint64_t due)
         watched[1 + i] = (struct pollfd){.fd = descriptors[i], .events = POLLIN};
     struct timespec wait = {0, 0};
     if (due != UINT64_MAX) {
-        uint64_t now = nvs_now_ns();
         uint64_t left = due > now ? due - now : 0;
         wait.tv_sec = (time_t)(left / 1000000000u);
         wait.tv_nsec = (long)(left % 1000000000u);
@@ -500,6 +485,7 @@ void *nvs_agent_main(void *nothing)
     (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     memset(gpus, 0, sizeof gpus); /* after a fork there is what the parent's agent left */
     unanswered_count = 0;
+    awake_until_ns = 0;
     nvs_link_start();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lease_init(&gpus[gpu].lease, nvs_config.run_on_loss, nvs_config.loss_timeout_ns);

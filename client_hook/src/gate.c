@@ -45,7 +45,7 @@
 #endif
 enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE_EXPEDITED and its registration */
 
-enum { SPINS = 200, STATIC_SLOTS = 16 };
+enum { SPINS = 200, STATIC_SLOTS = 16, NAP_NS = 25000 };
 
 nvs_gate nvs_gates[NVS_MAX_GPUS];
 _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
@@ -272,8 +272,23 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
     uint32_t turn = atomic_load_explicit(&gate->turn, memory_order_seq_cst); /* pairs with nvs_gate_open */
     if (!(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED))
         return true;
-    nvs_futex_wait(&gate->turn, turn, deadline_ns);
+    uint64_t now, alert = atomic_load_explicit(&gate->alert_until_ns, memory_order_relaxed); /* a hint */
+    if (alert != 0 && (now = nvs_now_ns()) < alert &&
+        atomic_exchange_explicit(&gate->watcher, 1, memory_order_relaxed) == 0) { /* who watches is all the same */
+        nvs_futex_wait(&gate->turn, turn, now + NAP_NS < deadline_ns ? now + NAP_NS : deadline_ns);
+        atomic_store_explicit(&gate->watcher, 0, memory_order_relaxed);
+    } else {
+        nvs_futex_wait(&gate->turn, turn, deadline_ns);
+    }
     return !(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED);
+}
+
+/* A processor that slept for long takes long to wake.  Whoever naps keeps its own from sleeping deeply. */
+void nvs_gate_alert(uint32_t gpu, uint64_t until_ns)
+{
+    atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, until_ns, memory_order_relaxed); /* a hint */
+    if (nvs_gate_waiting(gpu) > 0)
+        nvs_gate_kick(gpu);
 }
 
 void nvs_gate_kick(uint32_t gpu)
@@ -297,6 +312,8 @@ void nvs_gate_after_fork(void)
     }
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         atomic_store_explicit(&nvs_gates[gpu].waiting, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_gates[gpu].watcher, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].state, armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN, memory_order_relaxed);
     }
     if (armed)

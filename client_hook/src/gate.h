@@ -32,6 +32,8 @@ typedef struct nvs_gate {
     _Atomic uint32_t turn;    /* futex word: changes whenever waiters must look again */
     _Atomic uint32_t waiting; /* threads asleep before the gate */
     _Atomic uint32_t left;    /* futex word: changes when a thread leaves while somebody closes */
+    _Atomic uint32_t watcher; /* one waiting thread naps instead of sleeping, while alert_until_ns says so */
+    _Atomic uint64_t alert_until_ns;
 } nvs_gate;
 
 extern nvs_gate nvs_gates[NVS_MAX_GPUS];
@@ -92,6 +94,7 @@ uint32_t nvs_gate_waiting(uint32_t gpu);                    /* threads that wait
 /* Asleep before the gate, as nvs_agent_wait_for_lease does it: begin tells whether this is the first thread. */
 bool nvs_gate_wait_begin(uint32_t gpu);
 bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns);     /* one sleep; true when the gate is not closed any more */
+void nvs_gate_alert(uint32_t gpu, uint64_t until_ns);       /* it will open soon: one of those who wait stays awake */
 void nvs_gate_kick(uint32_t gpu);                           /* those who sleep before the gate look around */
 void nvs_gate_wait_end(uint32_t gpu);
 

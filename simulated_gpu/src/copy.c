@@ -113,6 +113,36 @@ COPY(cuMemcpyPeerAsync,
      (CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount, CUstream hStream), hStream,
      dst, src, AS_ASYNC)
 
+/* Many copies in one call: in order, which is one of the orders that it allows.  The legacy stream is refused, as documented. */
+static CUresult batch(CUstream handle, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count)
+{
+    if (targets == NULL || sources == NULL || sizes == NULL || count == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (handle == CU_STREAM_LEGACY || (handle == NULL && !nvs_sim_thread.call_per_thread))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = linear(handle, HOST(targets[i]), HOST(sources[i]), sizes[i], AS_ASYNC);
+    return result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                               CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx,
+                                               CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    if (failIdx != NULL)
+        *failIdx = SIZE_MAX;
+    return nvs_sim_return(batch(hStream, dsts, srcs, sizes, count));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                                  CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(batch(hStream, dsts, srcs, sizes, count));
+}
+
 /* Fills. */
 
 static CUresult fill(CUstream handle, bool sync, CUdeviceptr target, size_t pitch, size_t width, size_t height, uint32_t value,

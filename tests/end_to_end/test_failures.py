@@ -64,7 +64,7 @@ def test_killed_waiter_is_forgotten(node: Node, saturate: Path) -> None:
 def test_killed_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
     """SIGKILL of the coordinator: the holder goes on, a new one takes over, both end well, never two holders."""
     node.start_coordinator("--quantum=20ms")
-    pids = two(node, saturate, "4")
+    pids = two(node, saturate, "10")
     node.control("set", "quantum", "60s")
     eventually(lambda: longest_hold_ns(node) > 100_000_000, "somebody to hold the lease for good")
     node.kill_coordinator()
@@ -132,7 +132,7 @@ def test_stopped_holder_does_not_break_exclusivity(node: Node, saturate: Path) -
 def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path, how: signal.Signals) -> None:
     """An orderly stop (an upgrade) is as harmless as a crash."""
     node.start_coordinator("--quantum=20ms")
-    pids = two(node, saturate, "3")
+    pids = two(node, saturate, "6")
     assert node.coordinator is not None
     node.coordinator.send_signal(how)
     assert node.coordinator.wait(20) == 0, node.log()

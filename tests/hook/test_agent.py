@@ -330,6 +330,20 @@ def test_bursts_lie_within_leases(
     assert not [b for b in work if not any(begin <= b.start_ns and b.end_ns <= end for begin, end in windows)]
 
 
+def test_standby_changes_nothing_but_sleep(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a hint that a grant is near opens the gate, keeps it shut, or keeps a processor busy afterwards."""
+    client.tell("launch 1000")
+    coordinator.welcome()
+    coordinator.send(wire.Standby(0, 2**64 - 1))
+    assert client.answer(SHORT_S) == ""
+    coordinator.send(wire.Standby(0, 5 * MS))
+    coordinator.grant(7)
+    assert client.answer() == "launched"
+    coordinator.send(wire.Standby(0, 5 * MS))
+    assert client.do("launch 1000") == "launched"
+    assert coordinator.revoke(7).submissions == 2
+
+
 def test_two_gpus(coordinator: ScriptedCoordinator, start: StartClient) -> None:
     """Broken: the leases of a process's GPUs are mixed up, or a long drain on one holds up the other."""
     client = start(NVSHARE_SIMULATE="2x1GiB")

@@ -204,6 +204,27 @@ def test_what_cuda_says_of_pointers(run) -> None:
     )
 
 
+def test_batched_copies(run) -> None:
+    """The newest copy entry point moves data too; one that did nothing would let it slip past the gate unseen."""
+    run(
+        """
+        d = Driver()
+        s, a, b = d.stream(), d.allocate(64), d.allocate(64)
+        d.write(a, bytes(range(64)))
+        d.cuMemsetD8_v2(b, 0, c_size_t(64))
+        d.cuCtxSynchronize()
+        two, sizes = c_uint64 * 2, (c_size_t * 2)(8, 8)
+        targets, sources = two(b.value, b.value + 8), two(a.value + 32, a.value)
+        d.cuMemcpyBatchAsync_v2(targets, sources, sizes, c_size_t(2), None, None, c_size_t(0), s)
+        d.cuStreamSynchronize(s)
+        assert d.read(b, 17) == bytes([*range(32, 40), *range(8), 0])
+        refused = d.result("cuMemcpyBatchAsync_v2", targets, sources, sizes, c_size_t(2), None, None, c_size_t(0), None)
+        assert refused == 1, "the legacy stream is not allowed"
+        """,
+        **FAST,
+    )
+
+
 def test_two_dimensional_copies_and_arrays(run) -> None:
     """Pitches and offsets that are ignored corrupt images silently."""
     run(
