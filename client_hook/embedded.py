@@ -35,7 +35,6 @@ from client_hook.launcher import (
     client_environment,
     coordinator_environment,
     find_hook,
-    find_libzmq,
 )
 from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, own_directory, prepare
 from coordinator.units import format_size
@@ -82,14 +81,13 @@ class Launch:
 def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for a client's program, once a coordinator runs that stays for it.  Raises LaunchError."""
     hook = find_hook(environ)
-    libzmq = find_libzmq(environ)
     check_memory_mode(launch.options.memory or environ.get("NVSHARE_MEMORY") or "managed")
     simulate = launch.simulate or environ.get("NVSHARE_SIMULATE") or launch.simulate
     directory = choose_directory(environ, launch.runtime_dir, simulate)
     ensure_coordinator(directory, environ, simulate=simulate, arguments=launch.coordinator_arguments)
     if simulate is not None:
         environ = _on_simulated_gpus(directory, simulate, environ)
-    return client_environment(environ, hook=hook, libzmq=libzmq, runtime_dir=directory.path, options=launch.options)
+    return client_environment(environ, hook=hook, runtime_dir=directory.path, options=launch.options)
 
 
 def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,6 @@ May not go here: starting a coordinator (embedded.py), command lines (coordinato
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ MEMORY_MODES = ("managed", "device", "swap")
 _AVAILABLE_MODES = ("managed", "device")
 _SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
 _CLIENT_ONLY = frozenset(
-    f"NVSHARE_{name}" for name in ("SOCKET", "LIBZMQ", "ENABLE", "REEXEC", "NAME", "PRIORITY", "MEMORY", "MEMORY_LIMIT")
+    f"NVSHARE_{name}" for name in ("SOCKET", "ENABLE", "REEXEC", "NAME", "PRIORITY", "MEMORY", "MEMORY_LIMIT")
 )
 
 
@@ -84,44 +83,6 @@ def _installed_file(name: str) -> Path | None:
     return None
 
 
-def find_libzmq(environ: Mapping[str, str]) -> Path:
-    """Absolute path of the libzmq that pyzmq uses; `NVSHARE_LIBZMQ` wins.
-
-    The wheel's copy is found without importing zmq; for a pyzmq built against a system's libzmq the import and
-    /proc/self/maps tell.  Raises LaunchError.
-    """
-    named = environ.get("NVSHARE_LIBZMQ")
-    if named:
-        if not Path(named).is_file():
-            raise LaunchError(f"NVSHARE_LIBZMQ names {named}, which does not exist; unset it or correct it")
-        return Path(named)
-    from importlib.util import find_spec
-
-    spec = find_spec("zmq")
-    if spec is None or spec.origin is None:
-        raise LaunchError(f"pyzmq is not installed for {sys.executable}: run `pip install pyzmq`")
-    package = Path(spec.origin).absolute().parent
-    for directory in (package.parent / "pyzmq.libs", package):
-        for found in sorted(directory.glob("libzmq*.so*")):
-            return found
-    import zmq  # noqa: F401  (loads the library, whose path is then in the map)
-
-    mapped = mapped_library("libzmq")
-    if mapped is None:
-        raise LaunchError("pyzmq carries no libzmq that can be found; set NVSHARE_LIBZMQ to the path of libzmq.so.5")
-    return mapped
-
-
-def mapped_library(prefix: str) -> Path | None:
-    """Path of a library that this process has mapped, by the beginning of its file name."""
-    with Path("/proc/self/maps").open(encoding="utf-8", errors="surrogateescape") as maps:
-        for line in maps:
-            path = line.rstrip("\n").split(maxsplit=5)[5:]
-            if path and Path(path[0]).name.startswith(prefix):
-                return Path(path[0])
-    return None
-
-
 def preload_entries(value: str) -> list[str]:
     """The entries of an LD_PRELOAD; the dynamic linker separates them at spaces and colons."""
     return [entry for entry in value.replace(":", " ").split(" ") if entry]
@@ -177,7 +138,7 @@ def _separates(path: Path) -> bool:
 
 
 def client_environment(
-    base: Mapping[str, str], *, hook: Path, libzmq: Path, runtime_dir: Path, options: ClientOptions
+    base: Mapping[str, str], *, hook: Path, runtime_dir: Path, options: ClientOptions
 ) -> dict[str, str]:
     """`base` with everything that a program needs to be a client of the coordinator in `runtime_dir`.
 
@@ -187,7 +148,6 @@ def client_environment(
     environ["LD_PRELOAD"] = with_preload(base.get("LD_PRELOAD", ""), preloadable(hook, runtime_dir))
     environ["NVSHARE_RUNTIME_DIR"] = str(runtime_dir)
     environ["NVSHARE_SOCKET"] = str(runtime_dir / "hooks.sock")
-    environ["NVSHARE_LIBZMQ"] = str(libzmq)
     chosen = {
         "NVSHARE_MEMORY": options.memory,
         "NVSHARE_PRIORITY": options.priority,

@@ -43,13 +43,12 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
     """Else the hook finds no coordinator, or the user's options get lost on the way."""
     base = {"PATH": "/bin", "NVSHARE_MEMORY": "managed", "NVSHARE_ON_LOSS": "run"}
     options = ClientOptions(memory="device", priority=-3, name="train", memory_limit_bytes=4 << 30)
-    made = launcher.client_environment(base, hook=HOOK, libzmq=Path("/z.so"), runtime_dir=tmp_path, options=options)
+    made = launcher.client_environment(base, hook=HOOK, runtime_dir=tmp_path, options=options)
     assert made == {
         "PATH": "/bin",
         "LD_PRELOAD": str(HOOK),
         "NVSHARE_RUNTIME_DIR": str(tmp_path),
         "NVSHARE_SOCKET": f"{tmp_path}/hooks.sock",
-        "NVSHARE_LIBZMQ": "/z.so",
         "NVSHARE_MEMORY": "device",
         "NVSHARE_PRIORITY": "-3",
         "NVSHARE_NAME": "train",
@@ -63,7 +62,7 @@ def test_options_that_were_not_given_leave_the_environment_alone(tmp_path: Path)
     """Else `NVSHARE_MEMORY=device nvshare-run ...` would be overruled by a default."""
     base = {"NVSHARE_MEMORY": "device", "NVSHARE_PRIORITY": "7"}
     made = launcher.client_environment(
-        base, hook=HOOK, libzmq=Path("/z.so"), runtime_dir=tmp_path, options=ClientOptions()
+        base, hook=HOOK, runtime_dir=tmp_path, options=ClientOptions()
     )
     assert (made["NVSHARE_MEMORY"], made["NVSHARE_PRIORITY"]) == ("device", "7")
     assert "NVSHARE_NAME" not in made
@@ -123,21 +122,8 @@ def test_the_named_hook_wins_and_must_exist(tmp_path: Path) -> None:
     assert launcher.find_hook({"NVSHARE_HOOK_LIBRARY": str(named)}) == named
 
 
-def test_libzmq_is_the_one_that_pyzmq_loads() -> None:
-    """Else hook and coordinator would speak by two different libraries, or the hook by none."""
-    found = launcher.find_libzmq({})
-    import zmq  # noqa: F401
-
-    assert launcher.mapped_library("libzmq") == found
 
 
-def test_a_libzmq_that_does_not_exist_is_refused() -> None:
-    """Else the hook would stay inert without a word."""
-    with pytest.raises(LaunchError, match="NVSHARE_LIBZMQ"):
-        launcher.find_libzmq({"NVSHARE_LIBZMQ": "/nowhere/libzmq.so"})
-
-
-@pytest.mark.parametrize(("mode", "reason"), [("swap", "not available"), ("fast", "no memory mode")])
 def test_memory_modes_that_cannot_be_are_refused(mode: str, reason: str) -> None:
     """Else the program would run in another mode than was asked for."""
     with pytest.raises(LaunchError, match=reason):

@@ -7,23 +7,33 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 HERE = Path(__file__).parent
 PREAMBLE = "import os, threading\nfrom sim_driver import *\n"
 
-Start = Callable[..., subprocess.Popen[str]]
+
+class Program(subprocess.Popen[str]):
+    """A program whose three streams are pipes to the test."""
+
+    stdin: IO[str]
+    stdout: IO[str]
+    stderr: IO[str]
+
+
+Start = Callable[..., Program]
 Run = Callable[..., str]
 
 
 @pytest.fixture
 def start(sim_env: dict[str, str]) -> Iterator[Start]:
     """Starts a program (Python source that finds `Driver`); it is killed when the test ends."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[Program] = []
 
-    def starter(source: str, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def starter(source: str, **environment: str) -> Program:
+        process = Program(
             [sys.executable, "-c", PREAMBLE + textwrap.dedent(source)],
             env={**sim_env, "PYTHONPATH": str(HERE), **environment},
             stdin=subprocess.PIPE,

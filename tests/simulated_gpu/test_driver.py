@@ -6,11 +6,12 @@ import itertools
 from pathlib import Path
 
 from simulated_gpu.trace import read_trace
+from tests.simulated_gpu.conftest import Run
 
 FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}
 
 
-def test_calls_need_init_and_context(run) -> None:
+def test_calls_need_init_and_context(run: Run) -> None:
     """A hook that forwards before cuInit or without a context would not see the errors that applications handle."""
     run("""
         d = Driver(init=False)
@@ -24,7 +25,7 @@ def test_calls_need_init_and_context(run) -> None:
     """)
 
 
-def test_contents_survive_copies(run) -> None:
+def test_contents_survive_copies(run: Run) -> None:
     """Data that comes back changed would make every test of eviction meaningless."""
     run(
         """
@@ -44,7 +45,7 @@ def test_contents_survive_copies(run) -> None:
     )
 
 
-def test_bad_arguments_are_refused(run) -> None:
+def test_bad_arguments_are_refused(run: Run) -> None:
     """Applications and hooks rely on INVALID_VALUE instead of a crash."""
     run("""
         d = Driver()
@@ -66,7 +67,7 @@ def test_bad_arguments_are_refused(run) -> None:
     """)
 
 
-def test_effects_happen_when_work_ends(run) -> None:
+def test_effects_happen_when_work_ends(run: Run) -> None:
     """If a copy took effect when it is submitted, a hook that evicts without draining would go unnoticed."""
     run(
         """
@@ -85,7 +86,7 @@ def test_effects_happen_when_work_ends(run) -> None:
     )
 
 
-def test_a_pageable_source_may_be_reused_at_once(run) -> None:
+def test_a_pageable_source_may_be_reused_at_once(run: Run) -> None:
     """An asynchronous copy of pageable memory takes the bytes of the call, not later ones."""
     run("""
         d = Driver()
@@ -107,7 +108,7 @@ def test_a_pageable_source_may_be_reused_at_once(run) -> None:
     """)
 
 
-def test_events_order_streams(run, state: Path) -> None:
+def test_events_order_streams(run: Run, state: Path) -> None:
     """A wait that is ignored would let dependent kernels overlap."""
     run("""
         d = Driver()
@@ -127,7 +128,7 @@ def test_events_order_streams(run, state: Path) -> None:
     assert second.stream != first.stream
 
 
-def test_streams_overlap_and_the_legacy_stream_does_not(run, state: Path) -> None:
+def test_streams_overlap_and_the_legacy_stream_does_not(run: Run, state: Path) -> None:
     """The default stream waits for blocking streams and they for it; non-blocking ones run beside."""
     run("""
         d = Driver()
@@ -147,7 +148,7 @@ def test_streams_overlap_and_the_legacy_stream_does_not(run, state: Path) -> Non
     assert later.start_ns >= legacy.end_ns
 
 
-def test_per_thread_default_streams_are_separate(run, state: Path) -> None:
+def test_per_thread_default_streams_are_separate(run: Run, state: Path) -> None:
     """A _ptsz entry point that used the legacy stream would serialise threads that must not be."""
     run("""
         d = Driver()
@@ -167,7 +168,7 @@ def test_per_thread_default_streams_are_separate(run, state: Path) -> None:
     assert len({busy.stream for busy in read_trace(state)}) == 3
 
 
-def test_a_queue_of_kernels_takes_the_sum_of_their_times(run, state: Path) -> None:
+def test_a_queue_of_kernels_takes_the_sum_of_their_times(run: Run, state: Path) -> None:
     """Late wake-ups may not add up: what is queued starts when its predecessor ended."""
     run("""
         d = Driver()
@@ -182,7 +183,7 @@ def test_a_queue_of_kernels_takes_the_sum_of_their_times(run, state: Path) -> No
     assert all(after.start_ns == before.end_ns for before, after in itertools.pairwise(trace))
 
 
-def test_a_full_launch_queue_blocks_the_launch(run) -> None:
+def test_a_full_launch_queue_blocks_the_launch(run: Run) -> None:
     """Pacing is tuned against a driver whose queue is bounded; one without a bound would hide its absence."""
     run(
         """
@@ -208,7 +209,7 @@ def test_a_full_launch_queue_blocks_the_launch(run) -> None:
     )
 
 
-def test_host_callbacks_run_in_order(run) -> None:
+def test_host_callbacks_run_in_order(run: Run) -> None:
     """Applications free buffers in them."""
     run("""
         d = Driver()
@@ -224,7 +225,7 @@ def test_host_callbacks_run_in_order(run) -> None:
     """)
 
 
-def test_calls_in_host_functions_are_refused(run) -> None:
+def test_calls_in_host_functions_are_refused(run: Run) -> None:
     """CUDA forbids them; a double that let them wait for itself would hang instead of telling."""
     run("""
         d = Driver()
@@ -236,7 +237,7 @@ def test_calls_in_host_functions_are_refused(run) -> None:
     """)
 
 
-def test_events_measure_the_time_of_work(run) -> None:
+def test_events_measure_the_time_of_work(run: Run) -> None:
     """cuEventElapsedTime is how applications time kernels."""
     run("""
         d = Driver()
@@ -252,7 +253,7 @@ def test_events_measure_the_time_of_work(run) -> None:
     """)
 
 
-def test_fork_leaves_no_driver_in_the_child(run) -> None:
+def test_fork_leaves_no_driver_in_the_child(run: Run) -> None:
     """A child must hear NOT_INITIALIZED; a hook that goes on as if nothing happened would hang."""
     run("""
         d = Driver()
@@ -264,7 +265,7 @@ def test_fork_leaves_no_driver_in_the_child(run) -> None:
     """)
 
 
-def test_primary_context_reset_frees_and_revives(run) -> None:
+def test_primary_context_reset_frees_and_revives(run: Run) -> None:
     """cudaDeviceReset and a later use of the same handle must work, with all memory back."""
     run("""
         d = Driver()
@@ -276,7 +277,7 @@ def test_primary_context_reset_frees_and_revives(run) -> None:
     """)
 
 
-def test_addresses_by_name_and_version(run) -> None:
+def test_addresses_by_name_and_version(run: Run) -> None:
     """cudart finds everything this way; a wrong version has another signature."""
     run("""
         d = Driver()
@@ -299,7 +300,7 @@ def test_addresses_by_name_and_version(run) -> None:
     """)
 
 
-def test_every_export_answers(run) -> None:
+def test_every_export_answers(run: Run) -> None:
     """What is not implemented must say NOT_SUPPORTED instead of being absent, which crashes programs."""
     run("""
         d = Driver()
@@ -312,7 +313,7 @@ def test_every_export_answers(run) -> None:
     """)
 
 
-def test_faults_hit_the_calls_that_they_name(run) -> None:
+def test_faults_hit_the_calls_that_they_name(run: Run) -> None:
     """Fault injection that misses would prove error handling that is never reached."""
     run(
         """
@@ -336,7 +337,7 @@ def test_faults_hit_the_calls_that_they_name(run) -> None:
     )
 
 
-def test_an_older_driver_can_be_claimed(run) -> None:
+def test_an_older_driver_can_be_claimed(run: Run) -> None:
     """The hook must cope with drivers that lack what its table has."""
     run(
         """

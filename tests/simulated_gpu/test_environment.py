@@ -9,6 +9,7 @@ import pytest
 from simulated_gpu import LibraryNotFoundError, library_directory
 from simulated_gpu.environment import SimulatedCards, parse_cards, simulated_environment
 from simulated_gpu.trace import StateFileError, read_trace
+from tests.conftest import Built
 
 GIB = 1 << 30
 
@@ -46,7 +47,7 @@ def test_wrong_descriptions_say_what_is_wrong(spec: str, word: str) -> None:
         parse_cards(spec)
 
 
-def test_environment_puts_the_doubles_first(built, tmp_path: Path) -> None:
+def test_environment_puts_the_doubles_first(built: Built, tmp_path: Path) -> None:
     """Behind a real driver's directory the doubles would never be found."""
     base = {"LD_LIBRARY_PATH": f"/usr/lib/x:{library_directory()}", "HOME": "/root"}
     environment = simulated_environment(tmp_path / "state", "2x8GiB", base)

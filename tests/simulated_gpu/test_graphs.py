@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulated_gpu.trace import read_trace
+from tests.simulated_gpu.conftest import Run
 
 FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}
 
 
-def test_capture_records_and_launch_replays(run, state: Path) -> None:
+def test_capture_records_and_launch_replays(run: Run, state: Path) -> None:
     """Captured work may not run before the launch, and must run at each."""
     run(
         """
@@ -36,7 +37,7 @@ def test_capture_records_and_launch_replays(run, state: Path) -> None:
     assert "kernel" not in kinds
 
 
-def test_capture_joins_streams_by_events(run) -> None:
+def test_capture_joins_streams_by_events(run: Run) -> None:
     """Fork and join are how frameworks capture side streams."""
     run(
         """
@@ -67,7 +68,7 @@ def test_capture_joins_streams_by_events(run) -> None:
     )
 
 
-def test_unjoined_work_fails_the_capture(run) -> None:
+def test_unjoined_work_fails_the_capture(run: Run) -> None:
     """CUDA refuses a capture that would lose work."""
     run("""
         d = Driver()
@@ -82,7 +83,7 @@ def test_unjoined_work_fails_the_capture(run) -> None:
     """)
 
 
-def test_forbidden_calls_invalidate_by_mode(run) -> None:
+def test_forbidden_calls_invalidate_by_mode(run: Run) -> None:
     """A drain that synchronises a capturing stream, or allocates in global mode, must be caught here."""
     run("""
         d = Driver()
@@ -104,7 +105,7 @@ def test_forbidden_calls_invalidate_by_mode(run) -> None:
     """)
 
 
-def test_other_threads_and_their_mode(run) -> None:
+def test_other_threads_and_their_mode(run: Run) -> None:
     """The agent's drain relies on the relaxed mode of its own thread, while the application captures."""
     run("""
         d = Driver()
@@ -129,7 +130,7 @@ def test_other_threads_and_their_mode(run) -> None:
     """)
 
 
-def test_relaxed_capture_may_end_on_another_thread_only(run) -> None:
+def test_relaxed_capture_may_end_on_another_thread_only(run: Run) -> None:
     """CUDA ties the other modes to the thread that began."""
     run("""
         d = Driver()
@@ -148,7 +149,7 @@ def test_relaxed_capture_may_end_on_another_thread_only(run) -> None:
     """)
 
 
-def test_graphs_by_hand_and_update(run) -> None:
+def test_graphs_by_hand_and_update(run: Run) -> None:
     """Programs build graphs node by node and change executables in place."""
     run(
         """

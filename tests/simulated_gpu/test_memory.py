@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tests.simulated_gpu.conftest import Run, Start
+
 FAST = {"NVSHARE_SIM_COPY_GIBPS": "0", "NVSHARE_SIMULATE": "1x256MiB"}
 
 
-def test_unmap_takes_the_bytes_away_and_map_brings_them_back(run) -> None:
+def test_unmap_takes_the_bytes_away_and_map_brings_them_back(run: Run) -> None:
     """Swapping moves chunks in and out at one address; a double that kept the bytes would hide a missing copy."""
     run(
         """
@@ -34,7 +36,7 @@ def test_unmap_takes_the_bytes_away_and_map_brings_them_back(run) -> None:
     )
 
 
-def test_mapping_rules(run) -> None:
+def test_mapping_rules(run: Run) -> None:
     """The driver refuses offsets, overlaps, parts of mappings and memory without access."""
     run(
         """
@@ -62,7 +64,7 @@ def test_mapping_rules(run) -> None:
     )
 
 
-def test_work_on_memory_that_was_evicted_too_early_is_caught(run) -> None:
+def test_work_on_memory_that_was_evicted_too_early_is_caught(run: Run) -> None:
     """Unmapping without a drain must fail the context, as a card would."""
     run(
         """
@@ -79,7 +81,7 @@ def test_work_on_memory_that_was_evicted_too_early_is_caught(run) -> None:
     )
 
 
-def test_physical_memory_is_shared_by_descriptor(run) -> None:
+def test_physical_memory_is_shared_by_descriptor(run: Run) -> None:
     """Libraries export VMM memory to other processes by file descriptor."""
     run(
         """
@@ -98,7 +100,7 @@ def test_physical_memory_is_shared_by_descriptor(run) -> None:
     )
 
 
-def test_managed_memory_is_charged_where_it_is_resident(run) -> None:
+def test_managed_memory_is_charged_where_it_is_resident(run: Run) -> None:
     """The managed mode plans by residency: allocating costs nothing, prefetch and kernels bring memory in."""
     run(
         """
@@ -131,7 +133,7 @@ def test_managed_memory_is_charged_where_it_is_resident(run) -> None:
     )
 
 
-def test_managed_memory_gives_way_to_other_processes(start, run) -> None:
+def test_managed_memory_gives_way_to_other_processes(start: Start, run: Run) -> None:
     """Both processes' sums must stay right when one takes the other's pages."""
     holder = start(
         """
@@ -155,7 +157,7 @@ def test_managed_memory_gives_way_to_other_processes(start, run) -> None:
     assert holder.communicate("go\n", timeout=60)[0].split() == ["200", "0"]
 
 
-def test_stream_ordered_memory(run) -> None:
+def test_stream_ordered_memory(run: Run) -> None:
     """Freed in the order of the stream, charged until then."""
     run(
         """
@@ -177,7 +179,7 @@ def test_stream_ordered_memory(run) -> None:
     )
 
 
-def test_what_cuda_says_of_pointers(run) -> None:
+def test_what_cuda_says_of_pointers(run: Run) -> None:
     """Frameworks decide by these answers where memory lives."""
     run(
         """
@@ -204,7 +206,7 @@ def test_what_cuda_says_of_pointers(run) -> None:
     )
 
 
-def test_batched_copies(run) -> None:
+def test_batched_copies(run: Run) -> None:
     """The newest copy entry point moves data too; one that did nothing would let it slip past the gate unseen."""
     run(
         """
@@ -225,7 +227,7 @@ def test_batched_copies(run) -> None:
     )
 
 
-def test_two_dimensional_copies_and_arrays(run) -> None:
+def test_two_dimensional_copies_and_arrays(run: Run) -> None:
     """Pitches and offsets that are ignored corrupt images silently."""
     run(
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.simulated_gpu.conftest import Run
+
 CARDS = """
     import pynvml as n
     n.nvmlInit()
@@ -9,7 +11,7 @@ CARDS = """
 """
 
 
-def test_cards_are_those_of_cuda(run) -> None:
+def test_cards_are_those_of_cuda(run: Run) -> None:
     """The coordinator names GPUs by NVML's UUID and the hook by CUDA's: they must be the same."""
     run(
         CARDS
@@ -37,7 +39,7 @@ def test_cards_are_those_of_cuda(run) -> None:
     )
 
 
-def test_memory_and_processes(run) -> None:
+def test_memory_and_processes(run: Run) -> None:
     """Monitoring must see what clients really hold, and forget the dead."""
     run(
         CARDS
@@ -63,7 +65,7 @@ def test_memory_and_processes(run) -> None:
     )
 
 
-def test_mig_instances(run) -> None:
+def test_mig_instances(run: Run) -> None:
     """A MIG instance is a scheduling domain with a UUID and a capacity of its own."""
     run(
         CARDS

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulated_gpu.trace import read_trace
+from tests.simulated_gpu.conftest import Run
 
 
 def cudart() -> Path:
@@ -56,7 +57,7 @@ RUNTIME = """
 """
 
 
-def test_runtime_memory_and_streams(run) -> None:
+def test_runtime_memory_and_streams(run: Run) -> None:
     """Every framework stands on these calls; libcudart starts only if the driver answers all that it asks."""
     run(
         RUNTIME
@@ -89,7 +90,7 @@ def test_runtime_memory_and_streams(run) -> None:
     )
 
 
-def test_runtime_launches_and_graphs(run, state: Path) -> None:
+def test_runtime_launches_and_graphs(run: Run, state: Path) -> None:
     """Kernels of compiled programs reach the double with their parameters, directly and out of graphs."""
     run(
         RUNTIME
@@ -119,7 +120,7 @@ def test_runtime_launches_and_graphs(run, state: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed: pip install '.[cupy]'")
-def test_cupy(run, state: Path, tmp_path: Path) -> None:
+def test_cupy(run: Run, state: Path, tmp_path: Path) -> None:
     """An unmodified array library: imports, copies, its memory pool, streams, elementwise and raw kernels."""
     run(
         """

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
+from tests.simulated_gpu.conftest import Run, Start
 
 HOLD = """
     d = Driver()
@@ -18,7 +19,7 @@ HOLD = """
 ONE_GIB = {"NVSHARE_SIMULATE": "1x1GiB"}
 
 
-def test_capacity_is_one_for_all_processes(start, run) -> None:
+def test_capacity_is_one_for_all_processes(start: Start, run: Run) -> None:
     """Two processes that each got the whole card would hide every mistake in the memory plan."""
     holder = start(HOLD, HOLD=str(768 << 20), **ONE_GIB)
     assert holder.stdout.readline() == "holding\n"
@@ -35,7 +36,7 @@ def test_capacity_is_one_for_all_processes(start, run) -> None:
     holder.communicate("go\n")
 
 
-def test_memory_of_a_killed_process_is_free_again(start, run) -> None:
+def test_memory_of_a_killed_process_is_free_again(start: Start, run: Run) -> None:
     """SIGKILL runs no handler; who looks next must find the memory, also while the dead is a zombie."""
     holder = start(HOLD, HOLD=str(1 << 30), **ONE_GIB)
     assert holder.stdout.readline() == "holding\n"
@@ -47,7 +48,7 @@ def test_memory_of_a_killed_process_is_free_again(start, run) -> None:
     """)
 
 
-def test_contexts_may_cost_memory(run) -> None:
+def test_contexts_may_cost_memory(run: Run) -> None:
     """On a card each process pays for its context; plans that ignore it do not fit."""
     run(
         """
@@ -64,7 +65,7 @@ def test_contexts_may_cost_memory(run) -> None:
     )
 
 
-def test_many_processes_make_one_state_file(start, state: Path) -> None:
+def test_many_processes_make_one_state_file(start: Start, state: Path) -> None:
     """Racing creators that each kept their own file would see each other's cards as empty."""
     programs = [start(HOLD, HOLD=str(16 << 20), **ONE_GIB) for _ in range(8)]
     for program in programs:
@@ -74,7 +75,7 @@ def test_many_processes_make_one_state_file(start, state: Path) -> None:
     assert [path for path in state.parent.iterdir() if path.name.startswith(state.name + ".")] == []
 
 
-def test_a_lock_holder_that_is_killed_blocks_nobody(start, run) -> None:
+def test_a_lock_holder_that_is_killed_blocks_nobody(start: Start, run: Run) -> None:
     """Programs are killed at any moment; here many of them, in the middle of allocating."""
     loop = """
         d = Driver()
@@ -89,7 +90,7 @@ def test_a_lock_holder_that_is_killed_blocks_nobody(start, run) -> None:
     run("d = Driver(); d.allocate(1 << 30)")
 
 
-def test_programs_that_run_together_overlap_in_the_trace(start, state: Path) -> None:
+def test_programs_that_run_together_overlap_in_the_trace(start: Start, state: Path) -> None:
     """The proof of exclusivity is worth nothing if it would not see its breach."""
     busy = """
         d = Driver()
@@ -115,7 +116,7 @@ def test_programs_that_run_together_overlap_in_the_trace(start, state: Path) -> 
     assert busy_ns_by_process(trace) == {(0, program.pid): 300_000_000 for program in programs}
 
 
-def test_programs_in_turn_do_not_overlap(run, state: Path) -> None:
+def test_programs_in_turn_do_not_overlap(run: Run, state: Path) -> None:
     """A checker that cries without cause would make exclusive mode untestable."""
     for _ in range(2):
         run("d = Driver(); f = d.kernel(); d.busy(f, None, 1_000_000); d.cuCtxSynchronize()")
@@ -123,7 +124,7 @@ def test_programs_in_turn_do_not_overlap(run, state: Path) -> None:
     assert overlaps(read_trace(state)) == []
 
 
-def test_a_killed_program_leaves_no_unfinished_work(start, state: Path) -> None:
+def test_a_killed_program_leaves_no_unfinished_work(start: Start, state: Path) -> None:
     """Work that was running at the kill did not end; its record would be an overlap that never was."""
     program = start("""
         d = Driver()
@@ -151,7 +152,7 @@ def test_overlap_of_intervals() -> None:
     assert found.overlap_ns == 6
 
 
-def test_visible_devices(run, state: Path) -> None:
+def test_visible_devices(run: Run, state: Path) -> None:
     """Schedulers hand out cards by CUDA_VISIBLE_DEVICES, by index and by UUID."""
     devices = """
         import uuid
@@ -175,7 +176,7 @@ def test_visible_devices(run, state: Path) -> None:
     assert run(devices, CUDA_VISIBLE_DEVICES="").split() == ["100"]
 
 
-def test_a_foreign_state_file_is_refused(start, state: Path) -> None:
+def test_a_foreign_state_file_is_refused(start: Start, state: Path) -> None:
     """Somebody else's file must be neither used nor overwritten."""
     state.write_bytes(b"precious")
     program = start("d = Driver()")
@@ -185,13 +186,13 @@ def test_a_foreign_state_file_is_refused(start, state: Path) -> None:
     assert state.read_bytes() == b"precious"
 
 
-def test_a_wrong_description_of_cards_is_refused(start) -> None:
+def test_a_wrong_description_of_cards_is_refused(start: Start) -> None:
     """A typo must not silently give other cards than asked for."""
     program: subprocess.Popen[str] = start("d = Driver()", NVSHARE_SIMULATE="two")
     assert "GPUS[xCAPACITY]" in program.communicate(timeout=60)[1]
 
 
-def test_work_in_two_devices_is_told_apart(run, state: Path) -> None:
+def test_work_in_two_devices_is_told_apart(run: Run, state: Path) -> None:
     """Each card is a scheduling domain of its own."""
     run(
         """

@@ -111,7 +111,7 @@ def test_a_misspelt_variable_is_named_and_others_are_left_alone() -> None:
     """Broken if a typo were without effect, or a client's variable stopped the coordinator."""
     (told,) = mistakes(env={"NVSHARE_QUANTUN": "1s"})
     assert told == "NVSHARE_QUANTUN: no such setting; did you mean NVSHARE_QUANTUM?"
-    clients = ("SOCKET", "LIBZMQ", "MEMORY", "MEMORY_LIMIT", "PRIORITY", "NAME", "ON_LOSS", "LOSS_TIMEOUT", "LOG")
+    clients = ("SOCKET", "MEMORY", "MEMORY_LIMIT", "PRIORITY", "NAME", "ON_LOSS", "LOSS_TIMEOUT", "LOG")
     more = ("LOG_FILE", "DISABLE", "ENABLE", "SIMULATE", "SIM_STATE", "HOOK_LIBRARY", "RUNTIME_DIR")
     assert load({}, {"NVSHARE_" + name: "1" for name in clients + more}) == Settings()
 
