@@ -2,13 +2,14 @@
  *
  * usage: saturate SECONDS KERNEL_NS DEPTH
  * Never more than DEPTH kernels in flight, by events of its own, so that a launch blocks for the lease and for nothing else.
- * Prints one JSON object: the process, its launches, and [called_ns, returned_ns] (CLOCK_MONOTONIC) of each launch
+ * SIGTERM ends it before its time, in order.  Prints one JSON object: the process, its launches, and [called_ns, returned_ns] (CLOCK_MONOTONIC) of each launch
  * that took longer than 50 us.
  *
  * The kernel is named nvs_busy, which the simulated GPU knows: there its first parameter is how long it takes.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,13 @@ static int (*cu_event_record)(void *, void *);
 static int (*cu_event_wait)(void *);
 
 static uint64_t stamps[MAX_STAMPS][2];
+static volatile sig_atomic_t stopped;
+
+static void stop(int number)
+{
+    (void)number;
+    stopped = 1;
+}
 
 static void *symbol(void *library, const char *name)
 {
@@ -96,6 +104,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: saturate SECONDS KERNEL_NS DEPTH (at most %d)\n", MAX_DEPTH);
         return 2;
     }
+    signal(SIGTERM, stop);
     find_driver();
     check(cu_init(0), "cuInit");
     check(cu_device_get(&device, 0), "cuDeviceGet");
@@ -113,7 +122,7 @@ int main(int argc, char **argv)
         if (launches >= (uint64_t)depth)
             check(cu_event_wait(event), "cuEventSynchronize");
         called = now_ns();
-        if (called >= end)
+        if (called >= end || stopped)
             break;
         check(cu_launch(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL), "cuLaunchKernel");
         returned = now_ns();

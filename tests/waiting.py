@@ -15,7 +15,7 @@ T = TypeVar("T")
 _never = threading.Event()
 
 
-def eventually(condition: Callable[[], T], what: str, seconds: float = 20.0) -> T:
+def eventually(condition: Callable[[], T], what: str, seconds: float = 60.0) -> T:
     """The first true value of `condition`, which is asked again and again; fails the test when the bound passes."""
     deadline = time.monotonic() + seconds
     while True:

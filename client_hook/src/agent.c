@@ -1,8 +1,7 @@
 /* The application threads' side of the agent: starting it, waiting for it, and its end.  See agent.h.
  *
- * Starting: the first thread that needs the coordinator loads libzmq (itself, for it may hold the loader's lock, under which
- * another thread's dlopen would wait for it) and makes the agent thread.  Others need not wait for that: their wishes
- * are in the mailbox.  If it fails, all gates open for good and the log says why.
+ * Starting: the first thread that needs the coordinator makes the agent thread.  Others need not wait for that: their
+ * wishes are in the mailbox.  If it fails, all gates open for good and the log says why.
  *
  * May not go here: messages, leases; anything that runs on the agent thread.
  */
@@ -94,7 +93,7 @@ static bool start(void)
     nvs_agent_eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (nvs_agent_eventfd < 0)
         nvs_log(NVS_LOG_ERROR, "cannot make an eventfd: %s; not sharing", strerror(errno));
-    if (nvs_agent_eventfd >= 0 && nvs_transport_load(nvs_config.libzmq) == NVS_OK && make_thread()) {
+    if (nvs_agent_eventfd >= 0 && make_thread()) {
         (void)atexit(nvs_agent_goodbye); /* registered after the driver's own handlers, so it runs before them */
         atomic_store_explicit(&phase, PHASE_RUNNING, memory_order_release); /* pairs with nvs_agent_poke */
         nvs_agent_poke(); /* for what was left in the mailboxes meanwhile */
@@ -247,7 +246,7 @@ void nvs_agent_goodbye(void)
 
 void nvs_agent_after_fork(void)
 {
-    /* One thread, and the memory as it was at the fork: nothing here may call into libzmq or take a lock. */
+    /* One thread, and the memory as it was at the fork: nothing here may take a lock. */
     if (nvs_agent_eventfd >= 0)
         close(nvs_agent_eventfd);
     nvs_agent_eventfd = -1;

@@ -11,7 +11,6 @@
 typedef struct nvs_settings { /* read once from the environment by init.c */
     bool enabled;
     char socket[108];        /* NVSHARE_SOCKET */
-    char libzmq[512];        /* NVSHARE_LIBZMQ */
     char name[64];           /* NVSHARE_NAME, else the program's */
     int32_t priority;        /* NVSHARE_PRIORITY */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: device | managed | swap */

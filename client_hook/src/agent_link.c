@@ -1,7 +1,7 @@
 /* See agent_link.h.
  *
- * While nobody listens, libzmq tries again by itself (10 ms, doubled up to 500 ms), so the agent sleeps.  A connection that
- * was there and is lost is closed and made anew after a like delay: nothing queued on the old one may reach the new peer.
+ * While nobody listens it tries again after 10 ms, doubled up to 500 ms, and sleeps meanwhile.  A connection that was there
+ * and is lost is made anew after a like delay: nothing queued on the old one may reach the new peer.
  */
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "agent_link.h"
@@ -39,7 +39,6 @@ void nvs_link_send(const uint8_t *frame, size_t size)
 {
     if (!up || broken || size == 0)
         return;
-    restless = true;
     if (!nvs_transport_send(frame, size))
         broken = true; /* a peer that takes nothing; all that matters is said again on the next connection */
 }
@@ -64,9 +63,9 @@ bool nvs_link_restless(void)
     return restless || broken;
 }
 
-unsigned nvs_link_descriptors(int out[2])
+int nvs_link_descriptor(short *events)
 {
-    return open_socket ? nvs_transport_descriptors(out) : 0;
+    return open_socket ? nvs_transport_descriptor(events) : -1;
 }
 
 static void say_hello(void)
@@ -109,7 +108,6 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
 {
     static uint8_t frame[NVS_MAX_FRAME_BYTES + 1];
     size_t size = 0;
-    restless = false;
     if (!open_socket && nvs_now_ns() >= retry_at_ns) {
         open_socket = nvs_transport_connect(nvs_config.socket) == NVS_OK;
         if (!open_socket)
@@ -117,9 +115,9 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
     }
     for (unsigned i = 0; i < FRAMES_A_ROUND && open_socket && !broken; i++) {
         nvs_transport_event event = nvs_transport_next(frame, sizeof frame, &size);
-        if (event == NVS_TRANSPORT_NOTHING)
+        restless = event != NVS_TRANSPORT_NOTHING; /* there may be more than one round takes */
+        if (!restless)
             return;
-        restless = true; /* there may be more than one round takes */
         if (event == NVS_TRANSPORT_FRAME) {
             handlers->frame(frame, size);
         } else if (event == NVS_TRANSPORT_LOST) {

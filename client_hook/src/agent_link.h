@@ -21,8 +21,8 @@ void nvs_link_send(const uint8_t *frame, size_t size); /* nothing without a conn
 void nvs_link_fail(void);                              /* the peer broke the protocol, or we must begin anew */
 void nvs_link_refused(void);                           /* it does not want us: try again, but slowly */
 uint64_t nvs_link_due(void);                           /* when to serve although nothing came; UINT64_MAX: never */
-bool nvs_link_restless(void);                          /* serve again before sleeping: descriptors tell of changes only */
-unsigned nvs_link_descriptors(int out[2]);
+bool nvs_link_restless(void);                          /* serve again before sleeping */
+int nvs_link_descriptor(short *events);                /* to poll, and for what; -1: nothing to poll */
 
 #define NVS_LINK_SEND(kind, ...)                                                     \
     do {                                                                             \

@@ -1,6 +1,6 @@
 /* The agent thread: joins transport, lease, gate, memory and pacing.
  *
- * It sleeps in ppoll() on the eventfd of the application's threads and libzmq's descriptors, with a time-out only while
+ * It sleeps in ppoll() on the eventfd of the application's threads and the connection, with a time-out only while
  * something is due: a drain, the detection of idleness while somebody waits for our lease, a memory report, a new
  * connection.  The mailboxes are levels, not edges: each round looks at all of them, so a poke may be lost in another.
  *
@@ -435,18 +435,15 @@ static void sleep_until(uint64_t due)
     uint64_t now = nvs_now_ns();
     if (now < awake_until_ns)
         due = earlier(due, now + NAP_NS);
-    struct pollfd watched[3] = {{.fd = nvs_agent_eventfd, .events = POLLIN}};
-    int descriptors[2];
-    unsigned count = nvs_link_descriptors(descriptors);
-    for (unsigned i = 0; i < count; i++)
-        watched[1 + i] = (struct pollfd){.fd = descriptors[i], .events = POLLIN};
+    struct pollfd watched[2] = {{.fd = nvs_agent_eventfd, .events = POLLIN}};
+    watched[1].fd = nvs_link_descriptor(&watched[1].events); /* poll() passes over -1 */
     struct timespec wait = {0, 0};
     if (due != UINT64_MAX) {
         uint64_t left = due > now ? due - now : 0;
         wait.tv_sec = (time_t)(left / 1000000000u);
         wait.tv_nsec = (long)(left % 1000000000u);
     }
-    (void)ppoll(watched, 1 + count, due == UINT64_MAX ? NULL : &wait, NULL);
+    (void)ppoll(watched, 2, due == UINT64_MAX ? NULL : &wait, NULL);
     if (watched[0].revents != 0) {
         uint64_t pokes;
         ssize_t taken = read(nvs_agent_eventfd, &pokes, sizeof pokes);

@@ -4,7 +4,7 @@
  *  - it never exits, aborts or hangs the application, and prints nothing unless NVSHARE_LOG asks for it or
  *    something must be said once;
  *  - what it is not sure of, it lets through to the real function;
- *  - it holds no lock while it calls the CUDA driver, dlsym or libzmq from an application's thread.
+ *  - it holds no lock while it calls the CUDA driver or dlsym from an application's thread.
  *
  * Lock order (outer first): allocation registry, context registry, agent mailbox.  No other lock exists.
  */

@@ -4,17 +4,15 @@
  *  Start: the constructor reads the environment and, if NVSHARE_SOCKET is set, closes the gates.  No thread, no socket,
  *    no allocation, no CUDA: most processes that carry the hook never use CUDA.  Everything else starts with the first
  *    thread that finds a gate closed or asks for memory.
- *  Fork: the child has one thread, and none of ours.  It forgets the agent and its sockets without calling into libzmq (whose
- *    locks may be held by threads that are gone), closes its copy of the connection, so that its parent's death is still
- *    noticed, and begins as a fresh process: gates closed, no lease.  Nothing in the atfork handlers allocates or
+ *  Fork: the child has one thread, and none of ours.  It closes its copy of the connection, so that its parent's death is
+ *    still noticed, and begins as a fresh process: gates closed, no lease.  Nothing in the atfork handlers allocates or
  *    takes a lock that another thread may hold.
  *  Exec: every descriptor of ours is close-on-exec; the new image runs the constructor again.
  *  Re-entrancy: a thread inside a gated call passes every gate (its depth counts); a signal handler that interrupts the fast
  *    path and calls CUDA is nested in it.  The agent thread uses real functions only and never passes a gate.
- *  Signals: the agent blocks all of them, and so do libzmq's threads, which inherit its mask: an application's handler never
- *    runs on a thread of ours.
+ *  Signals: the agent blocks all of them: an application's handler never runs on a thread of ours.
  *  errno: whatever we do in an application's thread leaves it as it was.
- *  Teardown: exit() says goodbye within 50 ms at most; after that nothing of ours calls CUDA or libzmq, and a thread that
+ *  Teardown: exit() says goodbye within 50 ms at most; after that nothing of ours calls CUDA, and a thread that
  *    still submits work is let through rather than left hanging.  _exit, exec and death need no handler: the connection
  *    closes with the process.
  *
@@ -164,7 +162,6 @@ static void read_environment(void)
     nvs_config.enabled = nvs_config.socket[0] != 0 && (disable == NULL || disable[0] == 0 || strcmp(disable, "0") == 0);
     if (!nvs_config.enabled)
         return;
-    read_path("NVSHARE_LIBZMQ", nvs_config.libzmq, sizeof nvs_config.libzmq);
     copy_text(nvs_config.name, sizeof nvs_config.name,
               name != NULL && name[0] != 0 ? name : program_invocation_short_name);
     nvs_config.priority = read_priority();

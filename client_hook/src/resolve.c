@@ -1,7 +1,7 @@
 /* Look-ups by the application: dlsym, dlvsym, cuGetProcAddress.
  *
  * The real resolver is asked first and its answer translated, so that what does not exist stays absent.  Names that are
- * not the driver's ("cu" and a capital letter) go to libc by a tail call: it sees the caller's return address, and
+ * neither the driver's ("cu" and a capital letter) nor NVML's ("nvm") go to libc by a tail call: it sees the caller's return address, and
  * RTLD_NEXT and RTLD_DEFAULT keep their meaning.  No locks of ours, no allocation: this runs before cuInit, from
  * constructors, from many copies of cudart at once.
  */
@@ -9,6 +9,7 @@
 #include "resolve.h"
 
 #include "cuda_api.h"
+#include "nvml.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -63,9 +64,29 @@ static nvs_answer answer_by_driver(nvs_id id, const char *name)
     return (nvs_answer){nvs_libc_dlsym()(RTLD_NEXT, name), 1};
 }
 
+static nvs_answer answer_nvml(void *handle, const char *name, const char *version)
+{
+    const nvs_nvml_id id = nvs_nvml_id_of_name(name);
+    nvs_dlsym_function *real = nvs_libc_dlsym();
+    nvs_dlvsym_function *real_versioned = nvs_libc_dlvsym();
+    if (id == NVS_NVML_COUNT || real == NULL || real_versioned == NULL)
+        return (nvs_answer){NULL, 0};
+    /* A search of the whole process begins behind us: what stands there is NVML's own. */
+    if (handle == RTLD_DEFAULT)
+        handle = RTLD_NEXT;
+    void *address = version != NULL ? real_versioned(handle, name, version) : real(handle, name);
+    if (address == nvs_nvml_wrapper(id)) /* dlopen(NULL) and the like */
+        address = real(RTLD_NEXT, name);
+    if (address != NULL && address == nvs_nvml_real(id))
+        address = nvs_nvml_wrapper(id);
+    return (nvs_answer){address, 1};
+}
+
 static nvs_answer answer(void *handle, const char *name, const char *version)
 {
     const nvs_answer undecided = {NULL, 0};
+    if (name[0] == 'n')
+        return answer_nvml(handle, name, version);
     const nvs_id id = nvs_id_of_name(name);
     if (id == NVS_ID_COUNT ? !nvs_name_submits(name) : nvs_entries[id].kind == NVS_KIND_PASS)
         return undecided;
@@ -93,7 +114,7 @@ static nvs_answer answer(void *handle, const char *name, const char *version)
     return (nvs_answer){address, 1}; /* some other library's function of that name */
 }
 
-/* Called by the assembly below with the application's arguments, for "cu" and a capital letter only. */
+/* Called by the assembly below with the application's arguments, for "cu" and a capital letter and for "nvm" only. */
 __attribute__((visibility("hidden"), used)) nvs_answer nvs_answer_dlsym(void *handle, const char *name)
 {
     return answer(handle, name, NULL);
@@ -132,14 +153,21 @@ NVS_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
             "  testq %rsi, %rsi\n"                                                                         \
             "  jz 1f\n"                                                                                    \
             "  cmpb $'c', (%rsi)\n"                                                                        \
+            "  je 4f\n"                                                                                    \
+            "  cmpb $'n', (%rsi)\n"                                                                        \
             "  jne 1f\n"                                                                                   \
-            "  cmpb $'u', 1(%rsi)\n"                                                                       \
+            "  cmpb $'v', 1(%rsi)\n"                                                                       \
+            "  jne 1f\n"                                                                                   \
+            "  cmpb $'m', 2(%rsi)\n"                                                                       \
+            "  jne 1f\n"                                                                                   \
+            "  jmp 5f\n"                                                                                   \
+            "4: cmpb $'u', 1(%rsi)\n"                                                                       \
             "  jne 1f\n"                                                                                   \
             "  movzbl 2(%rsi), %eax\n"                                                                     \
             "  subl $'A', %eax\n"                                                                          \
             "  cmpl $25, %eax\n"                                                                           \
             "  ja 1f\n"                                                                                    \
-            "  subq $24, %rsp\n"                                                                           \
+            "5: subq $24, %rsp\n"                                                                           \
             "  .cfi_adjust_cfa_offset 24\n"                                                                \
             "  movq %rdi, (%rsp)\n"                                                                        \
             "  movq %rsi, 8(%rsp)\n"                                                                       \
@@ -184,15 +212,24 @@ NVS_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
             "  cbz x1, 1f\n"                                                                               \
             "  ldrb w9, [x1]\n"                                                                            \
             "  cmp w9, #'c'\n"                                                                             \
+            "  b.eq 5f\n"                                                                                  \
+            "  cmp w9, #'n'\n"                                                                             \
             "  b.ne 1f\n"                                                                                  \
             "  ldrb w9, [x1, #1]\n"                                                                        \
+            "  cmp w9, #'v'\n"                                                                             \
+            "  b.ne 1f\n"                                                                                  \
+            "  ldrb w9, [x1, #2]\n"                                                                        \
+            "  cmp w9, #'m'\n"                                                                             \
+            "  b.ne 1f\n"                                                                                  \
+            "  b 6f\n"                                                                                     \
+            "5: ldrb w9, [x1, #1]\n"                                                                        \
             "  cmp w9, #'u'\n"                                                                             \
             "  b.ne 1f\n"                                                                                  \
             "  ldrb w9, [x1, #2]\n"                                                                        \
             "  sub w9, w9, #'A'\n"                                                                         \
             "  cmp w9, #25\n"                                                                              \
             "  b.hi 1f\n"                                                                                  \
-            "  stp x29, x30, [sp, #-48]!\n"                                                                \
+            "6: stp x29, x30, [sp, #-48]!\n"                                                                \
             "  .cfi_def_cfa_offset 48\n"                                                                   \
             "  .cfi_offset 29, -48\n"                                                                      \
             "  .cfi_offset 30, -40\n"                                                                      \

@@ -1,243 +1,257 @@
-/* See transport.h.  The declarations of libzmq 4 that are needed are made here, so that no header of it is. */
+/* See transport.h.  ZMTP 3.1 with the NULL mechanism (https://rfc.zeromq.org/spec/37/), the client's side of it, over a
+ * non-blocking Unix socket.  The coordinator's side is coordinator/zmtp.py.
+ *
+ * Why not libzmq: it brings two threads and a C++ runtime into somebody's process, and each message through it wakes one more
+ * sleeping thread, which is most of what a hand-over costs (docs/decisions.md has the figures).
+ */
+#define _GNU_SOURCE /* SOCK_CLOEXEC, MSG_NOSIGNAL */
 #include "transport.h"
 
 #include "log.h"
 
-#include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-/* Names and numbers of libzmq's public interface, version 4. */
+enum { FLAG_MORE = 1, FLAG_LONG = 2, FLAG_COMMAND = 4 };
 enum {
-    ZMQ_PAIR = 0,
-    ZMQ_DEALER = 5,
-    ZMQ_FD = 14,
-    ZMQ_EVENTS = 15,
-    ZMQ_LINGER = 17,
-    ZMQ_RECONNECT_IVL = 18,
-    ZMQ_RECONNECT_IVL_MAX = 21,
-    ZMQ_MAXMSGSIZE = 22,
-    ZMQ_SNDHWM = 23,
-    ZMQ_RCVHWM = 24,
-    ZMQ_IMMEDIATE = 39,
-    ZMQ_DONTWAIT = 1,
-    ZMQ_IO_THREADS = 1,
-    ZMQ_MAX_SOCKETS = 2,
-    ZMQ_BLOCKY = 70,
+    GREETING = 64,
+    LARGEST = 4096,          /* of a frame of the peer's; the protocol's own bound is smaller */
+    INCOMING = 16384,
+    OUTGOING = 32768,        /* what a peer that does not read may leave with us */
+    HEADER = 9,
 };
-enum { /* the monitor's events */
-    EVENT_CONNECTED = 0x0001,
-    EVENT_DISCONNECTED = 0x0200,
-    EVENT_HANDSHAKE_FAILED = 0x0800 | 0x2000 | 0x4000,
-    EVENT_HANDSHAKE_SUCCEEDED = 0x1000,
-};
-enum { QUEUE = 256, FIRST_RETRY_MS = 10, LONGEST_RETRY_MS = 500, LARGEST_MESSAGE = 4096 };
 
-#define ZMQ_FUNCTIONS(F)                                                       \
-    F(zmq_ctx_new, void *, (void))                                             \
-    F(zmq_ctx_set, int, (void *, int, int))                                    \
-    F(zmq_ctx_term, int, (void *))                                             \
-    F(zmq_socket, void *, (void *, int))                                       \
-    F(zmq_close, int, (void *))                                                \
-    F(zmq_setsockopt, int, (void *, int, const void *, size_t))                \
-    F(zmq_getsockopt, int, (void *, int, void *, size_t *))                    \
-    F(zmq_connect, int, (void *, const char *))                                \
-    F(zmq_send, int, (void *, const void *, size_t, int))                      \
-    F(zmq_recv, int, (void *, void *, size_t, int))                            \
-    F(zmq_socket_monitor, int, (void *, const char *, int))                    \
-    F(zmq_errno, int, (void))                                                  \
-    F(zmq_strerror, const char *, (int))                                       \
-    F(zmq_version, void, (int *, int *, int *))
+static const uint8_t greeting[GREETING] = {0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1, 'N', 'U', 'L', 'L'};
+static const uint8_t ready[] = "\x04\x29"
+                               "\x05READY"
+                               "\x0bSocket-Type\x00\x00\x00\x06"
+                               "DEALER"
+                               "\x08Identity\x00\x00\x00";
+/* The literal's own terminator is the last byte of Identity's length. */
 
-static struct {
-#define DECLARE(name, result, parameters) result(*name) parameters;
-    ZMQ_FUNCTIONS(DECLARE)
-#undef DECLARE
-} zmq;
-
-static bool loaded;
-static void *context, *dealer, *monitor;
-static unsigned monitors_made; /* each needs a name of its own */
-/* The connection's descriptor; read in the child of a fork, whose memory is a copy of ours at some moment. */
+/* Read in the child of a fork, whose memory is a copy of ours at some moment. */
 static atomic_int connection = -1;
+static bool greeted, shaken, told, lost;
+static uint8_t incoming[INCOMING], outgoing[OUTGOING];
+static size_t in_begin, in_end, out_begin, out_end;
 
-nvs_status nvs_transport_load(const char *path)
+static int descriptor(void)
 {
-    if (loaded)
-        return NVS_OK;
-    const char *name = path[0] != 0 ? path : "libzmq.so.5";
-    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-        nvs_log(NVS_LOG_ERROR, "cannot load libzmq: %s; set NVSHARE_LIBZMQ to its path (nvshare-run does); not sharing",
-                dlerror());
-        return NVS_UNAVAILABLE;
-    }
-    /* The union keeps -Wpedantic content: POSIX lets dlsym's result be a function. */
-#define RESOLVE(name_, result, parameters)                                                    \
-    {                                                                                         \
-        union {                                                                               \
-            void *object;                                                                     \
-            result(*function) parameters;                                                     \
-        } symbol = {dlsym(library, #name_)};                                                  \
-        if (symbol.object == NULL) {                                                          \
-            nvs_log(NVS_LOG_ERROR, "%s has no " #name_ "; libzmq 4.2 or later is needed; not sharing", name); \
-            return NVS_UNAVAILABLE;                                                           \
-        }                                                                                     \
-        zmq.name_ = symbol.function;                                                          \
-    }
-    ZMQ_FUNCTIONS(RESOLVE)
-#undef RESOLVE
-    int major = 0, minor = 0, patch = 0;
-    zmq.zmq_version(&major, &minor, &patch);
-    if (major != 4 || minor < 2) {
-        nvs_log(NVS_LOG_ERROR, "%s is libzmq %d.%d.%d; 4.2 or later is needed; not sharing", name, major, minor, patch);
-        return NVS_UNAVAILABLE;
-    }
-    loaded = true;
-    return NVS_OK;
+    return atomic_load_explicit(&connection, memory_order_relaxed); /* this thread wrote it */
 }
 
-static void set(void *socket, int option, int value)
+/* Hands out what is queued, as far as the kernel takes it. */
+static void push(void)
 {
-    if (option == ZMQ_MAXMSGSIZE) {
-        int64_t wide = value;
-        (void)zmq.zmq_setsockopt(socket, option, &wide, sizeof wide);
-    } else {
-        (void)zmq.zmq_setsockopt(socket, option, &value, sizeof value);
+    while (out_begin < out_end && !lost) {
+        ssize_t sent = send(descriptor(), outgoing + out_begin, out_end - out_begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent > 0)
+            out_begin += (size_t)sent;
+        else if (sent < 0 && errno == EINTR)
+            continue;
+        else if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return;
+        else
+            lost = true;
     }
+    if (out_begin == out_end)
+        out_begin = out_end = 0;
 }
 
-static nvs_status open_monitor(void)
+static bool queue(const void *bytes, size_t size)
 {
-    char name[64];
-    snprintf(name, sizeof name, "inproc://nvshare-monitor-%u", monitors_made++);
-    if (zmq.zmq_socket_monitor(dealer, name,
-                               EVENT_CONNECTED | EVENT_DISCONNECTED | EVENT_HANDSHAKE_FAILED | EVENT_HANDSHAKE_SUCCEEDED) != 0)
-        return NVS_UNAVAILABLE;
-    monitor = zmq.zmq_socket(context, ZMQ_PAIR);
-    if (monitor == NULL)
-        return NVS_UNAVAILABLE;
-    set(monitor, ZMQ_LINGER, 0);
-    return zmq.zmq_connect(monitor, name) == 0 ? NVS_OK : NVS_UNAVAILABLE;
+    if (size > sizeof outgoing - out_end && out_begin > 0) {
+        memmove(outgoing, outgoing + out_begin, out_end - out_begin);
+        out_end -= out_begin;
+        out_begin = 0;
+    }
+    if (size > sizeof outgoing - out_end)
+        return false;
+    memcpy(outgoing + out_end, bytes, size);
+    out_end += size;
+    return true;
 }
 
 nvs_status nvs_transport_connect(const char *socket_path)
 {
-    char endpoint[128];
-    nvs_status status = NVS_UNAVAILABLE;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(socket_path);
     nvs_transport_close();
-    if (context == NULL && (context = zmq.zmq_ctx_new()) != NULL) {
-        (void)zmq.zmq_ctx_set(context, ZMQ_IO_THREADS, 1);
-        (void)zmq.zmq_ctx_set(context, ZMQ_MAX_SOCKETS, 16);
-        (void)zmq.zmq_ctx_set(context, ZMQ_BLOCKY, 0);
+    if (length == 0 || length >= sizeof address.sun_path) {
+        NVS_LOG_ONCE(NVS_LOG_ERROR, "NVSHARE_SOCKET is no usable path: %s; at most %zu bytes are possible", socket_path,
+                     sizeof address.sun_path - 1);
+        return NVS_UNAVAILABLE;
     }
-    if (context == NULL)
-        goto out;
-    dealer = zmq.zmq_socket(context, ZMQ_DEALER);
-    if (dealer == NULL)
-        goto out;
-    set(dealer, ZMQ_LINGER, 0);
-    set(dealer, ZMQ_IMMEDIATE, 1); /* nothing is queued for a peer that is not there */
-    set(dealer, ZMQ_SNDHWM, QUEUE);
-    set(dealer, ZMQ_RCVHWM, QUEUE);
-    set(dealer, ZMQ_MAXMSGSIZE, LARGEST_MESSAGE);
-    set(dealer, ZMQ_RECONNECT_IVL, FIRST_RETRY_MS);
-    set(dealer, ZMQ_RECONNECT_IVL_MAX, LONGEST_RETRY_MS);
-    if (open_monitor() != NVS_OK)
-        goto out;
-    snprintf(endpoint, sizeof endpoint, "ipc://%s", socket_path);
-    if (zmq.zmq_connect(dealer, endpoint) != 0)
-        goto out;
-    status = NVS_OK;
-out:
-    if (status != NVS_OK) {
-        NVS_LOG_ONCE(NVS_LOG_ERROR, "cannot make a socket for %s: %s", socket_path, zmq.zmq_strerror(zmq.zmq_errno()));
-        nvs_transport_close();
+    memcpy(address.sun_path, socket_path, length + 1);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) {
+        NVS_LOG_ONCE(NVS_LOG_ERROR, "cannot make a socket: %s", strerror(errno));
+        return NVS_UNAVAILABLE;
     }
-    return status;
+    atomic_store_explicit(&connection, fd, memory_order_relaxed); /* read after fork only, by the same thread's copy */
+    greeted = shaken = told = false;
+    in_begin = in_end = out_begin = out_end = 0;
+    /* On a Unix socket there is no "in progress": it is connected now, or nobody listens (yet). */
+    lost = connect(fd, (const struct sockaddr *)&address, sizeof address) != 0;
+    if (!lost) {
+        (void)queue(greeting, sizeof greeting);
+        (void)queue(ready, sizeof ready);
+        push();
+    }
+    return NVS_OK;
 }
 
 void nvs_transport_close(void)
 {
-    atomic_store_explicit(&connection, -1, memory_order_relaxed); /* read after fork only, by the same thread's copy */
-    if (dealer != NULL) {
-        (void)zmq.zmq_socket_monitor(dealer, NULL, 0);
-        (void)zmq.zmq_close(dealer);
-    }
-    if (monitor != NULL)
-        (void)zmq.zmq_close(monitor);
-    dealer = NULL;
-    monitor = NULL;
+    int fd = descriptor();
+    atomic_store_explicit(&connection, -1, memory_order_relaxed); /* as in nvs_transport_connect */
+    if (fd >= 0)
+        close(fd);
+    lost = false;
 }
 
 bool nvs_transport_send(const uint8_t *frame, size_t size)
 {
-    return dealer != NULL && zmq.zmq_send(dealer, frame, size, ZMQ_DONTWAIT) == (int)size;
+    uint8_t header[HEADER] = {0, (uint8_t)size};
+    size_t header_size = 2;
+    if (descriptor() < 0 || lost || !shaken || size > LARGEST)
+        return false;
+    if (size > 255) {
+        header[0] = FLAG_LONG;
+        for (unsigned i = 0; i < 8; i++)
+            header[1 + i] = (uint8_t)((uint64_t)size >> (56 - 8 * i));
+        header_size = HEADER;
+    }
+    size_t before = out_end - out_begin;
+    if (before + header_size + size > sizeof outgoing || !queue(header, header_size) || !queue(frame, size))
+        return false;
+    push();
+    return !lost;
 }
 
-static nvs_transport_event next_change(void)
+/* Moves what has come into the buffer.  False: nothing more for now, or the end. */
+static bool pull(void)
 {
-    uint8_t part[256];
+    if (in_begin > 0) {
+        memmove(incoming, incoming + in_begin, in_end - in_begin);
+        in_end -= in_begin;
+        in_begin = 0;
+    }
+    ssize_t got = recv(descriptor(), incoming + in_end, sizeof incoming - in_end, MSG_DONTWAIT);
+    if (got > 0) {
+        in_end += (size_t)got;
+        return true;
+    }
+    if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR))
+        lost = true;
+    return false;
+}
+
+static bool greet(void)
+{
+    const uint8_t *theirs = incoming + in_begin;
+    if (in_end - in_begin < GREETING)
+        return false;
+    if (theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 || memcmp(theirs + 12, "NULL", 5) != 0) {
+        lost = true;
+        return false;
+    }
+    in_begin += GREETING;
+    greeted = true;
+    return true;
+}
+
+static void obey(const uint8_t *command, size_t size)
+{
+    if (size >= 6 && memcmp(command, "\x05READY", 6) == 0) {
+        shaken = true;
+    } else if (size >= 7 && memcmp(command, "\x04PING", 5) == 0) {
+        size_t context = size - 7 < 16 ? size - 7 : 16; /* after the time to live, to be sent back */
+        uint8_t pong[2 + 5 + 16] = {FLAG_COMMAND, (uint8_t)(5 + context), 4, 'P', 'O', 'N', 'G'};
+        memcpy(pong + 7, command + 7, context);
+        if (queue(pong, 7 + context))
+            push();
+    }
+}
+
+/* One frame out of the buffer.  NOTHING when none is complete. */
+static nvs_transport_event take(uint8_t *frame, size_t capacity, size_t *size)
+{
     for (;;) {
-        int size = monitor == NULL ? -1 : zmq.zmq_recv(monitor, part, sizeof part, ZMQ_DONTWAIT);
-        if (size < 0)
+        const uint8_t *at = incoming + in_begin;
+        size_t have = in_end - in_begin, header = 2;
+        uint64_t length;
+        if (have < 2)
             return NVS_TRANSPORT_NOTHING;
-        if (size != 6)
-            continue; /* the second part: an address */
-        uint16_t event;
-        int32_t value;
-        memcpy(&event, part, sizeof event);
-        memcpy(&value, part + 2, sizeof value);
-        if (event == EVENT_CONNECTED)
-            atomic_store_explicit(&connection, value, memory_order_relaxed); /* as in nvs_transport_close */
-        else if (event == EVENT_HANDSHAKE_SUCCEEDED)
-            return NVS_TRANSPORT_CONNECTED;
-        else
+        length = at[1];
+        if (at[0] & FLAG_LONG) {
+            if (have < HEADER)
+                return NVS_TRANSPORT_NOTHING;
+            length = 0;
+            for (unsigned i = 1; i < HEADER; i++)
+                length = length << 8 | at[i];
+            header = HEADER;
+        }
+        bool command = (at[0] & FLAG_COMMAND) != 0;
+        if (length > LARGEST || (at[0] & FLAG_MORE) || (!command && !shaken)) {
+            lost = true; /* not what a coordinator sends */
             return NVS_TRANSPORT_LOST;
+        }
+        if (have < header + length)
+            return NVS_TRANSPORT_NOTHING;
+        in_begin += header + (size_t)length;
+        if (!command) {
+            *size = (size_t)length;
+            memcpy(frame, at + header, *size < capacity ? *size : capacity);
+            return NVS_TRANSPORT_FRAME;
+        }
+        obey(at + header, (size_t)length);
+        if (shaken && !told) {
+            told = true;
+            return NVS_TRANSPORT_CONNECTED;
+        }
     }
 }
 
 nvs_transport_event nvs_transport_next(uint8_t *frame, size_t capacity, size_t *size)
 {
+    if (descriptor() < 0)
+        return NVS_TRANSPORT_NOTHING;
+    push();
     /* Frames first: what arrived before the connection was lost still counts. */
-    int got = dealer == NULL ? -1 : zmq.zmq_recv(dealer, frame, capacity, ZMQ_DONTWAIT);
-    if (got >= 0) {
-        *size = (size_t)got;
-        return NVS_TRANSPORT_FRAME;
-    }
-    return next_change();
+    do {
+        if (!greeted && !greet())
+            continue;
+        nvs_transport_event event = take(frame, capacity, size);
+        if (event != NVS_TRANSPORT_NOTHING)
+            return event;
+    } while (!lost && pull());
+    return lost ? NVS_TRANSPORT_LOST : NVS_TRANSPORT_NOTHING;
 }
 
-unsigned nvs_transport_descriptors(int out[2])
+int nvs_transport_descriptor(short *events)
 {
-    unsigned count = 0;
-    void *sockets[2] = {dealer, monitor};
-    for (unsigned i = 0; i < 2; i++) {
-        size_t size = sizeof out[0];
-        if (sockets[i] != NULL && zmq.zmq_getsockopt(sockets[i], ZMQ_FD, &out[count], &size) == 0)
-            count++;
-    }
-    return count;
+    *events = out_begin < out_end ? POLLIN | POLLOUT : POLLIN;
+    return descriptor();
 }
 
 void nvs_transport_finish(int linger_ms)
 {
-    if (dealer != NULL)
-        set(dealer, ZMQ_LINGER, linger_ms);
+    if (descriptor() >= 0) {
+        struct pollfd writable = {descriptor(), POLLOUT, 0};
+        push();
+        if (out_begin < out_end && !lost && poll(&writable, 1, linger_ms) == 1)
+            push();
+    }
     nvs_transport_close();
-    if (context != NULL)
-        (void)zmq.zmq_ctx_term(context); /* waits for the linger, not longer */
-    context = NULL;
 }
 
 void nvs_transport_abandon(void)
 {
-    int fd = atomic_load_explicit(&connection, memory_order_relaxed); /* one thread is left */
-    if (fd >= 0)
-        close(fd);
-    atomic_store_explicit(&connection, -1, memory_order_relaxed);
-    context = dealer = monitor = NULL;
+    nvs_transport_close(); /* the child's copy only: the parent's connection lives on */
 }

@@ -133,6 +133,12 @@ class Node:
             f"work of process {process_id} on the GPU\n{self.log()}",
         )
 
+    def await_handovers(self, count: int) -> None:
+        """Until the lease of the first GPU has gone from one program to another so many times."""
+        eventually(
+            lambda: self.control("status")["gpus"][0]["handovers"] >= count, f"{count} hand-overs\n{self.log()}"
+        )
+
     def close(self) -> None:
         """Ends everything."""
         for process in self.started:
@@ -155,6 +161,15 @@ class Node:
             os.kill(embedded, signal.SIGTERM)
             select.select([watch], [], [], 20)
             os.close(watch)
+
+
+def stop(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Has a saturating program that has begun to work end before its time, in order; what it tells.
+
+    Tests start such programs for longer than they take, and end them when they have seen what they came for.
+    """
+    process.send_signal(signal.SIGTERM)
+    return finish(process)
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 60.0) -> dict[str, Any]:

@@ -13,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from simulated_gpu.trace import overlaps
-from tests.end_to_end.conftest import Node, finish
+from tests.end_to_end.conftest import Node, finish, stop
 from tests.waiting import eventually
 
+LONG = "100"
+"""Seconds of a program that is stopped or killed long before."""
 
-def two(node: Node, saturate: Path, seconds: str = "3") -> list[int]:
+
+def two(node: Node, saturate: Path) -> list[int]:
     """Two saturating programs that have both worked already."""
-    found = [node.run([str(saturate), seconds, "200000", "4"], f"--name=p{index}").pid for index in range(2)]
+    found = [node.run([str(saturate), LONG, "200000", "4"], f"--name=p{index}").pid for index in range(2)]
     for pid in found:
         node.await_work(pid)
     return found
@@ -36,7 +39,7 @@ def longest_hold_ns(node: Node) -> int:
 def test_killed_holder_frees_the_gpu(node: Node, saturate: Path) -> None:
     """SIGKILL of the program that holds the lease: the next one runs, without waiting for its quantum's end."""
     node.start_coordinator("--quantum=60s")
-    holder = node.run([str(saturate), "60", "200000", "4"], "--name=holder")
+    holder = node.run([str(saturate), LONG, "200000", "4"], "--name=holder")
     node.await_work(holder.pid)
     waiter = node.run([str(saturate), "0.5", "200000", "4"], "--name=waiter")
     eventually(lambda: node.control("status")["gpus"][0]["waiting"] == 1, "the second program to wait")
@@ -51,20 +54,20 @@ def test_killed_holder_frees_the_gpu(node: Node, saturate: Path) -> None:
 def test_killed_waiter_is_forgotten(node: Node, saturate: Path) -> None:
     """SIGKILL of a program that waits: the holder goes on alone, and nobody is counted as waiting."""
     node.start_coordinator("--quantum=60s")
-    holder = node.run([str(saturate), "2", "200000", "4"])
+    holder = node.run([str(saturate), LONG, "200000", "4"])
     node.await_work(holder.pid)
-    waiter = node.run([str(saturate), "60", "200000", "4"])
+    waiter = node.run([str(saturate), LONG, "200000", "4"])
     eventually(lambda: node.control("status")["gpus"][0]["waiting"] == 1, "the second program to wait")
     waiter.kill()
     waiter.wait()
     eventually(lambda: node.control("status")["gpus"][0]["waiting"] == 0, "the killed program to be forgotten")
-    finish(holder)
+    stop(holder)
 
 
 def test_killed_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
     """SIGKILL of the coordinator: the holder goes on, a new one takes over, both end well, never two holders."""
     node.start_coordinator("--quantum=20ms")
-    pids = two(node, saturate, "10")
+    pids = two(node, saturate)
     node.control("set", "quantum", "60s")
     eventually(lambda: longest_hold_ns(node) > 100_000_000, "somebody to hold the lease for good")
     node.kill_coordinator()
@@ -77,14 +80,14 @@ def test_killed_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
     for pid in pids:
         node.await_work(pid, after_ns=back_ns)
     for process in node.started:
-        finish(process)
+        stop(process)
     assert overlaps(node.trace()) == []
 
 
 def test_coordinator_killed_again_and_again(node: Node, saturate: Path) -> None:
     """The same five times in a row, as a crash loop would have it."""
     node.start_coordinator("--quantum=10ms")
-    pids = two(node, saturate, "8")
+    pids = two(node, saturate)
     for _ in range(5):
         node.kill_coordinator()
         node.start_coordinator("--quantum=10ms")
@@ -92,7 +95,7 @@ def test_coordinator_killed_again_and_again(node: Node, saturate: Path) -> None:
         for pid in pids:
             node.await_work(pid, after_ns=back_ns)
     for process in node.started:
-        finish(process)
+        stop(process)
     assert overlaps(node.trace()) == []
 
 
@@ -114,17 +117,14 @@ def test_holder_dies_while_the_coordinator_is_away(node: Node, saturate: Path) -
 def test_stopped_holder_does_not_break_exclusivity(node: Node, saturate: Path) -> None:
     """A holder under SIGSTOP can neither drain nor answer; when it goes on, the turns go on."""
     node.start_coordinator("--quantum=20ms")
-    first = node.run([str(saturate), "3", "200000", "4"])
-    second = node.run([str(saturate), "3", "200000", "4"])
-    for process in (first, second):
-        node.await_work(process.pid)
-    os.kill(first.pid, signal.SIGSTOP)
-    os.kill(first.pid, signal.SIGCONT)
+    pids = two(node, saturate)
+    os.kill(pids[0], signal.SIGSTOP)
+    os.kill(pids[0], signal.SIGCONT)
     resumed_ns = time.monotonic_ns()
-    for process in (first, second):
-        node.await_work(process.pid, after_ns=resumed_ns)
-    for process in (first, second):
-        finish(process)
+    for pid in pids:
+        node.await_work(pid, after_ns=resumed_ns)
+    for process in node.started:
+        stop(process)
     assert overlaps(node.trace()) == []
 
 
@@ -132,7 +132,7 @@ def test_stopped_holder_does_not_break_exclusivity(node: Node, saturate: Path) -
 def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path, how: signal.Signals) -> None:
     """An orderly stop (an upgrade) is as harmless as a crash."""
     node.start_coordinator("--quantum=20ms")
-    pids = two(node, saturate, "6")
+    pids = two(node, saturate)
     assert node.coordinator is not None
     node.coordinator.send_signal(how)
     assert node.coordinator.wait(20) == 0, node.log()
@@ -141,5 +141,5 @@ def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path, how: signa
     for pid in pids:
         node.await_work(pid, after_ns=back_ns)
     for process in node.started:
-        finish(process)
+        stop(process)
     assert overlaps(node.trace()) == []

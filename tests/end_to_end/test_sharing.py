@@ -6,37 +6,39 @@ May not go here: failures of programs or coordinators (test_failures.py).
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from coordinator.runtime_dir import RuntimeDir
 from simulated_gpu.trace import overlaps
-from tests.end_to_end.conftest import Node, finish
+from tests.end_to_end.conftest import Node, finish, stop
 from tests.waiting import eventually
 
+LONG = "100"
+"""Seconds of a program that is stopped long before."""
 BUSY = [sys.executable, "-m", "bench.workloads.busy"]
 
 
 def test_two_programs_take_turns(node: Node, saturate: Path) -> None:
     """The product's purpose: both run, in turns, and no work of one overlaps the other's."""
     node.start_coordinator("--quantum=20ms")
-    both = [node.run([str(saturate), "1.5", "200000", "4"], f"--name=p{index}") for index in range(2)]
+    both = [node.run([str(saturate), LONG, "200000", "4"], f"--name=p{index}") for index in range(2)]
+    node.await_handovers(10)
     for process in both:
-        assert finish(process)["launches"] > 0
+        assert stop(process)["launches"] > 0
     trace = node.trace()
     assert {busy.process_id for busy in trace} == {process.pid for process in both}
     assert overlaps(trace) == []
-    status = node.control("status")
-    assert status["gpus"][0]["handovers"] > 2, status
 
 
 def test_without_the_hook_they_overlap(node: Node, saturate: Path) -> None:
     """The check above can fail: the same programs without the hook do overlap."""
-    both = [node.run_plain([str(saturate), "1.5", "200000", "4"]) for _ in range(2)]
+    both = [node.run_plain([str(saturate), LONG, "200000", "4"]) for _ in range(2)]
+    eventually(lambda: overlaps(node.trace()), "work of one beside work of the other")
     for process in both:
-        finish(process)
-    assert overlaps(node.trace())
+        stop(process)
 
 
 def test_python_programs_keep_their_data(node: Node) -> None:
@@ -62,7 +64,7 @@ def test_managed_memory_keeps_its_data_beyond_capacity(node: Node) -> None:
 def test_quantum_changes_while_they_run(node: Node, saturate: Path) -> None:
     """`nvshare-ctl set quantum` takes effect on running programs."""
     node.start_coordinator("--quantum=200ms")
-    both = [node.run([str(saturate), "4", "200000", "4"]) for _ in range(2)]
+    both = [node.run([str(saturate), LONG, "200000", "4"]) for _ in range(2)]
     for process in both:
         node.await_work(process.pid)
     node.follow_events()
@@ -73,32 +75,38 @@ def test_quantum_changes_while_they_run(node: Node, saturate: Path) -> None:
         "a grant with the new quantum",
     )
     for process in both:
-        finish(process)
+        stop(process)
     assert overlaps(node.trace()) == []
 
 
 def test_pause_and_resume(node: Node, saturate: Path) -> None:
     """A paused client gets nothing until it is resumed; nobody fails."""
     node.start_coordinator("--quantum=10ms")
-    first = node.run([str(saturate), "2", "200000", "4"], "--name=first")
-    second = node.run([str(saturate), "2", "200000", "4"], "--name=second")
+    first = node.run([str(saturate), LONG, "200000", "4"], "--name=first")
+    second = node.run([str(saturate), LONG, "200000", "4"], "--name=second")
     for process in (first, second):
         node.await_work(process.pid)
     node.control("pause", "second")
     eventually(lambda: "second" not in holders(node), "the paused client to give its lease back")
-    finish(first)
-    assert second.poll() is None, "the paused program ended by itself"
+    paused_ns = time.monotonic_ns()
+    node.await_work(first.pid, after_ns=paused_ns)
+    stop(first)
+    assert "second" not in holders(node), "a paused client was granted a free lease"
+    resuming_ns = time.monotonic_ns()
     node.control("resume", "second")
-    finish(second)
+    node.await_work(second.pid, after_ns=resuming_ns)
+    stop(second)
+    while_paused = [b for b in node.trace() if b.process_id == second.pid and paused_ns < b.start_ns < resuming_ns]
+    assert while_paused == []
     assert overlaps(node.trace()) == []
 
 
 def test_idle_holder_gives_the_lease_back_early(node: Node, saturate: Path) -> None:
     """A program that computes a little and then thinks must not keep the others out until its quantum ends."""
     node.start_coordinator("--quantum=60s")
-    thinker = node.run([*BUSY, "--seconds=30", "--burst=4", "--gap-every=1", "--gap-ms=300"], "--name=thinker")
+    thinker = node.run([*BUSY, f"--seconds={LONG}", "--burst=4", "--gap-every=1", "--gap-ms=300"], "--name=thinker")
     node.await_work(thinker.pid)
-    assert finish(node.run([str(saturate), "0.3", "200000", "4"], "--name=worker"), 20)["launches"] > 0
+    assert finish(node.run([str(saturate), "0.3", "200000", "4"], "--name=worker"))["launches"] > 0
     assert thinker.poll() is None
     assert node.control("status")["gpus"][0]["idle_releases"] > 0
 
@@ -114,36 +122,35 @@ def holders(node: Node) -> set[str]:
 def test_gpus_are_independent(node: Node, saturate: Path) -> None:
     """Who uses one GPU never waits for who uses another."""
     node.start_coordinator("--quantum=20ms")
-    command = [str(saturate), "1", "200000", "4"]
+    command = [str(saturate), LONG, "200000", "4"]
     both = [node.run(command, variables={"CUDA_VISIBLE_DEVICES": str(index)}) for index in range(2)]
     for process in both:
-        assert finish(process)["launches"] > 0
+        node.await_work(process.pid)
+    both_work_ns = time.monotonic_ns()
+    for process in both:
+        node.await_work(process.pid, after_ns=both_work_ns)
+    for process in both:
+        stop(process)
     trace = node.trace()
     assert len({busy.gpu for busy in trace}) == 2
     assert overlaps(trace) == []
-    spans = [
-        (min(b.start_ns for b in own), max(b.end_ns for b in own))
-        for process in both
-        if (own := [busy for busy in trace if busy.process_id == process.pid])
-    ]
-    assert spans[0][0] < spans[1][1], spans
-    assert spans[1][0] < spans[0][1], spans
     assert node.control("status")["gpus"][0]["handovers"] == 0
 
 
 def test_concurrent_sharing_lets_all_run(node: Node, saturate: Path) -> None:
     """`--sharing concurrent`: nobody waits, so work does overlap."""
     node.start_coordinator("--sharing=concurrent")
-    both = [node.run([str(saturate), "1.5", "200000", "4"]) for _ in range(2)]
+    both = [node.run([str(saturate), LONG, "200000", "4"]) for _ in range(2)]
+    eventually(lambda: overlaps(node.trace()), "work of one beside work of the other")
     for process in both:
-        finish(process)
-    assert overlaps(node.trace())
+        stop(process)
 
 
 def test_embedded_coordinator(node: Node, saturate: Path) -> None:
     """Without any coordinator `nvshare-run` starts one, and both programs meet in it."""
-    both = [node.run([str(saturate), "1.5", "200000", "4"]) for _ in range(2)]
+    both = [node.run([str(saturate), LONG, "200000", "4"]) for _ in range(2)]
+    node.await_handovers(3)
     for process in both:
-        finish(process)
+        stop(process)
     assert overlaps(node.trace()) == []
     assert RuntimeDir(node.directory).coordinator_pid() is not None

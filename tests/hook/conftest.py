@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.conftest import Built
 from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
-from tests.hook.scripted import ScriptedClient, ScriptedCoordinator, libzmq_path
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
 StartClient = Callable[..., ScriptedClient]
 
@@ -35,6 +36,13 @@ def client_program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Pa
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In place of pytest's: a path so short that a socket's fits into it, whatever the test is called."""
+    with tempfile.TemporaryDirectory(prefix="nvs-") as made:
+        yield Path(made)
+
+
+@pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[ScriptedCoordinator]:
     """Listens on hooks.sock."""
     with ScriptedCoordinator(tmp_path / "hooks.sock") as scripted:
@@ -49,7 +57,6 @@ def hook_env(sim_env: dict[str, str], built: Built, tmp_path: Path) -> dict[str,
         **sim_env,
         **preload,
         "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
-        "NVSHARE_LIBZMQ": libzmq_path(),
         "NVSHARE_MEMORY": "device",
         "NVSHARE_NAME": "scripted",
     }

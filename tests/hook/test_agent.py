@@ -80,16 +80,6 @@ def test_inert(start: StartClient, changes: dict[str, str | None]) -> None:
     assert client.do("state").startswith("state 0 0 0 0")
 
 
-def test_without_libzmq_the_program_runs(start: StartClient) -> None:
-    """Broken: a wrong path stops the program, or nobody is told."""
-    client = start(NVSHARE_LIBZMQ="/nowhere/libzmq.so")
-    assert client.do("launch 1000") == "launched"
-    client.tell("exit")
-    code, errors = client.ended()
-    assert code == 0
-    assert "cannot load libzmq" in errors
-
-
 def test_idle_holder_releases_for_others(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: an idle program keeps a GPU that others wait for."""
     hold(coordinator, client, waiters=1, idle_release_ns=2 * MS)

@@ -12,13 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.sanitizer
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_sanitized(tmp_path: Path, sanitizer: str) -> None:
     """Broken: agent, transport, gate or pacing race, touch freed memory, or rely on undefined behaviour."""
     options = f"log_path={tmp_path}/report"
     foreign = tmp_path / "foreign"
-    foreign.write_text("race:libzmq\nrace:libcuda\n")  # not instrumented, so their locks are not seen
+    foreign.write_text("race:libcuda\n")  # not instrumented, so their locks are not seen
     environment = os.environ | {
         "NVSHARE_TEST_SANITIZE": sanitizer,
         "TSAN_OPTIONS": f"{options}:exitcode=0:report_thread_leaks=0:suppressions={foreign}",
@@ -26,13 +27,14 @@ def test_sanitized(tmp_path: Path, sanitizer: str) -> None:
         "UBSAN_OPTIONS": f"{options}:print_stacktrace=1",
     }
     files = ["tests/hook/test_agent.py", "tests/hook/test_agent_faults.py"]
-    arguments = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
+    arguments = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", "--maxfail=5"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments, *files],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
+        timeout=570,
         check=False,
     )
     reports = "\n".join(path.read_text() for path in sorted(tmp_path.glob("report.*")))

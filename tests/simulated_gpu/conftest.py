@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 HERE = Path(__file__).parent
-PREAMBLE = "import os, threading\nfrom sim_driver import *\n"
+PREAMBLE = "import os, sys, threading\nfrom sim_driver import *\n"
 
 
 class Program(subprocess.Popen[str]):

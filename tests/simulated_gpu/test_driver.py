@@ -132,18 +132,20 @@ def test_streams_overlap_and_the_legacy_stream_does_not(run: Run, state: Path) -
     """The default stream waits for blocking streams and they for it; non-blocking ones run beside."""
     run("""
         d = Driver()
-        f, blocking, free = d.kernel(), d.stream(0), d.stream(1)
-        d.busy(f, blocking, 300_000_000)
-        d.busy(f, free, 300_000_000)
-        d.busy(f, None, 1_000_000)
-        d.busy(f, blocking, 2_000_000)
+        f, blocking, free, other, go = d.kernel(), d.stream(0), d.stream(1), d.stream(1), d.event()
+        with d.held(other):  # all is submitted before any of it may begin
+            d.cuEventRecord(go, other)
+            d.cuStreamWaitEvent(blocking, go, 0)
+            d.cuStreamWaitEvent(free, go, 0)
+            d.busy(f, blocking, 3_000_000)
+            d.busy(f, free, 4_000_000)
+            d.busy(f, None, 1_000_000)
+            d.busy(f, blocking, 2_000_000)
         d.cuCtxSynchronize()
     """)
     by_duration = {busy.end_ns - busy.start_ns: busy for busy in read_trace(state)}
-    legacy, later = by_duration[1_000_000], by_duration[2_000_000]
-    long = [busy for busy in read_trace(state) if busy.end_ns - busy.start_ns == 300_000_000]
-    blocking, free = sorted(long, key=lambda busy: busy.stream)
-    assert free.start_ns < blocking.end_ns, "two streams of a process must be able to overlap"
+    legacy, later, blocking, free = (by_duration[ms * 1_000_000] for ms in (1, 2, 3, 4))
+    assert free.start_ns == blocking.start_ns, "two streams of a process must be able to overlap"
     assert legacy.start_ns >= blocking.end_ns
     assert later.start_ns >= legacy.end_ns
 
@@ -189,18 +191,23 @@ def test_a_full_launch_queue_blocks_the_launch(run: Run) -> None:
         """
         d = Driver()
         f, s = d.kernel(), d.stream()
-        launched = []
+        begun, launched = [], []
         def work():
             d.cuCtxSetCurrent(d.context)
             for i in range(5):
+                begun.append(i)
                 d.busy(f, s, 1000)
                 launched.append(i)
         thread = threading.Thread(target=work)
+        def sleeps():
+            with open(f"/proc/self/task/{thread.native_id}/stat") as stat:
+                return stat.read().rpartition(")")[2].split()[0] == "S"
         with d.held(s):
             thread.start()
-            while len(launched) < 4:
+            while len(begun) < 5:
                 thread.join(0.001)
-            thread.join(0.05)
+            while not (all(sleeps() for _ in range(50)) or len(launched) == 5):
+                thread.join(0.001)
             assert launched == [0, 1, 2, 3], "the fifth launch must wait for a place"
         thread.join()
         assert len(launched) == 5

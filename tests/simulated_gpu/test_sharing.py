@@ -9,6 +9,7 @@ from pathlib import Path
 
 from simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
 from tests.simulated_gpu.conftest import Run, Start
+from tests.waiting import eventually
 
 HOLD = """
     d = Driver()
@@ -94,26 +95,21 @@ def test_programs_that_run_together_overlap_in_the_trace(start: Start, state: Pa
     """The proof of exclusivity is worth nothing if it would not see its breach."""
     busy = """
         d = Driver()
-        f, s = d.kernel(), d.stream()
-        print("ready", flush=True)
-        wait_for_line()
-        d.busy(f, s, 300_000_000)
-        print("launched", flush=True)
-        d.cuStreamSynchronize(s)
+        f, s, stop, launches = d.kernel(), d.stream(), [], 0
+        threading.Thread(target=lambda: stop.append(sys.stdin.readline())).start()
+        while not stop:
+            d.busy(f, s, 5_000_000)
+            launches += 1
+            d.cuStreamSynchronize(s)
+        say(launches)
     """
     programs = [start(busy) for _ in range(2)]
-    for program in programs:
-        assert program.stdout.readline() == "ready\n"
-    for program in programs:
-        program.stdin.write("go\n")
-        program.stdin.flush()
-    for program in programs:
-        assert program.wait(60) == 0
+    eventually(lambda: state.exists() and overlaps(read_trace(state)), "work of one beside work of the other")
+    launches = {program.pid: int(program.communicate("stop\n", timeout=60)[0]) for program in programs}
     trace = read_trace(state)
-    found = overlaps(trace)
-    assert len(found) == 1
-    assert {found[0].first.process_id, found[0].second.process_id} == {program.pid for program in programs}
-    assert busy_ns_by_process(trace) == {(0, program.pid): 300_000_000 for program in programs}
+    found = overlaps(trace)[0]
+    assert {found.first.process_id, found.second.process_id} == {program.pid for program in programs}
+    assert busy_ns_by_process(trace) == {(0, pid): count * 5_000_000 for pid, count in launches.items()}
 
 
 def test_programs_in_turn_do_not_overlap(run: Run, state: Path) -> None:

@@ -1,0 +1,102 @@
+/* The inside of memory mode `swap`: segments of address space, and the chunks of physical memory that back them.
+ *
+ * A segment is a reserved range whose addresses never change while it lives.  It is cut into chunks, the units that move: each is
+ * one physical allocation, mapped whole.  A large allocation has a segment of its own; small ones share segments of one chunk
+ * (arenas).
+ *
+ * Invariants:
+ *  - while the gate is open, every chunk of every listed segment is on the GPU: the gate is opened, and an allocation decides
+ *    whether it needs physical memory, under one lock;
+ *  - the only copy of data is never given up: a chunk leaves the GPU when its copy is known to have arrived, and host memory is
+ *    given back when the copy the other way has;
+ *  - a segment that is freed while the mover uses it (`users`) is destroyed by the mover;
+ *  - host room for every byte is reserved with it (host_pool.h): what was admitted can be evicted.
+ *
+ * Threads: `state` and `host` of a chunk are written by who allocates it before it is listed, and afterwards only by the agent
+ * thread, under the lock.  The lock is never held across a call of the driver.
+ *
+ * May not go here: quotas, the registry of allocations, what the coordinator wants.
+ */
+#ifndef NVS_SWAP_H
+#define NVS_SWAP_H
+
+#include "base.h"
+#include "host_pool.h"
+
+#define NVS_CHUNK_GRAINS 16u /* of NVS_HOST_GRAIN: a chunk has at most 32 MiB */
+
+typedef enum nvs_chunk_state {
+    NVS_CHUNK_UNBACKED, /* never had anything in it: no memory anywhere */
+    NVS_CHUNK_RESIDENT, /* mapped */
+    NVS_CHUNK_EVICTED,  /* on the host */
+} nvs_chunk_state;
+
+typedef struct nvs_chunk {
+    void *host[NVS_CHUNK_GRAINS]; /* EVICTED: where its grains are */
+    uint64_t restored;            /* when it came to the GPU last, in restorations */
+    uint32_t grains;              /* its size */
+    uint8_t state;
+} nvs_chunk;
+
+typedef struct nvs_segment {
+    struct nvs_segment *next, *previous; /* all of one GPU */
+    CUdeviceptr base;
+    uint64_t bytes;
+    uint32_t gpu;
+    uint32_t users; /* moves under way */
+    bool doomed;    /* freed; not listed any more */
+    uint64_t counted; /* its part of `committed`; once it is doomed only what is on the GPU counts */
+    /* An arena: which of its blocks are in use. */
+    uint64_t *used; /* NULL: not an arena */
+    uint32_t blocks, free_blocks;
+    uint32_t longest; /* no run of free blocks is longer; an estimate from above */
+    uint32_t chunk_bytes, chunk_count;
+    nvs_chunk chunks[];
+} nvs_segment;
+
+typedef struct nvs_swap_gpu {
+    nvs_segment *first;
+    uint64_t committed; /* bytes of all chunks */
+    uint64_t resident;  /* of those, on the GPU or about to be */
+    uint64_t moved_out, moved_in, out_ns, in_ns; /* ever */
+    uint64_t restorations;
+    uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
+} nvs_swap_gpu;
+
+/* --- swap_segment.c --- */
+extern nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS]; /* under the lock */
+void nvs_swap_lock(void);
+void nvs_swap_unlock(void);
+void nvs_swap_segments_after_fork(void);
+
+/* The bytes that chunks are multiples of; 0: this GPU has no virtual memory management that is of use. */
+uint64_t nvs_swap_unit(uint32_t gpu);
+uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk);
+CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk);
+
+/* A segment that nobody knows yet: addresses and host room, no memory.  `bytes` is a multiple of the unit. */
+CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, bool arena, nvs_segment **out);
+CUresult nvs_chunk_map(nvs_segment *segment, uint32_t chunk); /* physical memory at its address; access for all who may */
+CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk);
+CUresult nvs_segment_back(nvs_segment *segment); /* all of it, before it is listed; all or nothing */
+
+void nvs_segment_list(nvs_segment *segment);                 /* locked */
+void nvs_segment_moved(nvs_segment *segment, int64_t bytes); /* locked: so much more of it is on the GPU */
+/* Locked: takes it off the list.  True: nobody uses it and the caller must destroy it, once unlocked. */
+bool nvs_segment_doom(nvs_segment *segment);
+void nvs_segment_destroy(nvs_segment *segment); /* gives everything back and settles the figures; takes the lock itself */
+
+/* Another GPU may now reach this one's memory. */
+void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
+
+/* --- swap_arena.c: blocks of 512 bytes; all locked --- */
+#define NVS_ARENA_BLOCK 512u
+bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out);
+void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes);
+
+/* --- swap_move.c: agent thread --- */
+nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, void (*progress)(void *, uint64_t), void *argument, uint64_t *moved_bytes);
+void nvs_swap_move_context_gone(CUcontext context);
+void nvs_swap_move_after_fork(void);
+
+#endif

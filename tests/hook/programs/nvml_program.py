@@ -1,0 +1,148 @@
+"""A process that asks NVML and CUDA for memory figures: one command a line, one line of JSON for each.
+
+It runs in a process of its own, so it imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+u64, size_t = ctypes.c_uint64, ctypes.c_size_t
+libdl = ctypes.CDLL(None)
+libdl.dlvsym.restype = libdl.dlsym.restype = ctypes.c_void_p
+
+
+def cuda() -> ctypes.CDLL:
+    """Loaded when it is first asked for: a tool like nvidia-smi never does."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def start(gpu: int) -> int:
+    """The primary context of a GPU becomes current."""
+    context = ctypes.c_void_p()
+    result = cuda().cuInit(0) or cuda().cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+    return int(result or cuda().cuCtxSetCurrent(context))
+
+
+def alloc(size: int) -> int:
+    """On the current GPU."""
+    return int(cuda().cuMemAlloc_v2(ctypes.byref(u64()), size_t(size)))
+
+
+def info() -> list[int]:
+    """[free, total, total by cuDeviceTotalMem] of the current GPU."""
+    free, total, of_device, gpu = size_t(), size_t(), size_t(), ctypes.c_int()
+    cuda().cuCtxGetDevice(ctypes.byref(gpu))
+    result = cuda().cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    assert result == 0, result
+    assert cuda().cuDeviceTotalMem_v2(ctypes.byref(of_device), gpu) == 0
+    return [free.value, total.value, of_device.value]
+
+
+def handle(index: int) -> Any:
+    """Of an NVML device; 100 and up: MIG instances of the first."""
+    pynvml.nvmlInit()
+    if index >= 100:
+        return pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), index - 100)
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def nvml(index: int) -> list[int]:
+    """[total, free, used] by the first version, then [total, reserved, free, used] by the second."""
+    first = pynvml.nvmlDeviceGetMemoryInfo(handle(index))
+    second = pynvml.nvmlDeviceGetMemoryInfo(handle(index), pynvml.nvmlMemory_v2)
+    return [first.total, first.free, first.used, second.total, second.reserved, second.free, second.used]
+
+
+def processes(index: int, version: int) -> list[list[int]]:
+    """[process id, bytes] of each one that computes."""
+    names = {1: "nvmlDeviceGetComputeRunningProcesses", 2: "nvmlDeviceGetComputeRunningProcesses_v2"}
+    if version == 1:
+
+        class First(ctypes.Structure):
+            _fields_ = [("pid", ctypes.c_uint), ("usedGpuMemory", u64)]
+
+        device, count, room = handle(index), ctypes.c_uint(64), (First * 64)()
+        function = pynvml._nvmlGetFunctionPointer(names[1])
+        assert function(device, ctypes.byref(count), room) == 0
+        return [[one.pid, one.usedGpuMemory] for one in room[: count.value]]
+    if version == 2:
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle(index))
+    else:
+        found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle(index))
+    return [[one.pid, one.usedGpuMemory] for one in found]
+
+
+def paths() -> list[int]:
+    """nvmlDeviceGetMemoryInfo's total by each way to the function: library handle, program handle, next, dlvsym."""
+    device = handle(0)
+    library = ctypes.c_void_p(ctypes.CDLL("libnvidia-ml.so.1", mode=ctypes.RTLD_GLOBAL)._handle)
+    name = b"nvmlDeviceGetMemoryInfo"
+    addresses = [
+        libdl.dlsym(library, name),
+        libdl.dlsym(ctypes.c_void_p(libdl._handle), name),
+        libdl.dlsym(ctypes.c_void_p(0), name),
+        libdl.dlsym(ctypes.c_void_p(-1), name),
+    ]
+    totals = []
+    for address in addresses:
+        memory = pynvml.c_nvmlMemory_t()
+        assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(address)(device, ctypes.byref(memory)) == 0
+        totals.append(memory.total)
+    return totals
+
+
+def absent() -> list[bool]:
+    """Whether NVML's functions are there before NVML is loaded, and one that there never was."""
+    default = ctypes.c_void_p(0)
+    names = (b"nvmlDeviceGetMemoryInfo", b"nvmlDeviceGetUUID", b"nvmlNoSuch", b"nv", b"n", b"")
+    return [libdl.dlsym(default, name) is not None for name in names]
+
+
+def failing() -> list[int]:
+    """What NVML says to a wrong version, to a handle that is none, and before it was initialised."""
+    memory = pynvml.c_nvmlMemory_v2_t()
+    memory.version = 77
+    second = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetMemoryInfo_v2")
+    first = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetMemoryInfo")
+    wrong = [second(handle(0), ctypes.byref(memory)), first(ctypes.c_void_p(8), ctypes.byref(pynvml.c_nvmlMemory_t()))]
+    device = handle(0)
+    while True:
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            break
+    return [*wrong, first(device, ctypes.byref(pynvml.c_nvmlMemory_t()))]
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "start": start,
+    "alloc": alloc,
+    "info": info,
+    "nvml": nvml,
+    "processes": processes,
+    "paths": paths,
+    "absent": absent,
+    "failing": failing,
+    "pid": os.getpid,
+    "bar": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle(0)).memory,
+}
+
+
+def main() -> None:
+    """Until the input ends."""
+    for line in sys.stdin:
+        name, *arguments = line.split()
+        print(json.dumps(COMMANDS[name](*map(int, arguments))), flush=True)
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    main()
