@@ -48,6 +48,7 @@ class Dispatcher:
         self._clients: dict[int, int] = {}  # connection -> process id
         self._processes: dict[int, int] = {}  # process id -> how many connections
         self._sequence = 0
+        self._news: list[tuple[int, commands.Notify]] = []
         self._now_ns = 0
 
     def __len__(self) -> int:
@@ -165,11 +166,17 @@ class Dispatcher:
         self._journal.record(command.uuid, command.lease_id, command.process_id)
 
     def _notify(self, command: commands.Notify) -> None:
-        self._sequence += 1
-        if self.observe is not None:
-            self.observe(command.kind, command.values)
-        if self.publish is not None:
-            self.publish(encode_event(self._sequence, self._now_ns, command.kind, command.values))
+        self._news.append((self._now_ns, command))
+
+    def tell_news(self) -> None:
+        """Trace events go out when the clients have got their messages: a hand-over does not wait for its audience."""
+        news, self._news = self._news, []
+        for at_ns, command in news:
+            self._sequence += 1
+            if self.observe is not None:
+                self.observe(command.kind, command.values)
+            if self.publish is not None:
+                self.publish(encode_event(self._sequence, at_ns, command.kind, command.values))
 
     def _log(self, command: commands.Log) -> None:
         log.log(command.level, "%s", command.text)

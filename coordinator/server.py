@@ -151,6 +151,7 @@ class Server:
             self._hooks_turn()
             self._timers_turn()
             self._sockets.hooks.flush()
+            self._dispatcher.tell_news()
 
     def _wait(self) -> set[Any]:
         """What is readable.  While a holder drains this stays awake: its release must not wait for a processor."""
@@ -160,7 +161,8 @@ class Server:
             now_ns = time.monotonic_ns()
             if now_ns < awake_until_ns:
                 bound_ns = awake_until_ns if timeout_ns is None else min(awake_until_ns, now_ns + timeout_ns)
-                self._sockets.hooks.stay_awake(bound_ns)
+                if self._sockets.hooks.stay_awake(bound_ns):
+                    return set()  # the hooks first; the others are looked at in the next turn
                 return self._sockets.waiter.wait(0)
             self._dispatcher.awake_until_ns = 0
         return self._sockets.waiter.wait(0 if self._sockets.hooks.ended else timeout_ns)

@@ -218,11 +218,14 @@ class HookListener:
         connection.heard = True
         frames.append((connection.number, b""))
 
-    def stay_awake(self, until_ns: int) -> None:
-        """Waits for something to receive, in naps so short that the processor does not fall asleep in earnest."""
+    def stay_awake(self, until_ns: int) -> bool:
+        """Waits for something to receive, in naps so short that the processor does not fall asleep in earnest.  False
+        when nothing came in time."""
         waited_for = (self._epoll.fileno(),)
-        while time.monotonic_ns() < until_ns and not select.select(waited_for, (), (), _NAP_S)[0]:
-            pass
+        while time.monotonic_ns() < until_ns:
+            if select.select(waited_for, (), (), _NAP_S)[0]:
+                return True
+        return False
 
     # --- sending, ending ------------------------------------------------------------------------------------------
 

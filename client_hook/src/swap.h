@@ -46,6 +46,7 @@ typedef struct nvs_segment {
     uint32_t users; /* moves under way */
     bool doomed;    /* freed; not listed any more */
     uint64_t counted; /* its part of `committed`; once it is doomed only what is on the GPU counts */
+    uint64_t on_gpu;  /* its part of `resident` */
     /* An arena: which of its blocks are in use. */
     uint64_t *used; /* NULL: not an arena */
     uint32_t blocks, free_blocks;

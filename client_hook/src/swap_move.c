@@ -171,18 +171,16 @@ static void choose(mover *m, uint64_t bytes)
     size_t kept = 0, best = SIZE_MAX;
     uint64_t left = bytes;
     qsort(m->places, m->count, sizeof *m->places, m->out ? by_preference_out : by_preference_in);
-    place *skipped = m->places; /* those not kept move to the end of the array in their order */
     for (size_t i = 0; i < m->count; i++) {
         place here = m->places[i];
         if (here.bytes > left)
             continue;
         left -= here.bytes;
-        for (size_t j = i; j > kept; j--)
-            m->places[j] = m->places[j - 1];
+        m->places[i] = m->places[kept];
         m->places[kept++] = here;
     }
     for (size_t i = kept; m->out && left != 0 && i < m->count; i++)
-        if (best == SIZE_MAX || skipped[i].bytes < skipped[best].bytes)
+        if (best == SIZE_MAX || m->places[i].bytes < m->places[best].bytes)
             best = i;
     if (best != SIZE_MAX) {
         place extra = m->places[best];

@@ -177,19 +177,11 @@ void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     of->resident += (uint64_t)bytes; /* modulo 2^64: right in both directions */
+    segment->on_gpu += (uint64_t)bytes;
     if (segment->doomed) {
         of->committed += (uint64_t)bytes;
         segment->counted += (uint64_t)bytes;
     }
-}
-
-static uint64_t resident_bytes(const nvs_segment *segment)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < segment->chunk_count; i++)
-        if (segment->chunks[i].state == NVS_CHUNK_RESIDENT)
-            sum += nvs_segment_chunk_bytes(segment, i);
-    return sum;
 }
 
 bool nvs_segment_doom(nvs_segment *segment)
@@ -203,16 +195,14 @@ bool nvs_segment_doom(nvs_segment *segment)
         segment->next->previous = segment->previous;
     segment->next = segment->previous = NULL;
     segment->doomed = true;
-    const uint64_t left = resident_bytes(segment);
-    of->committed -= segment->counted - left;
-    segment->counted = left;
+    of->committed -= segment->counted - segment->on_gpu;
+    segment->counted = segment->on_gpu;
     return segment->users == 0;
 }
 
 void nvs_segment_destroy(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    const uint64_t on_gpu_before = resident_bytes(segment);
     uint64_t lost = 0;
     for (uint32_t i = 0; i < segment->chunk_count; i++) {
         nvs_chunk *chunk = &segment->chunks[i];
@@ -227,7 +217,7 @@ void nvs_segment_destroy(nvs_segment *segment)
     else
         NVS_REAL(cuMemAddressFree)(segment->base, segment->bytes);
     nvs_swap_lock();
-    of->resident -= on_gpu_before - lost;
+    of->resident -= segment->on_gpu - lost;
     of->committed -= segment->counted - lost;
     nvs_swap_unlock();
     nvs_host_unreserve(segment->bytes);

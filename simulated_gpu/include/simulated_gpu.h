@@ -76,4 +76,12 @@ int nvs_sim_fail(const char *function, uint64_t nth, int result);
 int nvs_sim_missing(const char *function);
 void nvs_sim_clear_faults(void);
 
+/* Who watches this process's driver: the double of CUPTI.  One at a time; NULL ends it.  Each public call has a number of its own,
+ * and work carries that of the call which submitted it. */
+typedef struct nvs_sim_observer {
+    void (*call)(const char *function, uint32_t number); /* on the calling thread, before anything else; no lock is held */
+    void (*ran)(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes); /* KERNEL, COPY, MEMSET; no call is allowed */
+} nvs_sim_observer;
+void nvs_sim_observe(const nvs_sim_observer *observer);
+
 #endif

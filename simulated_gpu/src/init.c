@@ -74,6 +74,10 @@ CUresult nvs_sim_enter(const char *function, bool need_init)
 {
     nvs_sim_thread.call_per_thread = nvs_sim_thread.per_thread;
     nvs_sim_thread.per_thread = false;
+    /* acquire: pairs with the release in nvs_sim_observe, the observer is filled in */
+    const nvs_sim_observer *watcher = atomic_load_explicit(&nvs_sim_watcher, memory_order_acquire);
+    if (watcher != NULL)
+        nvs_sim_tell_call(watcher, function);
     if (atomic_load_explicit(&nvs_sim_faults_armed, memory_order_relaxed)) {
         CUresult injected = nvs_sim_fault(function);
         if (injected != CUDA_SUCCESS)
@@ -182,7 +186,9 @@ SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
         find_devices(nvs_sim_shared_state);
     NVS_SIM_CHECK(nvs_sim_device_count != 0, CUDA_ERROR_NO_DEVICE);
     initialised = true;
-    return nvs_sim_return(CUDA_SUCCESS);
+    nvs_sim_leave();
+    nvs_sim_inject();
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDriverGetVersion(int *driverVersion)

@@ -14,6 +14,7 @@
 
 #include "../include/simulated_gpu.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -111,6 +112,7 @@ typedef struct sim_op {
     uint64_t sequence, submitted_ns, start_ns, end_ns;
     bool started, counts; /* counts: takes a place of the stream's launch queue */
     bool graph;
+    uint32_t call; /* which submitted it */
 } sim_op;
 
 struct sim_stream {
@@ -198,6 +200,7 @@ typedef struct sim_thread {
     bool per_thread;   /* set by a _ptsz/_ptds entry point for the call that follows */
     bool call_per_thread;
     bool in_callback; /* an executor inside of a host function: no call is permitted */
+    uint32_t call;    /* number of the public call that the thread is in, or was last */
     CUstreamCaptureMode capture_mode;
 } sim_thread;
 
@@ -219,6 +222,12 @@ uint64_t nvs_sim_thread_number(void);
 CUresult nvs_sim_enter(const char *function, bool need_init); /* faults, then the lock is taken if SUCCESS */
 void nvs_sim_leave(void);
 CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
+
+/* observe.c */
+extern const nvs_sim_observer *_Atomic nvs_sim_watcher;
+void nvs_sim_tell_call(const nvs_sim_observer *watcher, const char *function);
+void nvs_sim_tell_ran(const nvs_sim_observer *watcher, const sim_op *op);
+void nvs_sim_inject(void); /* what CUDA_INJECTION64_PATH names, once */
 
 /* faults.c */
 extern _Atomic bool nvs_sim_faults_armed;

@@ -91,6 +91,9 @@ static void complete(sim_stream *stream, sim_op *op)
         stream->context->error = result;
     if (op->work.kind == OP_HOST || op->work.kind == OP_CALLBACK)
         op->end_ns = nvs_sim_now_ns(); /* took what it took: what is behind it begins now */
+    const nvs_sim_observer *watcher = atomic_load_explicit(&nvs_sim_watcher, memory_order_acquire); /* as in nvs_sim_enter */
+    if (watcher != NULL)
+        nvs_sim_tell_ran(watcher, op);
     if (kind != 0)
         nvs_sim_trace(device->gpu, stream->id, kind, op->start_ns, op->end_ns, op->work.bytes);
     stream->last_end_ns = op->end_ns;
@@ -211,7 +214,8 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
         op = malloc(sizeof *op);
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
+    *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts,
+                    .graph = graph, .call = nvs_sim_thread.call};
     bool was_empty = stream->head == NULL;
     if (was_empty)
         stream->head = op;
