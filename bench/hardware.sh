@@ -9,7 +9,7 @@
 #
 # WHEELS: a directory of wheels for what this machine lacks, installed without an index.
 # BUDGET_S: seconds for everything (465).
-# STEPS: only these steps, e.g. STEPS="demo gate".
+# STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
 #
 # Memory is never oversubscribed here: device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
@@ -90,7 +90,9 @@ step throughput 200 throughput.json "$python" -m bench.throughput --json --secon
 step infer 60 infer.json "$python" -m bench.throughput --json --seconds 2 --repetitions 2 --workload infer
 step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.png" --seconds 3
 # Only pytest itself is needed for these: plugins that the other tests want may be missing here.
-mapfile -t marked < <(grep -rlE --include='test_*.py' 'mark\.gpu' tests)
+if [ -n "${GPU_TESTS:-}" ]; then read -ra marked <<<"$GPU_TESTS"; else
+  mapfile -t marked < <(grep -rlE --include='test_*.py' 'mark\.gpu' tests)
+fi
 step tests 120 tests.log "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -m gpu -q "${marked[@]}"
 
 {

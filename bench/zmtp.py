@@ -1,7 +1,7 @@
 """A hook's end of the wire over a plain Unix socket, and the pieces of ZMTP that a well-behaved peer never sends.
 
 For benchmarks and tests that need a thousand clients in one process at little cost, or a peer that misbehaves below the
-level of messages.  What comes is read by `coordinator.zmtp`; what goes out is put together here, so that it can be wrong.
+level of messages.  What comes is read by `coordinator.zmtp`; what goes out is put together here, and so may be wrong.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from pathlib import Path
 
 HOOK_NAME = "libnvshare_hook.so"
 MEMORY_MODES = ("managed", "device", "swap")
-_AVAILABLE_MODES = ("managed", "device")
 _SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
 _CLIENT_ONLY = frozenset(
     f"NVSHARE_{name}" for name in ("SOCKET", "ENABLE", "REEXEC", "NAME", "PRIORITY", "MEMORY", "MEMORY_LIMIT")
@@ -160,12 +159,9 @@ def client_environment(
 
 
 def check_memory_mode(mode: str) -> None:
-    """Raises LaunchError for a mode that does not exist, or not yet."""
-    if mode in _AVAILABLE_MODES:
-        return
-    if mode in MEMORY_MODES:
-        raise LaunchError(f"memory mode {mode!r} is not available in this version; use {' or '.join(_AVAILABLE_MODES)}")
-    raise LaunchError(f"there is no memory mode {mode!r}; use {' or '.join(_AVAILABLE_MODES)}")
+    """Raises LaunchError for a mode that does not exist."""
+    if mode not in MEMORY_MODES:
+        raise LaunchError(f"there is no memory mode {mode!r}; use {' or '.join(MEMORY_MODES)}")
 
 
 def coordinator_environment(base: Mapping[str, str]) -> dict[str, str]:

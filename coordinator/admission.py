@@ -38,17 +38,27 @@ def refusal(gpu: Gpu, seat: Seat, total_bytes: int) -> str | None:
 
 def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
     """Answer a reservation."""
-    gpu = seat.gpu
-    why = refusal(gpu, seat, total_bytes)
-    if why is None:
-        seat.reserved_bytes = total_bytes
-    else:
-        gpu.refused_reservations += 1
-        values: dict[str, int | str | bool | float | None] = {
-            "uuid": gpu.uuid,
-            "client": seat.client.client,
-            "bytes": total_bytes,
-            "why": why,
-        }
-        node.out.append(Notify("refused", values))
+    why = refusal(seat.gpu, seat, total_bytes)
+    if why is not None:
+        refuse(node, seat, sequence, total_bytes, why)
+        return
+    seat.reserved_bytes = total_bytes
+    answer(node, seat, sequence)
+
+
+def refuse(node: Node, seat: Seat, sequence: int, total_bytes: int, why: str) -> None:
+    """Say no; the reservation stays what it is."""
+    seat.gpu.refused_reservations += 1
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": seat.gpu.uuid,
+        "client": seat.client.client,
+        "bytes": total_bytes,
+        "why": why,
+    }
+    node.out.append(Notify("refused", values))
+    answer(node, seat, sequence)
+
+
+def answer(node: Node, seat: Seat, sequence: int) -> None:
+    """Tell the client what its reservation is now."""
     node.out.append(Send(seat.client.client, MemoryReserved(seat.ordinal, sequence, seat.reserved_bytes)))

@@ -13,14 +13,13 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from coordinator import commands, events, wire
 from coordinator.control_api import encode_event
 from coordinator.wire import MemoryMode, ReleaseReason, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from coordinator.journal import Journal
     from coordinator.scheduler import Scheduler
     from coordinator.transport import Outbox
 
@@ -30,10 +29,20 @@ Publish = Callable[[bytes], None]
 Observe = Callable[[str, Mapping[str, Any]], None]
 
 
+class LeaseJournal(Protocol):
+    """What the dispatcher needs of a journal."""
+
+    def record(self, uuid: str, lease_id: int, process_id: int) -> None:
+        """Who may be at work on this GPU from now on."""
+
+    def forget(self, process_id: int) -> None:
+        """The process is gone."""
+
+
 class Dispatcher:
     """Feeds the scheduler and carries out what it says."""
 
-    def __init__(self, scheduler: Scheduler, outbox: Outbox, journal: Journal, *, max_clients: int) -> None:
+    def __init__(self, scheduler: Scheduler, outbox: Outbox, journal: LeaseJournal, *, max_clients: int) -> None:
         self.scheduler = scheduler
         self.deadline_ns: int | None = None
         self.awake_until_ns = 0

@@ -14,9 +14,8 @@ May not go here: who is next (the policy), what memory moves (moves.py, memory_p
 from __future__ import annotations
 
 import logging
-from typing import Final
 
-from coordinator import moves
+from coordinator import moves, standby
 from coordinator.commands import Kill, Log, Notify, Send
 from coordinator.events import Released
 from coordinator.quantum import automatic_quantum_ns, blend
@@ -24,7 +23,6 @@ from coordinator.record import record
 from coordinator.state import (
     HOLDING,
     IDLE,
-    MILLISECOND_NS,
     NEXT,
     OVERDUE,
     REVOKING,
@@ -36,11 +34,8 @@ from coordinator.state import (
     Seat,
 )
 from coordinator.tell import tell_everybody, tell_settings
-from coordinator.wire import Grant, RemoteProtocolError, Revoke, Sharing, Standby, Waiters
+from coordinator.wire import Grant, RemoteProtocolError, Revoke, Sharing, Waiters
 from scheduler_policies.api import ClientView
-
-LONGEST_STANDBY_NS: Final = 20 * MILLISECOND_NS
-"""How long a waiting client may be asked to stay awake at each turn of another."""
 
 
 def want(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
@@ -110,10 +105,14 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
     seat = gpu.holder
-    if seat is None or seat.phase is not HOLDING or now_ns < seat.quantum_ends_ns:
+    if seat is None or seat.phase is not HOLDING:
+        return
+    standby.before_the_end(node, gpu, seat, now_ns)
+    if now_ns < seat.quantum_ends_ns:
         return
     if gpu.umpire.renew(lambda: seat.look(now_ns), gpu.line.views(), gpu.look(), now_ns, node.out):
         seat.quantum_ends_ns = now_ns + gpu.quantum_ns
+        seat.alerted = False
         return
     revoke(node, gpu, seat, "quantum", now_ns)
 
@@ -184,6 +183,7 @@ def take_up(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, no
     seat.lease_id = lease_id
     seat.granted_at_ns = now_ns
     seat.quantum_ends_ns = now_ns + quantum_ns
+    seat.alerted = False
     seat.view = None
     gpu.leases[client] = seat
     waiters = 0
@@ -209,18 +209,8 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     gpu.revokes += 1
     client = seat.client.client
     node.out.append(Send(client, Revoke(seat.ordinal, seat.lease_id, deadline_ns)))
-    _alert_next(node, gpu, now_ns)
+    standby.alert_next(node, gpu, seat, now_ns)
     node.out.append(Notify("revoked", {"uuid": gpu.uuid, "client": client, "lease": seat.lease_id, "why": why}))
-
-
-def _alert_next(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Whoever is next should be awake when the holder has drained.  A wrong guess costs it some wake-ups."""
-    waiting = gpu.line.views()
-    if not waiting or gpu.sharing is Sharing.CONCURRENT:
-        return
-    following = gpu.seats[gpu.umpire.expected(waiting, gpu.look(), now_ns, node.out)]
-    within_ns = min(LONGEST_STANDBY_NS, MILLISECOND_NS + 2 * int(gpu.drain_average_ns))
-    node.out.append(Send(following.client.client, Standby(following.ordinal, within_ns)))
 
 
 def _pass_deadline(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
@@ -378,7 +368,7 @@ def deadline_ns(gpu: Gpu) -> int | None:
         due.append(gpu.switch.deadline_ns)
     if len(gpu.line) and gpu.sharing is Sharing.EXCLUSIVE:
         if gpu.holder is not None and gpu.holder.phase is HOLDING:
-            due.append(gpu.holder.quantum_ends_ns)
+            due.append(standby.due_ns(gpu.holder))
         elif gpu.wake_at_ns is not None and gpu.switch is None and not blocked(gpu):
             due.append(gpu.wake_at_ns)
     return min(due) if due else None

@@ -133,6 +133,16 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
             switch.restoring = _order(node, seat, wanted, evict=False).order_id
 
 
+def make_room(node: Node, gpu: Gpu, seat: Seat, excess_bytes: int, now_ns: int) -> bool:
+    """Have others, farthest first, move `excess_bytes` out for one that runs.  False: they have not so much to move."""
+    orders = evictions(excess_bytes, _farthest_first(node, gpu, seat, now_ns))
+    if sum(order.bytes for order in orders) < excess_bytes:
+        return False
+    for eviction in orders:
+        _order(node, gpu.seats[eviction.client], eviction.bytes, evict=True)
+    return True
+
+
 def progress(node: Node, seat: Seat, event: MoveProgressed, now_ns: int) -> None:
     """A client says how far an order is."""
     order = seat.orders.get(event.order_id)

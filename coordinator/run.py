@@ -3,8 +3,10 @@
 Purpose: the shortest way from an unmodified program to a shared GPU.  The command replaces this process by exec, so
 that its exit code, signals, terminal and job control are its own.
 
-Exit codes of our own: 2 for a wrong command line, 1 when the set-up fails, 127 for a command that is not found,
-126 for one that cannot be executed (as a shell has them).
+With --verify it cannot: then the command is a child, and a report follows (client_hook/verify.py).
+
+Exit codes of our own: 2 for a wrong command line, 1 when the set-up fails, 3 as --verify has it, 127 for a command that
+is not found, 126 for one that cannot be executed (as a shell has them).
 
 May not go here: anything slow to import; this runs before every command.  That is why argparse reads the command line.
 """
@@ -39,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"write --simulate={command[0]}, with an equals sign")
     try:
         environ = _prepare(options, dict(os.environ))
+        if options.verify is not None:
+            from client_hook.verify import run_verified  # slow to import, as what it measures is
+
+            raise SystemExit(run_verified(environ, lambda watched: _become(command, watched), options.verify))
     except LaunchError as error:
         sys.stderr.write(f"nvshare-run: {error}\n")
         raise SystemExit(1) from None
@@ -63,11 +69,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="nvshare-run",
         usage="nvshare-run [options] -- COMMAND [argument...]",
         description="Run a command as a client of this user's GPU coordinator; one is started if none runs.",
-        epilog="The command replaces nvshare-run: exit code, signals and terminal are its own.",
+        epilog="The command replaces nvshare-run: exit code, signals and terminal are its own. "
+        "With --verify it is a child of it.",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--memory", choices=MEMORY_MODES, metavar="managed|device", help="what device allocations become (managed)"
+        "--memory", choices=MEMORY_MODES, metavar="managed|swap|device", help="what device allocations become (managed)"
     )
     parser.add_argument(
         "--priority", type=_priority, metavar="N", help="higher runs first, under a policy that knows it (0)"
@@ -82,6 +89,14 @@ def _parser() -> argparse.ArgumentParser:
         help="run on simulated GPUs, shared by all commands of the runtime directory: --simulate=2x8GiB",
     )
     parser.add_argument("--runtime-dir", metavar="DIR", help="where the coordinator is, or is to be")
+    parser.add_argument(
+        "--verify",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="tell which kernels and copies escaped the gate (needs CUPTI; slower), also in JSON to "
+        "--verify=FILE; the exit code is 3 when the command succeeded and some did",
+    )
     return parser
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from coordinator import admin, admission, claims, events, invariants, lease, moves, snapshot
+from coordinator import admin, admission, claims, events, growth, invariants, lease, moves, snapshot
 from coordinator.commands import MANY_HOLDERS, Command, Notify, Send, SetTimer
 from coordinator.quantum import automatic_quantum_ns
 from coordinator.record import record
@@ -27,6 +27,7 @@ from coordinator.story import InvariantError, Story
 from coordinator.umpire import PolicyFactory, Umpire
 from coordinator.wire import (
     MAX_GPUS_PER_CLIENT,
+    MemoryMode,
     PROTOCOL_VERSION,
     Rejected,
     Rejection,
@@ -210,6 +211,7 @@ class Scheduler:
     def _released(self, event: events.Released, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
         lease.release(self._node, seat.gpu, seat, event, now_ns)
+        growth.settle(self._node, seat.gpu, now_ns)
         return (seat.gpu,)
 
     def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
@@ -218,6 +220,7 @@ class Scheduler:
             return ()
         for seat in client.seats.values():
             lease.leave(self._node, seat.gpu, seat, now_ns)
+            growth.settle(self._node, seat.gpu, now_ns)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.name}))
         return [seat.gpu for seat in client.seats.values()]
 
@@ -233,12 +236,17 @@ class Scheduler:
         return (seat.gpu,)
 
     def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:
-        admission.reserve(self._node, self._seat(event.client, event.gpu), event.sequence, event.total_bytes)
+        seat = self._seat(event.client, event.gpu)
+        if seat.client.memory_mode is MemoryMode.SWAP and admission.refusal(seat.gpu, seat, event.total_bytes) is None:
+            growth.ask(self._node, seat, event.sequence, event.total_bytes, now_ns)
+            return (seat.gpu,)
+        admission.reserve(self._node, seat, event.sequence, event.total_bytes)
         return ()
 
     def _move_progressed(self, event: events.MoveProgressed, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
         moves.progress(self._node, seat, event, now_ns)
+        growth.settle(self._node, seat.gpu, now_ns)
         return (seat.gpu,)
 
     def _client(self, client: int) -> Client:

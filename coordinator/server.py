@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from coordinator import events
 from coordinator.journal import start_time
+from coordinator.rehearsal import Rehearsal
 from coordinator.transport import HookListener, Limits
 from coordinator.transport_admin import ControlListener, EventPublisher, Waiter, make_context
 
@@ -72,6 +73,7 @@ class Server:
         self._sockets = sockets
         self._dispatcher = dispatcher
         self._administration = administration
+        self._rehearsal = Rehearsal()
         self._stopping = False
         self._reload: Callable[[], None] | None = None
         self._errands: deque[Errand] = deque()
@@ -154,12 +156,13 @@ class Server:
             self._dispatcher.tell_news()
 
     def _wait(self) -> set[Any]:
-        """What is readable.  While a holder drains this stays awake: its release must not wait for a processor."""
+        """What is readable.  Around a hand-over this stays awake (standby.py): nobody must wait for our processor."""
         timeout_ns = self._timeout_ns()
         awake_until_ns = self._dispatcher.awake_until_ns
         if awake_until_ns and not self._sockets.hooks.ended:
             now_ns = time.monotonic_ns()
             if now_ns < awake_until_ns:
+                self._rehearsal.play()
                 bound_ns = awake_until_ns if timeout_ns is None else min(awake_until_ns, now_ns + timeout_ns)
                 if self._sockets.hooks.stay_awake(bound_ns):
                     return set()  # the hooks first; the others are looked at in the next turn

@@ -121,6 +121,15 @@ class Order:
 
 
 @dataclass(slots=True, eq=False)
+class Growth:
+    """A client's question for room that is not answered yet; see growth.py.  `tried`: others were asked to make it."""
+
+    sequence: int
+    total_bytes: int
+    tried: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Seat:
     """One client on one GPU."""
 
@@ -146,6 +155,8 @@ class Seat:
     works: bool = False
     """It has asked for the GPU at least once.  A program that only looked at the card is nobody to pace others for."""
     told_waiters: bool = False
+    alerted: bool = False
+    """It and the next in line have been told that its turn ends; see standby.py."""
     last_released_ns: int | None = None
     told_epoch: int = -1
     told_settings: GpuSettings | None = None
@@ -165,6 +176,7 @@ class Seat:
     pinned_bytes: int = 0
     host_bytes: int = 0
     reserved_bytes: int = 0
+    growth: Growth | None = None
     view: ClientView | None = None
     """Cached while the seat waits; None when something in it has changed."""
 
@@ -290,6 +302,8 @@ class Gpu:
     resident_bytes: int = 0
     """Sums over the seats."""
     switch: Switch | None = None
+    growing: dict[int, Seat] = field(default_factory=dict)
+    """By client: those whose question for room is not answered yet."""
     """Memory moves before the next grant."""
     wake_at_ns: int | None = None
     free_since_ns: int | None = None

@@ -33,7 +33,7 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         gpu=seat.ordinal,
         memory_limit_bytes=seat.limit_bytes,
         capacity_bytes=gpu.capacity_bytes,
-        reserve=seat.client.memory_mode is MemoryMode.DEVICE,
+        reserve=seat.client.memory_mode is not MemoryMode.MANAGED,
         pacing_budget_ns=0 if alone else node.settings.pacing_budget_ns,
         idle_release_ns=idle_release_ns(gpu, node),
         drain_deadline_ns=node.settings.drain_deadline_ns,

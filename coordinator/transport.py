@@ -222,8 +222,8 @@ class HookListener:
         """Waits for something to receive, in naps so short that the processor does not fall asleep in earnest.  False
         when nothing came in time."""
         waited_for = (self._epoll.fileno(),)
-        while time.monotonic_ns() < until_ns:
-            if select.select(waited_for, (), (), _NAP_S)[0]:
+        while (left_ns := until_ns - time.monotonic_ns()) > 0:
+            if select.select(waited_for, (), (), min(_NAP_S, left_ns / 1e9))[0]:
                 return True
         return False
 

@@ -327,10 +327,9 @@ class MemoryReserved(Message):
 @_declare(TO_CLIENT, 73, U8, U64)
 @dataclass(frozen=True, slots=True)
 class Standby(Message):
-    """The lease will probably be granted to this client within so long: wait for it wide awake.
+    """A message about this GPU's lease will come within so long: wait for it wide awake.
 
-    Sent to the next in line when the holder is told to stop.  A processor that has slept for a millisecond takes up
-    to 150 us to wake, which is longer than everything else in a hand-over.
+    Sent to the holder shortly before its quantum ends, and to whoever will probably be next.
     """
 
     gpu: int

@@ -17,8 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+settings.register_profile("steady", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")  # a slow machine is no failure
 
 PURE = {"unit", "policies", "simulation", "wire", "chart"}
 """Folders whose tests need no compiled library, so that they start at once."""

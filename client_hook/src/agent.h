@@ -15,6 +15,7 @@ typedef struct nvs_settings { /* read once from the environment by init.c */
     int32_t priority;        /* NVSHARE_PRIORITY */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: device | managed | swap */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
+    uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for what is off the GPU in mode swap */
     bool run_on_loss;        /* NVSHARE_ON_LOSS=wait | run */
     uint64_t loss_timeout_ns;/* NVSHARE_LOSS_TIMEOUT, 30s by default: when `run` takes effect */
 } nvs_settings;

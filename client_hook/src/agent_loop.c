@@ -44,6 +44,9 @@ typedef struct nvs_agent_gpu {
     uint64_t calls_at_close;
     uint64_t tick_at_ns;
     uint64_t reported_ns;
+    bool incomplete;          /* the gate is shut though it might be open: memory is missing on the GPU */
+    uint64_t incomplete_ns;   /* since when */
+    uint64_t patience_ns;     /* before the next try */
     uint32_t reserve_sent;    /* number of the question sent on this connection */
 } nvs_agent_gpu;
 
@@ -134,13 +137,18 @@ static void carry_out(uint32_t gpu, uint32_t todo, bool drained)
         release(gpu, drained);
     if (todo & NVS_LEASE_DO_ATTACH)
         send_attach(gpu);
+    if ((todo & NVS_LEASE_DO_REQUEST) && memory_changed(gpu))
+        report_memory(gpu, nvs_now_ns()); /* so that room is made for what was allocated without a lease */
     if (todo & NVS_LEASE_DO_REQUEST)
         NVS_LINK_SEND(request, (uint8_t)gpu);
     if (todo & NVS_LEASE_DO_OPEN) {
         if (mine->counted_lease != mine->lease.lease_id) /* not merely opened again or confirmed */
             mine->calls_at_open = nvs_gate_calls(gpu);
         mine->counted_lease = mine->lease.lease_id;
-        nvs_gate_open(gpu, mine->lease.paced);
+        mine->incomplete = !nvs_memory_open_gate(gpu, mine->lease.paced);
+        mine->incomplete_ns = nvs_now_ns();
+        if (!mine->incomplete)
+            mine->patience_ns = 0;
     }
     if (todo & NVS_LEASE_DO_WARN)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no coordinator at %s for too long; running without a lease (NVSHARE_ON_LOSS=run)",
@@ -252,6 +260,7 @@ static void on_settings(const nvs_gpu_settings *settings)
     answered(gpu);
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
     nvs_pacing_set_budget(gpu, settings->pacing_budget_ns);
+    nvs_memory_expect_eviction(gpu, settings->pacing_budget_ns != 0); /* which is so when others use the GPU too */
     happen(gpu, &(nvs_lease_event){
                     .kind = NVS_LEASE_ON_SETTINGS, .number = settings->pacing_budget_ns, .other = settings->idle_release_ns});
     settle(gpu);
@@ -271,10 +280,9 @@ static void on_reserved(const nvs_memory_reserved *answer)
 static void on_standby(const nvs_standby *standby)
 {
     uint64_t within = standby->within_ns < LONGEST_STANDBY_NS ? standby->within_ns : LONGEST_STANDBY_NS;
-    if (gpus[standby->gpu].lease.state != NVS_LEASE_ASKED)
-        return;
     awake_until_ns = nvs_now_ns() + within;
-    nvs_gate_alert(standby->gpu, awake_until_ns);
+    if (gpus[standby->gpu].lease.state == NVS_LEASE_ASKED) /* else it is the end of our own turn that is near */
+        nvs_gate_alert(standby->gpu, awake_until_ns);
 }
 
 static void on_frame(const uint8_t *frame, size_t size)
@@ -386,6 +394,30 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* Memory that should be on the GPU is not, so the gate stays shut: only the coordinator can make room, so the lease goes back to
+ * be granted again, at once the first time and then less and less eagerly.  Without a coordinator only trying again is left. */
+static void complete(uint32_t gpu, uint64_t now)
+{
+    enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
+    nvs_agent_gpu *mine = &gpus[gpu];
+    if (!nvs_lease_open(&mine->lease)) {
+        mine->incomplete = false;
+        return;
+    }
+    if (now < mine->incomplete_ns + mine->patience_ns)
+        return;
+    if (mine->patience_ns != 0)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "GPU %u has no room for this program's memory; waiting until others have made it", gpu);
+    mine->patience_ns = mine->patience_ns == 0 ? FIRST_NS : mine->patience_ns < LONGEST_NS / 2 ? 2 * mine->patience_ns : LONGEST_NS;
+    if (mine->lease.state == NVS_LEASE_HELD && mine->lease.connected) {
+        mine->incomplete = false;
+        happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = mine->lease.lease_id, .number = NVS_LEASE_DRAIN_NS});
+        return;
+    }
+    mine->incomplete = !nvs_memory_open_gate(gpu, mine->lease.paced);
+    mine->incomplete_ns = now;
+}
+
 static uint64_t serve_gpus(void)
 {
     uint64_t due = UINT64_MAX;
@@ -395,12 +427,16 @@ static uint64_t serve_gpus(void)
             continue;
         uint64_t now = nvs_now_ns();
         look_at_mailbox(gpu, now);
+        if (mine->incomplete)
+            complete(gpu, now);
         if (ending(mine))
             go_on_ending(gpu);
         tick(gpu, now); /* last: it arms itself again after an end that was called off */
         if (ending(mine))
             due = 0;
         due = earlier(due, mine->tick_at_ns);
+        if (mine->incomplete)
+            due = earlier(due, mine->incomplete_ns + mine->patience_ns);
         if (mine->lease.attached && memory_changed(gpu))
             due = earlier(due, mine->reported_ns + REPORT_NS);
     }

@@ -51,12 +51,14 @@ typedef struct nvs_allocation {
     uint32_t mappings;      /* of a handle */
     uint8_t space;          /* nvs_space */
     uint8_t kind;           /* nvs_memory_kind */
-    bool movable;           /* may be evicted; else it counts as pinned */
+    bool movable;           /* may be evicted by extents; else it counts as pinned */
+    bool chunked;           /* the backend counts and moves it in chunks of its own */
     bool dying;             /* freed by the application, memory still in use by queued work */
     bool held;              /* a reaper looks at it */
     bool orphaned;          /* its context ended while it was held */
     bool linked;            /* reachable by key */
     uint32_t priority;      /* of the treap */
+    void *kept;                          /* the backend's own word about it */
     struct nvs_allocation *backing;      /* of a mapping: its handle */
     struct nvs_allocation *left, *right; /* tree */
     struct nvs_allocation *next, *previous;             /* all of one GPU */

@@ -2,12 +2,12 @@
 #include "cuda_api.h"
 #include "memory.h"
 
-static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
+static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
 {
     return NVS_REAL(cuMemAlloc_v2)(out, bytes);
 }
 
-static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes)
+static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
 {
     return NVS_REAL(cuMemFree_v2)(pointer);
 }

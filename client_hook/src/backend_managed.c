@@ -24,12 +24,12 @@ static struct {
 
 /* --- allocation --- */
 
-static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
+static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
 {
     return NVS_REAL(cuMemAllocManaged)(out, bytes, CU_MEM_ATTACH_GLOBAL);
 }
 
-static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes)
+static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
 {
     return NVS_REAL(cuMemFree_v2)(pointer);
 }

@@ -42,10 +42,10 @@ static bool gate_is_closed(uint32_t gpu)
 static bool commit(nvs_segment *segment, bool *closed)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    const uint64_t capacity = nvs_memory_capacity(segment->gpu);
+    const uint64_t ceiling = nvs_memory_ceiling(segment->gpu);
     nvs_swap_lock();
     *closed = gate_is_closed(segment->gpu);
-    bool fits = capacity == 0 || of->committed + segment->bytes <= capacity;
+    bool fits = ceiling == 0 || of->committed + segment->bytes <= ceiling;
     if (fits) {
         of->committed += segment->bytes;
         if (*closed)
@@ -57,6 +57,19 @@ static bool commit(nvs_segment *segment, bool *closed)
     }
     nvs_swap_unlock();
     return fits;
+}
+
+/* A segment that was going to be backed need not be now. */
+static bool list_if_closed(nvs_segment *segment)
+{
+    nvs_swap_lock();
+    bool closed = gate_is_closed(segment->gpu);
+    if (closed) {
+        nvs_segment_moved(segment, -(int64_t)segment->bytes);
+        nvs_segment_list(segment);
+    }
+    nvs_swap_unlock();
+    return closed;
 }
 
 /* A new segment, listed and fit for use as things are: see the head of the file. */
@@ -82,7 +95,10 @@ static CUresult make(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, bool ar
     nvs_swap_lock();
     uint64_t resident = nvs_swap_gpus[gpu].resident;
     nvs_swap_unlock();
-    result = nvs_memory_may_grow(gpu, resident) ? nvs_segment_back(segment) : CUDA_ERROR_OUT_OF_MEMORY;
+    bool granted = nvs_memory_may_grow(gpu, resident);
+    if (list_if_closed(segment)) /* the lease ended while we asked */
+        return CUDA_SUCCESS;
+    result = granted ? nvs_segment_back(segment) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS) {
         nvs_segment_destroy(segment);
         return result;
@@ -98,9 +114,7 @@ static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes
     nvs_segment *found = NULL;
     *arenas_bytes = 0;
     nvs_swap_lock();
-    for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && found == NULL; at = at->next) {
-        if (at->used == NULL)
-            continue;
+    for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && at->used != NULL && found == NULL; at = at->next) {
         *arenas_bytes += at->bytes;
         if (nvs_arena_take(at, bytes, out))
             found = at;
@@ -138,8 +152,8 @@ static bool arena_ends(const nvs_segment *arena)
 {
     if (arena->free_blocks != arena->blocks)
         return false;
-    for (const nvs_segment *at = nvs_swap_gpus[arena->gpu].first; at != NULL; at = at->next)
-        if (at != arena && at->used != NULL)
+    for (const nvs_segment *at = nvs_swap_gpus[arena->gpu].first; at != NULL && at->used != NULL; at = at->next)
+        if (at != arena)
             return true;
     return arena->bytes != nvs_swap_unit(arena->gpu);
 }
@@ -167,8 +181,9 @@ static uint64_t drop_empty(uint32_t gpu)
     for (;;) {
         nvs_swap_lock();
         nvs_segment *at = nvs_swap_gpus[gpu].first;
-        while (at != NULL && (at->used == NULL || at->free_blocks != at->blocks || at->users != 0))
+        while (at != NULL && at->used != NULL && (at->free_blocks != at->blocks || at->users != 0))
             at = at->next;
+        at = at != NULL && at->used != NULL ? at : NULL;
         uint64_t on_gpu = at != NULL ? at->on_gpu : 0;
         if (at != NULL)
             nvs_segment_doom(at);
@@ -204,6 +219,8 @@ static bool open_if_complete(uint32_t gpu, bool paced, uint64_t *missing)
     *missing = of->committed > of->resident ? of->committed - of->resident : 0;
     /* Open already, and only told whether to pace: an allocation under way brings its own memory. */
     if (*missing == 0 || !gate_is_closed(gpu)) {
+        if (gate_is_closed(gpu)) /* a new lease: whatever room was granted under the last one may be taken */
+            nvs_memory_set_reserved(gpu, of->resident);
         *missing = 0;
         nvs_gate_open(gpu, paced);
     }

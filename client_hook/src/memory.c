@@ -9,7 +9,10 @@
 #include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
+#include "host_pool.h"
 #include "log.h"
+#include "pacing.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -20,6 +23,7 @@ enum { CHARGE_GRAIN = 512, HOLD_AT_ONCE = 8 };
 static const uint64_t RESERVE_STEP = UINT64_C(64) << 20;
 static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
 static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wait for something that this very thread does */
+static const uint64_t SETTLE_BOUND_NS = UINT64_C(10000000000);
 static const long REAP_NAP_NS = 100000;
 
 typedef struct ledger {
@@ -27,6 +31,7 @@ typedef struct ledger {
      * only the compare-and-swap in charge() makes a decision. */
     _Alignas(64) _Atomic uint64_t charged;
     _Atomic uint64_t pinned;
+    _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
     _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
     _Atomic uint64_t limit, capacity, reserved;
     _Atomic bool reserve;
@@ -58,8 +63,11 @@ const nvs_backend *nvs_memory_backend(uint32_t gpu)
 {
     if (nvs_config.memory_mode == 0)
         return &nvs_backend_device;
-    if (nvs_config.memory_mode == 2)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory mode swap is not built into this version: using managed");
+    if (nvs_config.memory_mode == 2) {
+        if (nvs_backend_swap_works(gpu))
+            return &nvs_backend_swap;
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "this GPU has no virtual memory management, which --memory swap needs: using managed");
+    }
     if (nvs_backend_managed_works(gpu))
         return &nvs_backend_managed;
     NVS_LOG_ONCE(NVS_LOG_WARNING,
@@ -98,6 +106,25 @@ static void uncharge(uint32_t gpu, uint64_t bytes)
     atomic_fetch_sub_explicit(&ledgers[gpu].charged, bytes, memory_order_relaxed); /* see ledger */
 }
 
+uint64_t nvs_memory_capacity(uint32_t gpu)
+{
+    return load(&ledgers[gpu].capacity);
+}
+
+uint64_t nvs_memory_ceiling(uint32_t gpu)
+{
+    return ceiling_of(&ledgers[gpu]);
+}
+
+/* Others may have to move for it, so it is little where there is little. */
+static uint64_t reserve_step(uint32_t gpu)
+{
+    uint64_t step = RESERVE_STEP, capacity = nvs_memory_backend(gpu)->movable ? load(&ledgers[gpu].capacity) : 0;
+    while (capacity != 0 && step > CHARGE_GRAIN && step > capacity / 64)
+        step /= 2;
+    return step;
+}
+
 /* Growth beyond the reservation, where the coordinator wants to be asked: in steps, so that it is asked rarely. */
 static bool reserved_up_to(uint32_t gpu, uint64_t total)
 {
@@ -106,7 +133,8 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
     if (!atomic_load_explicit(&of->reserve, memory_order_relaxed) || total <= load(&of->reserved))
         return true;
     uint64_t limit = ceiling_of(of);
-    uint64_t step = total > UINT64_MAX - RESERVE_STEP ? total : (total + RESERVE_STEP - 1) / RESERVE_STEP * RESERVE_STEP;
+    uint64_t grain = reserve_step(gpu);
+    uint64_t step = total > UINT64_MAX - grain ? total : (total + grain - 1) / grain * grain;
     if (limit != 0 && step > limit)
         step = limit;
     nvs_status answer = nvs_agent_reserve(gpu, step > total ? step : total);
@@ -115,12 +143,20 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
     return answer != NVS_REFUSED;
 }
 
+/* What a chunked backend has on the GPU comes beside everything else that is charged. */
+bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
+{
+    ledger *of = &ledgers[gpu];
+    uint64_t charged = load(&of->charged), chunked = load(&of->chunked);
+    return reserved_up_to(gpu, resident_bytes + (charged > chunked ? charged - chunked : 0));
+}
+
 static bool charge_and_reserve(uint32_t gpu, uint64_t bytes)
 {
     uint64_t total;
     if (!charge(gpu, bytes, &total))
         return false;
-    if (reserved_up_to(gpu, total))
+    if (nvs_memory_backend(gpu)->chunked || reserved_up_to(gpu, total))
         return true;
     uncharge(gpu, bytes);
     return false;
@@ -172,7 +208,9 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
     admitted->key = key;
     admitted->length = length;
     uint32_t gpu = admitted->gpu; /* once inserted, the entry may be freed by another thread at any moment */
-    if (!admitted->movable)
+    if (admitted->chunked)
+        atomic_fetch_add_explicit(&ledgers[gpu].chunked, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
+    else if (!admitted->movable)
         atomic_fetch_add_explicit(&ledgers[gpu].pinned, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
     nvs_memory_drop_all(nvs_allocation_insert(admitted));
     nvs_agent_memory_changed(gpu);
@@ -184,7 +222,9 @@ static void settle(nvs_allocation *taken, bool kept)
     ledger *of = &ledgers[taken->gpu];
     /* All relaxed: see ledger. */
     atomic_fetch_sub_explicit(&of->evicted, (int64_t)taken->evicted_bytes, memory_order_relaxed);
-    if (kept && !taken->movable)
+    if (kept && taken->chunked)
+        atomic_fetch_sub_explicit(&of->chunked, taken->charged_bytes, memory_order_relaxed);
+    else if (kept && !taken->movable)
         atomic_fetch_sub_explicit(&of->pinned, taken->charged_bytes, memory_order_relaxed);
     uncharge(taken->gpu, taken->charged_bytes);
     if (taken->charged_bytes != 0)
@@ -217,9 +257,11 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     if (result != CUDA_SUCCESS)
         return result;
     NVS_REAL(cuCtxGetCurrent)(&entry->context);
-    entry->movable = backend->movable && entry->context != NULL; /* it is moved from within its context */
+    entry->chunked = backend->chunked;
+    entry->movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
     do
-        result = backend->allocate(gpu, &pointer, bytes);
+        result = backend->chunked && entry->context == NULL ? CUDA_ERROR_INVALID_CONTEXT /* as the driver has it */
+                                                            : backend->allocate(gpu, &pointer, bytes, &entry->kept);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);
@@ -247,6 +289,44 @@ CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t byt
     return nvs_memory_allocate(gpu, out, bytes);
 }
 
+/* Waits for the work of the current context.  During a capture nothing context-wide may be synchronised: then the driver says
+ * by a free of its own whether one is legal now, and streams are waited for one by one. */
+static CUresult settle_current(uint32_t gpu)
+{
+    CUdeviceptr probe;
+    if (!nvs_capturing())
+        return NVS_REAL(cuCtxSynchronize)();
+    CUresult result = NVS_REAL(cuMemAlloc_v2)(&probe, 1);
+    if (result == CUDA_SUCCESS)
+        result = NVS_REAL(cuMemFree_v2)(probe);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY)
+        return result;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    nvs_status status = nvs_drain(gpu, nvs_now_ns() + SETTLE_BOUND_NS);
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return status == NVS_OK ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+/* cuMemFree returns when nothing uses the memory any more.  Where the driver does not see to that, we do. */
+static CUresult settle_context(uint32_t gpu, CUcontext context)
+{
+    CUcontext current = NULL, ignored;
+    NVS_REAL(cuCtxGetCurrent)(&current);
+    if (current == context)
+        return settle_current(gpu);
+    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return CUDA_SUCCESS; /* it is gone, and its work with it */
+    CUresult result = settle_current(gpu);
+    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return result;
+}
+
+static CUresult release_redirected(const nvs_allocation *entry)
+{
+    return nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length, entry->kept);
+}
+
 CUresult nvs_memory_release(CUdeviceptr pointer)
 {
     nvs_allocation *entry;
@@ -258,9 +338,9 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
     case NVS_FOUND:
         break;
     }
-    CUresult result = entry->kind == NVS_MEMORY_REDIRECTED
-                          ? nvs_memory_backend(entry->gpu)->release(entry->gpu, pointer, entry->length)
-                          : NVS_REAL(cuMemFree_v2)(pointer);
+    CUresult result = entry->chunked ? settle_context(entry->gpu, entry->context) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        result = entry->kind == NVS_MEMORY_REDIRECTED ? release_redirected(entry) : NVS_REAL(cuMemFree_v2)(pointer);
     if (result == CUDA_SUCCESS)
         nvs_memory_drop(entry);
     else
@@ -273,13 +353,21 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
 /* Gives the memory behind an ended deferred free back.  What the driver refuses to take back is still there: it stays charged. */
 static void release_deferred(nvs_allocation *entry)
 {
-    CUresult result = nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length);
+    CUresult result = release_redirected(entry);
     if (result == CUDA_SUCCESS) {
         nvs_memory_drop(entry);
         return;
     }
     NVS_LOG_ONCE(NVS_LOG_WARNING, "memory freed in stream order could not be given back to the driver (error %d)", (int)result);
     nvs_memory_drop_all(nvs_allocation_insert(entry));
+}
+
+/* Drops an entry whose context is gone.  The driver has freed its memory with it, unless it was in chunks. */
+static void forget(nvs_allocation *entry)
+{
+    if (entry->chunked)
+        release_redirected(entry);
+    nvs_memory_drop(entry);
 }
 
 /* True: done with.  Also when the context that the event lived in is gone, and the memory with it. */
@@ -294,7 +382,7 @@ static bool reap_one(nvs_allocation *held)
         NVS_REAL(cuEventDestroy_v2)(event);
         release_deferred(held);
     } else if (done || nvs_allocation_unhold(held)) {
-        nvs_memory_drop(held);
+        forget(held);
         done = true;
     }
     if (pushed)
@@ -345,8 +433,12 @@ bool nvs_memory_reap(uint32_t gpu, bool wait)
 
 void nvs_memory_context_gone(CUcontext context)
 {
-    nvs_memory_drop_all(nvs_allocation_take_context(context));
+    for (nvs_allocation *entry = nvs_allocation_take_context(context), *next; entry != NULL; entry = next) {
+        next = entry->next;
+        forget(entry);
+    }
     nvs_backend_managed.context_gone(context);
+    nvs_backend_swap.context_gone(context);
 }
 
 /* --- what the agent asks and says --- */
@@ -358,6 +450,12 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     uint64_t allocated = load(&of->charged), pinned = load(&of->pinned);
     int64_t evicted = atomic_load_explicit(&of->evicted, memory_order_relaxed);
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
+    if (nvs_config.memory_mode == 2) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */
+        uint64_t committed, resident, chunked = load(&of->chunked);
+        nvs_backend_swap.figures(gpu, &committed, &resident);
+        allocated = committed + (allocated > chunked ? allocated - chunked : 0);
+        out_bytes += committed - resident;
+    }
     if (out_bytes > allocated)
         out_bytes = allocated;
     out->allocated_bytes = allocated;
@@ -395,21 +493,54 @@ void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total
     *total_bytes = total;
 }
 
+static uint64_t resident_bytes(uint32_t gpu)
+{
+    nvs_usage usage;
+    nvs_memory_usage(gpu, &usage);
+    return usage.resident_bytes;
+}
+
 nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
 {
-    uint64_t before = load(&ledgers[gpu].charged);
+    const nvs_backend *backend = nvs_memory_backend(gpu);
+    uint64_t before = resident_bytes(gpu), more = 0;
     nvs_memory_reap(gpu, false); /* what nobody uses any more makes room too, and costs no transfer */
-    uint64_t now = load(&ledgers[gpu].charged), freed = now < before ? before - now : 0;
+    uint64_t now = resident_bytes(gpu), freed = now < before ? before - now : 0;
+    nvs_status status = NVS_OK;
     *moved_bytes = 0;
-    nvs_status status = freed >= bytes ? NVS_OK
-                                       : nvs_memory_backend(gpu)->evict(gpu, bytes - freed, progress, argument, moved_bytes);
+    if (freed < bytes)
+        status = backend->evict(gpu, bytes - freed, progress, argument, moved_bytes);
     *moved_bytes += freed;
+    /* The application's own managed memory, which is in no chunk. */
+    if (backend->chunked && status == NVS_OK && *moved_bytes < bytes && nvs_allocation_extents(gpu, true, NULL, 0) != 0)
+        status = nvs_backend_managed.evict(gpu, bytes - *moved_bytes, NULL, NULL, &more);
+    *moved_bytes += more;
     return status;
 }
 
 nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
 {
-    return nvs_memory_backend(gpu)->restore(gpu, bytes, progress, argument, moved_bytes);
+    const nvs_backend *backend = nvs_memory_backend(gpu);
+    uint64_t more = 0;
+    nvs_status status = backend->restore(gpu, bytes, progress, argument, moved_bytes);
+    if (backend->chunked && status == NVS_OK && *moved_bytes < bytes && nvs_allocation_extents(gpu, false, NULL, 0) != 0)
+        status = nvs_backend_managed.restore(gpu, bytes - *moved_bytes, NULL, NULL, &more);
+    *moved_bytes += more;
+    return status;
+}
+
+bool nvs_memory_open_gate(uint32_t gpu, bool paced)
+{
+    if (nvs_config.memory_mode == 2 && nvs_memory_backend(gpu)->chunked)
+        return nvs_backend_swap.open_gate(gpu, paced);
+    nvs_gate_open(gpu, paced);
+    return true;
+}
+
+void nvs_memory_expect_eviction(uint32_t gpu, bool likely)
+{
+    if (nvs_config.memory_mode == 2)
+        nvs_host_expect(gpu, likely);
 }
 
 void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evicted_bytes)
@@ -424,9 +555,11 @@ void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evi
 void nvs_memory_after_fork(void)
 {
     nvs_allocation_after_fork();
+    nvs_backend_swap_after_fork();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
         atomic_store_explicit(&ledgers[gpu].charged, 0, memory_order_relaxed);
         atomic_store_explicit(&ledgers[gpu].pinned, 0, memory_order_relaxed);
+        atomic_store_explicit(&ledgers[gpu].chunked, 0, memory_order_relaxed);
         atomic_store_explicit(&ledgers[gpu].evicted, 0, memory_order_relaxed);
         atomic_store_explicit(&ledgers[gpu].reserved, 0, memory_order_relaxed);
     }

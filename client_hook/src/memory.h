@@ -26,16 +26,23 @@ typedef struct nvs_backend {
     const char *name;
     nvs_memory_kind kind; /* of what it allocates */
     bool movable;
-    /* Current context is set by the caller.  Real CUDA results. */
-    CUresult (*allocate)(uint32_t gpu, CUdeviceptr *out, size_t bytes);
-    CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes);
+    bool chunked; /* it moves physical memory below what is allocated: it has figures of its own, frees what work may still use, and
+                     its memory outlives a context */
+    /* Current context is set by the caller.  Real CUDA results.  `kept` is the backend's own word about an allocation. */
+    CUresult (*allocate)(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept);
+    CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept);
     /* Agent thread, gate closed and drained.  Move at least `bytes` (or all) out, or up to `bytes` in. */
     nvs_status (*evict)(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes);
     nvs_status (*restore)(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes);
     void (*context_gone)(CUcontext context); /* forget what was cached for it */
+    /* Chunked ones only.  Opens the gate if all memory is on the GPU, after trying to bring it there. */
+    bool (*open_gate)(uint32_t gpu, bool paced);
+    void (*figures)(uint32_t gpu, uint64_t *committed_bytes, uint64_t *resident_bytes);
 } nvs_backend;
-extern const nvs_backend nvs_backend_device, nvs_backend_managed;
+extern const nvs_backend nvs_backend_device, nvs_backend_managed, nvs_backend_swap;
 bool nvs_backend_managed_works(uint32_t gpu); /* can this GPU's managed memory be moved by us? Asked once per GPU. */
+bool nvs_backend_swap_works(uint32_t gpu);
+void nvs_backend_swap_after_fork(void);
 
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out);
 /* What the coordinator set; 0 means none.  A limit below what is in use lets nothing more be allocated.
@@ -47,6 +54,11 @@ void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total
 nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *, void *argument, uint64_t *moved_bytes);
 nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *, void *argument, uint64_t *moved_bytes);
 void nvs_memory_after_fork(void);
+
+/* Agent thread, instead of nvs_gate_open: opens the gate, unless there is memory that cannot be brought to the GPU now. */
+bool nvs_memory_open_gate(uint32_t gpu, bool paced);
+/* Whether others use this GPU, so that an eviction is likely: host memory is made ready ahead of it, or given back. */
+void nvs_memory_expect_eviction(uint32_t gpu, bool likely);
 
 /* Called by the context hooks once the driver has destroyed or reset a context: what lived in it is gone. */
 void nvs_memory_context_gone(CUcontext context);
@@ -65,6 +77,11 @@ void nvs_memory_drop(nvs_allocation *taken);                                   /
 void nvs_memory_drop_all(nvs_allocation *list);                                /* linked by `next` */
 /* For backends: so much of an extent is off the GPU now. */
 void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evicted_bytes);
+
+/* For backends: what all clients together may have resident (0: not known), and whether this one may have so much. */
+uint64_t nvs_memory_capacity(uint32_t gpu);
+uint64_t nvs_memory_ceiling(uint32_t gpu); /* of what this client may have in all; 0: none */
+bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes);
 
 /* cuMemAlloc through the backend. */
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes);

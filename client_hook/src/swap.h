@@ -56,7 +56,7 @@ typedef struct nvs_segment {
 } nvs_segment;
 
 typedef struct nvs_swap_gpu {
-    nvs_segment *first;
+    nvs_segment *first, *last; /* arenas before all others */
     uint64_t committed; /* bytes of all chunks */
     uint64_t resident;  /* of those, on the GPU or about to be */
     uint64_t moved_out, moved_in, out_ns, in_ns; /* ever */

@@ -166,11 +166,11 @@ CUresult nvs_segment_back(nvs_segment *segment)
 void nvs_segment_list(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    segment->previous = NULL;
-    segment->next = of->first;
-    if (of->first != NULL)
-        of->first->previous = segment;
-    of->first = segment;
+    const bool arena = segment->used != NULL;
+    segment->next = arena ? of->first : NULL;
+    segment->previous = arena ? NULL : of->last;
+    *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment;
+    *(segment->next != NULL ? &segment->next->previous : &of->last) = segment;
 }
 
 void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
@@ -187,12 +187,8 @@ void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
 bool nvs_segment_doom(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    if (segment->previous != NULL)
-        segment->previous->next = segment->next;
-    else
-        of->first = segment->next;
-    if (segment->next != NULL)
-        segment->next->previous = segment->previous;
+    *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment->next;
+    *(segment->next != NULL ? &segment->next->previous : &of->last) = segment->previous;
     segment->next = segment->previous = NULL;
     segment->doomed = true;
     of->committed -= segment->counted - segment->on_gpu;

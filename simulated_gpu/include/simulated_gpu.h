@@ -80,7 +80,8 @@ void nvs_sim_clear_faults(void);
  * and work carries that of the call which submitted it. */
 typedef struct nvs_sim_observer {
     void (*call)(const char *function, uint32_t number); /* on the calling thread, before anything else; no lock is held */
-    void (*ran)(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes); /* KERNEL, COPY, MEMSET; no call is allowed */
+    /* KERNEL, COPY, MEMSET; no call is allowed.  The name of a kernel stays where it is. */
+    void (*ran)(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes);
 } nvs_sim_observer;
 void nvs_sim_observe(const nvs_sim_observer *observer);
 

@@ -72,7 +72,7 @@ static void work_ran(uint16_t kind, const char *symbol, uint32_t number, uint64_
         memcpy(record, &as, sizeof as);
         memcpy(record + correlation, &number, sizeof number);
         if (kind == NVS_SIM_KERNEL)
-            memcpy(record + NVS_CUPTI_KERNEL_NAME, &symbol, sizeof symbol); /* functions live as long as their process */
+            memcpy(record + NVS_CUPTI_KERNEL_NAME, &symbol, sizeof symbol);
     }
     pthread_mutex_unlock(&lock);
 }

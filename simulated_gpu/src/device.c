@@ -41,10 +41,14 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice dev)
     return result;
 }
 
+/* Of a MIG instance the first version names the card, the second the instance. */
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     NVS_SIM_ENTER();
-    return nvs_sim_return(uuid_of(uuid, dev));
+    CUresult result = uuid_of(uuid, dev);
+    if (result == CUDA_SUCCESS && nvs_sim_devices[dev].instance)
+        uuid->bytes[5] = 0; /* as nvml.c has it */
+    return nvs_sim_return(result);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)

@@ -20,18 +20,42 @@ void nvs_sim_tell_call(const nvs_sim_observer *watcher, const char *function)
     watcher->call(function, nvs_sim_thread.call);
 }
 
-static const char *kernel_name(const sim_op *op)
+/* A name that outlives the module that it is from: work may, and so may a tool's record of it. */
+static const char *kept(const char *name)
+{
+    static struct name {
+        struct name *next;
+        char text[];
+    } *all;
+    for (struct name *one = all; one != NULL; one = one->next)
+        if (strcmp(one->text, name) == 0)
+            return one->text;
+    struct name *made = malloc(sizeof *made + strlen(name) + 1);
+    if (made == NULL)
+        return "";
+    memcpy(made->text, name, strlen(name) + 1);
+    made->next = all;
+    all = made;
+    return made->text;
+}
+
+void nvs_sim_mark(sim_op *op)
 {
     const CUDA_KERNEL_NODE_PARAMS *launch = &op->work.u.kernel;
-    const sim_function *function = (const sim_function *)(void *)(launch->func != NULL ? launch->func : (CUfunction)launch->kern);
-    return function != NULL && function->magic == SIM_FUNCTION ? function->name : "";
+    op->call = nvs_sim_thread.call;
+    op->symbol = "";
+    if (op->work.kind == OP_KERNEL) {
+        const sim_function *function = (const sim_function *)(void *)(launch->func != NULL ? launch->func : (CUfunction)launch->kern);
+        if (function != NULL && function->magic == SIM_FUNCTION)
+            op->symbol = kept(function->name);
+    }
 }
 
 /* As CUPTI has it: a prefetch of managed memory is no copy, and an event no work. */
 void nvs_sim_tell_ran(const nvs_sim_observer *watcher, const sim_op *op)
 {
     switch (op->work.kind) {
-    case OP_KERNEL: watcher->ran(NVS_SIM_KERNEL, kernel_name(op), op->call, 0); break;
+    case OP_KERNEL: watcher->ran(NVS_SIM_KERNEL, op->symbol, op->call, 0); break;
     case OP_COPY: watcher->ran(NVS_SIM_COPY, "", op->call, op->work.bytes); break;
     case OP_FILL: watcher->ran(NVS_SIM_MEMSET, "", op->call, op->work.bytes); break;
     default: break;

@@ -112,7 +112,8 @@ typedef struct sim_op {
     uint64_t sequence, submitted_ns, start_ns, end_ns;
     bool started, counts; /* counts: takes a place of the stream's launch queue */
     bool graph;
-    uint32_t call; /* which submitted it */
+    uint32_t call; /* which submitted it; these two only while somebody observes */
+    const char *symbol;
 } sim_op;
 
 struct sim_stream {
@@ -226,6 +227,7 @@ CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
 /* observe.c */
 extern const nvs_sim_observer *_Atomic nvs_sim_watcher;
 void nvs_sim_tell_call(const nvs_sim_observer *watcher, const char *function);
+void nvs_sim_mark(sim_op *op); /* it is being submitted */
 void nvs_sim_tell_ran(const nvs_sim_observer *watcher, const sim_op *op);
 void nvs_sim_inject(void); /* what CUDA_INJECTION64_PATH names, once */
 

@@ -92,7 +92,7 @@ static void complete(sim_stream *stream, sim_op *op)
     if (op->work.kind == OP_HOST || op->work.kind == OP_CALLBACK)
         op->end_ns = nvs_sim_now_ns(); /* took what it took: what is behind it begins now */
     const nvs_sim_observer *watcher = atomic_load_explicit(&nvs_sim_watcher, memory_order_acquire); /* as in nvs_sim_enter */
-    if (watcher != NULL)
+    if (watcher != NULL && op->symbol != NULL) /* it was there when this was submitted */
         nvs_sim_tell_ran(watcher, op);
     if (kind != 0)
         nvs_sim_trace(device->gpu, stream->id, kind, op->start_ns, op->end_ns, op->work.bytes);
@@ -214,8 +214,9 @@ CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, 
         op = malloc(sizeof *op);
     if (op == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts,
-                    .graph = graph, .call = nvs_sim_thread.call};
+    *op = (sim_op){.work = *work, .sequence = ++nvs_sim_sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
+    if (atomic_load_explicit(&nvs_sim_watcher, memory_order_acquire) != NULL) /* as in nvs_sim_enter */
+        nvs_sim_mark(op);
     bool was_empty = stream->head == NULL;
     if (was_empty)
         stream->head = op;

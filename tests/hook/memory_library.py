@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SOURCES: Final = ("allocation", "memory", "backend_device", "backend_managed", "hook_memory", "hook_pool", "hook_vmm")
+SOURCES: Final = (
+    *("allocation", "memory", "backend_device", "backend_managed", "backend_swap", "hook_memory", "hook_pool", "hook_vmm"),
+    *("swap_arena", "swap_move", "swap_segment", "host_pool"),
+)
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -21,7 +24,7 @@ OUT_OF_MEMORY: Final = 2
 INVALID_VALUE: Final = 1
 INVALID_CONTEXT: Final = 201
 UNKNOWN: Final = 999
-DEVICE, MANAGED = 0, 1
+DEVICE, MANAGED, SWAP = 0, 1, 2
 
 
 def compile_c(target: Path, *sources: Path, options: tuple[str, ...] = ()) -> Path:

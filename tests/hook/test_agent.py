@@ -147,13 +147,14 @@ def test_many_threads_wait(coordinator: ScriptedCoordinator, client: ScriptedCli
 def test_waiting_thread_makes_the_release_a_request(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a thread that came to the gate during the drain is forgotten."""
     hold(coordinator, client)
-    assert client.do(f"launch {200 * MS}") == "launched"
-    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10_000 * MS))
+    assert client.do("block") == "blocked"
+    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=100_000 * MS))
     while not client.do("state").startswith("state 3"):
         pass
     assert client.do("background 1000") == "begun"
     while client.do("state").split()[4] != "1":
         pass
+    assert client.do("unblock") == "unblocked"
     assert coordinator.expect(wire.Release).wanted
     coordinator.nothing(wire.Request)
     coordinator.grant(8)

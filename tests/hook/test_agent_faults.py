@@ -16,12 +16,12 @@ from tests.wire import codec
 
 def test_holder_goes_on_and_claims(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: the death of the coordinator stops a program, or its restart makes two holders."""
-    hold(coordinator, client, waiters=1, idle_release_ns=5000 * MS)
+    hold(coordinator, client, waiters=1, idle_release_ns=100_000 * MS)
     coordinator.stop()
     for _ in range(3):
         assert client.do("launch 1000") == "launched"
     coordinator.restart()
-    attach = coordinator.welcome(idle_release_ns=5000 * MS)
+    attach = coordinator.welcome(idle_release_ns=100_000 * MS)
     assert attach.lease_id == 7
     coordinator.grant(7, waiters=1)
     assert client.do("launch 1000") == "launched"
@@ -146,8 +146,8 @@ def test_child_does_not_keep_the_connection(
     else:
         hold(coordinator, client)
     if state == "ending":
-        assert client.do(f"launch {2000 * MS}") == "launched"
-        coordinator.send(wire.Revoke(0, 7, 10_000 * MS))
+        assert client.do("block") == "blocked"
+        coordinator.send(wire.Revoke(0, 7, 100_000 * MS))
         while not client.do("state").startswith("state 3"):
             pass
     assert client.do("idle-child").startswith("child ")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +64,16 @@ def taken(connection: socket.socket, wanted: bytes) -> bytes:
     return found
 
 
+def until_silent(connection: socket.socket) -> bytes:
+    """What comes until nothing more comes for a while."""
+    found = b""
+    while select.select([connection], [], [], SHORT_S)[0]:
+        more = connection.recv(4096)
+        assert more, f"closed after {found!r}"
+        found += more
+    return found
+
+
 def closed(connection: socket.socket) -> bool:
     """Whether the hook ends the connection."""
     try:
@@ -84,7 +96,7 @@ def grant(connection: socket.socket, piece: int) -> None:
         zmtp.frame(wire.encode(message))
         for message in (
             wire.Welcome(1, 1),
-            wire.GpuSettings(0, 0, 1 << 30, False, 0, 5000 * MS, 10_000 * MS, 0),
+            wire.GpuSettings(0, 0, 1 << 30, False, 0, 100_000 * MS, 10_000 * MS, 0),
             wire.Grant(0, 1, 100 * MS, 0),
         )
     )
@@ -109,10 +121,8 @@ def test_garbage_is_survived(server: Server, client: ScriptedClient) -> None:
     openings = [b"", b"\xff", zmtp.GREETING[:40], zmtp.GREETING, zmtp.GREETING + READY]
     for opening in openings:
         connection = server.accept()
-        try:
+        with contextlib.suppress(ConnectionError):
             connection.sendall(opening + chance.randbytes(4000))
-        except ConnectionError:
-            pass
         connection.close()
     connection = server.accept()
     shake(connection)
@@ -157,9 +167,5 @@ def test_nothing_is_said_before_the_handshake_is_over(server: Server, client: Sc
     """Broken: messages would be sent to something that is no coordinator."""
     connection = server.accept()
     connection.sendall(zmtp.GREETING)
-    said = taken(connection, b"DEALER")
-    connection.settimeout(SHORT_S)
-    with pytest.raises(TimeoutError):
-        while more := connection.recv(4096):
-            said += more
+    said = taken(connection, b"DEALER") + until_silent(connection)
     assert said.endswith(b"Identity\0\0\0\0")

@@ -348,15 +348,33 @@ def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
     assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [0]
 
 
-def test_the_next_in_line_is_alerted_when_the_holder_is_told_to_stop() -> None:
-    """Broken: every hand-over would wait for a processor that sleeps; or all who wait would be kept awake."""
+def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
+    """Broken: every hand-over would wait for processors that sleep; or all who wait would be kept awake."""
     desk = make_desk()
-    desk.client(wanted=True)
+    a = desk.client(wanted=True)
     b, c = desk.client(wanted=True), desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS)
-    (standby,) = b.take(wire.Standby)
-    assert MILLISECOND_NS <= standby.within_ns <= 20 * MILLISECOND_NS
+    desk.milliseconds(QUANTUM_MS - 2)
+    assert not a.take(wire.Standby)
+    desk.milliseconds(1)
+    (ending,) = a.take(wire.Standby)
+    (coming,) = b.take(wire.Standby)
+    assert MILLISECOND_NS <= ending.within_ns <= 5 * MILLISECOND_NS
+    assert MILLISECOND_NS <= coming.within_ns <= 20 * MILLISECOND_NS
+    desk.milliseconds(1)
+    assert a.take(wire.Revoke)
+    assert not b.take(wire.Standby), "once for each lease"
     assert not c.take(wire.Standby)
+
+
+def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
+    """Broken: whoever comes to a holder past its quantum waits for his own processor."""
+    desk = make_desk()
+    a = desk.client(wanted=True)
+    desk.milliseconds(5 * QUANTUM_MS)
+    b = desk.client(wanted=True)
+    assert a.take(wire.Revoke)
+    assert not a.take(wire.Standby)
+    assert len(b.take(wire.Standby)) == 1
 
 
 def test_concurrent_sharing_grants_everybody() -> None:

@@ -4,6 +4,8 @@
  *   launch NS          one kernel of so many nanoseconds on the default stream: "launched"
  *   background NS      the same by a thread of its own: "begun" at once, "background launched" when it is through
  *   count N NS         so many kernels, one after the other: "counted"
+ *   block              work on the default stream that ends at `unblock`: "blocked"
+ *   unblock            "unblocked"
  *   storm T N          T threads, N kernels of 20 us each: "stormed" when all are through
  *   sync               wait for the device: "synchronised"
  *   alloc BYTES        "allocated" or "refused RESULT"
@@ -21,6 +23,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,6 +37,7 @@
 
 static CUfunction busy;
 static CUcontext context;
+static sem_t unblocked;
 
 static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
                             ".visible .entry nvs_busy(.param .u64 ns) { ret; }\n";
@@ -64,6 +68,12 @@ static CUresult launch(uint64_t ns, CUstream stream)
 {
     void *parameters[] = {&ns};
     return cuLaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+static void wait_for_unblock(void *argument)
+{
+    while (sem_wait(&unblocked) != 0) {
+    }
 }
 
 static void *in_background(void *argument)
@@ -172,6 +182,7 @@ int main(void)
     pthread_t thread;
     int begun = 0;
     setvbuf(stdin, NULL, _IONBF, 0);
+    sem_init(&unblocked, 0, 0);
     say("ready");
     while (fgets(line, sizeof line, stdin) != NULL) {
         first = second = 0;
@@ -192,6 +203,10 @@ int main(void)
             for (unsigned long long i = 0; i < first && result == CUDA_SUCCESS; i++)
                 result = launch(second, NULL);
             say(result == CUDA_SUCCESS ? "counted" : "failed");
+        } else if (strcmp(word, "block") == 0) {
+            say(cuLaunchHostFunc(NULL, wait_for_unblock, NULL) == CUDA_SUCCESS ? "blocked" : "failed");
+        } else if (strcmp(word, "unblock") == 0) {
+            say(sem_post(&unblocked) == 0 ? "unblocked" : "failed");
         } else if (strcmp(word, "storm") == 0) {
             say(storm((unsigned)first, second) ? "stormed" : "failed");
         } else if (strcmp(word, "sync") == 0) {

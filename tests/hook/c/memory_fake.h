@@ -18,6 +18,7 @@ extern _Thread_local bool fake_stream_captures;
 
 void fake_fail(unsigned call, int result); /* the call-th inner call from now on fails; 0: none */
 unsigned fake_calls(void);                 /* inner calls since then */
+void fake_close_gate(void);
 void fake_set_mode(int mode); /* nvs_settings.memory_mode */
 void fake_set_events_done(bool done);
 void fake_set_capturing(bool capturing); /* for the calling thread */

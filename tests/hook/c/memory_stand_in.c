@@ -2,8 +2,10 @@
 #include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
 #include "log.h"
 #include "memory_fake.h"
+#include "pacing.h"
 
 #include <pthread.h>
 
@@ -57,6 +59,28 @@ uint32_t nvs_ask_current_gpu(void)
 uint32_t nvs_ask_stream_gpu(CUstream stream)
 {
     return 0;
+}
+
+nvs_gate nvs_gates[NVS_MAX_GPUS];
+
+void nvs_gate_open(uint32_t gpu, bool paced)
+{
+    atomic_store_explicit(&nvs_gates[gpu].state, NVS_GATE_OPEN, memory_order_release);
+}
+
+void fake_close_gate(void)
+{
+    atomic_store_explicit(&nvs_gates[0].state, NVS_GATE_CLOSED, memory_order_release);
+}
+
+nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
+{
+    return NVS_OK;
+}
+
+void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+{
+    visit((CUcontext)(uintptr_t)0x100, argument);
 }
 
 bool nvs_capturing(void)

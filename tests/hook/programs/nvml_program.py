@@ -92,9 +92,10 @@ def paths() -> list[int]:
         libdl.dlsym(ctypes.c_void_p(-1), name),
     ]
     totals = []
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     for address in addresses:
         memory = pynvml.c_nvmlMemory_t()
-        assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(address)(device, ctypes.byref(memory)) == 0
+        assert kind(address)(device, ctypes.byref(memory)) == 0
         totals.append(memory.total)
     return totals
 
@@ -108,6 +109,7 @@ def absent() -> list[bool]:
 
 def failing() -> list[int]:
     """What NVML says to a wrong version, to a handle that is none, and before it was initialised."""
+    pynvml.nvmlInit()
     memory = pynvml.c_nvmlMemory_v2_t()
     memory.version = 77
     second = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetMemoryInfo_v2")
