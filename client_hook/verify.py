@@ -1,7 +1,7 @@
 """`nvshare-run --verify`: runs a command with the bypass detector in its CUDA processes; tells what escaped the gate.
 
 How: the driver loads libnvshare_verify.so (CUDA_INJECTION64_PATH) when a process initialises CUDA.  That library
-compares what CUPTI sees run with what the hook let through, and leaves a report for each process in a directory of ours.
+compares what CUPTI sees run with what the hook let through, and leaves a report of each process in our directory.
 
 Invariants:
 - The command's exit code and signals are its own, but for `ESCAPED`: it succeeded, and something escaped or could not

@@ -17,7 +17,7 @@ import time
 
 def torch_digest(steps: int) -> str:
     """Trains a small network, with matrix products, reductions, sorting and copies between."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what PyTorch asks for, for determinism
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # for determinism; and small, for the managed check
     import torch
 
     torch.manual_seed(7)

@@ -119,7 +119,7 @@ uint64_t nvs_memory_ceiling(uint32_t gpu)
 /* Others may have to move for it, so it is little where there is little. */
 static uint64_t reserve_step(uint32_t gpu)
 {
-    uint64_t step = RESERVE_STEP, capacity = nvs_memory_backend(gpu)->movable ? load(&ledgers[gpu].capacity) : 0;
+    uint64_t step = RESERVE_STEP, capacity = nvs_memory_backend(gpu)->chunked ? load(&ledgers[gpu].capacity) : 0;
     while (capacity != 0 && step > CHARGE_GRAIN && step > capacity / 64)
         step /= 2;
     return step;

@@ -103,7 +103,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
         return nvs_sim_return(CUDA_SUCCESS);
     sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
     NVS_SIM_CHECK(allocation != NULL && allocation->base == (uintptr_t)dptr, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE || allocation->kind == MEM_MANAGED, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(allocation->kind != MEM_MANAGED, CUDA_ERROR_NOT_SUPPORTED); /* as driver 580 answers */
+    NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE, CUDA_ERROR_INVALID_VALUE);
     sim_work work = {.kind = OP_FREE, .u.pointer = dptr};
     return nvs_sim_return(nvs_sim_submit(stream, &work));
 }
