@@ -115,14 +115,17 @@ class Rig:
         options: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
         stdin: int | None = subprocess.DEVNULL,
+        errors: int | None = None,
     ) -> subprocess.Popen[str]:
-        """A program whose standard output is read by the caller; its errors go to ours."""
+        """A program whose standard output is read by the caller; its errors go to ours, or to that descriptor."""
         line = self.hooked(command, name=name, options=options) if hooked else list(command)
         environment = self.environment(extra)
         if hooked:  # nvshare-run puts the simulated libraries in front by itself
             environment = {**{k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}, **dict(extra or {})}
             environment.setdefault("NVSHARE_MEMORY", "device")
-        return subprocess.Popen(line, env=environment, stdin=stdin, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            line, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
 
     def control(self, *words: str) -> Any:
         """One `nvshare-ctl` command; what it says as JSON."""

@@ -2,7 +2,7 @@
 
 Three programs (workloads/busy.py) run under the hook; drawn are, for each, its leases as its gate was open (the
 coordinator's events) and the work that really ran: the simulated GPU's trace, or on a card the kernels' own stamps.
-A card's clock is not the host's: its stamps are moved so that the first kernel begins with the first lease.
+A card's clock is not the host's: each program measures the offset (about 20 us), and its stamps are moved by it.
 
 May not go here: judging the trace (coordinator/demo_proof.py).
 """
@@ -66,10 +66,12 @@ def perform(stand: Rig, seconds: float, quantum: str) -> Scene:
                 name: stand.start([*busy, f"--log={stamps[name]}", *how], hooked=True, name=name)
                 for name, how in PROGRAMS.items()
             }
+            offsets = {}
             for name, process in running.items():
-                process.communicate(timeout=seconds + 120)
+                summary, _ = process.communicate(timeout=seconds + 120)
                 if process.returncode != 0:
                     raise BenchError(f"{name}: exit code {process.returncode}")
+                offsets[name] = int(json.loads(summary)["clock_offset_ns"] or 0)
         finally:
             follower.terminate()
             follower.wait(10)
@@ -82,15 +84,11 @@ def perform(stand: Rig, seconds: float, quantum: str) -> Scene:
             if piece.process_id in processes:
                 work[processes[piece.process_id]].append((piece.start_ns, piece.end_ns))
     else:
-        work = _on_host_clock({name: read_log(path) for name, path in stamps.items()}, held)
+        work = {
+            name: [(start + offsets[name], end + offsets[name]) for start, end in read_log(path)]
+            for name, path in stamps.items()
+        }
     return Scene(work, held, f"{machine()['gpu'] if stand.simulate is None else 'simulated GPU'}, quantum {quantum}")
-
-
-def _on_host_clock(work: Mapping[str, list[Interval]], held: Mapping[str, list[Interval]]) -> dict[str, list[Interval]]:
-    first_work = min(start for own in work.values() for start, _ in own)
-    first_lease = min(start for own in held.values() for start, _ in own)
-    shift = first_lease - first_work
-    return {name: [(start + shift, end + shift) for start, end in own] for name, own in work.items()}
 
 
 def draw(scene: Scene, *, start_s: float, length_s: float, out: Path) -> None:

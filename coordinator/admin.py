@@ -95,7 +95,8 @@ def _open_to_all(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
     holding = [seat for seat in gpu.leases.values() if seat.phase is HOLDING]
-    if len(gpu.leases) == 1 and holding:
+    # The holder of an earlier coordinator, who has not come back yet, is at work too.
+    if len(gpu.leases) == 1 and holding and not gpu.recovering:
         seat = gpu.holder = holding[0]
         # Its turn begins now, for the others who could run all the time until now.
         gpu.turn_closed_ns -= now_ns - (seat.granted_at_ns or now_ns)

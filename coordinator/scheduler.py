@@ -27,8 +27,8 @@ from coordinator.story import InvariantError, Story
 from coordinator.umpire import PolicyFactory, Umpire
 from coordinator.wire import (
     MAX_GPUS_PER_CLIENT,
-    MemoryMode,
     PROTOCOL_VERSION,
+    MemoryMode,
     Rejected,
     Rejection,
     RemoteProtocolError,

@@ -195,7 +195,7 @@ def test_the_library_exports_the_table_and_nothing_else(built: Built) -> None:
 
 @pytest.mark.parametrize("name", ["libnvshare_hook.so", "libnvshare_verify.so"])
 def test_the_library_loads_on_old_systems(built: Built, name: str) -> None:
-    """A preload that asks for a newer glibc than the image has kills every process in it; the detector would not load."""
+    """A preload that asks for a newer glibc than the image has kills every process in it."""
     symbols = tool("objdump", "-T", str(built.hook.with_name(name)))
     needed = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", symbols)}
     assert needed

@@ -263,6 +263,11 @@ bool nvs_backend_swap_works(uint32_t gpu)
     return nvs_swap_unit(gpu) != 0;
 }
 
+void nvs_backend_swap_allow(uint32_t gpu, uint32_t accessor)
+{
+    nvs_swap_allow(gpu, accessor);
+}
+
 void nvs_backend_swap_after_fork(void)
 {
     nvs_swap_segments_after_fork();

@@ -66,6 +66,7 @@ typedef int nvs_cupti_register(nvs_cupti_want_buffer *want, nvs_cupti_full_buffe
 typedef int nvs_cupti_enable(uint32_t kind);
 typedef int nvs_cupti_flush_all(uint32_t flags);
 typedef int nvs_cupti_next_record(uint8_t *buffer, size_t valid_size, void **record);
+typedef int nvs_cupti_result_string(int result, const char **name);
 typedef int nvs_cupti_dropped(void *context, uint32_t stream, size_t *dropped);
 
 #endif

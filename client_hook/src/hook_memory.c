@@ -248,6 +248,8 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribut
     nvs_allocation as;
     if (data == NULL || !redirected(ptr, &as))
         return NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
+    if (as.chunked)
+        return nvs_pointer_answer(data, attribute, &as, ptr);
     if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER)
         return CUDA_ERROR_INVALID_VALUE; /* device memory has none */
     CUresult result = NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
@@ -260,6 +262,11 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
                                                    CUdeviceptr ptr)
 {
     nvs_allocation as;
+    if (numAttributes != 0 && attributes != NULL && data != NULL && redirected(ptr, &as) && as.chunked) {
+        for (unsigned int i = 0; i < numAttributes; i++)
+            nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* here what does not apply is empty, not an error */
+        return CUDA_SUCCESS;
+    }
     CUresult result = NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
     if (result != CUDA_SUCCESS || !redirected(ptr, &as))
         return result;
@@ -271,10 +278,11 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
 NVS_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 {
     nvs_allocation as;
-    CUresult result = NVS_REAL(cuIpcGetMemHandle)(pHandle, dptr);
+    bool chunks = redirected(dptr, &as) && as.chunked;
+    CUresult result = chunks ? CUDA_ERROR_NOT_SUPPORTED : NVS_REAL(cuIpcGetMemHandle)(pHandle, dptr);
     if (result != CUDA_SUCCESS && redirected(dptr, &as))
         NVS_LOG_ONCE(NVS_LOG_WARNING,
-                     "managed memory cannot be shared with other processes (cuIpcGetMemHandle failed, error %d): "
+                     "memory that moves cannot be shared with other processes (cuIpcGetMemHandle failed, error %d): "
                      "run this program with --memory device (NVSHARE_MEMORY=device)",
                      (int)result);
     return result;

@@ -76,6 +76,9 @@ NVS_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
 
 NVS_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
 {
+    nvs_allocation as;
+    if (nvs_allocation_find(NVS_SPACE_ADDRESS, (CUdeviceptr)(uintptr_t)addr, &as) != NVS_ABSENT && as.chunked)
+        return CUDA_ERROR_INVALID_VALUE; /* what the driver says of memory that cuMemAlloc made */
     CUresult result = NVS_REAL(cuMemRetainAllocationHandle)(handle, addr);
     if (result == CUDA_SUCCESS)
         nvs_allocation_retain_handle(*handle);

@@ -208,9 +208,7 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
     admitted->key = key;
     admitted->length = length;
     uint32_t gpu = admitted->gpu; /* once inserted, the entry may be freed by another thread at any moment */
-    if (admitted->chunked)
-        atomic_fetch_add_explicit(&ledgers[gpu].chunked, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
-    else if (!admitted->movable)
+    if (!admitted->movable && !admitted->chunked)
         atomic_fetch_add_explicit(&ledgers[gpu].pinned, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
     nvs_memory_drop_all(nvs_allocation_insert(admitted));
     nvs_agent_memory_changed(gpu);
@@ -222,7 +220,7 @@ static void settle(nvs_allocation *taken, bool kept)
     ledger *of = &ledgers[taken->gpu];
     /* All relaxed: see ledger. */
     atomic_fetch_sub_explicit(&of->evicted, (int64_t)taken->evicted_bytes, memory_order_relaxed);
-    if (kept && taken->chunked)
+    if (taken->chunked)
         atomic_fetch_sub_explicit(&of->chunked, taken->charged_bytes, memory_order_relaxed);
     else if (kept && !taken->movable)
         atomic_fetch_sub_explicit(&of->pinned, taken->charged_bytes, memory_order_relaxed);
@@ -258,6 +256,8 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
         return result;
     NVS_REAL(cuCtxGetCurrent)(&entry->context);
     entry->chunked = backend->chunked;
+    if (backend->chunked)
+        atomic_fetch_add_explicit(&ledgers[gpu].chunked, entry->charged_bytes, memory_order_relaxed); /* see ledger */
     entry->movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
     do
         result = backend->chunked && entry->context == NULL ? CUDA_ERROR_INVALID_CONTEXT /* as the driver has it */

@@ -43,6 +43,7 @@ extern const nvs_backend nvs_backend_device, nvs_backend_managed, nvs_backend_sw
 bool nvs_backend_managed_works(uint32_t gpu); /* can this GPU's managed memory be moved by us? Asked once per GPU. */
 bool nvs_backend_swap_works(uint32_t gpu);
 void nvs_backend_swap_after_fork(void);
+void nvs_backend_swap_allow(uint32_t gpu, uint32_t accessor); /* another GPU may reach this one's memory from now on */
 
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out);
 /* What the coordinator set; 0 means none.  A limit below what is in use lets nothing more be allocated.
@@ -88,6 +89,9 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes);
 
 /* The same in stream order: memory whose free is deferred behind the same stream (0: not known which) serves again at once. */
 CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream);
+
+/* cuPointerGetAttribute of memory in chunks.  hook_swap.c */
+CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer);
 
 /* cuMemFree: by the backend for what it made, by the driver for everything else. */
 CUresult nvs_memory_release(CUdeviceptr pointer);

@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+NVS_OLD(dlsym) /* not in glibc_floor.h: the hook has its own */
+
 int InitializeInjection(void);
 
 static const size_t buffer_bytes = (size_t)1 << 20;
@@ -29,6 +31,7 @@ static nvs_cupti_enable *enable;
 static nvs_cupti_flush_all *flush_all;
 static nvs_cupti_next_record *next_record;
 static nvs_cupti_dropped *dropped;
+static nvs_cupti_result_string *result_string;
 
 static uint32_t (*gate_depth)(void); /* of the hook; NULL: it is not in this process */
 static nvs_findings findings;
@@ -129,6 +132,7 @@ static bool find_functions(void *library)
         {"cuptiActivityFlushAll", &flush_all},
         {"cuptiActivityGetNextRecord", &next_record},
         {"cuptiActivityGetNumDroppedRecords", &dropped},
+        {"cuptiGetResultString", &result_string},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         void *address = dlsym(library, wanted[i].name);
@@ -145,11 +149,13 @@ static bool expect(const char *what, int result)
 {
     if (result == NVS_CUPTI_SUCCESS)
         return true;
+    const char *name = "";
     if (result == NVS_CUPTI_MULTIPLE_SUBSCRIBERS)
         snprintf(problem, sizeof problem, "another profiler of this process has CUPTI, which admits one only: run without it");
+    else if (result_string == NULL || result_string(result, &name) != NVS_CUPTI_SUCCESS || name == NULL)
+        snprintf(problem, sizeof problem, "CUPTI refuses: %s says %d", what, result);
     else
-        snprintf(problem, sizeof problem, "CUPTI refuses: %s says %d%s", what, result,
-                 result == 35 ? " (no permission to profile: see NVIDIA's ERR_NVGPUCTRPERM)" : "");
+        snprintf(problem, sizeof problem, "CUPTI refuses: %s says %s", what, name);
     return false;
 }
 
@@ -158,8 +164,10 @@ static bool watch(void)
     static const uint32_t kinds[] = {NVS_CUPTI_CONCURRENT_KERNEL, NVS_CUPTI_MEMCPY, NVS_CUPTI_MEMSET, NVS_CUPTI_MEMCPY_PEER};
     void *subscriber = NULL;
     void *library = open_cupti();
-    if (library == NULL || !find_functions(library) || !expect("cuptiGetVersion", get_version(&findings.cupti)))
+    if (library == NULL || !find_functions(library))
         return false;
+    if (get_version(&findings.cupti) != NVS_CUPTI_SUCCESS)
+        findings.cupti = 0; /* one that cannot start: the next call says why */
     findings.matched = NVS_CUPTI_KNOWS(findings.cupti);
     if (!expect("cuptiSubscribe", subscribe(&subscriber, on_call, NULL)) ||
         !expect("cuptiEnableDomain", enable_domain(1, subscriber, NVS_CUPTI_DRIVER)) ||

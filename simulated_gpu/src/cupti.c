@@ -85,6 +85,27 @@ EXPORT int cuptiGetVersion(uint32_t *version)
     return NVS_CUPTI_SUCCESS;
 }
 
+EXPORT int cuptiGetResultString(int result, const char **name)
+{
+    static const struct {
+        int result;
+        const char *name;
+    } known[] = {
+        {NVS_CUPTI_SUCCESS, "CUPTI_SUCCESS"},
+        {INVALID_PARAMETER, "CUPTI_ERROR_INVALID_PARAMETER"},
+        {NVS_CUPTI_MAX_LIMIT_REACHED, "CUPTI_ERROR_MAX_LIMIT_REACHED"},
+        {NOT_INITIALIZED, "CUPTI_ERROR_NOT_INITIALIZED"},
+        {INVALID_KIND, "CUPTI_ERROR_INVALID_KIND"},
+        {NVS_CUPTI_MULTIPLE_SUBSCRIBERS, "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED"},
+    };
+    for (size_t i = 0; name != NULL && i < sizeof known / sizeof *known; i++)
+        if (known[i].result == result) {
+            *name = known[i].name;
+            return NVS_CUPTI_SUCCESS;
+        }
+    return INVALID_PARAMETER;
+}
+
 EXPORT int cuptiSubscribe(void **subscriber, nvs_cupti_on_call *callback, void *argument)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);

@@ -419,6 +419,41 @@ SIM_EXPORT nvml_result nvmlDeviceGetComputeRunningProcesses_v3(nvml_device *devi
     return running(device, count, out, NULL);
 }
 
+typedef struct nvml_detail_list {
+    uint32_t version, mode, count;
+    struct {
+        uint32_t process_id;
+        uint64_t used;
+        uint32_t gpu_instance, compute_instance;
+        uint64_t used_protected;
+    } *entries;
+} nvml_detail_list;
+
+/* What newer tools ask instead.  mode 0: those that compute; there are no others. */
+SIM_EXPORT nvml_result nvmlDeviceGetRunningProcessDetailList(nvml_device *device, nvml_detail_list *list)
+{
+    nvml_process found[128];
+    unsigned count = sizeof found / sizeof *found;
+    REQUIRE(valid(device) && list != NULL && list->mode <= 3);
+    if (list->version != (sizeof *list | 1u << 24))
+        return NVML_ARGUMENT_VERSION_MISMATCH;
+    nvml_result result = list->mode == 0 || list->mode == 3 ? running(device, &count, found, NULL) : NVML_SUCCESS;
+    if (result != NVML_SUCCESS)
+        return result == NVML_INSUFFICIENT_SIZE ? NVML_UNKNOWN : result;
+    if (list->mode != 0 && list->mode != 3)
+        count = 0;
+    unsigned room = list->entries != NULL ? list->count : 0;
+    for (unsigned i = 0; i < count && i < room; i++) {
+        list->entries[i].process_id = found[i].process_id;
+        list->entries[i].used = found[i].used;
+        list->entries[i].gpu_instance = found[i].gpu_instance;
+        list->entries[i].compute_instance = found[i].compute_instance;
+        list->entries[i].used_protected = 0;
+    }
+    list->count = count;
+    return count > room ? NVML_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
 static nvml_result nobody(const nvml_device *device, unsigned *count)
 {
     REQUIRE(valid(device) && count != NULL);

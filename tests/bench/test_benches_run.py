@@ -41,7 +41,7 @@ def test_gate() -> None:
 
 def test_handover() -> None:
     """The same for hand-overs; none measured would be a failure."""
-    told = run("bench.handover", "--simulate", "--seconds=1.5")
+    told = run("bench.handover", "--simulate", "--seconds=3")
     assert told["handovers"] > 0
     assert set(told["handover_us"]) == {"p50", "p99"}
 

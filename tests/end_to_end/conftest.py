@@ -77,7 +77,8 @@ class Node:
 
     def log(self) -> str:
         """What the coordinators wrote."""
-        return (self.directory / "coordinator.log").read_text(errors="replace")
+        log = self.directory / "coordinator.log"
+        return log.read_text(errors="replace") if log.exists() else ""
 
     def run(
         self, command: Sequence[str], *options: str, variables: dict[str, str] | None = None

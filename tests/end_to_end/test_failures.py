@@ -119,6 +119,7 @@ def test_stopped_holder_does_not_break_exclusivity(node: Node, saturate: Path) -
     node.start_coordinator("--quantum=20ms")
     pids = two(node, saturate)
     os.kill(pids[0], signal.SIGSTOP)
+    os.waitid(os.P_PID, pids[0], os.WSTOPPED)
     os.kill(pids[0], signal.SIGCONT)
     resumed_ns = time.monotonic_ns()
     for pid in pids:

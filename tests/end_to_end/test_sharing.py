@@ -149,6 +149,8 @@ def test_concurrent_sharing_lets_all_run(node: Node, saturate: Path) -> None:
 def test_embedded_coordinator(node: Node, saturate: Path) -> None:
     """Without any coordinator `nvshare-run` starts one, and both programs meet in it."""
     both = [node.run([str(saturate), LONG, "200000", "4"]) for _ in range(2)]
+    for process in both:
+        node.await_work(process.pid)
     node.await_handovers(3)
     for process in both:
         stop(process)

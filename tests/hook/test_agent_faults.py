@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 
@@ -159,6 +160,7 @@ def test_stopped_client_goes_on(coordinator: ScriptedCoordinator, client: Script
     """Broken: a program that was stopped by a signal for a while has lost its place."""
     hold(coordinator, client)
     client.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, client.process.pid, os.WSTOPPED)  # all of its threads
     coordinator.send(wire.Revoke(0, 7, 10_000 * MS))
     assert coordinator.receive(SHORT_S) is None
     client.process.send_signal(signal.SIGCONT)

@@ -2,8 +2,8 @@
 
 Over the simulated GPU, and where there is a card, over that too: the scripted coordinator makes it one of 16 GiB.
 
-Invariant: on a card a program never has more than 128 MiB of managed memory, so that the two that pytest-xdist runs at
-a time stay within 256 MiB.  Sizes that matter only in relation to a limit come from the fixture `unit`.
+Invariant: on a card a program never has more than 128 MiB of managed memory, and tests run there one at a time.  Sizes
+that matter only in relation to a limit come from the fixture `unit`.
 """
 
 from __future__ import annotations

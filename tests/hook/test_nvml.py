@@ -112,7 +112,7 @@ def test_a_limit_that_changes_shows_at_once(coordinator: ScriptedCoordinator, st
         assert client.card() == (limit, limit, 0)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_this_process_is_listed_with_what_it_is_charged(
     coordinator: ScriptedCoordinator, start_nvml: Start, version: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""What the bypass detector takes for granted about CUPTI: the layout that it declares for itself, held against CUPTI's headers.
+"""What the bypass detector takes for granted about CUPTI: the layout that it declares, held against CUPTI's headers.
 
 How it behaves is tested in tests/launch/test_verify.py and, on a card, in tests/gpu/test_verify_card.py.
 """
@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from client_hook.verify import read_reports
+from coordinator import wire
 from tests.conftest import ROOT, Built
 from tests.hook.compiled import SOURCE, cuda_include
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.test_memory_process import attached, finished, start
 
 _ABSENT = """
 #define __device_builtin__
@@ -93,6 +97,37 @@ def test_the_detector_exports_its_entry_and_nothing_else(built: Built) -> None:
     library = str(built.hook.with_name("libnvshare_verify.so"))
     output = subprocess.check_output(["nm", "-D", "--defined-only", library], text=True)
     assert {line.split()[-1] for line in output.splitlines()} == {"InitializeInjection"}
+
+
+@pytest.mark.parametrize("mode", ["managed", "swap"])
+def test_the_hooks_own_moves_are_no_escape(
+    coordinator: ScriptedCoordinator, hook_env: dict[str, str], built: Built, tmp_path: Path, mode: str
+) -> None:
+    """Eviction runs while the gate is closed to all others; taken for a bypass, it would spoil every verified run."""
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    watched = hook_env | {
+        "NVSHARE_MEMORY": mode,
+        "CUDA_INJECTION64_PATH": str(built.hook.with_name("libnvshare_verify.so")),
+        "NVSHARE_CUPTI_LIBRARY": str(built.sim_dir / "libcupti.so.13"),
+        "NVSHARE_VERIFY_REPORT": str(reports),
+    }
+    with start(watched, tmp_path) as client:
+        attached(client, coordinator)
+        coordinator.grant(1)
+        result, pointer = client.ask("alloc", 96 << 20)
+        assert result == 0
+        assert client.ask("write", pointer, 96 << 20, 1) == 0
+        coordinator.revoke(1)
+        for order in (wire.Evict(gpu=0, order_id=5, bytes=96 << 20), wire.Restore(gpu=0, order_id=6, bytes=96 << 20)):
+            coordinator.send(order)
+            assert finished(coordinator, order.order_id) == (96 << 20, 0)
+        assert client.process.stdin is not None
+        client.process.stdin.close()
+        assert client.ended() == (0, "")
+    [report] = read_reports(reports)
+    assert (report.problem, report.escapes) == (None, ())
+    assert report.copies_gated >= 1
 
 
 def test_the_detector_is_no_part_of_the_hook() -> None:

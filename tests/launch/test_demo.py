@@ -49,7 +49,7 @@ def test_three_programs_take_turns(environ: dict[str, str]) -> None:
 
 def test_without_the_hook_the_check_fails(environ: dict[str, str]) -> None:
     """Else the demo would praise anything."""
-    done = demo(environ | {"NVSHARE_DISABLE": "1"}, "--simulate", "--seconds", "1", "--json")
+    done = demo(environ | {"NVSHARE_DISABLE": "1"}, "--simulate", "--seconds", "3", "--json")
     result = json.loads(done.stdout)
     assert result["violations"] > 0
     assert done.returncode == 1

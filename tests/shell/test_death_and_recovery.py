@@ -24,6 +24,12 @@ def lease_of(line: str) -> int:
     return int(line.split()[1])
 
 
+def stop(holder: Holder) -> None:
+    """It neither runs nor ends from now on."""
+    holder.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, holder.process.pid, os.WSTOPPED)
+
+
 def test_a_killed_holder_makes_room_for_the_next(
     coordinators: Coordinators, hold: Hold, connect: Connect, follow: Follow
 ) -> None:
@@ -107,7 +113,7 @@ def test_recovery_ends_with_the_death_of_the_expected_holder(
     # It does not come back by itself: a plain socket does not reconnect, so it ends when the coordinator does.
     holder = hold(before)
     holder.next("Grant")
-    holder.process.send_signal(signal.SIGSTOP)
+    stop(holder)
     before.kill()
     after = coordinators.start(NVSHARE_RECOVERY=LONG)
     waiting = connect(after).hello().attach(wanted=True)
@@ -122,7 +128,7 @@ def test_recovery_ends_with_its_time(coordinators: Coordinators, hold: Hold, con
     before = coordinators.start("--quantum", LONG)
     holder = hold(before)
     holder.next("Grant")
-    holder.process.send_signal(signal.SIGSTOP)
+    stop(holder)
     before.kill()
     after = coordinators.start(NVSHARE_RECOVERY="50ms")
     assert connect(after).hello().attach(wanted=True).next(wire.Grant)
@@ -158,7 +164,7 @@ def test_an_overdue_client_is_killed_when_configured(coordinators: Coordinators,
     )
     holder = hold(running)
     holder.next("Grant")
-    holder.process.send_signal(signal.SIGSTOP)
+    stop(holder)
     bystander = hold(running)
     bystander.next("Welcome")
     assert holder.process.wait(20) == -signal.SIGKILL

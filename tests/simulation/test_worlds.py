@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.scheduler import OverdueAction, Settings
@@ -82,6 +82,7 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     st.sampled_from(OverdueAction),
     st.sampled_from([None, 2 * MILLISECOND_NS, 100 * MILLISECOND_NS]),
 )
+@example(686290, "priority", Sharing.CONCURRENT, OverdueAction.NOTHING, None)  # exclusive again during recovery
 def test_everything_at_once(
     seed: int, policy: str, sharing: Sharing, action: OverdueAction, quantum_ns: int | None
 ) -> None:

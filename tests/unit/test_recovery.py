@@ -246,6 +246,21 @@ def test_a_process_of_many_that_died_does_not_end_the_window() -> None:
     assert waiter.granted() is None
 
 
+def test_who_was_let_in_during_recovery_gives_way_when_the_gpu_becomes_exclusive() -> None:
+    """Broken: invariant 1, it would stay the holder beside the one whom the GPU waits for and who is at work."""
+    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    recovering(desk)
+    early = desk.client(wanted=True)
+    assert early.granted() is not None
+    desk.handle(events.SharingSet(wire.Sharing.EXCLUSIVE))
+    assert [r.lease_id for r in early.take(wire.Revoke)] == [7]
+    early.release(7, wanted=True)
+    assert early.granted() is None, "nobody is granted before the expected holder has spoken"
+    holder = desk.client(process_id=HOLDER, attach=False)
+    holder.attach(lease_id=6)
+    assert desk.sight().holders == (holder.client,)
+
+
 def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> None:
     """Broken: invariant 1, its claim would make it the holder beside those who still drain from concurrent sharing."""
     desk = make_desk(sharing=wire.Sharing.CONCURRENT)

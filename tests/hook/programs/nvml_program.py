@@ -62,7 +62,7 @@ def nvml(index: int) -> list[int]:
 
 
 def processes(index: int, version: int) -> list[list[int]]:
-    """[process id, bytes] of each one that computes."""
+    """[process id, bytes] of each one that computes; version 4: the list of details."""
     names = {1: "nvmlDeviceGetComputeRunningProcesses", 2: "nvmlDeviceGetComputeRunningProcesses_v2"}
     if version == 1:
 
@@ -75,6 +75,9 @@ def processes(index: int, version: int) -> list[list[int]]:
         return [[one.pid, one.usedGpuMemory] for one in room[: count.value]]
     if version == 2:
         found = pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle(index))
+    elif version == 4:
+        kind, mode = pynvml.nvmlProcessDetailList_v1, pynvml.NVML_PROCESS_MODE_COMPUTE
+        found = pynvml.nvmlDeviceGetRunningProcessDetailList(handle(index), kind, mode)
     else:
         found = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle(index))
     return [[one.pid, one.usedGpuMemory] for one in found]

@@ -33,7 +33,7 @@
         }                                                            \
     } while (0)
 
-static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
+static const char image[] = ".version 8.0\n.target sm_75\n.address_size 64\n"
                             ".visible .entry nvs_busy(.param .u64 ns) { ret; }\n";
 
 static CUcontext context;

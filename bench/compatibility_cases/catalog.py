@@ -1,0 +1,114 @@
+"""Which cases the matrix has, in the order in which they run: cheap and telling ones first.
+
+Invariants: a case that may run in `managed` mode takes little memory: with a limit of 96 MiB a program and two programs
+at a time, the matrix never has more than 192 MiB of managed memory.
+
+May not go here: how a case is run (bench/compatibility.py), what it does (the modules beside this).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MANAGED_LIMIT = "96MiB"
+
+MODES: dict[str, tuple[str, ...]] = {
+    "device": ("--memory", "device"),
+    "managed": ("--memory", "managed", "--gpu-memory-limit", MANAGED_LIMIT),
+    "swap": ("--memory", "swap"),
+}
+"""What `nvshare-run` is told.  `swap` runs when asked for."""
+
+DEVICE_ONLY = frozenset({"device"})
+SMALL = frozenset({"device", "managed", "swap"})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row a mode.  `name`: how its program calls it."""
+
+    row: str
+    name: str
+    modes: frozenset[str] = DEVICE_ONLY
+    limit_s: float = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cases that share a process.  `modules` must be installed; `build`: replay or runtime, else a framework's host."""
+
+    name: str
+    cases: tuple[Case, ...]
+    modules: tuple[str, ...] = ()
+    build: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+EVERYWHERE = {
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",  # deterministic, and small
+    "HF_HUB_OFFLINE": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "XLA_FLAGS": "--xla_gpu_autotune_level=0 --xla_gpu_deterministic_ops=true",
+    "PYTHONWARNINGS": "ignore",
+}
+"""With and without the hook alike."""
+
+GROUPS = (
+    Group(
+        "driver",
+        (
+            Case("driver API, launches", "launches", SMALL),
+            Case("driver API, CUDA graph", "graph", SMALL),
+            Case("driver API, graph of one kernel", "graph1"),
+        ),
+        build="replay",
+    ),
+    Group("runtime", (Case("CUDA C++, static cudart", "runtime", SMALL),), build="runtime"),
+    Group(
+        "torch",
+        (
+            Case("PyTorch, training", "eager", SMALL),
+            Case("PyTorch, launch-bound loop", "small"),
+            Case("PyTorch, CUDA graphs", "graphs", SMALL),
+            Case("PyTorch, autocast", "autocast"),
+            Case("cuBLAS, cuDNN, cuFFT by PyTorch", "libraries"),
+            Case("PyTorch, DataLoader workers and pinned memory", "loader"),
+            Case("PyTorch, torch.compile", "compile", limit_s=70.0),
+        ),
+        modules=("torch",),
+    ),
+    Group(
+        "cupy",
+        (
+            Case("CuPy, default pool", "default", SMALL),
+            Case("CuPy, asynchronous pool", "async"),
+            Case("CuPy, managed memory of its own", "managed"),
+        ),
+        modules=("cupy",),
+    ),
+    Group("triton", (Case("Triton, a kernel by itself", "kernel"),), modules=("torch", "triton")),
+    Group("numba", (Case("Numba-CUDA", "kernel", SMALL),), modules=("numba", "numba_cuda")),
+    Group(
+        "jax",
+        (Case("JAX, memory in advance", "training"),),
+        modules=("jax",),
+        environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.02"},
+    ),
+    Group(
+        "jax-demand",
+        (Case("JAX, memory on demand", "training"),),
+        modules=("jax",),
+        environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    ),
+    Group(
+        "torch-expandable",
+        (Case("PyTorch, expandable segments", "eager"),),
+        modules=("torch",),
+        environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    ),
+    Group("transformers", (Case("transformers, text generation", "generate"),), modules=("torch", "transformers")),
+    Group("nccl", (Case("NCCL, all-reduce on two GPUs", "nccl"),), modules=("torch",)),
+)
+
+HOSTS = {"jax-demand": "jax", "torch-expandable": "torch", "nccl": "torch"}
+"""Groups whose host module has another name."""

@@ -1,0 +1,92 @@
+"""Runs the cases of one framework on request: `python -m bench.compatibility_cases.host FRAMEWORK`.
+
+The protocol is that of bench/crew.py.  FRAMEWORK names a module `FRAMEWORK_cases` beside this, with `CASES` (name ->
+function that makes the Program) and `versions()`.
+
+Invariants: the real standard output carries answers only; what frameworks print goes to standard error.  A case that
+raises is an answer, not the end.  One case's program is alive at a time.
+
+May not go here: a framework.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import IO, Any
+
+from bench.compatibility_cases.program import Program, Skipped
+
+
+@dataclass(slots=True)
+class Host:
+    """The cases, and the one that is alive."""
+
+    cases: dict[str, Any]
+    name: str = ""
+    program: Program | None = None
+
+    def use(self, name: str) -> Program:
+        """The program of a case; the one before is dropped first."""
+        if self.program is None or self.name != name:
+            self.program = None
+            gc.collect()
+            self.name, self.program = name, self.cases[name]()
+        return self.program
+
+    def answer(self, words: list[str]) -> dict[str, Any]:
+        """To one request."""
+        program = self.use(words[1])
+        if words[0] == "check":
+            outcome = program.check()
+            return {
+                "digest": outcome.digest,
+                "values": outcome.values[-64:],
+                "tolerance": outcome.tolerance,
+                "timed": program.step is not None,
+            }
+        if program.step is None:
+            return {"error": f"{words[1]} has no steps"}
+        program.synchronize()
+        begin = time.monotonic_ns()
+        for _ in range(int(words[2])):
+            program.step()
+        program.synchronize()
+        return {"ns": time.monotonic_ns() - begin}
+
+
+def serve(host: Host, answers: IO[str]) -> None:
+    """Until the input ends."""
+    for line in sys.stdin:
+        try:
+            told = host.answer(line.split())
+        except Skipped as reason:
+            told = {"skipped": str(reason)}
+        except Exception as error:  # the row says it
+            text = f"{type(error).__name__}: {error}".strip()
+            told = {"error": text.splitlines()[0][:300]}
+        answers.write(json.dumps(told) + "\n")
+        answers.flush()
+
+
+def main() -> int:
+    """Command line."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m bench.compatibility_cases.host FRAMEWORK\n")
+        return 2
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    module = importlib.import_module(f"bench.compatibility_cases.{sys.argv[1]}_cases")
+    answers.write(json.dumps({"ready": True, "versions": module.versions()}) + "\n")
+    answers.flush()
+    serve(Host(module.CASES), answers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+/* Short kernels, launched one by one or as CUDA graphs, checked and timed on request: a program of bench.graphs and bench.compatibility.
+ *
+ * Speaks the line protocol of bench/crew.py:  `check NAME` -> {"digest": ...}   `time NAME STEPS` -> {"ns": ...}
+ * NAME: launches (20 kernels a step), graph (a graph of 20 kernels a step), graph1 (a graph of one kernel: nothing but its launch).
+ * Finds the driver as a CUDA runtime does: dlopen, dlsym, calls through pointers.  Knows nothing of the hook.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { KERNELS = 20, WORDS = 1 << 14, BLOCK = 256, ROUNDS = 400, NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1 };
+
+/* words[i] = words[i] * 1664525 + 1013904223 + i: any kernel that is lost, repeated or runs on other data shows. */
+static const char kernel[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry mix(.param .u64 words)\n{\n"
+    "  .reg .u64 %a<4>;\n  .reg .u32 %r<8>;\n"
+    "  ld.param.u64 %a1, [words];\n  cvta.to.global.u64 %a1, %a1;\n"
+    "  mov.u32 %r1, %ctaid.x;\n  mov.u32 %r2, %ntid.x;\n  mov.u32 %r3, %tid.x;\n  mad.lo.u32 %r4, %r1, %r2, %r3;\n"
+    "  mul.wide.u32 %a2, %r4, 4;\n  add.u64 %a1, %a1, %a2;\n"
+    "  ld.global.u32 %r5, [%a1];\n  mad.lo.u32 %r5, %r5, 1664525, 1013904223;\n  add.u32 %r5, %r5, %r4;\n"
+    "  st.global.u32 [%a1], %r5;\n  ret;\n}\n";
+
+static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int (*cu_graph_launch)(void *, void *);
+static int (*cu_stream_synchronize)(void *);
+static int (*cu_copy_in)(uint64_t, const void *, size_t);
+static int (*cu_copy_out)(void *, uint64_t, size_t);
+
+static void *library, *stream, *function, *graphs[2];
+static uint64_t words;
+static void *arguments[] = {&words};
+
+static void *symbol(const char *name)
+{
+    void *found = dlsym(library, name);
+    if (found == NULL) {
+        fprintf(stderr, "replay: the driver has no %s\n", name);
+        exit(1);
+    }
+    return found;
+}
+
+static void check(int result, const char *what)
+{
+    if (result != 0) {
+        fprintf(stderr, "replay: %s: CUDA error %d\n", what, result);
+        exit(1);
+    }
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void launches(int kernels)
+{
+    for (int i = 0; i < kernels; i++)
+        check(cu_launch(function, WORDS / BLOCK, 1, 1, BLOCK, 1, 1, 0, stream, arguments, NULL), "cuLaunchKernel");
+}
+
+static void *capture(int kernels)
+{
+    int (*begin)(void *, int), (*end)(void *, void **), (*instantiate)(void **, void *, unsigned long long);
+    void *graph, *instance;
+    *(void **)&begin = symbol("cuStreamBeginCapture_v2");
+    *(void **)&end = symbol("cuStreamEndCapture");
+    *(void **)&instantiate = symbol("cuGraphInstantiateWithFlags");
+    check(begin(stream, CAPTURE_THREAD_LOCAL), "cuStreamBeginCapture");
+    launches(kernels);
+    check(end(stream, &graph), "cuStreamEndCapture");
+    check(instantiate(&instance, graph, 0), "cuGraphInstantiate");
+    return instance;
+}
+
+static void set_up(void)
+{
+    int (*init)(unsigned), (*device_get)(int *, int), (*retain)(void **, int), (*set_current)(void *);
+    int (*stream_create)(void **, unsigned), (*load)(void **, const void *), (*get)(void **, void *, const char *);
+    int (*allocate)(uint64_t *, size_t);
+    int device;
+    void *context, *module;
+    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (library == NULL) {
+        fprintf(stderr, "replay: %s\n", dlerror());
+        exit(1);
+    }
+    *(void **)&init = symbol("cuInit");
+    *(void **)&device_get = symbol("cuDeviceGet");
+    *(void **)&retain = symbol("cuDevicePrimaryCtxRetain");
+    *(void **)&set_current = symbol("cuCtxSetCurrent");
+    *(void **)&stream_create = symbol("cuStreamCreate");
+    *(void **)&load = symbol("cuModuleLoadData");
+    *(void **)&get = symbol("cuModuleGetFunction");
+    *(void **)&allocate = symbol("cuMemAlloc_v2");
+    *(void **)&cu_launch = symbol("cuLaunchKernel");
+    *(void **)&cu_graph_launch = symbol("cuGraphLaunch");
+    *(void **)&cu_stream_synchronize = symbol("cuStreamSynchronize");
+    *(void **)&cu_copy_in = symbol("cuMemcpyHtoD_v2");
+    *(void **)&cu_copy_out = symbol("cuMemcpyDtoH_v2");
+    check(init(0), "cuInit");
+    check(device_get(&device, 0), "cuDeviceGet");
+    check(retain(&context, device), "cuDevicePrimaryCtxRetain");
+    check(set_current(context), "cuCtxSetCurrent");
+    check(stream_create(&stream, NON_BLOCKING), "cuStreamCreate");
+    check(load(&module, kernel), "cuModuleLoadData");
+    check(get(&function, module, "mix"), "cuModuleGetFunction");
+    check(allocate(&words, WORDS * sizeof(uint32_t)), "cuMemAlloc");
+    graphs[0] = capture(KERNELS);
+    graphs[1] = capture(1);
+}
+
+static void step(const char *name)
+{
+    if (strcmp(name, "launches") == 0)
+        launches(KERNELS);
+    else
+        check(cu_graph_launch(graphs[strcmp(name, "graph1") == 0], stream), "cuGraphLaunch");
+}
+
+static uint64_t digest(const char *name)
+{
+    static uint32_t host[WORDS];
+    uint64_t value = 14695981039346656037u;
+    for (uint32_t i = 0; i < WORDS; i++)
+        host[i] = i * 2654435761u;
+    check(cu_copy_in(words, host, sizeof host), "cuMemcpyHtoD");
+    for (int i = 0; i < ROUNDS; i++)
+        step(name);
+    check(cu_stream_synchronize(stream), "cuStreamSynchronize");
+    check(cu_copy_out(host, words, sizeof host), "cuMemcpyDtoH");
+    for (uint32_t i = 0; i < WORDS; i++)
+        value = (value ^ host[i]) * 1099511628211u;
+    return value;
+}
+
+int main(void)
+{
+    char line[128], name[32];
+    unsigned long steps;
+    puts("{\"ready\": true}");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        if (library == NULL)
+            set_up();
+        if (sscanf(line, "check %31s", name) == 1) {
+            printf("{\"digest\": \"%016llx\"}\n", (unsigned long long)digest(name));
+        } else if (sscanf(line, "time %31s %lu", name, &steps) == 2) {
+            uint64_t begin = now_ns();
+            for (unsigned long i = 0; i < steps; i++)
+                step(name);
+            check(cu_stream_synchronize(stream), "cuStreamSynchronize");
+            printf("{\"ns\": %llu}\n", (unsigned long long)(now_ns() - begin));
+        } else {
+            fprintf(stderr, "replay: what is '%s'?\n", line);
+            return 2;
+        }
+        fflush(stdout);
+    }
+    return 0;
+}

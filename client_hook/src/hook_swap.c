@@ -1,0 +1,81 @@
+/* Wrappers and answers about memory in chunks (mode `swap`), of which the driver knows only the parts that are on the GPU now.
+ *
+ * A pointer must look like what cuMemAlloc gives, whether its chunks are there or not: so the answers come from the registry
+ * alone.  What makes memory known to others by its physical place (descriptors, handles) cannot be had for memory that moves.
+ */
+#include "agent.h"
+#include "context.h"
+#include "cuda_api.h"
+#include "log.h"
+#include "memory.h"
+
+static bool in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
+{
+    return nvs_config.memory_mode == 2 && nvs_config.enabled &&
+           nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
+}
+
+/* What the driver would say of plain device memory. */
+CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
+{
+    switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = as->context; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned int *)data = CU_MEMORYTYPE_DEVICE; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = NULL; return CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return CUDA_ERROR_NOT_SUPPORTED; /* for RDMA: this memory moves */
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = as->serial; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = as->key; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = as->length; break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *(unsigned int *)data = 1; break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(unsigned int *)data = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; break;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)data = NULL; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)data = as->length; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)data = as->key; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = as->serial; break;
+    default: return NVS_REAL(cuPointerGetAttribute)(data, attribute, pointer); /* newer than this list */
+    }
+    return CUDA_SUCCESS;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+    nvs_allocation as;
+    if (!in_chunks(dptr, &as))
+        return NVS_REAL(cuMemGetAddressRange_v2)(pbase, psize, dptr);
+    if (pbase != NULL)
+        *pbase = as.key;
+    if (psize != NULL)
+        *psize = as.length;
+    return CUDA_SUCCESS;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,
+                                                          unsigned long long flags)
+{
+    nvs_allocation as;
+    if (!in_chunks(dptr, &as))
+        return NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags);
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "memory that moves has no descriptor for other devices (cuMemGetHandleForAddressRange): "
+                                  "run this program with --memory device (NVSHARE_MEMORY=device)");
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* The driver gives access to memory that it allocates itself; this memory gets it chunk by chunk.  Access is not taken back when
+ * it is disabled: what no program does is then possible for it. */
+NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
+{
+    CUresult result = NVS_REAL(cuCtxEnablePeerAccess)(peerContext, Flags);
+    if (nvs_config.memory_mode != 2 || !nvs_config.enabled || result != CUDA_SUCCESS)
+        return result;
+    uint32_t owner = nvs_context_gpu(peerContext), accessor = nvs_current_gpu();
+    if (owner < NVS_MAX_GPUS && accessor < NVS_MAX_GPUS && nvs_memory_backend(owner)->chunked)
+        nvs_backend_swap_allow(owner, accessor);
+    return result;
+}

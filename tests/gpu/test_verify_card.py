@@ -1,0 +1,154 @@
+"""The bypass detector and NVML figures on a real card: CUPTI, driver and nvidia-smi as they are, not our doubles.
+
+Every run has its own embedded coordinator, and device memory only.
+
+May not go here: what the simulated GPU shows as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_hook.launcher import LaunchError
+from client_hook.verify import find_cupti
+from coordinator.runtime_dir import RuntimeDir
+from tests.conftest import ROOT, Built
+from tests.hook.compiled import compile_c
+from tests.hook.test_interception import PROGRAMS
+from tests.launch.conftest import WAIT_S, runtime
+
+__all__ = ["runtime"]  # the fixture
+
+pytestmark = pytest.mark.gpu
+
+GIB = 1 << 30
+
+
+def has_cupti() -> bool:
+    """It is optional: a wheel or a toolkit."""
+    try:
+        find_cupti(os.environ)
+    except LaunchError:
+        return False
+    return True
+
+
+needs_cupti = pytest.mark.skipif(not has_cupti(), reason="no CUPTI here: pip install nvidia-cuda-cupti")
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Verified = Callable[..., tuple[int, list[dict[str, Any]], str]]
+
+
+@pytest.fixture
+def hooked(runtime: RuntimeDir, built: Built) -> Command:
+    """nvshare-run with these arguments on the card, to its end."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment |= {"NVSHARE_RUNTIME_DIR": str(runtime.path), "NVSHARE_MEMORY": "device"}
+    before = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = str(ROOT) + (os.pathsep + before if before else "")
+
+    def run(*arguments: str, data: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "coordinator.run", *arguments],
+            env=environment, input=data, capture_output=True, text=True, timeout=WAIT_S * 1.5, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> str:
+    """tests/hook/programs/verify_program.c, linked by the name that both drivers have."""
+    out = tmp_path_factory.mktemp("verify") / "verify_program"
+    return str(compile_c(out, PROGRAMS / "verify_program.c", built.sim_dir / "libcuda.so.1"))
+
+
+@pytest.fixture
+def verified(hooked: Command, tmp_path: Path) -> Verified:
+    """Exit code, reports and standard error of a command."""
+
+    def run(*command: str) -> tuple[int, list[dict[str, Any]], str]:
+        output = tmp_path / "report.json"
+        done = hooked(f"--verify={output}", "--", *command)
+        assert output.is_file(), done.stderr
+        return done.returncode, json.loads(output.read_text(encoding="utf-8")), done.stdout + done.stderr
+
+    return run
+
+
+@needs_cupti
+def test_everything_that_goes_through_the_hook_passes(verified: Verified, program: str) -> None:
+    """CUPTI numbers calls in a way that the double does not have, or work runs that no call explains."""
+    code, [report], said = verified(program, "gated")
+    assert (code, report["problem"], report["escapes"]) == (0, None, []), said
+    assert (report["kernels"], report["kernels_gated"]) == (106, 106)
+
+
+@needs_cupti
+def test_what_goes_around_the_hook_is_seen(verified: Verified, program: str) -> None:
+    """The negative control on silicon: without it, a clean matrix proves nothing."""
+    code, [report], said = verified(program, "raw")
+    assert code == 3, said
+    assert {one["function"] for one in report["escapes"]} == {"cuLaunchKernel", "cuMemcpyHtoD_v2", "cuGraphLaunch"}
+    assert report["kernels"] - report["kernels_gated"] == 6
+    assert {one["symbol"] for one in report["escapes"] if one["ran"] and one["function"] != "cuMemcpyHtoD_v2"} == {
+        "nvs_busy"
+    }
+
+
+@needs_cupti
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch here")
+def test_pytorch_passes_whole(verified: Verified) -> None:
+    """Matrix products, convolutions, random numbers, copies, a graph: each comes by another library and look-up."""
+    script = (
+        "import torch\n"
+        "x = torch.randn(64, 64, device='cuda', dtype=torch.bfloat16)\n"
+        "y = (x @ x).relu().sum()\n"
+        "i, w = torch.randn(2, 3, 16, 16, device='cuda'), torch.randn(4, 3, 3, 3, device='cuda')\n"
+        "c = torch.nn.functional.conv2d(i, w)\n"
+        "f = torch.fft.fft(torch.randn(256, device='cuda'))\n"
+        "s = torch.zeros(8, device='cuda'); g = torch.cuda.CUDAGraph()\n"
+        "with torch.cuda.graph(g):\n"
+        "    s += 1\n"
+        "g.replay(); g.replay()\n"
+        "print(float(y), c.cpu().sum().item(), f.abs().sum().item(), s.tolist())\n"
+    )
+    code, reports, said = verified(sys.executable, "-c", script)
+    assert code == 0, said
+    assert [report["escapes"] for report in reports] == [[]] * len(reports)
+    assert sum(report["kernels"] for report in reports) > 10
+    assert all(report["kernels"] == report["kernels_gated"] for report in reports)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no nvidia-smi here")
+def test_nvidia_smi_shows_the_virtual_card(hooked: Command) -> None:
+    """Its own way to NVML must lead through the hook, whatever it is."""
+    query = ("nvidia-smi", "--query-gpu=memory.total,memory.used,memory.free", "--format=csv,noheader,nounits")
+    limited = hooked("--gpu-memory-limit", "4GiB", "--", *query)
+    assert limited.returncode == 0, limited.stderr
+    assert {line.replace(" ", "") for line in limited.stdout.splitlines()} == {"4096,0,4096"}
+
+
+def test_figures_agree_on_the_card(hooked: Command) -> None:
+    """NVML counts what the driver keeps, CUDA does not: under a quota both must say the same."""
+    asked = "start 0\nalloc 67108864\ninfo\nnvml 0\npid\nprocesses 0 3\n"
+    limit = ("--gpu-memory-limit", str(4 * GIB))
+    done = hooked(*limit, "--", sys.executable, str(PROGRAMS / "nvml_program.py"), data=asked)
+    assert done.returncode == 0, done.stderr
+    _, started, allocated, figures, nvml, process, listed = done.stdout.splitlines()
+    assert (started, allocated) == ("0", "0")
+    free, total, of_device = json.loads(figures)
+    assert (total, of_device, free) == (4 * GIB, 4 * GIB, 4 * GIB - 67108864)
+    assert json.loads(nvml)[:3] == [total, free, 67108864]
+    own = [used for process_id, used in json.loads(listed) if process_id == int(process)]
+    assert own in ([], [67108864])  # in a container the driver may know the process by another number
