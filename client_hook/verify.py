@@ -33,6 +33,7 @@ ESCAPED = 3
 
 LIBRARY = "libnvshare_verify.so"
 _CUPTI = ("libcupti.so.13", "libcupti.so.12")
+_SIMULATED_CUPTI = "libnvshare_cupti.so"
 _REMEDY = (
     "--verify needs NVIDIA's CUPTI, which is not found: run `pip install nvidia-cuda-cupti` (for a driver of CUDA 13; "
     "nvidia-cuda-cupti-cu12 before that), install the CUDA toolkit, "
@@ -87,7 +88,7 @@ def find_cupti(environ: Mapping[str, str]) -> Path:
     if "NVSHARE_SIM_STATE" in environ:
         from simulated_gpu import library_directory
 
-        return library_directory() / _CUPTI[0]
+        return library_directory() / _SIMULATED_CUPTI
     for directory in _cupti_directories(environ):
         for name in _CUPTI:
             if (directory / name).is_file():
@@ -199,6 +200,8 @@ def _report(told: dict[str, Any]) -> Report:
         problem = "it ended without a report (killed, or by _exit): what it did is not known"
     elif problem is None and not told["matched"]:
         problem = f"this CUPTI (API {told['cupti']}) is newer than the detector: kernels cannot be matched with calls"
+    elif problem is None and told["hooked"] and told["gated_calls"] and not told["active"]:
+        problem = "the hook is switched off in it (NVSHARE_DISABLE) or could not start: its gate stood open"
     elif problem is None and told["lost_records"]:
         problem = f"CUPTI lost {told['lost_records']} records"
     transfers = (told["copies"], told["memsets"])

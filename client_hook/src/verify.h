@@ -41,6 +41,7 @@ typedef struct nvs_findings {
     const char *error; /* NULL, or why nothing could be seen */
     bool complete;     /* written at the end of the process */
     bool hooked;       /* the hook is in this process */
+    bool active;       /* and took part: its gates were closed until a coordinator opened them */
     bool matched;      /* work could be matched with calls */
     uint32_t cupti;    /* version of its API */
 } nvs_findings;

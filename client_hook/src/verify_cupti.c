@@ -1,7 +1,7 @@
 /* What the driver loads when it is initialised: subscribes to CUPTI, and turns what it tells into books.  See verify.h.
  *
- * CUPTI is the application's if it has loaded one (PyTorch has), else NVSHARE_CUPTI_LIBRARY, else what the loader finds.  It
- * admits one subscriber: a program that runs a profiler of its own cannot be verified, and the report says so.
+ * CUPTI is the application's if it has loaded one (PyTorch has) and NVSHARE_CUPTI_LIBRARY is but another copy, else that, else
+ * what the loader finds.  It admits one subscriber: a program that runs a profiler of its own cannot be verified, and the report says so.
  *
  * Which call did some work: by the correlation of the driver's call, and by that of the runtime's call around it, for
  * CUPTI names work after the outermost.
@@ -34,6 +34,7 @@ static nvs_cupti_dropped *dropped;
 static nvs_cupti_result_string *result_string;
 
 static uint32_t (*gate_depth)(void); /* of the hook; NULL: it is not in this process */
+static int (*hook_active)(void);
 static nvs_findings findings;
 static char problem[640];
 static _Thread_local uint32_t runtime_correlation; /* of the runtime's call that this thread is in */
@@ -104,9 +105,12 @@ static void *open_cupti(void)
 {
     static const char *const sonames[] = {"libcupti.so.13", "libcupti.so.12"};
     const char *named = getenv("NVSHARE_CUPTI_LIBRARY");
+    const char *file = named != NULL ? strrchr(named, '/') : NULL;
     const char *reason = NULL;
     void *library = NULL;
-    for (size_t i = 0; library == NULL && i < 2; i++)
+    /* One of another name, the simulated GPU's, is meant: with its driver NVIDIA's would not work. */
+    const bool any = file == NULL || strncmp(file, "/libcupti.", strlen("/libcupti.")) == 0;
+    for (size_t i = 0; any && library == NULL && i < 2; i++)
         library = dlopen(sonames[i], RTLD_NOLOAD | RTLD_NOW);
     if (library == NULL && named != NULL && named[0] != 0 && (library = dlopen(named, RTLD_NOW)) == NULL)
         reason = dlerror();
@@ -185,6 +189,7 @@ static void at_end(void)
     if (findings.error == NULL)
         (void)flush_all(NVS_CUPTI_FLUSH_FORCED);
     findings.complete = true;
+    findings.active = hook_active != NULL && hook_active() == 1;
     nvs_report_write(&findings);
 }
 
@@ -198,6 +203,8 @@ NVS_EXPORT int InitializeInjection(void)
     begun = true;
     void *address = dlsym(RTLD_DEFAULT, "nvshare_gate_depth");
     memcpy(&gate_depth, &address, sizeof address);
+    address = dlsym(RTLD_DEFAULT, "nvshare_active");
+    memcpy(&hook_active, &address, sizeof address);
     findings.hooked = gate_depth != NULL;
     nvs_report_open(directory);
     if (!watch())

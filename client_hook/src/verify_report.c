@@ -40,6 +40,11 @@ static void put_text(FILE *file, const char *text)
     fputc('"', file);
 }
 
+static void put_truth(FILE *file, const char *name, bool value)
+{
+    fprintf(file, ",\"%s\":%s", name, value ? "true" : "false");
+}
+
 static void put_work(FILE *file, const nvs_books *books, const char *name, nvs_work kind)
 {
     fprintf(file, ",\"%s\":{\"ran\":%llu,\"gated\":%llu,\"own\":%llu}", name, (unsigned long long)books->ran[kind],
@@ -50,8 +55,11 @@ static void put_report(FILE *file, const nvs_findings *findings, const nvs_books
 {
     fprintf(file, "{\"version\":1,\"pid\":%ld,\"program\":", (long)owner);
     put_text(file, program_invocation_name);
-    fprintf(file, ",\"complete\":%s,\"hooked\":%s,\"matched\":%s,\"cupti\":%u,\"error\":", findings->complete ? "true" : "false",
-            findings->hooked ? "true" : "false", findings->matched ? "true" : "false", findings->cupti);
+    put_truth(file, "complete", findings->complete);
+    put_truth(file, "hooked", findings->hooked);
+    put_truth(file, "active", findings->active);
+    put_truth(file, "matched", findings->matched);
+    fprintf(file, ",\"cupti\":%u,\"error\":", findings->cupti);
     if (findings->error != NULL)
         put_text(file, findings->error);
     else

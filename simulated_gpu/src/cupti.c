@@ -1,4 +1,4 @@
-/* A double of libcupti.so.13, as far as the bypass detector uses it: callbacks of the driver's domain, and records of kernels,
+/* A double of CUPTI 13 (libnvshare_cupti.so), as far as the bypass detector uses it: callbacks of the driver's domain, and records of kernels,
  * copies and memsets, in buffers that the tool gives.
  *
  * The records' layout is that of client_hook/src/cupti_abi.h, the one place where it is declared.  A record goes to the tool when

@@ -48,6 +48,16 @@ typedef struct nvml_process {
     uint32_t gpu_instance, compute_instance;
 } nvml_process;
 
+typedef struct nvml_detail {
+    nvml_process process;
+    uint64_t used_protected;
+} nvml_detail;
+
+typedef struct nvml_detail_list {
+    uint32_t version, mode, count;
+    nvml_detail *entries;
+} nvml_detail_list;
+
 typedef struct nvml_pci {
     char legacy_id[16];
     uint32_t domain, bus, device, device_id, subsystem_id;
@@ -213,9 +223,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_device
 }
 
 SIM_EXPORT nvml_result nvmlDeviceGetHandleByIndex(unsigned index, nvml_device **device)
-{
-    return nvmlDeviceGetHandleByIndex_v2(index, device);
-}
+{ return nvmlDeviceGetHandleByIndex_v2(index, device); }
 
 static void uuid_text(const nvml_device *device, char out[64])
 {
@@ -378,11 +386,11 @@ SIM_EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device *device, unsign
 }
 
 /* On a card also those of its instances.  out may be NULL to count. */
-static nvml_result running(const nvml_device *device, unsigned *count, nvml_process *out, nvml_process_v1 *out_v1)
+static nvml_result running(const nvml_device *device, unsigned *count, nvml_process *out, nvml_process_v1 *out_v1, nvml_detail *details)
 {
     unsigned found = 0, room;
     REQUIRE(valid(device) && count != NULL);
-    room = out != NULL || out_v1 != NULL ? *count : 0;
+    room = out != NULL || out_v1 != NULL || details != NULL ? *count : 0;
     nvs_sim_shared_lock(shared);
     nvs_sim_shared_reap(shared);
     for (uint32_t p = 0; p < shared->processes_used; p++)
@@ -392,9 +400,12 @@ static nvml_result running(const nvml_device *device, unsigned *count, nvml_proc
                 continue;
             uint32_t instance = shared->gpus[i].instance;
             uint64_t used = process->fixed_bytes[i] + process->paged_bytes[i];
+            const nvml_process one = {process->process_id, used, instance != 0 ? instance : UINT32_MAX,
+                                      instance != 0 ? 0 : UINT32_MAX};
             if (found < room && out != NULL)
-                out[found] = (nvml_process){process->process_id, used, instance != 0 ? instance : UINT32_MAX,
-                                            instance != 0 ? 0 : UINT32_MAX};
+                out[found] = one;
+            if (found < room && details != NULL)
+                details[found] = (nvml_detail){.process = one};
             if (found < room && out_v1 != NULL)
                 out_v1[found] = (nvml_process_v1){process->process_id, used};
             found++;
@@ -404,66 +415,29 @@ static nvml_result running(const nvml_device *device, unsigned *count, nvml_proc
     return found > room ? NVML_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-SIM_EXPORT nvml_result nvmlDeviceGetComputeRunningProcesses(nvml_device *device, unsigned *count, nvml_process_v1 *out)
-{
-    return running(device, count, NULL, out);
-}
+#define RUNNING(function, entry, newer, older)                                                    \
+    SIM_EXPORT nvml_result function(nvml_device *device, unsigned *count, entry *out)             \
+    {                                                                                             \
+        return running(device, count, newer, older, NULL);                                        \
+    }
+RUNNING(nvmlDeviceGetComputeRunningProcesses, nvml_process_v1, NULL, out)
+RUNNING(nvmlDeviceGetComputeRunningProcesses_v2, nvml_process, out, NULL)
+RUNNING(nvmlDeviceGetComputeRunningProcesses_v3, nvml_process, out, NULL)
 
-SIM_EXPORT nvml_result nvmlDeviceGetComputeRunningProcesses_v2(nvml_device *device, unsigned *count, nvml_process *out)
-{
-    return running(device, count, out, NULL);
-}
-
-SIM_EXPORT nvml_result nvmlDeviceGetComputeRunningProcesses_v3(nvml_device *device, unsigned *count, nvml_process *out)
-{
-    return running(device, count, out, NULL);
-}
-
-typedef struct nvml_detail_list {
-    uint32_t version, mode, count;
-    struct {
-        uint32_t process_id;
-        uint64_t used;
-        uint32_t gpu_instance, compute_instance;
-        uint64_t used_protected;
-    } *entries;
-} nvml_detail_list;
-
-/* What newer tools ask instead.  mode 0: those that compute; there are no others. */
+/* What newer tools ask instead: the same, in one more form. */
 SIM_EXPORT nvml_result nvmlDeviceGetRunningProcessDetailList(nvml_device *device, nvml_detail_list *list)
 {
-    nvml_process found[128];
-    unsigned count = sizeof found / sizeof *found;
-    REQUIRE(valid(device) && list != NULL && list->mode <= 3);
+    REQUIRE(valid(device) && list != NULL);
     if (list->version != (sizeof *list | 1u << 24))
         return NVML_ARGUMENT_VERSION_MISMATCH;
-    nvml_result result = list->mode == 0 || list->mode == 3 ? running(device, &count, found, NULL) : NVML_SUCCESS;
-    if (result != NVML_SUCCESS)
-        return result == NVML_INSUFFICIENT_SIZE ? NVML_UNKNOWN : result;
-    if (list->mode != 0 && list->mode != 3)
-        count = 0;
-    unsigned room = list->entries != NULL ? list->count : 0;
-    for (unsigned i = 0; i < count && i < room; i++) {
-        list->entries[i].process_id = found[i].process_id;
-        list->entries[i].used = found[i].used;
-        list->entries[i].gpu_instance = found[i].gpu_instance;
-        list->entries[i].compute_instance = found[i].compute_instance;
-        list->entries[i].used_protected = 0;
-    }
-    list->count = count;
-    return count > room ? NVML_INSUFFICIENT_SIZE : NVML_SUCCESS;
-}
-
-static nvml_result nobody(const nvml_device *device, unsigned *count)
-{
-    REQUIRE(valid(device) && count != NULL);
-    *count = 0;
-    return NVML_SUCCESS;
+    return running(device, &list->count, NULL, NULL, list->entries);
 }
 
 SIM_EXPORT nvml_result nvmlDeviceGetGraphicsRunningProcesses_v3(nvml_device *device, unsigned *count, nvml_process *out)
 {
-    return nobody(device, count);
+    REQUIRE(valid(device) && count != NULL);
+    *count = 0;
+    return NVML_SUCCESS;
 }
 
 SIM_EXPORT nvml_result nvmlDeviceGetTemperature(nvml_device *device, unsigned sensor, unsigned *celsius)

@@ -78,7 +78,7 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) 
     client.result()
 
 
-@pytest.mark.parametrize("mode", ["managed", "device"])
+@pytest.mark.parametrize("mode", ["managed", "swap", "device"])
 def test_nvml_agrees_with_cuda_and_coordinator(
     coordinator: ScriptedCoordinator, start_nvml: Start, mode: str
 ) -> None:

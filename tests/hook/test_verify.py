@@ -109,7 +109,7 @@ def test_the_hooks_own_moves_are_no_escape(
     watched = hook_env | {
         "NVSHARE_MEMORY": mode,
         "CUDA_INJECTION64_PATH": str(built.hook.with_name("libnvshare_verify.so")),
-        "NVSHARE_CUPTI_LIBRARY": str(built.sim_dir / "libcupti.so.13"),
+        "NVSHARE_CUPTI_LIBRARY": str(built.sim_dir / "libnvshare_cupti.so"),
         "NVSHARE_VERIFY_REPORT": str(reports),
     }
     with start(watched, tmp_path) as client:

@@ -102,6 +102,15 @@ def test_a_program_without_the_hook_escapes(nvshare_run: Run, program: Path, tmp
     assert "the hook is not in it" in done.stderr
 
 
+def test_a_gate_that_stands_open_is_no_gate(nvshare_run: Run, program: Path, tmp_path: Path) -> None:
+    """With the hook switched off everything passes, and shares with nobody."""
+    output = tmp_path / "report.json"
+    done = nvshare_run(f"--verify={output}", "--", str(program), "gated", NVSHARE_DISABLE="1")
+    [report] = json.loads(output.read_text(encoding="utf-8"))
+    assert done.returncode == 3
+    assert "NVSHARE_DISABLE" in report["problem"]
+
+
 def test_a_process_that_ends_without_a_word_is_not_taken_for_clean(verified: Verified) -> None:
     """_exit runs no handler: silence is no proof."""
     code, [report], errors = verified("quick")
