@@ -1,6 +1,6 @@
 /* The little of CUPTI that the bypass detector needs, declared here so that no CUPTI is needed to build.
  *
- * CUPTI is found at run time.  What stands here has kept its place in every CUPTI from 11.8 to 13.4 (NVS_CUPTI_KNOWS); a test
+ * CUPTI is found at run time.  What stands here has kept its place in every CUPTI from 11.8 to 13.5 (NVS_CUPTI_KNOWS); a test
  * compares it with the headers of the installed one.  Of a record only fields at offsets named here may be read.
  */
 #ifndef NVS_CUPTI_ABI_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* cuptiGetVersion: 18 is 11.8, 28 is 12.9; from 13.0 on xxyyzz, 130000. */
-#define NVS_CUPTI_KNOWS(version) (((version) >= 18 && (version) <= 28) || ((version) >= 130000 && (version) < 130500))
+#define NVS_CUPTI_KNOWS(version) (((version) >= 18 && (version) <= 28) || ((version) >= 130000 && (version) < 130600))
 
 enum { /* CUptiResult */
     NVS_CUPTI_SUCCESS = 0,
