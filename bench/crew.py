@@ -85,7 +85,7 @@ class Member:
         self.tell(line)
         return self.answer(timeout_s)
 
-    def close(self) -> int:
+    def close(self, timeout_s: float = 10.0) -> int:
         """Ends the program; its exit code."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -94,7 +94,7 @@ class Member:
         except BrokenPipeError:
             self._process.kill()  # it has ended, or will not read any more
         try:
-            self._process.wait(10)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -140,6 +140,7 @@ def closing(members: Sequence[Member]) -> Iterator[None]:
 
 def steps_for(member: Member, name: str, seconds: float, timeout_s: float) -> int:
     """How many steps take about so long; also warms up."""
+    member.ask(f"time {name} 3", timeout_s)  # compiles, fills pools and caches
     steps = 1
     while True:
         taken_s = int(member.ask(f"time {name} {steps}", timeout_s)["ns"]) / 1e9
@@ -156,7 +157,7 @@ def slowdown(
     `slowdown` is the median over the pairs of hooked time / plain time - 1; `share` the hooked share of the speed.
     """
     steps = steps_for(plain, name, seconds, timeout_s)
-    hooked.ask(f"time {name} {max(1, steps // 4)}", timeout_s)
+    hooked.ask(f"time {name} {max(3, steps // 4)}", timeout_s)
     taken: dict[str, list[int]] = {"plain": [], "hooked": []}
     for pair in range(pairs):
         order = (("plain", plain), ("hooked", hooked))

@@ -10,6 +10,7 @@
 # WHEELS: a directory of wheels for what this machine lacks, installed without an index.
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
+# Steps that run only when STEPS names them: compatibility escapes startup graphs drain.
 #
 # Memory is never oversubscribed here: device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
@@ -54,6 +55,11 @@ step() {
   echo "${rows[-1]}"
 }
 
+# named NAME ...: a step that runs only when STEPS names it
+named() {
+  if [[ " ${STEPS:-} " == *" $1 "* ]]; then step "$@"; fi
+}
+
 build() {
   set -e
   if [ -n "${WHEELS:-}" ]; then
@@ -89,6 +95,15 @@ step throughput 200 throughput.json "$python" -m bench.throughput --json --secon
   --workload gemm --workload small --workload cupy-stream
 step infer 60 infer.json "$python" -m bench.throughput --json --seconds 2 --repetitions 2 --workload infer
 step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.png" --seconds 3
+named startup 60 startup.json "$python" -m bench.startup --json
+named graphs 60 graphs.json "$python" -m bench.graphs --json --only replay --pairs 9 --replay-seconds 0.2
+named drain 90 drain.json "$python" -m bench.graphs --json --only drain --seconds 3
+named compatibility 245 compatibility.jsonl "$python" -m bench.compatibility --json --budget 225
+named escapes 125 escapes.jsonl "$python" -m bench.compatibility --json --verify --budget 110
+cat "$out"/compatibility.jsonl "$out"/escapes.jsonl >"$work/lines" 2>/dev/null
+if [ -s "$work/lines" ]; then
+  "$python" -m bench.compatibility --from "$work/lines" --markdown "$out/compatibility.md"
+fi
 # Only pytest itself is needed for these: plugins that the other tests want may be missing here.
 if [ -n "${GPU_TESTS:-}" ]; then read -ra marked <<<"$GPU_TESTS"; else
   mapfile -t marked < <(grep -rlE --include='test_*.py' 'mark\.gpu' tests)

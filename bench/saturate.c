@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_DEPTH = 64, MAX_STAMPS = 65536, BLOCKED_NS = 50000 };
+enum { MAX_DEPTH = 8192, MAX_STAMPS = 65536, BLOCKED_NS = 50000 };
 
 static const char kernel[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n"

@@ -1,7 +1,8 @@
-"""Runs the cases of one framework on request: `python -m bench.compatibility_cases.host FRAMEWORK`.
+"""Runs cases on request: `python -m bench.compatibility_cases.host FRAMEWORK`.
 
-The protocol is that of bench/crew.py.  FRAMEWORK names a module `FRAMEWORK_cases` beside this, with `CASES` (name ->
-function that makes the Program) and `versions()`.
+The protocol is that of bench/crew.py.  A case is called FRAMEWORK.NAME; FRAMEWORK_cases is the module beside this, with
+`CASES` (name -> function that makes the Program) and `versions()`.  The one that is named at the start is imported
+before `ready`, others when they are first needed.
 
 Invariants: the real standard output carries answers only; what frameworks print goes to standard error.  A case that
 raises is an answer, not the end.  One case's program is alive at a time.
@@ -23,11 +24,15 @@ from typing import IO, Any
 from bench.compatibility_cases.program import Program, Skipped
 
 
+def cases_of(framework: str) -> Any:
+    """The module with a framework's cases."""
+    return importlib.import_module(f"bench.compatibility_cases.{framework}_cases")
+
+
 @dataclass(slots=True)
 class Host:
-    """The cases, and the one that is alive."""
+    """The case that is alive."""
 
-    cases: dict[str, Any]
     name: str = ""
     program: Program | None = None
 
@@ -36,7 +41,8 @@ class Host:
         if self.program is None or self.name != name:
             self.program = None
             gc.collect()
-            self.name, self.program = name, self.cases[name]()
+            framework, _, case = name.partition(".")
+            self.name, self.program = name, cases_of(framework).CASES[case]()
         return self.program
 
     def answer(self, words: list[str]) -> dict[str, Any]:
@@ -49,6 +55,7 @@ class Host:
                 "values": outcome.values[-64:],
                 "tolerance": outcome.tolerance,
                 "timed": program.step is not None,
+                "versions": cases_of(words[1].partition(".")[0]).versions(),
             }
         if program.step is None:
             return {"error": f"{words[1]} has no steps"}
@@ -65,7 +72,7 @@ def serve(host: Host, answers: IO[str]) -> None:
     for line in sys.stdin:
         try:
             told = host.answer(line.split())
-        except Skipped as reason:
+        except (Skipped, ModuleNotFoundError) as reason:
             told = {"skipped": str(reason)}
         except Exception as error:  # the row says it
             text = f"{type(error).__name__}: {error}".strip()
@@ -81,10 +88,10 @@ def main() -> int:
         return 2
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    module = importlib.import_module(f"bench.compatibility_cases.{sys.argv[1]}_cases")
-    answers.write(json.dumps({"ready": True, "versions": module.versions()}) + "\n")
+    cases_of(sys.argv[1])
+    answers.write(json.dumps({"ready": True}) + "\n")
     answers.flush()
-    serve(Host(module.CASES), answers)
+    serve(Host(), answers)
     return 0
 
 

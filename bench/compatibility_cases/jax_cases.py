@@ -30,10 +30,11 @@ def training() -> Program:
         hidden = jnp.tanh(jnp.dot(batch, weights[0], precision="highest"))
         return jnp.mean(jnp.square(jnp.dot(hidden, weights[1], precision="highest") - 1.0))
 
-    @jax.jit
-    def update(weights: Any, batch: Any) -> Any:
+    def descend(weights: Any, batch: Any) -> Any:
         value, slopes = jax.value_and_grad(loss)(weights, batch)
         return [weight - 0.1 * slope for weight, slope in zip(weights, slopes, strict=True)], value
+
+    update = jax.jit(descend)
 
     def start() -> tuple[list[Any], Any]:
         source = numpy.random.default_rng(37)

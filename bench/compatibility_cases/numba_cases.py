@@ -5,6 +5,8 @@ May not go here: anything of nvshare.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numba
@@ -16,7 +18,10 @@ from bench.compatibility_cases.program import Outcome, Program
 
 def versions() -> dict[str, str]:
     """For the record."""
-    return {"numba": numba.__version__, "numba-cuda": str(getattr(cuda, "__version__", "?"))}
+    found = {"numba": numba.__version__}
+    with suppress(PackageNotFoundError):  # older ones have the CUDA target built in
+        found["numba-cuda"] = version("numba-cuda")
+    return found
 
 
 def _turn(values: Any, factor: Any) -> None:

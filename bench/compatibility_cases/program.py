@@ -20,7 +20,7 @@ class Skipped(Exception):  # noqa: N818 - it is no failure
 
 @dataclass(slots=True)
 class Outcome:
-    """A digest of every byte that was computed, and some of the figures, for comparing within `tolerance` (relative)."""
+    """A digest of every byte that was computed, and figures, for comparing within `tolerance` (relative)."""
 
     tolerance: float = 0.0
     values: list[float] = field(default_factory=list)

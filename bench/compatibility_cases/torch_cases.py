@@ -124,7 +124,7 @@ def graphs() -> Program:
     layers = [part for _ in range(6) for part in (torch.nn.Linear(256, 256), torch.nn.ReLU())]
     model = torch.nn.Sequential(*layers).cuda()
     into = torch.zeros(32, 256, device="cuda")
-    with torch.inference_mode():
+    with torch.no_grad():
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -19,7 +19,7 @@ def versions() -> dict[str, str]:
     return {"triton": triton.__version__}
 
 
-def _blend(left, right, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+def _blend(left, right, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < n
     a = tl.load(left + offsets, mask=inside)

@@ -1,4 +1,4 @@
-"""A CUDA program for bench.swap: it fills device memory, checks it, and times plain pinned copies; told a line at a time.
+"""A CUDA program for bench.swap: fills device memory, checks it, and times plain pinned copies; told a line at a time.
 
 Commands: `start`, `alloc BYTES...`, `fill SEED`, `check SEED`, `copies BYTES ROUNDS`; each answers one line of JSON.
 

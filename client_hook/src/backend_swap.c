@@ -4,7 +4,7 @@
  * Restore before the Grant.  With the gate open it is backed at once, after asking the coordinator for room where that wants to be
  * asked; what finds no room is out of memory, as an application expects it.
  *
- * Chunks are up to 32 MiB, and smaller where the capacity is small, so that what moves is close to what must.
+ * Chunks are up to 64 MiB, and smaller where the capacity is small, so that what moves is close to what must.
  *
  * Access by RDMA and legacy IPC handles do not exist for this memory: who asks gets the driver's error and a word in the log.
  */
@@ -21,13 +21,14 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
-/* Of a size that a 256th of the capacity is made of, if that is known. */
+/* A 64th of the capacity, if that is known.  Not less where it need not be: each chunk that one program maps waits for what others
+ * copy at the time. */
 static uint32_t chunk_bytes_for(uint32_t gpu, uint64_t unit)
 {
-    uint64_t wanted = nvs_memory_capacity(gpu) / 256, bytes = unit;
+    uint64_t wanted = nvs_memory_capacity(gpu) / 64, bytes = unit;
     if (wanted == 0)
         return (uint32_t)LARGEST_CHUNK;
-    while (bytes < wanted && bytes < LARGEST_CHUNK)
+    while (2 * bytes <= wanted && bytes < LARGEST_CHUNK)
         bytes *= 2;
     return (uint32_t)(bytes < LARGEST_CHUNK ? bytes : LARGEST_CHUNK);
 }
@@ -48,15 +49,37 @@ static bool commit(nvs_segment *segment, bool *closed)
     bool fits = ceiling == 0 || of->committed + segment->bytes <= ceiling;
     if (fits) {
         of->committed += segment->bytes;
+        segment->counted = segment->bytes;
         if (*closed)
             nvs_segment_list(segment);
         else
             nvs_segment_moved(segment, (int64_t)segment->bytes);
     } else {
-        segment->counted = 0;
+        segment->counted = 0; /* nothing to take back */
     }
     nvs_swap_unlock();
     return fits;
+}
+
+/* Arenas in which nothing is: no need to copy them. */
+static uint64_t drop_empty(uint32_t gpu)
+{
+    uint64_t freed = 0;
+    for (;;) {
+        nvs_swap_lock();
+        nvs_segment *at = nvs_swap_gpus[gpu].first;
+        while (at != NULL && at->used != NULL && (at->free_blocks != at->blocks || at->users != 0))
+            at = at->next;
+        at = at != NULL && at->used != NULL ? at : NULL;
+        uint64_t on_gpu = at != NULL ? at->on_gpu : 0;
+        if (at != NULL)
+            nvs_segment_doom(at);
+        nvs_swap_unlock();
+        if (at == NULL)
+            return freed;
+        nvs_segment_destroy(at);
+        freed += on_gpu;
+    }
 }
 
 /* A segment that was going to be backed need not be now. */
@@ -85,7 +108,12 @@ static CUresult make(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, bool ar
         nvs_arena_take(segment, first_bytes, first); /* before others can see it */
     else
         *first = segment->base;
-    if (!commit(segment, &closed)) {
+    bool fits = commit(segment, &closed);
+    if (!fits) {
+        drop_empty(gpu);
+        fits = commit(segment, &closed);
+    }
+    if (!fits) {
         nvs_segment_destroy(segment);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -172,27 +200,6 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
     if (destroy)
         nvs_segment_destroy(segment);
     return CUDA_SUCCESS;
-}
-
-/* Arenas in which nothing is: no need to copy them. */
-static uint64_t drop_empty(uint32_t gpu)
-{
-    uint64_t freed = 0;
-    for (;;) {
-        nvs_swap_lock();
-        nvs_segment *at = nvs_swap_gpus[gpu].first;
-        while (at != NULL && at->used != NULL && (at->free_blocks != at->blocks || at->users != 0))
-            at = at->next;
-        at = at != NULL && at->used != NULL ? at : NULL;
-        uint64_t on_gpu = at != NULL ? at->on_gpu : 0;
-        if (at != NULL)
-            nvs_segment_doom(at);
-        nvs_swap_unlock();
-        if (at == NULL)
-            return freed;
-        nvs_segment_destroy(at);
-        freed += on_gpu;
-    }
 }
 
 static nvs_status evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)

@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLAB_GRAINS = 128, FIRST_GRAINS = 32, MAX_SLABS = 8192, MAX_TOUCHERS = 8 };
+enum { SLAB_GRAINS = 128, FIRST_GRAINS = 32, MAX_SLABS = 8192, MAX_TOUCHERS = 8, HELPERS = 2 };
 #define IDLE_S 10              /* unused for so long with nobody else on the GPU: given back */
 #define LOOK_AGAIN_NS 50000000 /* how old the system's word about free memory may be */
 
@@ -38,9 +38,11 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static slab slabs[MAX_SLABS];
 static uint32_t slab_count; /* entries that were ever used */
 static uint64_t reserved_bytes, grown_grains, taken_grains;
+static uint64_t growing_grains; /* that helpers are at */
 static uint64_t announced_grains; /* that an eviction under way will take */
 static uint32_t near_gpu;
-static bool expected, helper_runs, grow_failed;
+static bool expected, grow_failed;
+static unsigned helpers; /* two, so that one registers while the other touches */
 static uint64_t available_bytes, looked_ns;
 
 /* --- what the system has left --- */
@@ -240,13 +242,15 @@ static uint64_t target(void)
 /* Locked; unlocks meanwhile.  One step towards the target. */
 static void grow(void)
 {
-    uint64_t missing = target() - grown_grains;
-    uint32_t most = grown_grains < SLAB_GRAINS ? FIRST_GRAINS : SLAB_GRAINS; /* the first ones are soon there */
+    uint64_t missing = target() - grown_grains - growing_grains;
+    uint32_t most = grown_grains + growing_grains < SLAB_GRAINS ? FIRST_GRAINS : SLAB_GRAINS; /* the first ones are soon there */
     uint32_t grains = (uint32_t)(missing < most ? missing : most), gpu = near_gpu, index = 0;
     slab made;
+    growing_grains += grains;
     pthread_mutex_unlock(&lock);
     bool done = make_slab(&made, grains, gpu);
     pthread_mutex_lock(&lock);
+    growing_grains -= grains;
     while (index < MAX_SLABS && slabs[index].memory != NULL)
         index++;
     if (done && index == MAX_SLABS) {
@@ -287,7 +291,7 @@ static void *help(void *nothing)
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     pthread_mutex_lock(&lock);
     for (bool idle = false;;) {
-        if (target() > grown_grains && !grow_failed) {
+        if (target() > grown_grains + growing_grains && !grow_failed) {
             grow();
             idle = false;
         } else if (idle && !expected && shrink()) {
@@ -312,13 +316,15 @@ static void have_helper(void)
     sigset_t all, before;
     pthread_t thread;
     grow_failed = false;
-    if (!helper_runs) {
+    while (helpers < HELPERS) {
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        helper_runs = pthread_create(&thread, NULL, help, NULL) == 0;
+        bool runs = pthread_create(&thread, NULL, help, NULL) == 0;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (helper_runs)
-            pthread_detach(thread);
+        if (!runs)
+            break;
+        helpers++;
+        pthread_detach(thread);
     }
     pthread_cond_broadcast(&changed);
 }
@@ -397,9 +403,9 @@ bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
             announced_grains = grains;
         if (target() > grown_grains && grow_failed)
             break;
-        if (!helper_runs)
+        if (helpers == 0)
             have_helper();
-        if (helper_runs)
+        if (helpers != 0)
             pthread_cond_wait(&changed, &lock);
         else
             grow(); /* no thread to be had: by ourselves */
@@ -424,7 +430,7 @@ void nvs_host_give(uint32_t grains, void *const *taken)
             taken_grains--;
             break;
         }
-    if (helper_runs && !expected)
+    if (helpers != 0 && !expected)
         pthread_cond_broadcast(&changed); /* time begins to run for what is unused */
     pthread_mutex_unlock(&lock);
 }
@@ -454,6 +460,8 @@ void nvs_host_after_fork(void)
     memset(slabs, 0, sizeof slabs);
     slab_count = 0;
     reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
-    expected = helper_runs = grow_failed = false;
+    growing_grains = 0;
+    expected = grow_failed = false;
+    helpers = 0;
     looked_ns = 0;
 }

@@ -9,7 +9,7 @@
  *  - taking never fails for want of room that was reserved, unless the system itself has none;
  *  - a forked child has nothing of it.
  *
- * The helper thread blocks all signals, and sleeps while there is nothing to do.  The lock is never held across a call of the driver.
+ * Helper threads block all signals, and sleep while there is nothing to do.  The lock is never held across a call of the driver.
  *
  * May not go here: what the memory is used for.
  */

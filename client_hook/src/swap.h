@@ -23,7 +23,7 @@
 #include "base.h"
 #include "host_pool.h"
 
-#define NVS_CHUNK_GRAINS 16u /* of NVS_HOST_GRAIN: a chunk has at most 32 MiB */
+#define NVS_CHUNK_GRAINS 32u /* of NVS_HOST_GRAIN: a chunk has at most 64 MiB */
 
 typedef enum nvs_chunk_state {
     NVS_CHUNK_UNBACKED, /* never had anything in it: no memory anywhere */
@@ -34,7 +34,7 @@ typedef enum nvs_chunk_state {
 typedef struct nvs_chunk {
     void *host[NVS_CHUNK_GRAINS]; /* EVICTED: where its grains are */
     uint64_t restored;            /* when it came to the GPU last, in restorations */
-    uint32_t grains;              /* its size */
+    uint32_t at, grains;          /* where in the segment, and its size */
     uint8_t state;
 } nvs_chunk;
 
@@ -47,15 +47,25 @@ typedef struct nvs_segment {
     bool doomed;    /* freed; not listed any more */
     uint64_t counted; /* its part of `committed`; once it is doomed only what is on the GPU counts */
     uint64_t on_gpu;  /* its part of `resident` */
+    bool own_range; /* its addresses are a reservation of its own */
     /* An arena: which of its blocks are in use. */
     uint64_t *used; /* NULL: not an arena */
+    uint32_t block_bytes;
     uint32_t blocks, free_blocks;
     uint32_t longest; /* no run of free blocks is longer; an estimate from above */
-    uint32_t chunk_bytes, chunk_count;
+    uint32_t chunk_count;
     nvs_chunk chunks[];
 } nvs_segment;
 
+typedef struct nvs_place { /* a chunk; who has one holds its segment by `users`, or nobody else knows of it yet */
+    nvs_segment *segment;
+    uint32_t chunk;
+    uint64_t bytes, restored;
+} nvs_place;
+
 typedef struct nvs_swap_gpu {
+    nvs_segment *space; /* one large reservation, cut up as an arena is, so that segments are neighbours; without chunks */
+    bool no_space;      /* it could not be had */
     nvs_segment *first, *last; /* arenas before all others */
     uint64_t committed; /* bytes of all chunks */
     uint64_t resident;  /* of those, on the GPU or about to be */
@@ -77,9 +87,12 @@ CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk
 
 /* A segment that nobody knows yet: addresses and host room, no memory.  `bytes` is a multiple of the unit. */
 CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, bool arena, nvs_segment **out);
-CUresult nvs_chunk_map(nvs_segment *segment, uint32_t chunk); /* physical memory at its address; access for all who may */
+/* Physical memory at the addresses of neighbouring chunks, with access for all who may; all or nothing.  The last step may have
+ * to wait for what other programs copy at the time, however much it is for, so it should be for much. */
+CUresult nvs_chunks_map(const nvs_place *places, size_t count);
+bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after);
 CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk);
-CUresult nvs_segment_back(nvs_segment *segment); /* all of it, before it is listed; all or nothing */
+CUresult nvs_segment_back(nvs_segment *segment); /* all of it, before it is listed */
 
 void nvs_segment_list(nvs_segment *segment);                 /* locked */
 void nvs_segment_moved(nvs_segment *segment, int64_t bytes); /* locked: so much more of it is on the GPU */
@@ -90,7 +103,7 @@ void nvs_segment_destroy(nvs_segment *segment); /* gives everything back and set
 /* Another GPU may now reach this one's memory. */
 void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
 
-/* --- swap_arena.c: blocks of 512 bytes; all locked --- */
+/* --- swap_arena.c: blocks of 512 bytes, or of whole grains in a space; all locked --- */
 #define NVS_ARENA_BLOCK 512u
 bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out);
 void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes);

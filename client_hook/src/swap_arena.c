@@ -1,4 +1,5 @@
-/* Small allocations that share one chunk: a map of blocks, searched first fit from below, so that what is used stays together.
+/* Small allocations that share one chunk, and segments that share a reservation: a map of blocks, searched first fit from below,
+ * so that what is used stays together.
  *
  * Each allocation begins at a block, so its alignment is the 512 bytes that cuMemAlloc gives in practice (256 are promised).
  *
@@ -54,22 +55,23 @@ static void mark(nvs_segment *arena, uint32_t block, uint32_t count, bool used)
     }
 }
 
-static uint32_t blocks_of(uint64_t bytes)
+static uint64_t blocks_of(const nvs_segment *arena, uint64_t bytes)
 {
-    return (uint32_t)((bytes + NVS_ARENA_BLOCK - 1) / NVS_ARENA_BLOCK);
+    return (bytes + arena->block_bytes - 1) / arena->block_bytes;
 }
 
 bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out)
 {
-    uint32_t wanted = blocks_of(bytes), longest = 0;
-    if (wanted > arena->free_blocks || wanted > arena->longest)
+    uint64_t needed = blocks_of(arena, bytes);
+    if (needed > arena->free_blocks || needed > arena->longest)
         return false;
+    uint32_t wanted = (uint32_t)needed, longest = 0;
     for (uint32_t block = next_free(arena, 0); block < arena->blocks;) {
         uint32_t run = free_run(arena, block, wanted);
         if (run >= wanted) {
             mark(arena, block, wanted, true);
             arena->free_blocks -= wanted;
-            *out = arena->base + (uint64_t)block * NVS_ARENA_BLOCK;
+            *out = arena->base + (uint64_t)block * arena->block_bytes;
             return true;
         }
         longest = run > longest ? run : longest;
@@ -81,8 +83,8 @@ bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out)
 
 void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes)
 {
-    uint32_t block = (uint32_t)((pointer - arena->base) / NVS_ARENA_BLOCK), count = blocks_of(bytes);
-    if (block >= arena->blocks || count > arena->blocks - block || !is_used(arena, block))
+    uint32_t block = (uint32_t)((pointer - arena->base) / arena->block_bytes), count = (uint32_t)blocks_of(arena, bytes);
+    if (pointer < arena->base || block >= arena->blocks || count > arena->blocks - block || !is_used(arena, block))
         return; /* not one of ours: nothing that a caller could do about it */
     mark(arena, block, count, false);
     arena->free_blocks += count;

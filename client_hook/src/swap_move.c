@@ -14,7 +14,7 @@
 
 #include <stdlib.h>
 
-enum { STREAMS = 2, IN_FLIGHT = 6 };
+enum { STREAMS = 2, IN_FLIGHT = 6, MOST_IN_A_ROW = 128 };
 
 typedef struct lane { /* what a GPU's moves are made with */
     CUcontext context; /* NULL: nothing is there */
@@ -24,21 +24,15 @@ typedef struct lane { /* what a GPU's moves are made with */
 
 static lane lanes[NVS_MAX_GPUS]; /* of the agent thread; `context` under the lock, for who reports that it is gone */
 
-typedef struct place { /* a chunk that was chosen; its segment is held by `users` */
-    nvs_segment *segment;
-    uint32_t chunk;
-    uint64_t bytes, restored;
-} place;
-
 typedef struct flight {
-    place of;
+    nvs_place of;
     void *host[NVS_CHUNK_GRAINS];
 } flight;
 
 typedef struct mover {
     uint32_t gpu;
     bool out, ran;
-    place *places;
+    nvs_place *places;
     size_t count;
     lane *with;
     flight flights[IN_FLIGHT];
@@ -113,20 +107,38 @@ static bool wanted(const mover *m, const nvs_chunk *chunk)
     return m->out == (chunk->state == NVS_CHUNK_RESIDENT);
 }
 
+/* Neighbours stay together: what lies in a row is mapped in one step. */
+static int by_place(const nvs_place *left, const nvs_place *right)
+{
+    CUdeviceptr a = nvs_segment_chunk_address(left->segment, left->chunk), b = nvs_segment_chunk_address(right->segment, right->chunk);
+    return a < b ? -1 : a > b;
+}
+
+static int by_size(const nvs_place *left, const nvs_place *right)
+{
+    if (left->bytes != right->bytes)
+        return left->bytes > right->bytes ? -1 : 1;
+    return by_place(left, right);
+}
+
 /* To go out: what has been on the GPU longest without a move, so that all take their turn.  To come in: large before small, which
  * fills the room best. */
 static int by_preference_out(const void *a, const void *b)
 {
-    const place *left = a, *right = b;
+    const nvs_place *left = a, *right = b;
     if (left->restored != right->restored)
         return left->restored < right->restored ? -1 : 1;
-    return left->bytes > right->bytes ? -1 : left->bytes < right->bytes;
+    return by_size(left, right);
 }
 
 static int by_preference_in(const void *a, const void *b)
 {
-    const place *left = a, *right = b;
-    return left->bytes > right->bytes ? -1 : left->bytes < right->bytes;
+    return by_size(a, b);
+}
+
+static int by_address(const void *a, const void *b)
+{
+    return by_place(a, b);
 }
 
 /* Lists all candidates.  False when the host has no memory for the list. */
@@ -148,7 +160,7 @@ static bool gather(mover *m)
         for (uint32_t i = 0; i < at->chunk_count && count < room; i++) {
             if (!wanted(m, &at->chunks[i]))
                 continue;
-            m->places[count++] = (place){at, i, nvs_segment_chunk_bytes(at, i), at->chunks[i].restored};
+            m->places[count++] = (nvs_place){at, i, nvs_segment_chunk_bytes(at, i), at->chunks[i].restored};
             at->users++;
         }
     nvs_swap_unlock();
@@ -156,7 +168,7 @@ static bool gather(mover *m)
     return true;
 }
 
-static void let_go(const place *of)
+static void let_go(const nvs_place *of)
 {
     nvs_swap_lock();
     bool destroy = --of->segment->users == 0 && of->segment->doomed;
@@ -172,7 +184,7 @@ static void choose(mover *m, uint64_t bytes)
     uint64_t left = bytes;
     qsort(m->places, m->count, sizeof *m->places, m->out ? by_preference_out : by_preference_in);
     for (size_t i = 0; i < m->count; i++) {
-        place here = m->places[i];
+        nvs_place here = m->places[i];
         if (here.bytes > left)
             continue;
         left -= here.bytes;
@@ -183,7 +195,7 @@ static void choose(mover *m, uint64_t bytes)
         if (best == SIZE_MAX || m->places[i].bytes < m->places[best].bytes)
             best = i;
     if (best != SIZE_MAX) {
-        place extra = m->places[best];
+        nvs_place extra = m->places[best];
         m->places[best] = m->places[kept];
         m->places[kept++] = extra;
     }
@@ -209,7 +221,7 @@ static void arrived(mover *m, uint64_t bytes)
         m->progress(m->argument, m->moved);
 }
 
-static void set_state(const place *of, nvs_chunk_state state, int64_t on_gpu, void *const *host, uint64_t restored)
+static void set_state(const nvs_place *of, nvs_chunk_state state, int64_t on_gpu, void *const *host, uint64_t restored)
 {
     nvs_chunk *chunk = &of->segment->chunks[of->chunk];
     nvs_swap_lock();
@@ -222,7 +234,7 @@ static void set_state(const place *of, nvs_chunk_state state, int64_t on_gpu, vo
     nvs_swap_unlock();
 }
 
-static void account(const place *of, int64_t on_gpu)
+static void account(const nvs_place *of, int64_t on_gpu)
 {
     nvs_swap_lock();
     nvs_segment_moved(of->segment, on_gpu);
@@ -269,6 +281,8 @@ static void finish_oldest(mover *m)
 {
     flight *f = &m->flights[m->first];
     CUresult copied = NVS_REAL(cuEventSynchronize)(m->with->events[m->first]);
+    for (unsigned i = 0; copied != CUDA_SUCCESS && i < STREAMS; i++)
+        NVS_REAL(cuStreamSynchronize)(m->with->streams[i]); /* whatever it was: both ends may still be in use */
     m->first = (m->first + 1) % IN_FLIGHT;
     m->flying--;
     (m->out ? finish_out : finish_in)(m, f, copied);
@@ -304,7 +318,7 @@ static void take_off(mover *m, flight *f, unsigned slot)
     (m->out ? finish_out : finish_in)(m, f, result);
 }
 
-static void send_out(mover *m, const place *of, flight *f, unsigned slot)
+static void send_out(mover *m, const nvs_place *of, flight *f, unsigned slot)
 {
     f->of = *of;
     if (!nvs_host_take(m->gpu, of->segment->chunks[of->chunk].grains, f->host)) {
@@ -314,17 +328,50 @@ static void send_out(mover *m, const place *of, flight *f, unsigned slot)
     take_off(m, f, slot);
 }
 
-static void bring_in(mover *m, const place *of, flight *f, unsigned slot)
+static bool is_doomed(const nvs_place *of)
+{
+    nvs_swap_lock();
+    bool doomed = of->segment->doomed;
+    nvs_swap_unlock();
+    return doomed;
+}
+
+/* Neighbours among what is to come in, from the first one on, that are mapped in one step. */
+static size_t in_a_row(const nvs_place *places, size_t count)
+{
+    static const uint64_t ENOUGH = UINT64_C(64) << 20;
+    uint64_t bytes = places[0].bytes;
+    size_t found = 1;
+    while (found < count && found < MOST_IN_A_ROW && bytes < ENOUGH && nvs_chunks_adjoin(&places[found - 1], &places[found]) &&
+           !is_doomed(&places[found]))
+        bytes += places[found++].bytes;
+    return found;
+}
+
+/* Gives chunks their memory; how many of them, from the first one on. */
+static size_t map_some(mover *m, const nvs_place *places, size_t count)
+{
+    CUresult result;
+    for (;; count = 1) {
+        for (size_t i = 0; i < count; i++) /* before it is there: what is told is never too little */
+            account(&places[i], (int64_t)places[i].bytes);
+        result = nvs_chunks_map(places, count);
+        if (result == CUDA_SUCCESS)
+            return count;
+        for (size_t i = 0; i < count; i++)
+            account(&places[i], -(int64_t)places[i].bytes);
+        if (count == 1)
+            break;
+    }
+    fail(m, result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_NO_MEMORY : NVS_CUDA_FAILED, result);
+    return 0;
+}
+
+/* A mapped chunk gets its contents, if it ever had any. */
+static void bring_in(mover *m, const nvs_place *of, flight *f, unsigned slot)
 {
     nvs_chunk *chunk = &of->segment->chunks[of->chunk];
     f->of = *of;
-    account(of, (int64_t)of->bytes); /* before it is there: what is told is never too little */
-    CUresult result = nvs_chunk_map(of->segment, of->chunk);
-    if (result != CUDA_SUCCESS) {
-        account(of, -(int64_t)of->bytes);
-        fail(m, result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_NO_MEMORY : NVS_CUDA_FAILED, result);
-        return;
-    }
     if (chunk->state == NVS_CHUNK_UNBACKED) {
         set_state(of, NVS_CHUNK_RESIDENT, 0, NULL, next_restoration(m->gpu));
         arrived(m, of->bytes);
@@ -335,26 +382,42 @@ static void bring_in(mover *m, const place *of, flight *f, unsigned slot)
     take_off(m, f, slot);
 }
 
-static bool is_doomed(const place *of)
+static unsigned free_slot(mover *m)
 {
-    nvs_swap_lock();
-    bool doomed = of->segment->doomed;
-    nvs_swap_unlock();
-    return doomed;
+    if (m->flying == IN_FLIGHT)
+        finish_oldest(m);
+    return (m->first + m->flying) % IN_FLIGHT;
 }
 
-static void run(mover *m)
+static void run_out(mover *m)
 {
     for (size_t i = 0; i < m->count && m->status == NVS_OK; i++) {
         if (is_doomed(&m->places[i]))
             continue; /* freed meanwhile */
-        if (m->flying == IN_FLIGHT)
-            finish_oldest(m);
-        if (m->status != NVS_OK)
-            break;
-        unsigned slot = (m->first + m->flying) % IN_FLIGHT;
-        (m->out ? send_out : bring_in)(m, &m->places[i], &m->flights[slot], slot);
+        unsigned slot = free_slot(m);
+        if (m->status == NVS_OK)
+            send_out(m, &m->places[i], &m->flights[slot], slot);
     }
+}
+
+static void run_back(mover *m)
+{
+    for (size_t i = 0, mapped; i < m->count && m->status == NVS_OK; i += mapped) {
+        mapped = 1;
+        if (is_doomed(&m->places[i]))
+            continue;
+        mapped = in_a_row(&m->places[i], m->count - i);
+        mapped = map_some(m, &m->places[i], mapped);
+        for (size_t j = i; j < i + mapped; j++) { /* also after a failure: what is mapped must get what belongs there */
+            unsigned slot = free_slot(m);
+            bring_in(m, &m->places[j], &m->flights[slot], slot);
+        }
+    }
+}
+
+static void run(mover *m)
+{
+    (m->out ? run_out : run_back)(m);
     while (m->flying != 0)
         finish_oldest(m);
 }
@@ -388,6 +451,7 @@ nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, void (*progress
     if (m.count == 0)
         return NVS_OK;
     choose(&m, bytes);
+    qsort(m.places, m.count, sizeof *m.places, by_address); /* what lies in a row is mapped in one step */
     if (out) {
         uint64_t grains = 0;
         for (size_t i = 0; i < m.count; i++)

@@ -63,28 +63,104 @@ uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk)
 
 CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk)
 {
-    return segment->base + (uint64_t)chunk * segment->chunk_bytes;
+    return segment->base + segment->chunks[chunk].at * NVS_HOST_GRAIN;
+}
+
+/* One reservation for all segments of a GPU, twice as large as its memory: addresses cost nothing. */
+static nvs_segment *make_space(uint32_t gpu)
+{
+    const uint64_t unit = nvs_swap_unit(gpu), most = UINT64_C(1) << 40;
+    size_t total = 0;
+    nvs_segment *space = calloc(1, sizeof *space);
+    if (space == NULL || NVS_REAL(cuDeviceTotalMem_v2)(&total, (CUdevice)gpu) != CUDA_SUCCESS)
+        goto out;
+    space->bytes = (total < most / 2 ? 2 * total : most) / unit * unit;
+    space->block_bytes = (uint32_t)unit;
+    space->blocks = space->free_blocks = space->longest = (uint32_t)(space->bytes / unit);
+    space->used = calloc((space->blocks + 63) / 64, sizeof *space->used);
+    if (space->used != NULL && NVS_REAL(cuMemAddressReserve)(&space->base, space->bytes, 0, 0, 0) == CUDA_SUCCESS)
+        return space;
+    free(space->used);
+out:
+    free(space);
+    return NULL;
+}
+
+static nvs_segment *space_of(uint32_t gpu)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
+    nvs_swap_lock();
+    nvs_segment *space = of->space;
+    bool make = space == NULL && !of->no_space;
+    of->no_space |= make; /* nobody else tries meanwhile: they take ranges of their own */
+    nvs_swap_unlock();
+    if (make && (space = make_space(gpu)) != NULL) {
+        nvs_swap_lock();
+        of->space = space;
+        nvs_swap_unlock();
+    }
+    return space;
+}
+
+static CUresult take_addresses(nvs_segment *segment)
+{
+    nvs_segment *space = space_of(segment->gpu);
+    if (space != NULL) {
+        nvs_swap_lock();
+        bool taken = nvs_arena_take(space, segment->bytes, &segment->base);
+        nvs_swap_unlock();
+        if (taken)
+            return CUDA_SUCCESS;
+    }
+    segment->own_range = true;
+    return NVS_REAL(cuMemAddressReserve)(&segment->base, segment->bytes, 0, 0, 0);
+}
+
+static void give_addresses(const nvs_segment *segment)
+{
+    if (segment->own_range) {
+        NVS_REAL(cuMemAddressFree)(segment->base, segment->bytes);
+        return;
+    }
+    nvs_swap_lock();
+    nvs_arena_give(nvs_swap_gpus[segment->gpu].space, segment->base, segment->bytes);
+    nvs_swap_unlock();
+}
+
+/* The size of the next chunk where so much is left of a segment.  The end of a large one is cut smaller and smaller, so that some of
+ * its chunks make up any amount that must move. */
+static uint64_t next_chunk(uint64_t bytes, uint64_t left, uint64_t chunk_bytes, uint64_t unit)
+{
+    enum { LARGE = 8 }; /* chunks */
+    if (left > chunk_bytes)
+        return chunk_bytes;
+    if (bytes < LARGE * chunk_bytes)
+        return left;
+    uint64_t size = chunk_bytes / 2;
+    while (size > unit && size > left / 2)
+        size /= 2;
+    return size < left ? size : left;
 }
 
 CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, bool arena, nvs_segment **out)
 {
-    const uint64_t count = (bytes + chunk_bytes - 1) / chunk_bytes;
+    const uint64_t unit = nvs_swap_unit(gpu), most = bytes / chunk_bytes + 16; /* the end is halved six times at most */
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (count > UINT32_MAX / 2)
+    if (most > UINT32_MAX / 2)
         return result;
-    nvs_segment *segment = calloc(1, sizeof *segment + (size_t)count * sizeof segment->chunks[0]);
+    nvs_segment *segment = calloc(1, sizeof *segment + (size_t)most * sizeof segment->chunks[0]);
     if (segment == NULL)
         return result;
     segment->gpu = gpu;
     segment->bytes = bytes;
-    segment->counted = bytes;
-    segment->chunk_bytes = chunk_bytes;
-    segment->chunk_count = (uint32_t)count;
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t left = bytes - (uint64_t)i * chunk_bytes;
-        segment->chunks[i].grains = (uint32_t)((left < chunk_bytes ? left : chunk_bytes) / NVS_HOST_GRAIN);
+    for (uint64_t at = 0, size; at < bytes; at += size) {
+        size = next_chunk(bytes, bytes - at, chunk_bytes, unit);
+        nvs_chunk *chunk = &segment->chunks[segment->chunk_count++];
+        chunk->at = (uint32_t)(at / NVS_HOST_GRAIN);
+        chunk->grains = (uint32_t)(size / NVS_HOST_GRAIN);
     }
     if (arena) {
+        segment->block_bytes = NVS_ARENA_BLOCK;
         segment->blocks = segment->free_blocks = segment->longest = (uint32_t)(bytes / NVS_ARENA_BLOCK);
         segment->used = calloc((segment->blocks + 63) / 64, sizeof *segment->used);
         if (segment->used == NULL)
@@ -95,7 +171,7 @@ CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, boo
                      "what the machine has left, is too little", (unsigned long long)(bytes >> 20));
         goto out;
     }
-    result = NVS_REAL(cuMemAddressReserve)(&segment->base, bytes, 0, 0, 0);
+    result = take_addresses(segment);
     if (result == CUDA_SUCCESS) {
         *out = segment;
         return result;
@@ -107,38 +183,58 @@ out:
     return result;
 }
 
-static CUresult give_access(const nvs_segment *segment, uint32_t chunk, uint32_t accessors)
+static CUresult give_access(uint32_t owner, CUdeviceptr address, uint64_t bytes, uint32_t accessors)
 {
     CUmemAccessDesc who[NVS_MAX_GPUS];
     size_t count = 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (gpu == segment->gpu || ((accessors >> gpu) & 1))
+        if (gpu == owner || ((accessors >> gpu) & 1))
             who[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu},
                                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return NVS_REAL(cuMemSetAccess)(nvs_segment_chunk_address(segment, chunk), nvs_segment_chunk_bytes(segment, chunk), who, count);
+    return NVS_REAL(cuMemSetAccess)(address, bytes, who, count);
 }
 
-CUresult nvs_chunk_map(nvs_segment *segment, uint32_t chunk)
+static CUresult create_and_map(const nvs_segment *segment, uint32_t chunk)
 {
     const CUmemAllocationProp prop = on_gpu(segment->gpu);
     const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
-    const CUdeviceptr address = nvs_segment_chunk_address(segment, chunk);
     CUmemGenericAllocationHandle handle;
     CUresult result = NVS_REAL(cuMemCreate)(&handle, bytes, &prop, 0);
     if (result != CUDA_SUCCESS)
         return result;
-    result = NVS_REAL(cuMemMap)(address, bytes, 0, handle, 0);
+    result = NVS_REAL(cuMemMap)(nvs_segment_chunk_address(segment, chunk), bytes, 0, handle, 0);
     /* From here on the mapping keeps the memory, and to unmap it is to give it up: one step that can fail, not two. */
     if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
-    if (result != CUDA_SUCCESS)
-        return result;
-    nvs_swap_lock();
-    uint32_t accessors = nvs_swap_gpus[segment->gpu].accessors;
-    nvs_swap_unlock();
-    result = give_access(segment, chunk, accessors);
-    if (result != CUDA_SUCCESS)
-        NVS_REAL(cuMemUnmap)(address, bytes);
+    return result;
+}
+
+bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after)
+{
+    return nvs_segment_chunk_address(before->segment, before->chunk) + before->bytes ==
+               nvs_segment_chunk_address(after->segment, after->chunk) &&
+           (before->segment == after->segment || (!before->segment->own_range && !after->segment->own_range));
+}
+
+CUresult nvs_chunks_map(const nvs_place *places, size_t count)
+{
+    const uint32_t gpu = places[0].segment->gpu;
+    CUresult result = CUDA_SUCCESS;
+    uint64_t bytes = 0;
+    size_t mapped = 0;
+    for (; mapped < count && result == CUDA_SUCCESS; mapped += result == CUDA_SUCCESS) {
+        result = create_and_map(places[mapped].segment, places[mapped].chunk);
+        bytes += places[mapped].bytes;
+    }
+    if (result == CUDA_SUCCESS) {
+        nvs_swap_lock();
+        uint32_t accessors = nvs_swap_gpus[gpu].accessors;
+        nvs_swap_unlock();
+        result = give_access(gpu, nvs_segment_chunk_address(places[0].segment, places[0].chunk), bytes, accessors);
+    }
+    for (size_t i = 0; result != CUDA_SUCCESS && i < mapped; i++)
+        if (nvs_chunk_unmap(places[i].segment, places[i].chunk) != CUDA_SUCCESS)
+            nvs_chunk_unmap(places[i].segment, places[i].chunk);
     return result;
 }
 
@@ -149,18 +245,17 @@ CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk)
 
 CUresult nvs_segment_back(nvs_segment *segment)
 {
+    enum { AT_ONCE = 32 };
+    nvs_place places[AT_ONCE];
     CUresult result = CUDA_SUCCESS;
-    for (uint32_t i = 0; i < segment->chunk_count && result == CUDA_SUCCESS; i++) {
-        result = nvs_chunk_map(segment, i);
-        if (result == CUDA_SUCCESS)
+    for (uint32_t first = 0, count; first < segment->chunk_count && result == CUDA_SUCCESS; first += count) {
+        for (count = 0; count < AT_ONCE && first + count < segment->chunk_count; count++)
+            places[count] = (nvs_place){segment, first + count, nvs_segment_chunk_bytes(segment, first + count), 0};
+        result = nvs_chunks_map(places, count);
+        for (uint32_t i = first; i < first + count && result == CUDA_SUCCESS; i++)
             segment->chunks[i].state = NVS_CHUNK_RESIDENT;
     }
-    if (result == CUDA_SUCCESS)
-        return result;
-    for (uint32_t i = 0; i < segment->chunk_count; i++)
-        if (segment->chunks[i].state == NVS_CHUNK_RESIDENT && nvs_chunk_unmap(segment, i) == CUDA_SUCCESS)
-            segment->chunks[i].state = NVS_CHUNK_UNBACKED;
-    return result;
+    return result; /* what is there when it fails is given back with the segment */
 }
 
 void nvs_segment_list(nvs_segment *segment)
@@ -211,7 +306,7 @@ void nvs_segment_destroy(nvs_segment *segment)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back %llu MiB; they stay counted until the program ends",
                      (unsigned long long)(lost >> 20));
     else
-        NVS_REAL(cuMemAddressFree)(segment->base, segment->bytes);
+        give_addresses(segment);
     nvs_swap_lock();
     of->resident -= segment->on_gpu - lost;
     of->committed -= segment->counted - lost;
@@ -237,7 +332,7 @@ void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
             bool resident = segment->chunks[i].state == NVS_CHUNK_RESIDENT;
             nvs_swap_unlock();
             /* Moved away in this very moment: then it gets the rights when it comes back. */
-            if (resident && give_access(segment, i, accessors) != CUDA_SUCCESS)
+            if (resident && give_access(gpu, nvs_segment_chunk_address(segment, i), nvs_segment_chunk_bytes(segment, i), accessors) != CUDA_SUCCESS)
                 NVS_LOG_ONCE(NVS_LOG_INFO, "peer access to a chunk could not be given now");
         }
         nvs_swap_lock();

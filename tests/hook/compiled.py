@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "client_hook" / "src"
 PROGRAMS = Path(__file__).resolve().parent / "c"
@@ -24,7 +26,8 @@ def compile_c(out: Path, *sources: Path, flags: tuple[str, ...] = ()) -> Path:
     """gcc with the hook's own warnings as errors."""
     warnings = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Wno-unused-parameter", "-Werror")
     include = ("-I", str(SOURCE), "-isystem", cuda_include())
-    subprocess.run(
-        ["gcc", *warnings, *include, *flags, *map(str, sources), "-o", str(out), "-lpthread", "-ldl"], check=True
-    )
+    command = ["gcc", *warnings, *include, *flags, *map(str, sources), "-o", str(out), "-lpthread", "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(command)}\n{done.stderr[-4000:]}", pytrace=False)
     return out

@@ -14,8 +14,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = (
-    *("allocation", "memory", "backend_device", "backend_managed", "backend_swap", "hook_memory", "hook_pool", "hook_swap"),
-    *("hook_vmm", "swap_arena", "swap_move", "swap_segment", "host_pool"),
+    *("allocation", "memory", "backend_device", "backend_managed", "backend_swap", "hook_memory", "hook_pool"),
+    *("hook_swap", "hook_vmm", "swap_arena", "swap_move", "swap_segment", "host_pool"),
 )
 
 MIB: Final = 1 << 20

@@ -116,7 +116,7 @@ def test_data_survives_eviction(coordinator: ScriptedCoordinator, environment: d
 def test_an_allocation_without_a_lease_takes_no_memory_of_the_card(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Broken: a program that waits takes the card from the one that runs, or is granted the lease without its memory."""
+    """Broken: a program that waits takes the card from the one that runs, or has the lease without its memory."""
     with start(environment, tmp_path) as client:
         attached(client, coordinator)
         result, pointer = client.ask("alloc", 100 * MIB)
@@ -151,7 +151,7 @@ def test_without_room_the_lease_goes_back(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Broken: the program hangs for ever, or runs without its memory, when somebody else has taken the card."""
-    crowded = {**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@3-=2"}
+    crowded = {**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@2-=2"}
     with start(crowded, tmp_path) as client:
         attached(client, coordinator, capacity=1 << 40)
         coordinator.grant(1)
@@ -223,7 +223,7 @@ def test_pointers_look_like_plain_device_memory(
         coordinator.grant(1)
         _, pointer = client.ask("alloc", 5 * MIB)
         _, small = client.ask("alloc", 1000)
-        for _ in range(2):
+        for turn in range(2):
             inside = pointer + MIB + 3
             assert client.ask("attribute", is_managed, inside) == [0, 0, 0, 0]
             assert client.ask("attribute", memory_type, inside) == [0, 2, 0, 2]
@@ -235,8 +235,9 @@ def test_pointers_look_like_plain_device_memory(
             assert client.ask("range", inside) == [0, pointer, 5 * MIB]
             assert client.ask("range", small + 1) == [0, small, 1000]
             assert client.ask("ipc", pointer) != 0
-            coordinator.revoke(1)
-            assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+            if turn == 0:
+                coordinator.revoke(1)
+                assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
         assert "--memory device" in (tmp_path / "log").read_text(), "the remedy is said"
 
 
@@ -344,7 +345,8 @@ def partial_moves(coordinator: ScriptedCoordinator, dice: random.Random, turn: i
 
 CALLS = (
     *("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemAddressReserve", "cuMemcpyDtoHAsync"),
-    *("cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuEventCreate", "cuStreamCreate", "cuMemHostRegister"),
+    *("cuMemcpyHtoDAsync", "cuEventRecord", "cuEventSynchronize", "cuEventCreate", "cuStreamCreate"),
+    *("cuMemHostRegister",),
 )
 
 
@@ -353,7 +355,7 @@ def test_a_failing_call_loses_no_data(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, function: str
 ) -> None:
     """Broken: one refusal of the driver costs data, or leaves the figures wrong for good."""
-    with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%7=999"}, tmp_path) as client:
+    with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%11=999"}, tmp_path) as client:
         attached(client, coordinator)
         coordinator.grant(1)
         held = []
@@ -391,4 +393,5 @@ def settle(
         if after == resident:
             return
         assert error != 0
+        print(kind.__name__, before, moved, error, after)
     pytest.fail("it never all moved")

@@ -145,11 +145,13 @@ def _read_until(terminal: int, text: str) -> str:
     return seen
 
 
-def test_swap_says_that_it_is_not_there_yet(nvshare_run: Run) -> None:
+def test_a_memory_mode_that_does_not_exist_is_refused(nvshare_run: Run) -> None:
     """Else the program would run in a mode that nobody asked for."""
-    done = nvshare_run("--memory", "swap", "--", "true")
-    assert done.returncode == 1
-    assert "not available in this version" in done.stderr
+    done = nvshare_run("--memory", "fast", "--", "true")
+    assert done.returncode == 2
+    assert "--memory" in done.stderr
+    assert "fast" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("spec", ["0x8GiB", "2x", "many", "2x1MBB"])

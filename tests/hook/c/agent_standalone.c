@@ -117,6 +117,16 @@ void nvs_memory_after_fork(void)
 {
 }
 
+bool nvs_memory_open_gate(uint32_t gpu, bool paced)
+{
+    nvs_gate_open(gpu, paced);
+    return true;
+}
+
+void nvs_memory_expect_eviction(uint32_t gpu, bool likely)
+{
+}
+
 /* --- the calls of agent_client.c --- */
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)

@@ -83,6 +83,11 @@ void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     visit((CUcontext)(uintptr_t)0x100, argument);
 }
 
+uint32_t nvs_context_gpu(CUcontext context)
+{
+    return 0;
+}
+
 bool nvs_capturing(void)
 {
     return fake_stream_captures;

@@ -1,0 +1,394 @@
+"""Which frameworks work under the hook, unchanged and at full speed: `python -m bench.compatibility --json`.
+
+For each case (compatibility_cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
+without the hook, alone under it, and two at a time under it with a quantum of 20 ms.  Their digests are compared with
+the one without the hook; where bytes differ, the figures within the case's tolerance, which the row then says.  Speed
+is compared by the same number of steps in turns (crew.py); start-up by the clock of the started program.
+
+One JSON object a line, as they come: first the machine, then rows, of which a later one replaces an earlier one of the
+same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
+page, also from earlier runs (`--from LINES`).  A case that fails is a row; exit code 1 when a row differs or failed.
+
+May not go here: what the cases do, how a page looks (compatibility_page.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import compatibility_page
+from bench.compatibility_cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
+from bench.compatibility_verify import verify
+from bench.crew import Member, OutOfTime, closing, slowdown
+from bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
+from bench.startup import import_rows
+
+CASES_DIRECTORY = Path(__file__).with_name("compatibility_cases")
+READY_TIMEOUT_S = 90.0
+GOOD = frozenset({"identical", "within tolerance"})
+FINE = frozenset({"ok", "skipped", "unrepeatable"})
+
+
+@dataclass(slots=True)
+class Row:
+    """What is known about one case in one mode."""
+
+    group: str
+    case: Case
+    mode: str
+    result: str = "unfinished"
+    reason: str = ""
+    baseline: dict[str, Any] | None = None
+    alone: str | None = None
+    two: list[str] = field(default_factory=list)
+    repeatable: bool = True
+    timing: dict[str, Any] | None = None
+    handovers: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    at_work: bool = False
+    suspect: bool = False
+    """An error may have spoilt the program for the other cases."""
+
+    @property
+    def open(self) -> bool:
+        """Whether something is left to be done."""
+        return self.result == "unfinished"
+
+    def close(self, result: str, reason: str = "") -> None:
+        """Nothing more is to be done."""
+        self.result, self.reason = result, reason
+
+    def finished(self, phase: Callable[[Row], object]) -> bool:
+        """One phase of it, written down; False when it failed, and its programs are not to be trusted any more."""
+        self.at_work = True
+        phase(self)
+        self.at_work = False
+        emit(self.as_json())
+        return self.result != "failed" and not self.suspect
+
+    def settle(self) -> None:
+        """All verdicts are in."""
+        if all(verdict in GOOD for verdict in (self.alone, *self.two)):
+            self.close("ok")
+        elif self.repeatable:
+            self.close("differs")
+        else:
+            self.close("unrepeatable", "the program gives other results each time without the hook, too")
+
+    def as_json(self) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "case": self.case.row, "group": self.group, "mode": self.mode, "result": self.result,
+            "reason": self.reason, "alone": self.alone, "two": self.two, "timing": self.timing,
+            "repeatable": self.repeatable,
+            "tolerance": (self.baseline or {}).get("tolerance", 0.0), "handovers": self.handovers,
+            "versions": self.versions,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the whole run has in common."""
+
+    simulate: str | None
+    seconds: float
+    pairs: int
+    deadline: float
+    scratch: Path
+    programs: Mapping[str, Path | str]
+    """By `Group.build`: the compiled program, or why there is none."""
+
+    def environment(self, group: Group) -> dict[str, str]:
+        """Of a group's programs, hooked or not."""
+        caches = {name: str(self.scratch / "cache") for name in ("TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")}
+        caches |= {name: str(self.scratch / name.lower()) for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")}
+        return {**EVERYWHERE, **caches, **group.environment}
+
+    def left_s(self) -> float:
+        """Seconds until everything has to be over."""
+        return self.deadline - time.monotonic()
+
+
+def emit(told: Mapping[str, Any]) -> None:
+    """One line, at once."""
+    print(json.dumps(told), flush=True)
+
+
+def verdict(baseline: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    """How a result compares with the one without the hook."""
+    if "digest" not in told:
+        return f"failed: {told.get('error') or told.get('skipped') or 'no result'}"
+    if told["digest"] == baseline["digest"]:
+        return "identical"
+    ours, theirs, limit = told.get("values", []), baseline.get("values", []), baseline.get("tolerance", 0.0)
+    if limit and len(ours) == len(theirs) and all(
+        abs(a - b) <= limit * max(abs(a), abs(b), 1.0) for a, b in zip(ours, theirs, strict=True)
+    ):
+        return "within tolerance"
+    return "differs"
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The three programs of a group in one mode."""
+
+    stand: Rig
+    plain: Member
+    hooked: Member
+    second: Member
+
+    def alone(self, run: Run, row: Row) -> None:
+        """Baseline, then the hooked one beside nobody."""
+        name, limit = row.case.name, row.case.limit_s
+        baseline = self.plain.ask(f"check {name}", limit)
+        if "digest" not in baseline:
+            row.suspect = "error" in baseline
+            why = baseline.get("skipped") or f"fails without the hook too: {baseline.get('error')}"
+            return row.close("skipped", why)
+        row.versions = row.versions | baseline.get("versions", {})
+        row.baseline = baseline
+        row.alone = verdict(baseline, self.hooked.ask(f"check {name}", limit))
+        if row.alone.startswith("failed"):
+            return row.close("failed", f"alone {row.alone}")
+        if baseline.get("timed", True):
+            row.timing = slowdown(
+                self.plain, self.hooked, name, seconds=run.seconds, pairs=run.pairs, timeout_s=limit
+            )
+        row.repeatable = verdict(baseline, self.plain.ask(f"check {name}", limit)) in GOOD
+        return None
+
+    def handovers(self) -> int:
+        """Of all GPUs so far."""
+        return sum(gpu.get("handovers") or 0 for gpu in self.stand.control("status")["gpus"])
+
+    def two(self, row: Row) -> None:
+        """Both hooked ones at once."""
+        assert row.baseline is not None
+        pair = (self.hooked, self.second)
+        before = self.handovers()
+        for member in pair:
+            member.tell(f"check {row.case.name}")
+        row.two = [verdict(row.baseline, member.answer(2 * row.case.limit_s)) for member in pair]
+        row.handovers = self.handovers() - before
+        if failures := [one for one in row.two if one.startswith("failed")]:
+            return row.close("failed", f"two at a time {failures[0]}")
+        return row.settle()
+
+
+def attempt(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:
+    """One crew works through the rows until all are closed or one breaks it."""
+    mode = rows[0].mode
+
+    def member(kind: str, *, hooked: bool) -> Member:
+        return Member(
+            stand, command, hooked=hooked, name=f"{group.name}-{kind}", options=MODES[mode] if hooked else (),
+            extra=run.environment(group), deadline=run.deadline,
+        )
+
+    crew = Crew(stand, member("plain", hooked=False), member("a", hooked=True), member("b", hooked=True))
+    with closing([crew.plain, crew.hooked, crew.second]):
+        try:
+            versions = crew.plain.answer(READY_TIMEOUT_S).get("versions", {})
+        except OutOfTime:
+            raise
+        except BenchError as error:
+            for row in rows:
+                row.close("skipped", f"does not start without the hook either: {error}")
+                emit(row.as_json())
+            return
+        crew.hooked.answer(READY_TIMEOUT_S)
+        crew.second.answer(READY_TIMEOUT_S)
+        for row in rows:
+            row.versions = versions
+            if row.alone is None and not row.finished(lambda row: crew.alone(run, row)):
+                return
+        for row in rows:
+            if row.open and not row.finished(crew.two):
+                return
+
+
+def run_rows(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:
+    """All rows, with a fresh crew after each failure."""
+    while left := [row for row in rows if row.open]:
+        try:
+            attempt(run, stand, group, command, left)
+        except OutOfTime:
+            raise
+        except (BenchError, subprocess.TimeoutExpired) as error:
+            at_work = [row for row in left if row.at_work]
+            for row in at_work or left:  # nobody at work: it does not even start under the hook
+                row.at_work = False
+                row.close("failed", str(error))
+                emit(row.as_json())
+
+
+def missing(run: Run, group: Group) -> str:
+    """Why a group cannot run here, or nothing."""
+    absent = [name for name in group.modules if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed"
+    program = run.programs.get(group.build)
+    return program if isinstance(program, str) else ""
+
+
+def command_of(run: Run, group: Group) -> list[str]:
+    """Of a group's program."""
+    if group.build:
+        return [str(run.programs[group.build])]
+    return [sys.executable, "-m", "bench.compatibility_cases.host", group.modules[0]]
+
+
+def verify_all(run: Run, wanted: Sequence[str]) -> bool:
+    """Every group that can run, under the bypass detector; whether nothing escaped."""
+    good = True
+    for group in (*FIRST, *THEN):
+        cases = chosen(group, "device", wanted)
+        if not cases or missing(run, group):
+            continue
+        told: dict[str, Any] = {"verify": group.name, "result": "unknown"}
+        try:
+            with rig(simulate=run.simulate) as stand:
+                told = verify(stand, group, command_of(run, group), cases, run.environment(group), run.deadline)
+        except BenchError as error:
+            told["problems"] = [str(error)]
+        emit(told)
+        good &= told["result"] == "clean"
+    return good
+
+
+def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[Row]:
+    """Its cases in one mode."""
+    rows = [Row(group.name, case, mode) for case in cases]
+    if why := missing(run, group):
+        for row in rows:
+            row.close("skipped", why)
+    elif run.left_s() < 5:
+        for row in rows:
+            row.close("skipped", "no time left")
+    if not rows[0].open:
+        for row in rows:
+            emit(row.as_json())
+        return rows
+    try:
+        with rig(simulate=run.simulate, quantum="20ms") as stand:
+            run_rows(run, stand, group, command_of(run, group), rows)
+    except BenchError as error:
+        for row in rows:
+            if row.open:
+                row.close("skipped" if isinstance(error, OutOfTime) else "failed", str(error))
+                emit(row.as_json())
+    return rows
+
+
+def build_programs(scratch: Path) -> dict[str, Path | str]:
+    """What has to be compiled; where a compiler is missing, the reason."""
+    programs: dict[str, Path | str] = {}
+    try:
+        programs["replay"] = compile_program(Path(__file__).with_name("replay.c"), scratch)
+    except BenchError as error:
+        programs["replay"] = str(error)
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if nvcc is None:
+        programs["runtime"] = "no nvcc"
+        return programs
+    target = scratch / "runtime_program"
+    source = CASES_DIRECTORY / "runtime_program.cu"
+    command = [nvcc, "-cudart", "static", "-O2", "-o", str(target), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    programs["runtime"] = target if done.returncode == 0 else f"nvcc: {done.stderr.strip()[-300:]}"
+    return programs
+
+
+def chosen(group: Group, mode: str, wanted: Sequence[str]) -> list[Case]:
+    """The cases of a group that run in a mode."""
+    return [
+        case for case in group.cases
+        if mode in case.modes and (not wanted or any(word in (group.name, case.row, case.name) for word in wanted))
+    ]  # fmt: skip
+
+
+def measure(run: Run, modes: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Everything; whether no row differs or failed."""
+
+    def cases(groups: Sequence[Group]) -> bool:
+        fine = True
+        for mode in modes:
+            for group in groups:
+                if picked := chosen(group, mode, wanted):
+                    fine &= all(row.result in FINE for row in run_group(run, group, mode, picked))
+        return fine
+
+    good = cases(FIRST)
+    if not wanted or "start-up" in wanted:
+        with rig(simulate=run.simulate) as stand:
+            for told in import_rows(stand, ("cupy", "torch"), pairs=max(2, run.pairs // 2), deadline=run.deadline):
+                emit(told)
+                good &= told["result"] != "failed"
+    return cases(THEN) and good
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.compatibility", description="What works under the hook")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line (there is no other form)")
+    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
+    parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
+    parser.add_argument("--mode", action="append", choices=sorted(MODES), help="default: device, then managed")
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement (default 0.2)")
+    parser.add_argument("--pairs", type=int, default=5, help="measurements without and with the hook (default 5)")
+    parser.add_argument("--budget", type=float, default=200.0, help="seconds for everything (default 200)")
+    parser.add_argument("--verify", action="store_true", help="only this: does all of it pass the gate?")
+    parser.add_argument("--markdown", type=Path, help="write the page there at the end")
+    parser.add_argument("--from", dest="lines", type=Path, help="measure nothing: make the page from these lines")
+    return parser.parse_args()
+
+
+def write_page(target: Path, lines: Path) -> None:
+    """The page of a run that left its lines in a file."""
+    told = []
+    for line in lines.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):  # the last line of a run that was stopped may be half
+            told.append(json.loads(line))
+    target.write_text(compatibility_page.page(told), encoding="utf-8")
+
+
+def main() -> int:
+    """Command line."""
+    options = parse()
+    if options.lines is not None:
+        if options.markdown is None:
+            sys.stderr.write("bench.compatibility: --from needs --markdown\n")
+            return 2
+        write_page(options.markdown, options.lines)
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a time limit leaves no process behind
+    deadline = time.monotonic() + options.budget
+    simulate = "2x8GiB" if options.simulate or not real_card() else None
+    os.environ.pop("NVSHARE_MEMORY_LIMIT", None)
+    with tempfile.TemporaryDirectory(prefix="nvshare-matrix-") as scratch:
+        emit({"machine": machine(), "simulated": simulate is not None, "python": sys.version.split()[0]})
+        programs = build_programs(Path(scratch))
+        run = Run(simulate, options.seconds, options.pairs, deadline, Path(scratch), programs)
+        if options.verify:
+            good = verify_all(run, options.case)
+        else:
+            good = measure(run, options.mode or ["device", "managed"], options.case)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

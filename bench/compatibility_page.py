@@ -1,0 +1,140 @@
+"""docs/compatibility.md from the lines of a run: `python -m bench.compatibility --from LINES --markdown FILE`.
+
+Invariant: every figure and verdict on the page comes from a line; without a run on a card the page says so.
+
+May not go here: measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+HEAD = """# Compatibility
+
+What runs under the hook unchanged: the same program without the hook, alone under it, and two at a time under it with
+a quantum of 20 ms. *identical* means that every byte of the results is; *within tolerance* that the figures are, within
+the relative tolerance named; *unrepeatable* that the program's results differ from time to time without the hook, too.
+*Slower alone* compares the same number of steps without the hook and under it, in turns: the median of the pairs, and
+in brackets the extremes. Where these have both signs, the difference is within the noise.
+
+This page is written by the benchmark:
+
+    python -m bench.compatibility --json >lines.json
+    python -m bench.compatibility --json --verify >>lines.json
+    python -m bench.compatibility --from lines.json --markdown docs/compatibility.md
+
+One case by itself: `python -m bench.compatibility --json --case "NAME"`, with a name of the first column. The
+programs are in [bench/compatibility_cases](../bench/compatibility_cases). In `managed` mode each has a limit of 96 MiB.
+"""
+
+NOT_RUN = "\nIt has not been run on a card yet: there are no results.\n"
+
+SIMULATED = (
+    "\n**This run was on simulated GPUs**, which compute nothing: it shows that the programs run, and nothing "
+    "about a card.\n"
+)
+
+WORDS = {"unfinished": "unfinished: the run ended before two at a time"}
+
+
+def final_rows(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last line of each case and mode, in the order of the first."""
+    rows: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for line in lines:
+        if "case" in line:
+            rows[line["case"], line["mode"]] = line
+    return list(rows.values())
+
+
+def percent(value: float) -> str:
+    """With a sign."""
+    return f"{100 * value:+.2f} %"
+
+
+def cell(text: object) -> str:
+    """What a table can hold."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def case_line(row: Mapping[str, Any]) -> str:
+    """One row of the table of cases."""
+    result = WORDS.get(row["result"], row["result"])
+    if row.get("reason"):
+        result += f" ({row['reason']})"
+    timing = row.get("timing")
+    slower, speed = "", ""
+    if timing:
+        low, middle, high = (percent(timing[key]) for key in ("slowdown_min", "slowdown", "slowdown_max"))
+        slower = f"{middle} ({low} to {high})"
+        speed = f"{timing['plain_steps_per_s']:g}"
+    two = ", ".join(dict.fromkeys(row.get("two") or ()))
+    if "within tolerance" in (row.get("alone"), *(row.get("two") or ())):
+        result += f", tolerance {row['tolerance']:g}"
+    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, slower, speed)
+    return "| " + " | ".join(cell(one) for one in cells) + " |"
+
+
+def startup_line(row: Mapping[str, Any]) -> str:
+    """One row of the table of start-up times."""
+    if "startup" not in row:
+        return f"| {cell(row['case'])} | {cell(row['result'])} ({cell(row.get('reason', ''))}) | | | |"
+    cells = [row["case"]]
+    for what in ("import", "first_result"):
+        told = row["startup"][what]
+        cells += [f"{told['plain_ms']:g} ms (spread {told['plain_spread_ms']:g})", f"{told['added_ms']:+g} ms"]
+    return "| " + " | ".join(cell(one) for one in cells) + " |"
+
+
+def verify_line(told: Mapping[str, Any]) -> str:
+    """One row of the table of the detector."""
+    escapes = "; ".join(f"{one['function']} {one['symbol']}".strip() for one in told.get("escapes", ()))
+    result = "; ".join([told["result"], *filter(None, (escapes, *told.get("problems", ())))])
+    passed = [f"{told[what + '_gated']} of {told[what]}" if what in told else "" for what in ("kernels", "copies")]
+    cells = (told["verify"], *passed, result, ", ".join(told.get("checked", ())))
+    return "| " + " | ".join(cell(one) for one in cells) + " |"
+
+
+def page(lines: Iterable[Mapping[str, Any]]) -> str:
+    """All of it."""
+    lines = list(lines)
+    rows = final_rows(lines)
+    if not rows and not any("verify" in line for line in lines):
+        return HEAD + NOT_RUN
+    about: Mapping[str, Any] = next((line for line in lines if "machine" in line), {})
+    versions: dict[str, str] = {}
+    for row in rows:
+        versions |= row.get("versions") or {}
+    text = [HEAD]
+    if about.get("simulated", True):
+        text.append(SIMULATED)
+    facts = about.get("machine", {})
+    text.append(
+        f"\nMachine: {facts.get('gpu', 'unknown')}; {facts.get('cpu', 'unknown')}, {facts.get('cores', '?')} cores. "
+        f"Python {about.get('python', '?')}"
+        + "".join(f", {name} {version}" for name, version in sorted(versions.items()))
+        + ".\n"
+    )
+    cases = [row for row in rows if row["group"] != "start-up"]
+    starts = [row for row in rows if row["group"] == "start-up"]
+    if cases:
+        text.append(
+            "\n| case | mode | result | alone | two at a time | slower alone | steps/s without the hook |"
+            "\n|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
+        )
+    if starts:
+        text.append(
+            "\n## Start-up\n\nFrom the start of the process to the end of the import, and to the first result from the "
+            "GPU;\n*added* is the median of the differences between starts in turns.\n"
+            "\n| | imported | added | first result | added |\n|---|---|---|---|---|\n"
+            + "\n".join(startup_line(row) for row in starts)
+            + "\n"
+        )
+    if verified := {line["verify"]: line for line in lines if "verify" in line}:
+        text.append(
+            "\n## Does everything pass the gate?\n\nBy the bypass detector (`nvshare-run --verify`), each case once, "
+            "one process a group.\n\n| group | kernels | copies | result | cases |\n|---|---|---|---|---|\n"
+            + "\n".join(verify_line(told) for told in verified.values())
+            + "\n"
+        )
+    return "".join(text)

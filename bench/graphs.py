@@ -1,0 +1,187 @@
+"""CUDA graphs under the hook, and what revoking from a deep queue takes and costs: `python -m bench.graphs --json`.
+
+1. `replay`: replays of a graph of 20 short kernels, of a graph of one kernel (nothing but its launch), and the same
+   kernels launched one by one (replay.c), without the hook and under it with the lease held, in turns; `share` is the
+   hooked share of the speed, the median over the pairs.
+2. `drain_ms`: of two programs (saturate.c) that submit short kernels as far ahead as the driver lets them, under a
+   quantum of 20 ms with the coordinator's default pacing budget, as their releases tell; `graph_drain_ms`: the same of
+   two that replay graphs of 20 kernels (replay.c), where as many launches hold 20 times the work.  The first drain
+   stands apart (`first`): its queue was filled when nobody else was there, with no budget.
+3. `throughput_cost`: of being paced, with the hand-overs that come with it: 1 - (both programs' kernels a second with a
+   quantum of 500 ms) / (one's, alone under the hook), the median over the repetitions, in turns.
+
+May not go here: hand-overs' other times (bench/handover.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.crew import Member, closing, slowdown, steps_for
+from bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
+
+READY_TIMEOUT_S = 60.0
+WARM_UP_S = 0.2
+
+
+def replays(simulate: str | None, program: Path, *, seconds: float, pairs: int) -> dict[str, Any]:
+    """By kind of step."""
+    with rig(simulate=simulate) as stand:
+        plain = Member(stand, [str(program)], hooked=False, name="replay-plain")
+        hooked = Member(stand, [str(program)], hooked=True, name="replay-hooked")
+        with closing([plain, hooked]):
+            for member in (plain, hooked):
+                member.answer(READY_TIMEOUT_S)
+            found = {}
+            for name in ("graph", "graph1", "launches"):
+                digests = {member.ask(f"check {name}", READY_TIMEOUT_S)["digest"] for member in (plain, hooked)}
+                found[name] = slowdown(plain, hooked, name, seconds=seconds, pairs=pairs)
+                found[name]["identical"] = len(digests) == 1
+    return found
+
+
+def saturate(stand: Rig, program: Path, count: int, options: argparse.Namespace, seconds: float) -> list[float]:
+    """Kernels a second of so many programs at once, each under the hook."""
+    command = [str(program), str(seconds), str(int(options.kernel_us * 1000)), str(options.depth)]
+    crew = [stand.start(command, hooked=True, name=f"saturate-{number}") for number in range(count)]
+    rates = []
+    try:
+        for process in crew:
+            out, _ = process.communicate(timeout=seconds + 60)
+            if process.returncode != 0:
+                raise BenchError(f"saturate: exit code {process.returncode}")
+            rates.append(json.loads(out)["launches"] / seconds)
+    finally:
+        for process in crew:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return rates
+
+
+def drains_ms(lines: Sequence[str]) -> tuple[list[float], int]:
+    """Milliseconds that each revoked holder took to drain, and how many passed their deadline."""
+    revoked: set[int] = set()
+    found: list[float] = []
+    overdue = 0
+    for line in lines:
+        if not line.endswith("}"):
+            continue  # the follower was stopped while it wrote
+        event = json.loads(line)
+        if event["kind"] == "revoked":
+            revoked.add(event["lease"])
+        elif event["kind"] == "released" and event["lease"] in revoked:
+            if event["drained"]:
+                found.append(event["drain_ns"] / 1e6)
+            else:
+                overdue += 1
+    return found, overdue
+
+
+def drains(simulate: str | None, work: Callable[[Rig], object]) -> dict[str, Any]:
+    """Drains while something runs."""
+    with rig(simulate=simulate, quantum="20ms") as stand:
+        log = stand.directory / "events.jsonl"
+        with log.open("w", encoding="utf-8") as stream:
+            follower = stand.follow_events(stream)
+            try:
+                work(stand)
+            finally:
+                follower.terminate()
+                follower.wait(10)
+        found, overdue = drains_ms(log.read_text(encoding="utf-8").splitlines())
+    if len(found) < 2:
+        raise BenchError(f"only {len(found)} drains were seen")
+    first, *paced = found
+    percentiles = {f"p{round(share * 100)}": round(percentile(paced, share), 3) for share in (0.5, 0.9, 0.99, 1.0)}
+    return percentiles | {"first": round(first, 3), "drains": len(found), "overdue": overdue}
+
+
+def replay_together(stand: Rig, program: Path, seconds: float) -> None:
+    """Two programs that replay graphs as fast as they can."""
+    crew = [Member(stand, [str(program)], hooked=True, name=f"replay-{number}") for number in range(2)]
+    with closing(crew):
+        for member in crew:
+            member.answer(READY_TIMEOUT_S)
+        steps = steps_for(crew[0], "graph", seconds / 2, READY_TIMEOUT_S)
+        for member in crew:
+            member.tell(f"time graph {steps}")
+        for member in crew:
+            member.answer(seconds + READY_TIMEOUT_S)
+
+
+def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """What two lose together against one alone."""
+    alone, together, costs = [], [], []
+    with rig(simulate=simulate, quantum="500ms") as stand:
+        saturate(stand, program, 1, options, WARM_UP_S)
+        for _ in range(options.repetitions):
+            alone.append(sum(saturate(stand, program, 1, options, options.seconds)))
+            together.append(sum(saturate(stand, program, 2, options, options.seconds)))
+            costs.append(1 - together[-1] / alone[-1])
+    return {
+        "throughput_cost": round(statistics.median(costs), 5),
+        "costs": spread(costs),
+        "alone_kernels_per_s": spread(alone),
+        "two_kernels_per_s": spread(together),
+    }
+
+
+def deep_queues(simulate: str | None, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The second and third part."""
+    program, replay = (compile_program(Path(__file__).with_name(name), scratch) for name in ("saturate.c", "replay.c"))
+    return {
+        "drain_ms": drains(simulate, lambda stand: saturate(stand, program, 2, options, options.seconds)),
+        "graph_drain_ms": drains(simulate, lambda stand: replay_together(stand, replay, options.seconds)),
+        **pacing(simulate, program, options),
+        "kernel_us": options.kernel_us,
+        "depth": options.depth,
+    }
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.graphs", description="Graphs, and drains of deep queues")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
+    parser.add_argument("--only", choices=("replay", "drain"), help="one half of it")
+    parser.add_argument("--seconds", type=float, default=4.0, help="each run of the saturating programs (default 4)")
+    parser.add_argument("--repetitions", type=int, default=2, help="of the comparison of throughput (default 2)")
+    parser.add_argument("--replay-seconds", type=float, default=0.25, help="one measurement of replays (default 0.25)")
+    parser.add_argument("--pairs", type=int, default=11, help="measurements without and with the hook (default 11)")
+    parser.add_argument("--kernel-us", type=float, default=5.0, help="length of one kernel (default 5)")
+    parser.add_argument("--depth", type=int, default=5000, help="kernels in flight at most (default 5000)")
+    options = parser.parse_args()
+    simulate = "1x1GiB" if options.simulate or not real_card() else None
+    result: dict[str, Any] = {"simulated": simulate is not None, "machine": machine()}
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            if options.only != "drain":
+                program = compile_program(Path(__file__).with_name("replay.c"), Path(place))
+                result["replay"] = replays(simulate, program, seconds=options.replay_seconds, pairs=options.pairs)
+            if options.only != "replay":
+                result |= deep_queues(simulate, Path(place), options)
+    except (BenchError, subprocess.TimeoutExpired) as error:
+        sys.stderr.write(f"bench.graphs: {error}\n")
+        return 1
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    for name, told in result.get("replay", {}).items():
+        print(f"{name}: {100 * told['share']:.2f} % of the speed without the hook")
+    if "drain_ms" in result:
+        print(f"drains in ms: {result['drain_ms']}, of graphs {result['graph_drain_ms']}")
+        print(f"throughput cost {100 * result['throughput_cost']:.2f} %")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

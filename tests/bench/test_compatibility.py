@@ -1,0 +1,173 @@
+"""The compatibility matrix: its verdicts, what becomes of cases that fail, its page; and that start-up and graphs run.
+
+May not go here: figures; what frameworks do, which needs a card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import compatibility_page
+from bench.compatibility import Run, run_group, verdict
+from bench.compatibility_cases.catalog import FIRST, SMALL, THEN, Case, Group
+from bench.compatibility_verify import totals
+from bench.graphs import drains_ms
+from tests.conftest import ROOT, Built
+
+CASES = (Case("breaks", "breaks", SMALL, limit_s=20.0), Case("works", "works", SMALL, limit_s=20.0))
+
+PROGRAM = """#!/bin/sh
+echo '{"ready": true, "versions": {"sh": "1"}}'
+while read -r what name steps; do
+  case "$what-$name-$LD_PRELOAD" in
+    check-breaks-*nvshare_hook*) echo 'last words' >&2; exit 3 ;;
+    check-*) echo 'frameworks talk'; echo '{"digest": "d"}' ;;
+    time-*) echo '{"ns": 100000000}' ;;
+  esac
+done
+"""
+
+
+def run(module: str, *words: str) -> list[dict[str, Any]]:
+    """Its JSON lines."""
+    environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--json", *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def settings(tmp_path: Path, *, left_s: float) -> Run:
+    """A run whose group `shell` is the program above."""
+    program = tmp_path / "program.sh"
+    program.write_text(PROGRAM, encoding="utf-8")
+    program.chmod(0o755)
+    return Run("1x1GiB", 0.01, 1, time.monotonic() + left_s, tmp_path, {"shell": program, "absent": "no compiler"})
+
+
+def test_verdicts() -> None:
+    """A difference that is called equal, or noise within the tolerance that is called a difference, misleads."""
+    base = {"digest": "a", "values": [1000.0, 2.0], "tolerance": 1e-3}
+    assert verdict(base, {"digest": "a"}) == "identical"
+    assert verdict(base, {"digest": "b", "values": [1000.5, 2.001]}) == "within tolerance"
+    assert verdict(base, {"digest": "b", "values": [1002.0, 2.0]}) == "differs"
+    assert verdict(base, {"digest": "b", "values": [1000.0]}) == "differs"
+    assert verdict(base, {"digest": "b", "values": [float("nan"), 2.0]}) == "differs"
+    assert verdict(base | {"tolerance": 0.0}, {"digest": "b", "values": base["values"]}) == "differs"
+    assert verdict(base, {"error": "boom"}) == "failed: boom"
+
+
+@pytest.mark.usefixtures("built")
+def test_a_case_that_breaks_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One broken framework must not cost the rows of the others, nor hide why it broke."""
+    rows = run_group(settings(tmp_path, left_s=100.0), Group("shell", CASES, build="shell"), "device", CASES)
+    assert [row.result for row in rows] == ["failed", "ok"]
+    assert "exit code 3" in rows[0].reason
+    assert "last words" in rows[0].reason
+    assert rows[1].versions == {"sh": "1"}
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["result"] for line in lines] == ["failed", "unfinished", "ok"], "rows come as they are known"
+
+
+def test_what_cannot_run_says_why(tmp_path: Path) -> None:
+    """A row that is silently missing looks like one that was forgotten."""
+    now = settings(tmp_path, left_s=100.0)
+    absent = run_group(now, Group("x", CASES, modules=("no_such_framework",)), "device", CASES)
+    assert {(row.result, row.reason) for row in absent} == {("skipped", "no_such_framework not installed")}
+    unbuilt = run_group(now, Group("x", CASES, build="absent"), "device", CASES)
+    assert {(row.result, row.reason) for row in unbuilt} == {("skipped", "no compiler")}
+    late = run_group(settings(tmp_path, left_s=0.0), Group("shell", CASES, build="shell"), "device", CASES)
+    assert {(row.result, row.reason) for row in late} == {("skipped", "no time left")}
+
+
+def test_matrix_on_the_simulated_gpu(built: Built) -> None:
+    """The matrix runs: baseline, alone, two at a time, with a program that really is under the hook."""
+    lines = run("bench.compatibility", "--simulate", "--case=driver", "--mode=device", "--seconds=0.05", "--pairs=1")
+    rows = compatibility_page.final_rows(lines)
+    assert [(row["result"], row["alone"], row["two"]) for row in rows] == [("ok", "identical", ["identical"] * 2)] * 3
+    assert sum(row["handovers"] for row in rows) > 0, "two at a time were never at the same time"
+    text = compatibility_page.page(lines)
+    assert "simulated GPUs" in text
+    assert all(f"| {row['case']} | device | ok |" in text for row in rows)
+
+
+def test_detector_on_the_matrix(built: Built) -> None:
+    """The matrix claims that nothing escapes: that must come from the detector, and from work that it saw."""
+    lines = run("bench.compatibility", "--simulate", "--case=driver", "--verify")
+    (told,) = [line for line in lines if "verify" in line]
+    assert told["result"] == "clean"
+    assert told["kernels"] == told["kernels_gated"] > 0
+    assert len(told["checked"]) == 3
+    assert "| driver | " in compatibility_page.page(lines)
+
+
+def test_no_report_is_no_clean_bill(tmp_path: Path) -> None:
+    """A detector that saw nothing must not look like one that found nothing."""
+    report = tmp_path / "report.json"
+    assert totals(report)["result"] == "unknown"
+    process = {"kernels": 0, "kernels_gated": 0, "copies": 0, "copies_gated": 0, "escapes": [], "problem": None}
+    report.write_text(json.dumps([process]), encoding="utf-8")
+    assert totals(report)["result"] == "unknown"
+    escape = {"function": "cuLaunchKernel", "symbol": "k", "calls": 1, "ran": 1}
+    report.write_text(json.dumps([process | {"kernels": 1, "escapes": [escape]}]), encoding="utf-8")
+    assert totals(report)["result"] == "escaped"
+    report.write_text(json.dumps([process | {"kernels": 1, "problem": "killed"}]), encoding="utf-8")
+    assert totals(report)["result"] == "unknown"
+
+
+def test_rows_are_told_apart() -> None:
+    """Two cases of one name would overwrite each other on the page."""
+    names = [(case.row, mode) for group in (*FIRST, *THEN) for case in group.cases for mode in case.modes]
+    assert len(names) == len(set(names))
+
+
+def test_the_page_is_made_by_the_script() -> None:
+    """A page that was edited by hand says what nobody has measured."""
+    text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    assert text.startswith(compatibility_page.HEAD)
+    assert text == compatibility_page.page([]) or "\nMachine: NVIDIA" in text
+    assert "simulated" not in text
+
+
+def test_startup(built: Built) -> None:
+    """An idle process with the hook has no thread and no socket; and a crowd that starts at once gets through."""
+    (told,) = run("bench.startup", "--runs=3", "--processes=8")
+    assert {"added_ms", "all_ready_s"} <= set(told)
+    assert told["processes"] == 8
+    assert told["idle"]["threads"] == 1
+    assert told["idle"]["sockets"] == told["idle"]["without_the_hook"]["sockets"]
+
+
+def test_graphs(built: Built) -> None:
+    """Replays compute the same under the hook, and drains are seen."""
+    words = ("--seconds=1", "--repetitions=1", "--pairs=1", "--replay-seconds=0.05")
+    (told,) = run("bench.graphs", "--simulate", *words)
+    assert {name: one["identical"] for name, one in told["replay"].items()} == dict.fromkeys(
+        ("graph", "graph1", "launches"), True
+    )
+    for which in ("drain_ms", "graph_drain_ms"):
+        assert told[which]["drains"] > 1
+        assert told[which]["overdue"] == 0
+    assert "throughput_cost" in told
+
+
+def test_only_drains_of_revoked_holders_count() -> None:
+    """An early release drains nothing and would flatter the figure."""
+    events = [
+        {"kind": "released", "lease": 1, "drained": True, "drain_ns": 1},
+        {"kind": "revoked", "lease": 2},
+        {"kind": "released", "lease": 2, "drained": True, "drain_ns": 2_000_000},
+        {"kind": "revoked", "lease": 3},
+        {"kind": "released", "lease": 3, "drained": False, "drain_ns": 0},
+    ]
+    assert drains_ms([*(json.dumps(event) for event in events), '{"kind": "revo']) == ([2.0], 1)
