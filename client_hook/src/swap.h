@@ -87,8 +87,7 @@ CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk
 
 /* A segment that nobody knows yet: addresses and host room, no memory.  `bytes` is a multiple of the unit. */
 CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, bool arena, nvs_segment **out);
-/* Physical memory at the addresses of neighbouring chunks, with access for all who may; all or nothing.  The last step may have
- * to wait for what other programs copy at the time, however much it is for, so it should be for much. */
+/* Physical memory at the addresses of neighbouring chunks, with access for all who may; all or nothing.  */
 CUresult nvs_chunks_map(const nvs_place *places, size_t count);
 bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after);
 CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk);

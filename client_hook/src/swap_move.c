@@ -14,7 +14,7 @@
 
 #include <stdlib.h>
 
-enum { STREAMS = 2, IN_FLIGHT = 6, MOST_IN_A_ROW = 128 };
+enum { STREAMS = 2, IN_FLIGHT = 6, MOST_IN_A_ROW = 8 };
 
 typedef struct lane { /* what a GPU's moves are made with */
     CUcontext context; /* NULL: nothing is there */
@@ -336,10 +336,11 @@ static bool is_doomed(const nvs_place *of)
     return doomed;
 }
 
-/* Neighbours among what is to come in, from the first one on, that are mapped in one step. */
+/* Neighbours among what is to come in, from the first one on, that are mapped in one step.  Small ones only: while a mapping waits
+ * for what another program copies, our own copies run out, and the more so the more is mapped at once. */
 static size_t in_a_row(const nvs_place *places, size_t count)
 {
-    static const uint64_t ENOUGH = UINT64_C(64) << 20;
+    static const uint64_t ENOUGH = UINT64_C(16) << 20;
     uint64_t bytes = places[0].bytes;
     size_t found = 1;
     while (found < count && found < MOST_IN_A_ROW && bytes < ENOUGH && nvs_chunks_adjoin(&places[found - 1], &places[found]) &&

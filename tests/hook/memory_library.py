@@ -14,7 +14,16 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = (
-    *("allocation", "memory", "backend_device", "backend_managed", "backend_swap", "hook_memory", "hook_pool"),
+    *(
+        "allocation",
+        "memory",
+        "memory_release",
+        "backend_device",
+        "backend_managed",
+        "backend_swap",
+        "hook_memory",
+        "hook_pool",
+    ),
     *("hook_swap", "hook_vmm", "swap_arena", "swap_move", "swap_segment", "host_pool"),
 )
 

@@ -1,0 +1,84 @@
+"""Room for clients in `swap` mode that grow while they hold the lease."""
+
+from __future__ import annotations
+
+from coordinator import events, wire
+from coordinator.scheduler import Settings
+from coordinator.testing import Desk, ScriptedClient
+from coordinator.wire import MemoryMode
+from scheduler_policies.registry import create
+
+
+def crowded() -> tuple[Desk, ScriptedClient, ScriptedClient]:
+    """`a` holds the lease with 40 of 100 bytes; `b` sits on 50."""
+    desk = Desk(create, Settings(check_invariants=True))
+    desk.gpu(capacity=100)
+    a = desk.client(wanted=True, mode=MemoryMode.SWAP)
+    b = desk.client(mode=MemoryMode.SWAP)
+    assert a.granted() is not None
+    a.report(allocated=40, resident=40)
+    b.report(allocated=50, resident=50)
+    return desk, a, b
+
+
+def ask(desk: Desk, client: ScriptedClient, total: int) -> None:
+    """Without waiting for the answer."""
+    desk.handle(events.ReservationAsked(client.client, 0, 7, total))
+
+
+def test_what_fits_is_granted_at_once() -> None:
+    """Broken: each allocation moves somebody, or is refused."""
+    _, a, b = crowded()
+    assert a.reserve(50) == 50
+    assert not b.take(wire.Evict)
+
+
+def test_others_make_room_for_the_holder() -> None:
+    """Broken: a program that grows is out of memory though others could move, or too much is moved."""
+    desk, a, b = crowded()
+    ask(desk, a, 70)
+    (evict,) = b.take(wire.Evict)
+    assert evict.bytes == 20
+    assert not a.take(wire.MemoryReserved), "not before the room is there"
+    b.moved(evict.order_id, 20)
+    (answer,) = a.take(wire.MemoryReserved)
+    assert (answer.sequence, answer.bytes) == (7, 70)
+
+
+def test_what_cannot_be_made_is_refused() -> None:
+    """Broken: the program waits for room that will never come."""
+    desk, a, b = crowded()
+    b.report(allocated=50, resident=50, pinned=45)
+    ask(desk, a, 70)
+    (answer,) = a.take(wire.MemoryReserved)
+    assert answer.bytes < 70
+    assert not b.take(wire.Evict)
+    assert desk.notes("refused")[0]["why"] == "capacity"
+
+
+def test_a_failed_eviction_is_a_refusal() -> None:
+    """Broken: the question is never answered."""
+    desk, a, b = crowded()
+    ask(desk, a, 70)
+    (evict,) = b.take(wire.Evict)
+    b.moved(evict.order_id, 5)
+    (answer,) = a.take(wire.MemoryReserved)
+    assert answer.bytes < 70
+
+
+def test_a_death_makes_room() -> None:
+    """Broken: the question waits for an eviction by a client that is gone."""
+    desk, a, b = crowded()
+    ask(desk, a, 70)
+    b.die()
+    (answer,) = a.take(wire.MemoryReserved)
+    assert answer.bytes == 70
+
+
+def test_the_end_of_the_lease_answers_too() -> None:
+    """Broken: a thread of the program hangs in its allocation after its lease has ended."""
+    desk, a, b = crowded()
+    ask(desk, a, 70)
+    assert b.take(wire.Evict)
+    a.release()
+    assert len(a.take(wire.MemoryReserved)) == 1
