@@ -21,7 +21,8 @@ SANITIZE = os.environ.get("NVSHARE_TEST_SANITIZE", "")
 """`thread` or `address,undefined`: the agent's tests run a program that is instrumented whole, without interception."""
 
 STANDALONE = (
-    "gate", "lease", "agent", "agent_lease", "agent_link", "agent_loop", "agent_moves", "transport", "pacing", "init", "log",
+    "gate", "lease", "agent", "agent_lease", "agent_link", "agent_loop", "agent_moves", "transport", "pacing", "init",
+    "log",
 )
 
 
