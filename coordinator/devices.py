@@ -61,11 +61,12 @@ def put_double_in_front(state: Path, cards: str | None) -> None:
 
     Raises ValueError for cards that cannot be, NoGpuError when the simulation is not installed.
     """
+    from simulated_gpu import LibraryNotFoundError
     from simulated_gpu.environment import simulated_environment
 
     try:
         environment = simulated_environment(state, cards, os.environ)
-    except OSError as error:
+    except (OSError, LibraryNotFoundError) as error:
         raise NoGpuError(str(error)) from None
     os.environ.update({name: environment[name] for name in environment if name.startswith("NVSHARE_SIM")})
     folders = environment["LD_LIBRARY_PATH"].split(":")

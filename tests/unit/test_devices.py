@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coordinator.devices import NoGpuError, discover
+import simulated_gpu
+from coordinator.devices import NoGpuError, discover, put_double_in_front
 
 
 class NvmlError(Exception):
@@ -94,3 +96,14 @@ def test_a_node_without_cards_is_told_of_the_simulation(monkeypatch: pytest.Monk
     play(monkeypatch, [])
     with pytest.raises(NoGpuError, match="--simulate"):
         discover()
+
+
+def test_a_simulation_that_is_not_built_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: `nvshare-coordinator --simulate` from a checkout ends in a traceback."""
+
+    def nowhere() -> Path:
+        raise simulated_gpu.LibraryNotFoundError("in none of: here. Install the package")
+
+    monkeypatch.setattr("simulated_gpu.environment.library_directory", nowhere)
+    with pytest.raises(NoGpuError, match="Install the package"):
+        put_double_in_front(tmp_path / "state", None)
