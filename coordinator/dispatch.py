@@ -46,7 +46,9 @@ class Dispatcher:
         self.scheduler = scheduler
         self.deadline_ns: int | None = None
         self.awake_until_ns = 0
-        """While a holder drains: until when its release is worth waiting for wide awake."""
+        """Around a hand-over: until when the next message is worth waiting for wide awake."""
+        self.cues = 0
+        """Messages sent after which a release or the end of a quantum comes: each is worth a rehearsal."""
         self.publish: Publish | None = None
         """Where trace events go; None while nobody listens, so that they cost nothing."""
         self.observe: Observe | None = None
@@ -165,6 +167,9 @@ class Dispatcher:
         self._outbox.send(command.client, wire.encode(message))
         if type(message) is wire.Standby:
             self.awake_until_ns = self._now_ns + message.within_ns
+            self.cues += 1
+        elif type(message) is wire.Revoke:
+            self.cues += 1
         elif type(message) is wire.Grant:
             self.awake_until_ns = 0
 

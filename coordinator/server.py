@@ -74,6 +74,7 @@ class Server:
         self._dispatcher = dispatcher
         self._administration = administration
         self._rehearsal = Rehearsal()
+        self._cues_taken = 0
         self._stopping = False
         self._reload: Callable[[], None] | None = None
         self._errands: deque[Errand] = deque()
@@ -162,7 +163,9 @@ class Server:
         if awake_until_ns and not self._sockets.hooks.ended:
             now_ns = time.monotonic_ns()
             if now_ns < awake_until_ns:
-                self._rehearsal.play()
+                if self._cues_taken != self._dispatcher.cues:
+                    self._cues_taken = self._dispatcher.cues
+                    self._rehearsal.play()
                 bound_ns = awake_until_ns if timeout_ns is None else min(awake_until_ns, now_ns + timeout_ns)
                 if self._sockets.hooks.stay_awake(bound_ns):
                     return set()  # the hooks first; the others are looked at in the next turn
