@@ -15,7 +15,6 @@ import random
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,6 @@ class Client(ScriptedClient):
         answer = self.answer()
         assert answer, f"the program ended: {self.ended()}"
         return json.loads(answer)
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[ScriptedCoordinator]:
-    """Speaks when the test does."""
-    with ScriptedCoordinator(tmp_path / "hooks.sock") as scripted:
-        yield scripted
 
 
 @pytest.fixture

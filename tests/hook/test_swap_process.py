@@ -6,8 +6,6 @@ The simulated GPU keeps what is in a chunk with the chunk: what was not copied b
 from __future__ import annotations
 
 import random
-import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,11 @@ import pytest
 
 from coordinator import wire
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.test_memory_process import Client, finished, reported, until
+from tests.hook.test_memory_process import Client, finished, reported, start, until
 
 MIB, GIB = 1 << 20, 1 << 30
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 CAPACITY = 256 * MIB
-PROGRAM = Path(__file__).resolve().parent / "programs" / "memory_program.py"
-
-
-@pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[ScriptedCoordinator]:
-    """Speaks when the test does."""
-    with ScriptedCoordinator(tmp_path / "hooks.sock") as scripted:
-        yield scripted
 
 
 @pytest.fixture
@@ -42,14 +32,6 @@ def environment(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str
         "NVSHARE_MEMORY": "swap",
         "NVSHARE_SIMULATE": "1x512MiB",
     }
-
-
-def start(environment: dict[str, str], tmp_path: Path) -> Client:
-    """The program, as an executable file: the loader of the script is the Python that runs the tests."""
-    script = tmp_path / "program.sh"
-    script.write_text(f"#!/bin/sh\nexec {sys.executable} -S {PROGRAM}\n")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return Client(script, environment)
 
 
 def settings(
