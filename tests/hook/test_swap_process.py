@@ -57,6 +57,12 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **values: Any) ->
     assert client.result()[0] == 0
 
 
+def hold(client: Client, coordinator: ScriptedCoordinator) -> None:
+    """The first lease; returns when the program knows of it, for an allocation without a lease goes another way."""
+    coordinator.grant(1)
+    assert client.ask("held") == 0
+
+
 def order(
     coordinator: ScriptedCoordinator, kind: type[wire.Evict] | type[wire.Restore], number: int, size: int
 ) -> tuple[int, int]:
@@ -74,7 +80,7 @@ def test_data_survives_eviction(coordinator: ScriptedCoordinator, environment: d
     """Broken: a client's bytes differ after a switch, or it claims to have made room that it did not make."""
     with start(environment, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         sizes = {1: 3 * MIB, 2: 96 * MIB, 3: 4097, 4: 1}
         pointers = {}
         for seed, size in sizes.items():
@@ -120,7 +126,7 @@ def test_the_gate_opens_with_all_memory_there(
     """Broken: a grant without a restoration lets a kernel run into memory that is not mapped."""
     with start(environment, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         _, pointer = client.ask("alloc", 80 * MIB)
         assert client.ask("write", pointer, 80 * MIB, 3) == 0
         coordinator.revoke(1)
@@ -136,7 +142,7 @@ def test_without_room_the_lease_goes_back(
     crowded = {**environment, "NVSHARE_SIM_FAULTS": "cuMemCreate@2-=2"}
     with start(crowded, tmp_path) as client:
         attached(client, coordinator, capacity=1 << 40)
-        coordinator.grant(1)
+        hold(client, coordinator)
         _, pointer = client.ask("alloc", 60 * MIB)
         assert client.ask("write", pointer, 60 * MIB, 3) == 0
         assert client.ask("alloc", 60 * MIB)[0] == OUT_OF_MEMORY
@@ -157,22 +163,27 @@ def test_growth_under_a_lease_asks_for_room(
     """Broken: a client takes memory while it runs that the coordinator has promised to others."""
     with start(environment, tmp_path) as client:
         attached(client, coordinator, reserve=True)
+        _, first = client.ask("alloc", 2 * MIB)
+        client.tell(f"write {first} {2 * MIB} 1")
+        coordinator.expect(wire.Request)
+        assert order(coordinator, wire.Restore, 1, 2 * MIB) == (2 * MIB, 0)
         coordinator.grant(1)
+        assert client.result() == 0, "from here on the program knows that it holds the lease"
         client.tell(f"alloc {100 * MIB}")
         asked = coordinator.expect(wire.ReserveMemory)
-        assert 100 * MIB <= asked.bytes <= 104 * MIB
+        assert 102 * MIB <= asked.bytes <= 106 * MIB
         coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
         assert client.result()[0] == 0
         client.tell(f"alloc {20 * MIB}")
         for exact in (False, True):
             asked = coordinator.expect(wire.ReserveMemory)
-            assert not exact or asked.bytes == 120 * MIB
-            coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=100 * MIB))
-            if asked.bytes == 120 * MIB:
+            assert not exact or asked.bytes == 122 * MIB
+            coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=102 * MIB))
+            if asked.bytes == 122 * MIB:
                 break
         assert client.result()[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
-        assert last_report(coordinator).allocated_bytes == 100 * MIB
+        assert last_report(coordinator).allocated_bytes == 102 * MIB
         assert client.ask("alloc", 20 * MIB)[0] == 0, "without a lease nobody needs to be asked"
 
 
@@ -182,7 +193,7 @@ def test_what_could_not_be_evicted_is_not_admitted(
     """Broken: memory is handed out for which there is no place on the host when another program's turn comes."""
     with start({**environment, "NVSHARE_HOST_LIMIT": "64MiB"}, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         _, pointer = client.ask("alloc", 50 * MIB)
         assert client.ask("alloc", 50 * MIB)[0] == OUT_OF_MEMORY
         assert client.ask("free", pointer) == 0
@@ -202,7 +213,7 @@ def test_pointers_look_like_plain_device_memory(
     memory_type, host_pointer, is_managed, ordinal, ipc_capable, start_of, size_of = 2, 4, 8, 9, 10, 11, 12
     with start(environment, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         _, pointer = client.ask("alloc", 5 * MIB)
         _, small = client.ask("alloc", 1000)
         for turn in range(2):
@@ -229,7 +240,7 @@ def test_a_reset_gives_everything_back(
     """Broken: memory that the driver would have freed with its context is lost until the program ends."""
     with start(environment, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         for size in (100 * MIB, 1000, 3 * MIB):
             assert client.ask("alloc", size)[0] == 0
         assert client.ask("async", 5 * MIB)[0] == 0
@@ -242,7 +253,7 @@ def test_stream_ordered_memory(coordinator: ScriptedCoordinator, environment: di
     """Broken: stream-ordered memory is lost in an eviction, freed twice, or spoils a capture."""
     with start(environment, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         result, pointer = client.ask("async", 2 * MIB)
         assert result == 0
         assert client.ask("write", pointer, 2 * MIB, 9) == 0
@@ -266,7 +277,7 @@ def test_threads_and_forks(coordinator: ScriptedCoordinator, environment: dict[s
     """Broken: concurrent allocation loses bytes, or a forked child hangs in the hook."""
     with start(environment, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         assert client.ask("storm", 4, 200) == 0
         assert client.ask("info")[1] == CAPACITY
         assert client.ask("alloc", MIB)[0] == 0
@@ -286,6 +297,7 @@ def test_data_survives_many_partial_moves(
         attached(client, coordinator)
         for turn in range(1, 101):
             coordinator.grant(turn)
+            assert turn > 1 or client.ask("held") == 0
             for number, (pointer, size) in list(held.items()):
                 assert client.ask("same", pointer, size, number) is True, f"seed {seed}, turn {turn}"
                 if dice.random() < 0.3:
@@ -339,7 +351,7 @@ def test_a_failing_call_loses_no_data(
     """Broken: one refusal of the driver costs data, or leaves the figures wrong for good."""
     with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%11=999"}, tmp_path) as client:
         attached(client, coordinator)
-        coordinator.grant(1)
+        hold(client, coordinator)
         held = []
         for number in range(12):
             size = 5 * MIB + number

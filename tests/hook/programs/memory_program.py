@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,30 @@ def start() -> int:
     """A context and a stream."""
     result = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context)
     return int(result or cuda.cuStreamCreate(ctypes.byref(stream), 1))
+
+
+class Gpu(ctypes.Structure):
+    """nvshare_gpu of client_hook/src/nvshare.h."""
+
+    _fields_ = [
+        ("size", ctypes.c_uint32),
+        ("lease", ctypes.c_uint32),
+        ("lease_id", u64),
+        ("waiters", ctypes.c_uint32),
+        ("waiting_threads", ctypes.c_uint32),
+        ("figures", u64 * 3),
+    ]
+
+
+def held() -> int:
+    """Waits until the hook holds the lease of GPU 0 and its gate is open; -1 when that takes a minute."""
+    state = Gpu(size=ctypes.sizeof(Gpu))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if ctypes.CDLL(None).nvshare_gpu_state(0, ctypes.byref(state)) == 0 and state.lease == 2:
+            cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(1), u64(0), size_t(0))  # gated, and moves nothing
+            return 0
+    return -1
 
 
 def use(gpu: int) -> int:
@@ -162,6 +187,7 @@ def fork() -> int:
 COMMANDS: dict[str, Callable[..., Any]] = {
     "start": start,
     "use": use,
+    "held": held,
     "alloc": lambda size: allocate("cuMemAlloc_v2", size_t(size)),
     "managed": lambda size: allocate("cuMemAllocManaged", size_t(size), 1),
     "async": lambda size: allocate("cuMemAllocAsync", size_t(size), stream),
