@@ -1,8 +1,8 @@
 """A hand-over on a stage of its own, played shortly before a real one, so that the real one finds the processor warm.
 
 After 20 ms of sleep the interpreter's code and data have left the processor's caches: what takes 30 us in a loop takes
-140 us then (two cores; 15 us of that are the processor's own sleep).  Playing the same scene just before with two
-made-up clients, while nothing is to be done anyway, brings most of that back.
+140 us then (docs/decisions.md).  Playing the same scene just before with two made-up clients, while nothing is to be
+done anyway, brings most of that back.
 
 Invariants: the stage shares no state with the real dispatcher, and nothing of it leaves this file.
 
