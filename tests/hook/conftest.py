@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +14,7 @@ import pytest
 
 from tests.conftest import Built
 from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
+from tests.hook.memory_library import Memory, compile_library
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
 StartClient = Callable[..., ScriptedClient]
@@ -20,6 +23,7 @@ StartClient = Callable[..., ScriptedClient]
 SANITIZE = os.environ.get("NVSHARE_TEST_SANITIZE", "")
 """`thread` or `address,undefined`: the agent's tests run a program that is instrumented whole, without interception."""
 
+_numbers = itertools.count()
 STANDALONE = (
     "gate", "lease", "agent", "agent_lease", "agent_link", "agent_loop", "agent_moves", "transport", "pacing", "init",
     "log",
@@ -81,3 +85,21 @@ def start(client_program: Path, hook_env: dict[str, str]) -> Iterator[StartClien
 def client(start: StartClient) -> ScriptedClient:
     """One client with the usual environment."""
     return start()
+
+
+@pytest.fixture(scope="session")
+def memory_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, compiled once."""
+    return compile_library(tmp_path_factory.mktemp("memory") / "memory.so")
+
+
+@pytest.fixture
+def fresh(memory_library: Path, tmp_path: Path) -> Callable[[int], Memory]:
+    """Makes memory sides that share no state: the loader sees a different file each time."""
+
+    def make(mode: int) -> Memory:
+        copy = tmp_path / f"memory{next(_numbers)}.so"
+        shutil.copy(memory_library, copy)
+        return Memory(copy, mode)
+
+    return make

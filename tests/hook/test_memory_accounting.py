@@ -6,7 +6,6 @@ Each test runs in a process image of its own copy of the library, so no state le
 from __future__ import annotations
 
 import ctypes
-import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,29 +23,9 @@ from tests.hook.memory_library import (
     MIB,
     OUT_OF_MEMORY,
     Memory,
-    compile_library,
 )
 
-_numbers = itertools.count()
 REFUSED, UNAVAILABLE = 2, 3
-
-
-@pytest.fixture(scope="session")
-def memory_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, compiled once."""
-    return compile_library(tmp_path_factory.mktemp("memory") / "memory.so")
-
-
-@pytest.fixture
-def fresh(memory_library: Path, tmp_path: Path) -> Callable[[int], Memory]:
-    """Makes memory sides that share no state: the loader sees a different file each time."""
-
-    def make(mode: int) -> Memory:
-        copy = tmp_path / f"memory{next(_numbers)}.so"
-        shutil.copy(memory_library, copy)
-        return Memory(copy, mode)
-
-    return make
 
 
 def exact(memory: Memory) -> None:

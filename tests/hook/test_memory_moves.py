@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.hook.memory_library import DEVICE, MANAGED, MIB, Memory, compile_c, compile_library, memory_sources
+from tests.hook.memory_library import DEVICE, MANAGED, MIB, Memory, compile_c, memory_sources
 
-_numbers = itertools.count()
 OK, CUDA_FAILED = 0, 6
 PIECE = 64 * MIB
-
-
-@pytest.fixture(scope="session")
-def memory_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library, compiled once."""
-    return compile_library(tmp_path_factory.mktemp("memory") / "memory.so")
-
-
-@pytest.fixture
-def fresh(memory_library: Path, tmp_path: Path) -> Callable[[int], Memory]:
-    """Makes memory sides that share no state: the loader sees a different file each time."""
-
-    def make(mode: int) -> Memory:
-        copy = tmp_path / f"memory{next(_numbers)}.so"
-        shutil.copy(memory_library, copy)
-        return Memory(copy, mode)
-
-    return make
 
 
 def cover(moves: list[tuple[int, int, bool]]) -> list[tuple[int, int]]:
