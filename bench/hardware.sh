@@ -10,7 +10,7 @@
 # WHEELS: a directory of wheels for what this machine lacks, installed without an index.
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
-# Steps that run only when STEPS names them: compatibility escapes startup graphs drain.
+# Steps that run only when STEPS names them: compatibility escapes startup graphs drain swap.
 #
 # Memory is never oversubscribed here: device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
@@ -95,6 +95,7 @@ step throughput 200 throughput.json "$python" -m bench.throughput --json --secon
   --workload gemm --workload small --workload cupy-stream
 step infer 60 infer.json "$python" -m bench.throughput --json --seconds 2 --repetitions 2 --workload infer
 step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.png" --seconds 3
+named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json
 named startup 60 startup.json "$python" -m bench.startup --json
 named graphs 60 graphs.json "$python" -m bench.graphs --json --only replay --pairs 9 --replay-seconds 0.2
 named drain 90 drain.json "$python" -m bench.graphs --json --only drain --seconds 3

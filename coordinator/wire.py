@@ -18,11 +18,36 @@ May not go here: sockets, clocks, what a message means for scheduling.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Final, TypeVar, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import msgpack
+
+from coordinator.wire_fields import (
+    BOOL,
+    I32,
+    NAME,
+    SENTENCE,
+    U8,
+    U16,
+    U32,
+    U64,
+    UUID,
+    declare,
+    limits,
+)
+from coordinator.wire_fields import (
+    TO_CLIENT as TO_CLIENT,
+)
+from coordinator.wire_fields import (
+    TO_COORDINATOR as TO_COORDINATOR,
+)
+from coordinator.wire_fields import (
+    Message as Message,
+)
+from coordinator.wire_fields import (
+    RemoteProtocolError as RemoteProtocolError,
+)
 
 PROTOCOL_VERSION: Final = 1
 """Grows when an old peer could misunderstand a new one; appended fields do not need it."""
@@ -30,12 +55,11 @@ PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 1024
 """No message is longer; longer frames are refused before they are decoded."""
 
+UNBOUNDED: Final = (1 << 64) - 1
+"""In a field of bytes: as many as there are."""
+
 MAX_GPUS_PER_CLIENT: Final = 32
 """A client names its GPUs by its own CUDA ordinals, below this."""
-
-
-class RemoteProtocolError(Exception):
-    """The peer sent something that the protocol does not allow.  Costs the peer its connection."""
 
 
 class MemoryMode(enum.IntEnum):
@@ -71,55 +95,10 @@ class Rejection(enum.IntEnum):
     NOT_ALLOWED = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    """Bounds of one field.  `kind` is `uint`, `int`, `bool` or `text`; `size` is bits, or bytes of UTF-8."""
-
-    kind: str
-    size: int
-
-
-U8: Final = Field("uint", 8)
-U16: Final = Field("uint", 16)
-U32: Final = Field("uint", 32)
-U64: Final = Field("uint", 64)
-I32: Final = Field("int", 32)
-BOOL: Final = Field("bool", 1)
-NAME: Final = Field("text", 63)
-UUID: Final = Field("text", 95)
-SENTENCE: Final = Field("text", 255)
-
-M = TypeVar("M", bound="Message")
-
-
-class Message:
-    """Base of all messages.  `TYPE` is the number on the wire; `LAYOUT` the bounds of each field, in order."""
-
-    __slots__ = ()
-    TYPE: ClassVar[int]
-    LAYOUT: ClassVar[tuple[Field, ...]]
-
-
-TO_COORDINATOR: Final[dict[int, type[Message]]] = {}
-TO_CLIENT: Final[dict[int, type[Message]]] = {}
-
-
-def _declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Callable[[type[M]], type[M]]:
-    def bind(cls: type[M]) -> type[M]:
-        assert number not in {*TO_COORDINATOR, *TO_CLIENT}, f"type {number} is taken"
-        assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]
-        cls.TYPE = number
-        cls.LAYOUT = layout
-        table[number] = cls
-        return cls
-
-    return bind
-
-
 # --- from a client -------------------------------------------------------------------------------------------------
 
 
-@_declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, U64, NAME)
+@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, U64, NAME)
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
     """First message of a connection.
@@ -138,7 +117,7 @@ class Hello(Message):
     library_version: str
 
 
-@_declare(TO_COORDINATOR, 2, U8, UUID, U64, U64, BOOL, U64, U64, U64)
+@declare(TO_COORDINATOR, 2, U8, UUID, U64, U64, BOOL, U64, U64, U64)
 @dataclass(frozen=True, slots=True)
 class AttachGpu(Message):
     """The client is about to use a GPU, or uses it already and has connected again.
@@ -157,7 +136,7 @@ class AttachGpu(Message):
     pinned_bytes: int
 
 
-@_declare(TO_COORDINATOR, 3, U8)
+@declare(TO_COORDINATOR, 3, U8)
 @dataclass(frozen=True, slots=True)
 class Request(Message):
     """A thread waits for the lease of this GPU."""
@@ -165,7 +144,7 @@ class Request(Message):
     gpu: int
 
 
-@_declare(TO_COORDINATOR, 4, U8, U64, U8, BOOL, BOOL, U64, U64, U64)
+@declare(TO_COORDINATOR, 4, U8, U64, U8, BOOL, BOOL, U64, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Release(Message):
     """The lease is given back: the gate is closed and the work drained.
@@ -186,19 +165,23 @@ class Release(Message):
     submissions: int
 
 
-@_declare(TO_COORDINATOR, 5, U8, U64, U64, U64, U64)
+@declare(TO_COORDINATOR, 5, U8, U64, U64, U64, U64, U64)
 @dataclass(frozen=True, slots=True)
 class MemoryReport(Message):
-    """What the client has on this GPU: allocated = resident + evicted; pinned is the resident part that cannot move."""
+    """What the client has on this GPU: allocated = resident + evicted; pinned is the resident part that cannot move.
+
+    `mapped_bytes` is the evicted part that the GPU reaches in host memory, so that work can run without it.
+    """
 
     gpu: int
     allocated_bytes: int
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
+    mapped_bytes: int = 0
 
 
-@_declare(TO_COORDINATOR, 6, U8, U32, U64)
+@declare(TO_COORDINATOR, 6, U8, U32, U64)
 @dataclass(frozen=True, slots=True)
 class ReserveMemory(Message):
     """Asks that the client's reservation on this GPU be `bytes` in all.  Answered by `MemoryReserved`."""
@@ -208,7 +191,7 @@ class ReserveMemory(Message):
     bytes: int
 
 
-@_declare(TO_COORDINATOR, 7, U8, U64, U64, U64, BOOL, U32)
+@declare(TO_COORDINATOR, 7, U8, U64, U64, U64, BOOL, U32)
 @dataclass(frozen=True, slots=True)
 class MoveProgress(Message):
     """Bytes moved so far for an `Evict` or `Restore` order.
@@ -224,16 +207,28 @@ class MoveProgress(Message):
     error: int
 
 
-@_declare(TO_COORDINATOR, 8)
+@declare(TO_COORDINATOR, 8)
 @dataclass(frozen=True, slots=True)
 class Goodbye(Message):
     """The process ends in order; its leases are free."""
 
 
+@declare(TO_COORDINATOR, 9, U32, U64)
+@dataclass(frozen=True, slots=True)
+class ReserveHost(Message):
+    """Asks that the client's share of the node's host budget be `bytes` in all; fewer than before gives some back.
+
+    Answered by `HostReserved`.
+    """
+
+    sequence: int
+    bytes: int
+
+
 # --- to a client ---------------------------------------------------------------------------------------------------
 
 
-@_declare(TO_CLIENT, 64, U16, U64)
+@declare(TO_CLIENT, 64, U16, U64)
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """Answers `Hello`."""
@@ -242,7 +237,7 @@ class Welcome(Message):
     client_id: int
 
 
-@_declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8)
+@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again whenever one of its values changes.
@@ -251,6 +246,8 @@ class GpuSettings(Message):
     resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the
     reservation needs `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: not).
     `idle_release_ns`: give the lease back after being idle so long while somebody waits.
+    `resident_limit_bytes`: no more of this client is brought to the GPU; the rest runs from the host (0: no bound).
+    `prepare_host_bytes`: so much will probably be evicted from this client at a time; have pinned memory ready for it.
     """
 
     gpu: int
@@ -261,9 +258,11 @@ class GpuSettings(Message):
     idle_release_ns: int
     drain_deadline_ns: int
     sharing: int
+    resident_limit_bytes: int = 0
+    prepare_host_bytes: int = 0
 
 
-@_declare(TO_CLIENT, 66, U8, U64, U64, U32)
+@declare(TO_CLIENT, 66, U8, U64, U64, U32)
 @dataclass(frozen=True, slots=True)
 class Grant(Message):
     """The client holds the lease `lease_id`.  `quantum_ns` is how long it is meant to last; `waiters` who wait."""
@@ -274,7 +273,7 @@ class Grant(Message):
     waiters: int
 
 
-@_declare(TO_CLIENT, 67, U8, U64, U64)
+@declare(TO_CLIENT, 67, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Revoke(Message):
     """Close the gate, drain within `drain_deadline_ns`, then `Release`."""
@@ -284,7 +283,7 @@ class Revoke(Message):
     drain_deadline_ns: int
 
 
-@_declare(TO_CLIENT, 68, U8, U64, U32)
+@declare(TO_CLIENT, 68, U8, U64, U32)
 @dataclass(frozen=True, slots=True)
 class Waiters(Message):
     """How many others wait for the lease that this client holds, sent when it becomes zero or stops being zero."""
@@ -294,7 +293,7 @@ class Waiters(Message):
     waiters: int
 
 
-@_declare(TO_CLIENT, 69, U8, U64, U64)
+@declare(TO_CLIENT, 69, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Evict(Message):
     """Move at least `bytes` of this client's resident memory off the GPU, or all that can be moved."""
@@ -304,17 +303,31 @@ class Evict(Message):
     bytes: int
 
 
-@_declare(TO_CLIENT, 70, U8, U64, U64)
+@declare(TO_CLIENT, 70, U8, U64, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Restore(Message):
-    """Bring up to `bytes` of this client's evicted memory back."""
+    """Bring up to `bytes` of this client's evicted memory back, of which `credit_bytes` have room now.
+
+    The rest may follow as `MoveCredit` says, while others are still being evicted.
+    """
 
     gpu: int
     order_id: int
     bytes: int
+    credit_bytes: int = UNBOUNDED
 
 
-@_declare(TO_CLIENT, 71, U8, U32, U64)
+@declare(TO_CLIENT, 74, U8, U64, U64)
+@dataclass(frozen=True, slots=True)
+class MoveCredit(Message):
+    """Of this `Restore`, `credit_bytes` in all have room now; it never shrinks."""
+
+    gpu: int
+    order_id: int
+    credit_bytes: int
+
+
+@declare(TO_CLIENT, 71, U8, U32, U64)
 @dataclass(frozen=True, slots=True)
 class MemoryReserved(Message):
     """Answers `ReserveMemory`: the reservation is now `bytes` in all (unchanged when it was refused)."""
@@ -324,7 +337,16 @@ class MemoryReserved(Message):
     bytes: int
 
 
-@_declare(TO_CLIENT, 73, U8, U64)
+@declare(TO_CLIENT, 75, U32, U64)
+@dataclass(frozen=True, slots=True)
+class HostReserved(Message):
+    """Answers `ReserveHost`: the client's share is now `bytes` in all (unchanged when it was refused)."""
+
+    sequence: int
+    bytes: int
+
+
+@declare(TO_CLIENT, 73, U8, U64)
 @dataclass(frozen=True, slots=True)
 class Standby(Message):
     """A message about this GPU's lease will come within so long: wait for it wide awake.
@@ -336,7 +358,7 @@ class Standby(Message):
     within_ns: int
 
 
-@_declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)
+@declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)
 @dataclass(frozen=True, slots=True)
 class Rejected(Message):
     """Something was refused.  `final`: trying again on this connection is no use."""
@@ -350,15 +372,6 @@ class Rejected(Message):
 #
 # What decoders accept, on both sides alike (tests/wire compares them): one msgpack array and nothing after it; integers
 # in any width, bools, text as valid UTF-8 without a zero byte; further fields of any type, if they are well-formed.
-
-
-def _limits(bound: Field) -> tuple[int, int, int]:
-    """(kind, lowest, highest) with kind 0 for integers, 1 for bool, 2 for text (highest is its length)."""
-    if bound.kind == "uint":
-        return 0, 0, (1 << bound.size) - 1
-    if bound.kind == "int":
-        return 0, -(1 << bound.size - 1), (1 << bound.size - 1) - 1
-    return (1, 0, 1) if bound.kind == "bool" else (2, 0, bound.size)
 
 
 _UNPACK: Final[dict[str, Any]] = {"raw": True, "strict_map_key": False, "timestamp": 1}
@@ -455,5 +468,5 @@ def _fits(bound: tuple[int, int, int], value: object) -> bool:
 for _table in (TO_COORDINATOR, TO_CLIENT):
     for _cls in _table.values():
         _NAMES[_cls] = tuple(f.name for f in fields(_cls))  # type: ignore[arg-type]
-        _LIMITS[_cls] = tuple(_limits(bound) for bound in _cls.LAYOUT)
+        _LIMITS[_cls] = tuple(limits(bound) for bound in _cls.LAYOUT)
         assert set(get_type_hints(_cls)) - {"TYPE", "LAYOUT"} == set(_NAMES[_cls])

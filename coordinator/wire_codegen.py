@@ -15,6 +15,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from coordinator import wire
+from coordinator.wire_fields import Field
 
 TARGET = Path(__file__).resolve().parent.parent / "client_hook" / "src" / "wire.gen.h"
 
@@ -34,7 +35,7 @@ def snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
-def c_type(bound: wire.Field, name: str) -> str:
+def c_type(bound: Field, name: str) -> str:
     """A declaration of a struct's member."""
     if bound.kind == "uint":
         return f"uint{bound.size}_t {name}"
@@ -98,7 +99,7 @@ def _encoder(cls: type[wire.Message]) -> list[str]:
     return [*lines, "    return out.failed ? 0 : (size_t)(out.at - frame);", "}", ""]
 
 
-def _read(bound: wire.Field, name: str) -> list[str]:
+def _read(bound: Field, name: str) -> list[str]:
     target = f"message->{name}"
     if bound.kind == "text":
         return [f"!nvs_wire_get_text(in, {target}, {bound.size})"]
@@ -110,7 +111,7 @@ def _read(bound: wire.Field, name: str) -> list[str]:
     return [f"!nvs_wire_get_int(in, {low}, {high}, &signed_number)", f"{target} = (int{bound.size}_t)signed_number;"]
 
 
-def _default(bound: wire.Field, name: str, value: object) -> str:
+def _default(bound: Field, name: str, value: object) -> str:
     if bound.kind == "text":
         escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
         return f'memcpy(message->{name}, "{escaped}", sizeof "{escaped}");'

@@ -45,7 +45,7 @@ void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns)
     nvs_memory_usage(gpu, &usage);
     nvs_agent_gpus[gpu].reported_ns = now_ns;
     NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes,
-                  usage.host_bytes);
+                  usage.host_bytes, usage.mapped_bytes);
 }
 
 bool nvs_agent_memory_dirty(uint32_t gpu)

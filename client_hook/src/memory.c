@@ -304,6 +304,7 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     out->resident_bytes = allocated - out_bytes;
     out->pinned_bytes = pinned < out->resident_bytes ? pinned : out->resident_bytes;
     out->host_bytes = out_bytes;
+    out->mapped_bytes = 0;
 }
 
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve)

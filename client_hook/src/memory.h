@@ -17,6 +17,7 @@ typedef struct nvs_usage {
     uint64_t resident_bytes;
     uint64_t pinned_bytes; /* resident and cannot move */
     uint64_t host_bytes;   /* host memory that holds evicted data */
+    uint64_t mapped_bytes; /* evicted, and reached by the GPU where it is */
 } nvs_usage;
 
 /* Called now and then while bytes move. */

@@ -42,6 +42,7 @@ enum {
     NVS_TYPE_RESERVE_MEMORY = 6,
     NVS_TYPE_MOVE_PROGRESS = 7,
     NVS_TYPE_GOODBYE = 8,
+    NVS_TYPE_RESERVE_HOST = 9,
     NVS_TYPE_WELCOME = 64,
     NVS_TYPE_GPU_SETTINGS = 65,
     NVS_TYPE_GRANT = 66,
@@ -49,7 +50,9 @@ enum {
     NVS_TYPE_WAITERS = 68,
     NVS_TYPE_EVICT = 69,
     NVS_TYPE_RESTORE = 70,
+    NVS_TYPE_MOVE_CREDIT = 74,
     NVS_TYPE_MEMORY_RESERVED = 71,
+    NVS_TYPE_HOST_RESERVED = 75,
     NVS_TYPE_STANDBY = 73,
     NVS_TYPE_REJECTED = 72,
 };
@@ -263,19 +266,21 @@ typedef struct nvs_memory_report {
     uint64_t resident_bytes;
     uint64_t pinned_bytes;
     uint64_t host_bytes;
+    uint64_t mapped_bytes;
 } nvs_memory_report;
 
 /* Bytes written, or 0 when memory_report does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_memory_report(const nvs_memory_report *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x96, 0, 0);
+    nvs_wire_put(&out, 0x97, 0, 0);
     nvs_wire_put_uint(&out, 5);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->allocated_bytes);
     nvs_wire_put_uint(&out, message->resident_bytes);
     nvs_wire_put_uint(&out, message->pinned_bytes);
     nvs_wire_put_uint(&out, message->host_bytes);
+    nvs_wire_put_uint(&out, message->mapped_bytes);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -300,7 +305,14 @@ static inline bool nvs_read_memory_report(nvs_wire_in *in, uint64_t present, nvs
     if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
         return false;
     message->host_bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 5 ? present - 5 : 0);
+    if (present <= 5) {
+        message->mapped_bytes = 0u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+            return false;
+        message->mapped_bytes = (uint64_t)number;
+    }
+    return nvs_wire_skip(in, present > 6 ? present - 6 : 0);
 }
 
 typedef struct nvs_reserve_memory {
@@ -409,6 +421,37 @@ static inline bool nvs_read_goodbye(nvs_wire_in *in, uint64_t present, nvs_goodb
     return nvs_wire_skip(in, present);
 }
 
+typedef struct nvs_reserve_host {
+    uint32_t sequence;
+    uint64_t bytes;
+} nvs_reserve_host;
+
+/* Bytes written, or 0 when reserve_host does not fit or holds text that is too long or no UTF-8. */
+static inline size_t nvs_encode_reserve_host(const nvs_reserve_host *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x93, 0, 0);
+    nvs_wire_put_uint(&out, 9);
+    nvs_wire_put_uint(&out, message->sequence);
+    nvs_wire_put_uint(&out, message->bytes);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_reserve_host(nvs_wire_in *in, uint64_t present, nvs_reserve_host *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 2)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
+        return false;
+    message->sequence = (uint32_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->bytes = (uint64_t)number;
+    return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
+}
+
 typedef struct nvs_welcome {
     uint16_t protocol;
     uint64_t client_id;
@@ -449,13 +492,15 @@ typedef struct nvs_gpu_settings {
     uint64_t idle_release_ns;
     uint64_t drain_deadline_ns;
     uint8_t sharing;
+    uint64_t resident_limit_bytes;
+    uint64_t prepare_host_bytes;
 } nvs_gpu_settings;
 
 /* Bytes written, or 0 when gpu_settings does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x99, 0, 0);
+    nvs_wire_put(&out, 0x9b, 0, 0);
     nvs_wire_put_uint(&out, 65);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->memory_limit_bytes);
@@ -465,6 +510,8 @@ static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, ui
     nvs_wire_put_uint(&out, message->idle_release_ns);
     nvs_wire_put_uint(&out, message->drain_deadline_ns);
     nvs_wire_put_uint(&out, message->sharing);
+    nvs_wire_put_uint(&out, message->resident_limit_bytes);
+    nvs_wire_put_uint(&out, message->prepare_host_bytes);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -497,7 +544,21 @@ static inline bool nvs_read_gpu_settings(nvs_wire_in *in, uint64_t present, nvs_
     if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
         return false;
     message->sharing = (uint8_t)number;
-    return nvs_wire_skip(in, present > 8 ? present - 8 : 0);
+    if (present <= 8) {
+        message->resident_limit_bytes = 0u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+            return false;
+        message->resident_limit_bytes = (uint64_t)number;
+    }
+    if (present <= 9) {
+        message->prepare_host_bytes = 0u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+            return false;
+        message->prepare_host_bytes = (uint64_t)number;
+    }
+    return nvs_wire_skip(in, present > 10 ? present - 10 : 0);
 }
 
 typedef struct nvs_grant {
@@ -653,17 +714,19 @@ typedef struct nvs_restore {
     uint8_t gpu;
     uint64_t order_id;
     uint64_t bytes;
+    uint64_t credit_bytes;
 } nvs_restore;
 
 /* Bytes written, or 0 when restore does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_restore(const nvs_restore *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
+    nvs_wire_put(&out, 0x95, 0, 0);
     nvs_wire_put_uint(&out, 70);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->order_id);
     nvs_wire_put_uint(&out, message->bytes);
+    nvs_wire_put_uint(&out, message->credit_bytes);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -682,6 +745,49 @@ static inline bool nvs_read_restore(nvs_wire_in *in, uint64_t present, nvs_resto
     if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
         return false;
     message->bytes = (uint64_t)number;
+    if (present <= 3) {
+        message->credit_bytes = 18446744073709551615u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+            return false;
+        message->credit_bytes = (uint64_t)number;
+    }
+    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
+}
+
+typedef struct nvs_move_credit {
+    uint8_t gpu;
+    uint64_t order_id;
+    uint64_t credit_bytes;
+} nvs_move_credit;
+
+/* Bytes written, or 0 when move_credit does not fit or holds text that is too long or no UTF-8. */
+static inline size_t nvs_encode_move_credit(const nvs_move_credit *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x94, 0, 0);
+    nvs_wire_put_uint(&out, 74);
+    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_uint(&out, message->order_id);
+    nvs_wire_put_uint(&out, message->credit_bytes);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_move_credit(nvs_wire_in *in, uint64_t present, nvs_move_credit *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 3)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->order_id = (uint64_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->credit_bytes = (uint64_t)number;
     return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
 }
 
@@ -719,6 +825,37 @@ static inline bool nvs_read_memory_reserved(nvs_wire_in *in, uint64_t present, n
         return false;
     message->bytes = (uint64_t)number;
     return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
+}
+
+typedef struct nvs_host_reserved {
+    uint32_t sequence;
+    uint64_t bytes;
+} nvs_host_reserved;
+
+/* Bytes written, or 0 when host_reserved does not fit or holds text that is too long or no UTF-8. */
+static inline size_t nvs_encode_host_reserved(const nvs_host_reserved *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x93, 0, 0);
+    nvs_wire_put_uint(&out, 75);
+    nvs_wire_put_uint(&out, message->sequence);
+    nvs_wire_put_uint(&out, message->bytes);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_host_reserved(nvs_wire_in *in, uint64_t present, nvs_host_reserved *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 2)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
+        return false;
+    message->sequence = (uint32_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->bytes = (uint64_t)number;
+    return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
 }
 
 typedef struct nvs_standby {
@@ -796,7 +933,9 @@ typedef struct nvs_to_client {
         nvs_waiters waiters;
         nvs_evict evict;
         nvs_restore restore;
+        nvs_move_credit move_credit;
         nvs_memory_reserved memory_reserved;
+        nvs_host_reserved host_reserved;
         nvs_standby standby;
         nvs_rejected rejected;
     };
@@ -837,8 +976,14 @@ static inline nvs_wire_result nvs_decode_to_client(const uint8_t *frame, size_t 
     case NVS_TYPE_RESTORE:
         good = nvs_read_restore(in, count, &out->restore);
         break;
+    case NVS_TYPE_MOVE_CREDIT:
+        good = nvs_read_move_credit(in, count, &out->move_credit);
+        break;
     case NVS_TYPE_MEMORY_RESERVED:
         good = nvs_read_memory_reserved(in, count, &out->memory_reserved);
+        break;
+    case NVS_TYPE_HOST_RESERVED:
+        good = nvs_read_host_reserved(in, count, &out->host_reserved);
         break;
     case NVS_TYPE_STANDBY:
         good = nvs_read_standby(in, count, &out->standby);
@@ -863,6 +1008,7 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_WAITERS: return message->waiters.gpu;
     case NVS_TYPE_EVICT: return message->evict.gpu;
     case NVS_TYPE_RESTORE: return message->restore.gpu;
+    case NVS_TYPE_MOVE_CREDIT: return message->move_credit.gpu;
     case NVS_TYPE_MEMORY_RESERVED: return message->memory_reserved.gpu;
     case NVS_TYPE_STANDBY: return message->standby.gpu;
     default: return UINT32_MAX;
@@ -880,6 +1026,7 @@ typedef struct nvs_to_coordinator {
         nvs_reserve_memory reserve_memory;
         nvs_move_progress move_progress;
         nvs_goodbye goodbye;
+        nvs_reserve_host reserve_host;
     };
 } nvs_to_coordinator;
 
@@ -920,6 +1067,9 @@ static inline nvs_wire_result nvs_decode_to_coordinator(const uint8_t *frame, si
         break;
     case NVS_TYPE_GOODBYE:
         good = nvs_read_goodbye(in, count, &out->goodbye);
+        break;
+    case NVS_TYPE_RESERVE_HOST:
+        good = nvs_read_reserve_host(in, count, &out->reserve_host);
         break;
     default:
         good = nvs_wire_skip(in, count);

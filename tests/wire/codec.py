@@ -15,6 +15,7 @@ import msgpack
 
 from coordinator import wire
 from coordinator.wire_codegen import snake
+from coordinator.wire_fields import Field, limits
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "client_hook" / "src"
 
@@ -105,14 +106,14 @@ def python_decode(direction: str, frame: bytes) -> tuple[int, bytes]:
     return OK, wire.encode(message)
 
 
-def random_value(rng: random.Random, bound: wire.Field) -> object:
+def random_value(rng: random.Random, bound: Field) -> object:
     """Some value that the bound allows, often one at its edge."""
     if bound.kind == "bool":
         return rng.random() < 0.5
     if bound.kind == "text":
         letters = rng.choice(["a", "é", "漢", "\U0001f600"])
         return letters * rng.randint(0, bound.size // len(letters.encode()))
-    _, low, high = wire._limits(bound)
+    _, low, high = limits(bound)
     return rng.choice([low, high, rng.randint(low, high), rng.randint(0, min(high, 300))])
 
 

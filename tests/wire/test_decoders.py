@@ -117,7 +117,8 @@ import subprocess, sys
 from dataclasses import dataclass
 from pathlib import Path
 from coordinator import wire, wire_codegen
-@wire._declare(wire.TO_CLIENT, 99, wire.U8, wire.U32, wire.I32, wire.BOOL, wire.NAME)
+from coordinator.wire_fields import BOOL, I32, NAME, U8, U32, declare, limits
+@declare(wire.TO_CLIENT, 99, U8, U32, I32, BOOL, NAME)
 @dataclass(frozen=True, slots=True)
 class Later(wire.Message):
     gpu: int
@@ -126,7 +127,7 @@ class Later(wire.Message):
     flag: bool = True
     text: str = 'a "quoted" one'
 wire._NAMES[Later] = ("gpu", "count", "level", "flag", "text")
-wire._LIMITS[Later] = tuple(wire._limits(b) for b in Later.LAYOUT)
+wire._LIMITS[Later] = tuple(limits(b) for b in Later.LAYOUT)
 out = Path(sys.argv[1])
 (out / "wire.gen.h").write_text(wire_codegen.generate())
 frame = bytes([0x92, 99, 3])

@@ -64,8 +64,9 @@ GOLDEN: list[tuple[wire.Message, str]] = [
             resident_bytes=536870912,
             pinned_bytes=4096,
             host_bytes=268435456,
+            mapped_bytes=134217728,
         ),
-        "960500ce40000000ce20000000cd1000ce10000000",
+        "970500ce40000000ce20000000cd1000ce10000000ce08000000",
     ),
     (
         wire.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592),
@@ -74,6 +75,18 @@ GOLDEN: list[tuple[wire.Message, str]] = [
     (
         wire.MoveProgress(gpu=0, order_id=12, moved_bytes=268435456, elapsed_ns=5000000, finished=True, error=2),
         "9707000cce10000000ce004c4b40c302",
+    ),
+    (
+        wire.ReserveHost(sequence=5, bytes=1073741824),
+        "930905ce40000000",
+    ),
+    (
+        wire.HostReserved(sequence=5, bytes=1073741824),
+        "934b05ce40000000",
+    ),
+    (
+        wire.MoveCredit(gpu=31, order_id=14, credit_bytes=134217728),
+        "944a1f0ece08000000",
     ),
     (
         wire.Goodbye(),
@@ -93,8 +106,10 @@ GOLDEN: list[tuple[wire.Message, str]] = [
             idle_release_ns=2000000,
             drain_deadline_ns=10000000000,
             sharing=0,
+            resident_limit_bytes=2147483648,
+            prepare_host_bytes=1073741824,
         ),
-        "994100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000",
+        "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000",
     ),
     (
         wire.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
@@ -113,8 +128,8 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "9445000dce40000000",
     ),
     (
-        wire.Restore(gpu=31, order_id=14, bytes=18446744073709551615),
-        "94461f0ecfffffffffffffffff",
+        wire.Restore(gpu=31, order_id=14, bytes=18446744073709551615, credit_bytes=67108864),
+        "95461f0ecfffffffffffffffffce04000000",
     ),
     (
         wire.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592),

@@ -1,0 +1,68 @@
+"""What a message is made of: kinds of fields with their bounds, and the tables of message types.
+
+May not go here: the messages themselves (wire.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final, TypeVar
+
+
+class RemoteProtocolError(Exception):
+    """The peer sent something that the protocol does not allow.  Costs the peer its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Bounds of one field.  `kind` is `uint`, `int`, `bool` or `text`; `size` is bits, or bytes of UTF-8."""
+
+    kind: str
+    size: int
+
+
+U8: Final = Field("uint", 8)
+U16: Final = Field("uint", 16)
+U32: Final = Field("uint", 32)
+U64: Final = Field("uint", 64)
+I32: Final = Field("int", 32)
+BOOL: Final = Field("bool", 1)
+NAME: Final = Field("text", 63)
+UUID: Final = Field("text", 95)
+SENTENCE: Final = Field("text", 255)
+
+M = TypeVar("M", bound="Message")
+
+
+class Message:
+    """Base of all messages.  `TYPE` is the number on the wire; `LAYOUT` the bounds of each field, in order."""
+
+    __slots__ = ()
+    TYPE: ClassVar[int]
+    LAYOUT: ClassVar[tuple[Field, ...]]
+
+
+TO_COORDINATOR: Final[dict[int, type[Message]]] = {}
+TO_CLIENT: Final[dict[int, type[Message]]] = {}
+
+
+def declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Callable[[type[M]], type[M]]:
+    def bind(cls: type[M]) -> type[M]:
+        assert number not in {*TO_COORDINATOR, *TO_CLIENT}, f"type {number} is taken"
+        assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]
+        cls.TYPE = number
+        cls.LAYOUT = layout
+        table[number] = cls
+        return cls
+
+    return bind
+
+
+def limits(bound: Field) -> tuple[int, int, int]:
+    """(kind, lowest, highest) with kind 0 for integers, 1 for bool, 2 for text (highest is its length)."""
+    if bound.kind == "uint":
+        return 0, 0, (1 << bound.size) - 1
+    if bound.kind == "int":
+        return 0, -(1 << bound.size - 1), (1 << bound.size - 1) - 1
+    return (1, 0, 1) if bound.kind == "bool" else (2, 0, bound.size)
