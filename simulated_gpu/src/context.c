@@ -40,7 +40,7 @@ CUresult nvs_sim_context_usable(sim_context *context) { return context->error; }
 
 static CUresult open_context(sim_context *context, sim_device *device, unsigned flags)
 {
-    if (nvs_sim_settings.context_bytes != 0 && !nvs_sim_charge(device->gpu, nvs_sim_settings.context_bytes))
+    if (nvs_sim_settings.context_bytes != 0 && context->owner == NULL && !nvs_sim_charge(device->gpu, nvs_sim_settings.context_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     context->magic = SIM_CONTEXT;
     context->device = device;
@@ -94,7 +94,7 @@ static void close_context(sim_context *context)
     while (*link != context)
         link = &(*link)->next;
     *link = context->next;
-    if (nvs_sim_settings.context_bytes != 0)
+    if (nvs_sim_settings.context_bytes != 0 && context->owner == NULL)
         nvs_sim_uncharge(device->gpu, nvs_sim_settings.context_bytes);
     nvs_sim_attach(device->gpu, -1);
     context->magic = 0;
@@ -157,6 +157,16 @@ SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice d
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
+/* The green contexts of a primary one that ends end with it. */
+static void close_green(sim_device *device)
+{
+    for (sim_context *context = device->contexts, *next; context != NULL; context = next) {
+        next = context->next;
+        if (context->owner != NULL)
+            close_context(context);
+    }
+}
+
 static CUresult primary_release(CUdevice dev, bool reset)
 {
     sim_device *device;
@@ -168,8 +178,10 @@ static CUresult primary_release(CUdevice dev, bool reset)
     if (!reset && left == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     left -= !reset;
-    if (context->magic == SIM_CONTEXT && (reset || left == 0))
+    if (context->magic == SIM_CONTEXT && (reset || left == 0)) {
+        close_green(device);
         close_context(context);
+    }
     context->references = left;
     return CUDA_SUCCESS;
 }
@@ -232,20 +244,27 @@ SIM_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice dev, unsigned in
 
 /* Created contexts. */
 
+static sim_context *new_context(void)
+{
+    sim_context *context = spare;
+    if (context != NULL)
+        spare = context->next;
+    else
+        context = malloc(sizeof *context);
+    if (context != NULL)
+        memset(context, 0, sizeof *context);
+    return context;
+}
+
 CUresult nvs_sim_context_create(unsigned flags, CUdevice dev, CUcontext *out)
 {
     sim_device *device;
     CUresult result = out == NULL ? CUDA_ERROR_INVALID_VALUE : nvs_sim_device(dev, &device);
     if (result != CUDA_SUCCESS)
         return result;
-    sim_context *context = spare;
-    if (context != NULL)
-        spare = context->next;
-    else
-        context = malloc(sizeof *context);
+    sim_context *context = new_context();
     if (context == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    memset(context, 0, sizeof *context);
     result = open_context(context, device, flags);
     if (result == CUDA_SUCCESS)
         result = push(context);
@@ -280,10 +299,56 @@ SIM_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
     return nvs_sim_return(nvs_sim_context_create(flags, dev, pctx));
 }
 
+/* Green contexts: streams of their own, the primary context's memory.  See green.c. */
+
+CUresult nvs_sim_green_open(sim_device *device, sim_context **out)
+{
+    sim_context *context = new_context(), *owner;
+    if (context == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = nvs_sim_primary_retain(device, &owner);
+    if (result == CUDA_SUCCESS) {
+        context->owner = owner;
+        result = open_context(context, device, 0);
+        owner->references -= result != CUDA_SUCCESS;
+    }
+    if (result != CUDA_SUCCESS) {
+        context->next = spare;
+        spare = context;
+        return result;
+    }
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+/* Its streams stay as handles that nothing but their end can be done with. */
+void nvs_sim_green_close(sim_context *context)
+{
+    sim_context *owner = context->owner;
+    nvs_sim_context_wait(context);
+    for (sim_stream **link = &context->streams; *link != NULL;) {
+        sim_stream *stream = *link;
+        if (stream == context->default_stream || stream->owner_thread != 0 || stream->closing) {
+            link = &stream->next;
+            continue;
+        }
+        *link = stream->next;
+        stream->context = owner;
+        stream->detached = true;
+        stream->next = owner->streams;
+        owner->streams = stream;
+    }
+    close_context(context);
+    context->next = spare;
+    spare = context;
+    if (owner->references != 0)
+        primary_release(owner->device->ordinal, false);
+}
+
 static CUresult destroy(CUcontext handle)
 {
     sim_context *context = (sim_context *)(void *)handle;
-    if (context == NULL || context->magic != SIM_CONTEXT || context->primary)
+    if (context == NULL || context->magic != SIM_CONTEXT || context->primary || context->owner != NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
     close_context(context);
     if (nvs_sim_thread.depth != 0 && nvs_sim_thread.stack[nvs_sim_thread.depth - 1] == context)
@@ -393,6 +458,9 @@ static CUresult synchronize(sim_context *context)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (context->error == CUDA_SUCCESS)
         nvs_sim_context_wait(context);
+    for (sim_context *green = context->device->contexts; context->primary && green != NULL; green = green->next)
+        if (green->owner == context)
+            nvs_sim_context_wait(green);
     return context->error;
 }
 

@@ -80,13 +80,10 @@ SIM_EXPORT CUresult CUDAAPI cuEventDestroy_v2(CUevent hEvent)
     return nvs_sim_return(destroy(hEvent));
 }
 
-static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+CUresult nvs_sim_event_record(CUevent handle, sim_stream *stream, unsigned flags)
 {
     sim_event *event;
-    sim_stream *stream;
     CUresult result = find(handle, &event);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_stream(stream_handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
     if (event->context->device != stream->context->device)
@@ -111,6 +108,16 @@ static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
     return result;
 }
 
+static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+{
+    sim_event *event;
+    sim_stream *stream;
+    CUresult result = find(handle, &event);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_stream(stream_handle, &stream);
+    return result == CUDA_SUCCESS ? nvs_sim_event_record(handle, stream, flags) : result;
+}
+
 SIM_EXPORT CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream)
 {
     NVS_SIM_ENTER();
@@ -123,6 +130,28 @@ SIM_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent hEvent, CUstream hStr
     return nvs_sim_return(record(hEvent, hStream, flags));
 }
 
+CUresult nvs_sim_event_wait(CUevent handle, sim_stream *stream, unsigned flags)
+{
+    sim_event *event;
+    CUresult result = find(handle, &event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (event->capture_id != 0 || stream->capture != NULL) {
+        bool handled;
+        result = nvs_sim_capture_wait(stream, event, (flags & CU_EVENT_WAIT_EXTERNAL) != 0, &handled);
+        if (handled || result != CUDA_SUCCESS)
+            return result;
+    }
+    if (event->fence == NULL || event->fence->done)
+        return stream->context->error;
+    sim_work work = {.kind = OP_WAIT, .u.fence = event->fence};
+    event->fence->references++;
+    result = nvs_sim_submit(stream, &work);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_discard(&work);
+    return result;
+}
+
 SIM_EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
 {
     sim_event *event;
@@ -130,20 +159,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, 
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(hEvent, &event));
     NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
-    if (event->capture_id != 0 || stream->capture != NULL) {
-        bool handled;
-        CUresult result = nvs_sim_capture_wait(stream, event, (Flags & CU_EVENT_WAIT_EXTERNAL) != 0, &handled);
-        if (handled || result != CUDA_SUCCESS)
-            return nvs_sim_return(result);
-    }
-    if (event->fence == NULL || event->fence->done)
-        return nvs_sim_return(stream->context->error);
-    sim_work work = {.kind = OP_WAIT, .u.fence = event->fence};
-    event->fence->references++;
-    CUresult result = nvs_sim_submit(stream, &work);
-    if (result != CUDA_SUCCESS)
-        nvs_sim_discard(&work);
-    return nvs_sim_return(result);
+    return nvs_sim_return(nvs_sim_event_wait(hEvent, stream, Flags));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuEventQuery(CUevent hEvent)

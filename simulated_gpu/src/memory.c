@@ -102,7 +102,8 @@ CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_ki
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > (size_t)1 << 46 || (charged && !nvs_sim_charge(device->gpu, charge)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_allocation allocation = {.bytes = bytes, .charged_bytes = charge, .kind = kind, .device = device, .context = context,
+    sim_allocation allocation = {.bytes = bytes, .charged_bytes = charge, .kind = kind, .device = device,
+                                 .context = context->owner != NULL ? context->owner : context,
                                  .flags = flags, .last_prefetch = -2, .preferred = -2};
     void *memory = host_bytes(bytes, &allocation.mapped_bytes);
     allocation.base = (uintptr_t)memory;

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #define SIM_EXPORT __attribute__((visibility("default")))
+#define SIM_STREAM_DETACHED ((CUresult)917) /* CUDA_ERROR_STREAM_DETACHED, which CUDA 13.0 does not declare */
 
 enum { /* first word of each object: a wrong or dead handle is told apart, because dead objects stay readable */
     SIM_CONTEXT = 0x43585431,
@@ -32,6 +33,7 @@ enum { /* first word of each object: a wrong or dead handle is told apart, becau
     SIM_EXEC = 0x45584531,
     SIM_POOL = 0x504f4f31,
     SIM_ARRAY = 0x41525231,
+    SIM_GREEN = 0x47524e31,
 };
 
 typedef struct sim_device sim_device;
@@ -126,6 +128,7 @@ struct sim_stream {
     uint64_t id;
     uint64_t owner_thread; /* of a per-thread default stream; else 0 */
     bool legacy, busy, closing;
+    bool detached; /* its green context is gone */
     sim_op *head, *tail;
     uint32_t launches; /* queued operations that count */
     uint64_t submitted, completed;
@@ -158,6 +161,7 @@ struct sim_context {
     sim_device *device;
     sim_context *next;
     bool primary;
+    sim_context *owner; /* of a green context: the primary one, whose memory it uses */
     unsigned flags;
     uint64_t id;
     uint32_t references; /* primary: retain count */
@@ -265,6 +269,8 @@ void nvs_sim_context_wait(sim_context *context);               /* everything sub
 void nvs_sim_device_wait(sim_device *device);
 CUresult nvs_sim_primary_retain(sim_device *device, sim_context **out);
 CUresult nvs_sim_context_create(unsigned flags, CUdevice dev, CUcontext *out); /* and makes it current */
+CUresult nvs_sim_green_open(sim_device *device, sim_context **out);
+void nvs_sim_green_close(sim_context *context);
 
 /* stream.c */
 CUresult nvs_sim_stream(CUstream handle, sim_stream **out);
@@ -279,6 +285,8 @@ void nvs_sim_discard(sim_work *work); /* frees what it owns */
 extern uint32_t nvs_sim_effects_unlocked; /* copies and fills that are at it without the lock */
 
 /* event.c */
+CUresult nvs_sim_event_record(CUevent event, sim_stream *stream, unsigned flags);
+CUresult nvs_sim_event_wait(CUevent event, sim_stream *stream, unsigned flags);
 sim_fence *nvs_sim_fence_new(void);
 void nvs_sim_fence_unref(sim_fence *fence);
 void nvs_sim_event_reset(sim_event *event);

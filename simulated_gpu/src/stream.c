@@ -306,5 +306,5 @@ CUresult nvs_sim_stream(CUstream handle, sim_stream **out)
     if (stream->magic != SIM_STREAM || stream->closing)
         return CUDA_ERROR_INVALID_HANDLE;
     *out = stream;
-    return CUDA_SUCCESS;
+    return stream->detached ? SIM_STREAM_DETACHED : CUDA_SUCCESS;
 }

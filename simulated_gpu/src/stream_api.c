@@ -34,7 +34,7 @@ static CUresult destroy(CUstream handle)
     if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = nvs_sim_stream(handle, &stream);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS && result != SIM_STREAM_DETACHED)
         return result;
     if (stream->capture != NULL)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;

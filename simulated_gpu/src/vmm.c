@@ -2,11 +2,13 @@
  *
  * A handle is a memfd, charged to its device while it lives; a mapping is that file mapped over the reserved range.  So
  * unmapping really takes the bytes away, mapping again at the same address really brings them back, and memory without access
- * rights cannot be touched.
+ * rights cannot be touched.  Behind the memory the file says which process pays for it: its maker, and once that has let go of it,
+ * whoever imports it next.
  */
 #include "sim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,13 +18,20 @@
 
 #define GRANULARITY ((size_t)2 << 20)
 #define SIM_PHYSICAL 0x50485931u
+#define TAIL 4096 /* of the file, behind the memory */
+
+typedef struct bill {
+    int32_t payer; /* a process; 0: nobody */
+    uint32_t gpu;
+} bill;
 
 typedef struct sim_physical {
     uint32_t magic;
     uint32_t references, mappings;
     size_t bytes;
     int file;
-    sim_device *device; /* NULL: in host memory, or another process pays */
+    sim_device *device; /* NULL: in host memory */
+    bool charged, imported;
     CUmemAllocationProp properties;
 } sim_physical;
 
@@ -164,9 +173,10 @@ SIM_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
     NVS_SIM_CHECK(device == NULL || nvs_sim_charge(device->gpu, size), CUDA_ERROR_OUT_OF_MEMORY);
     sim_physical *physical = calloc(1, sizeof *physical);
     int file = (int)syscall(SYS_memfd_create, "simulated_gpu_memory", 1u /* MFD_CLOEXEC */);
-    if (physical == NULL || file < 0 || ftruncate(file, (off_t)size) != 0)
+    if (physical == NULL || file < 0 || ftruncate(file, (off_t)size + TAIL) != 0)
         goto out;
-    *physical = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = size, .file = file, .device = device, .properties = *prop};
+    *physical = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = size, .file = file, .device = device,
+                               .charged = device != NULL, .properties = *prop};
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
     return nvs_sim_return(CUDA_SUCCESS);
 out:
@@ -178,13 +188,21 @@ out:
     return nvs_sim_return(result);
 }
 
+static bool write_bill(int file, size_t bytes, bill content)
+{
+    return pwrite(file, &content, sizeof content, (off_t)bytes) == (ssize_t)sizeof content;
+}
+
 static void free_if_unused(sim_physical *physical)
 {
     if (physical->references != 0 || physical->mappings != 0)
         return;
-    close(physical->file);
-    if (physical->device != NULL)
+    if (physical->charged) {
         nvs_sim_uncharge(physical->device->gpu, physical->bytes);
+        if (physical->imported || physical->properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE)
+            (void)write_bill(physical->file, physical->bytes, (bill){0, physical->device->gpu});
+    }
+    close(physical->file);
     physical->magic = 0;
     free(physical);
 }
@@ -314,6 +332,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
     NVS_SIM_CHECK(shareableHandle != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(handleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
     NVS_SIM_CHECK(physical->properties.requestedHandleTypes == handleType, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(!physical->imported, CUDA_ERROR_INVALID_VALUE); /* as a driver of version 580 answers */
+    if (physical->charged)
+        NVS_SIM_CHECK(write_bill(physical->file, physical->bytes, (bill){(int32_t)getpid(), physical->device->gpu}), CUDA_ERROR_OPERATING_SYSTEM);
     int copy = dup(physical->file);
     NVS_SIM_CHECK(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
     memcpy(shareableHandle, &copy, sizeof copy);
@@ -327,17 +348,35 @@ SIM_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(handle != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(shHandleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
-    int file = dup((int)(uintptr_t)osHandle);
-    NVS_SIM_CHECK(file >= 0 && fstat(file, &info) == 0, CUDA_ERROR_INVALID_VALUE);
+    int file = fcntl((int)(uintptr_t)osHandle, F_DUPFD_CLOEXEC, 0);
+    NVS_SIM_CHECK(file >= 0 && fstat(file, &info) == 0 && info.st_size > TAIL, CUDA_ERROR_INVALID_VALUE);
+    const size_t bytes = (size_t)info.st_size - TAIL;
+    bill found = {0};
+    sim_device *device = NULL;
+    bool charge = false;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
     sim_physical *physical = calloc(1, sizeof *physical);
-    if (physical == NULL) {
-        close(file);
-        return nvs_sim_return(CUDA_ERROR_OUT_OF_MEMORY);
-    }
-    /* The maker pays for it. */
-    *physical = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = (size_t)info.st_size, .file = file};
+    if (physical == NULL || pread(file, &found, sizeof found, (off_t)bytes) != (ssize_t)sizeof found )
+        goto out;
+    for (int i = 0; i < nvs_sim_device_count; i++)
+        if (nvs_sim_devices[i].gpu == found.gpu)
+            device = &nvs_sim_devices[i];
+    if (device == NULL)
+        goto out;
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+    charge = found.payer == 0;
+    if (charge && !nvs_sim_charge(device->gpu, bytes))
+        goto out;
+    if (charge)
+        (void)write_bill(file, bytes, (bill){(int32_t)getpid(), found.gpu});
+    *physical = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = bytes, .file = file, .device = device,
+                               .charged = charge, .imported = true};
     physical->properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = shHandleType,
-                                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+                                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)(device - nvs_sim_devices)}};
     *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
     return nvs_sim_return(CUDA_SUCCESS);
+out:
+    close(file);
+    free(physical);
+    return nvs_sim_return(result);
 }

@@ -95,6 +95,25 @@ def test_physical_memory_is_shared_by_descriptor(run: Run) -> None:
         d.write(one, b"shared")
         assert d.read(two, 6) == b"shared"
         assert d.used() == size, "charged once"
+        assert d.result("cuMemExportToShareableHandle", byref(c_int()), again, 1, c_uint64(0)) == 1, "its maker can"
+        """,
+        **FAST,
+    )
+
+
+def test_whoever_has_memory_last_pays_for_it(run: Run) -> None:
+    """Memory that a program hands to another is not free when the first lets go of it."""
+    run(
+        """
+        d, size = Driver(), 2 << 20
+        handle, descriptor, again = d.physical(size), c_int(), c_uint64()
+        d.cuMemExportToShareableHandle(byref(descriptor), handle, 1, c_uint64(0))
+        d.cuMemRelease(handle)
+        assert d.used() == 0, "nobody has it"
+        d.cuMemImportFromShareableHandle(byref(again), c_void_p(descriptor.value), 1)
+        assert d.used() == size
+        d.cuMemRelease(again)
+        assert d.used() == 0
         """,
         **FAST,
     )
