@@ -1,0 +1,201 @@
+{{/*
+Names, labels and pieces that several templates share, and the checks that a schema cannot make.
+Nothing here renders an object by itself.
+*/}}
+
+{{- define "nvshare.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "nvshare.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "nvshare.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "nvshare.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "nvshare.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end }}
+
+{{- define "nvshare.labels" -}}
+{{ include "nvshare.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+{{- end }}
+
+{{- define "nvshare.image" -}}
+{{- $image := .Values.image }}
+{{- $name := $image.repository }}
+{{- if $image.registry }}{{ $name = printf "%s/%s" ($image.registry | trimSuffix "/") $name }}{{ end }}
+{{- $name = printf "%s:%s" $name (default .Chart.AppVersion $image.tag) }}
+{{- if $image.digest }}{{ $name = printf "%s@%s" $name $image.digest }}{{ end }}
+{{- $name }}
+{{- end }}
+
+{{- define "nvshare.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "nvshare.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "nvshare.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "nvshare.slotsDirectory" -}}
+{{- printf "%s/slots" .Values.hostPaths.socketDirectory }}
+{{- end }}
+
+{{- define "nvshare.versionsDirectory" -}}
+{{- printf "%s/lib" .Values.hostPaths.libraryDirectory }}
+{{- end }}
+
+{{/* Whether the device plugin may watch the pods of its node. */}}
+{{- define "nvshare.watchesPods" -}}
+{{- if and .Values.podAnnotations.watch (eq .Values.advertise.mode "plugin") }}true{{ end }}
+{{- end }}
+
+{{/* The security context of the DaemonSet's containers.  Reading MIG instances needs SYS_ADMIN, which the API server
+refuses together with allowPrivilegeEscalation: false. */}}
+{{- define "nvshare.securityContext" -}}
+{{- $context := deepCopy .Values.securityContext }}
+{{- if .Values.mig.enabled }}
+{{- $context = omit $context "allowPrivilegeEscalation" }}
+{{- $capabilities := deepCopy (default dict $context.capabilities) }}
+{{- $_ := set $capabilities "add" (append (default list $capabilities.add) "SYS_ADMIN" | uniq) }}
+{{- $_ := set $context "capabilities" $capabilities }}
+{{- end }}
+{{- with .Values.seLinuxOptions }}
+{{- $_ := set $context "seLinuxOptions" . }}
+{{- end }}
+{{- toYaml $context }}
+{{- end }}
+
+{{/* A value of the coordinator's file: text in quotes, numbers as whole numbers (Helm reads them as floating). */}}
+{{- define "nvshare.toml" -}}
+{{- if kindIs "string" . }}{{ . | quote }}{{ else }}{{ int64 . }}{{ end }}
+{{- end }}
+
+{{- define "nvshare.settings" -}}
+{{- range $key, $value := omit .Values.settings "gpu" }}
+{{ $key }} = {{ include "nvshare.toml" $value }}
+{{- end }}
+{{- range $uuid, $settings := default dict .Values.settings.gpu }}
+
+[gpu.{{ $uuid | quote }}]
+{{- range $key, $value := $settings }}
+{{ $key }} = {{ include "nvshare.toml" $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Mistakes that only the combination of values shows.  Each message begins with the value's name. */}}
+{{- define "nvshare.validate" -}}
+{{- $values := .Values }}
+{{- $paths := $values.hostPaths }}
+{{- range $name, $path := $paths }}
+{{- if or (contains "//" $path) (contains "/../" (printf "%s/" $path)) }}
+{{- fail (printf "hostPaths.%s: %s: write it without // and .." $name $path) }}
+{{- end }}
+{{- end }}
+{{- if or (hasPrefix (printf "%s/" $paths.socketDirectory) (printf "%s/" $paths.libraryDirectory)) (hasPrefix (printf "%s/" $paths.libraryDirectory) (printf "%s/" $paths.socketDirectory)) }}
+{{- fail (printf "hostPaths.libraryDirectory: %s and hostPaths.socketDirectory: %s must not lie in each other" $paths.libraryDirectory $paths.socketDirectory) }}
+{{- end }}
+{{- if and $values.resource.memory.enabled (ne $values.advertise.mode "plugin") }}
+{{- fail "resource.memory.enabled: needs advertise.mode: plugin, for it is the device plugin that advertises it" }}
+{{- end }}
+{{- if and $values.resource.memory.enabled (eq $values.resource.memory.name $values.resource.name) }}
+{{- fail (printf "resource.memory.name: %s is resource.name too; the two resources need two names" $values.resource.memory.name) }}
+{{- end }}
+{{- if and $values.resource.memory.enabled (not (regexMatch "-(mib|256mib|gib)$" $values.resource.memory.name)) }}
+{{- fail (printf "resource.memory.name: %s must end in -mib, -256mib or -gib: the end says how much 1 is" $values.resource.memory.name) }}
+{{- end }}
+{{- if and $values.podAnnotations.watch (ne $values.advertise.mode "plugin") }}
+{{- fail "podAnnotations.watch: needs advertise.mode: plugin" }}
+{{- end }}
+{{- if eq (int $values.metrics.coordinatorPort) (int $values.metrics.devicePluginPort) }}
+{{- fail (printf "metrics.devicePluginPort: %d is metrics.coordinatorPort too; both are ports of the same pod" (int $values.metrics.devicePluginPort)) }}
+{{- end }}
+{{- if and $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled }}
+{{- fail "metrics.podMonitor.enabled: metrics.serviceMonitor.enabled is set too, and everything would be counted twice; choose one" }}
+{{- end }}
+{{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
+{{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}
+{{- end }}
+{{- $webhook := $values.admission.webhook }}
+{{- if eq $values.admission.mode "webhook" }}
+{{- if and (not $webhook.certManager.enabled) (not $webhook.tlsSecret) }}
+{{- fail "admission.webhook.tlsSecret: admission.mode: webhook needs a certificate: name a secret here, or set admission.webhook.certManager.enabled" }}
+{{- end }}
+{{- if and $webhook.certManager.enabled $webhook.tlsSecret }}
+{{- fail "admission.webhook.tlsSecret: admission.webhook.certManager.enabled is set too; choose one" }}
+{{- end }}
+{{- if and $webhook.tlsSecret (not $webhook.caBundle) }}
+{{- fail "admission.webhook.caBundle: needed with admission.webhook.tlsSecret: the API server checks the certificate against it" }}
+{{- end }}
+{{- if eq (int $webhook.port) (int $webhook.metricsPort) }}
+{{- fail "admission.webhook.metricsPort: the same as admission.webhook.port" }}
+{{- end }}
+{{- end }}
+{{- if and (ne $values.admission.mode "none") (not (or $values.admission.namespaceSelector.matchLabels $values.admission.namespaceSelector.matchExpressions)) }}
+{{- fail "admission.namespaceSelector: empty would select every namespace; give it a label that namespaces opt in by" }}
+{{- end }}
+{{- if gt (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max) }}
+{{- fail (printf "admission.priorityRange.min: %d is more than admission.priorityRange.max: %d" (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max)) }}
+{{- end }}
+{{- range $index, $quota := $values.resourceQuotas }}
+{{- if not (or (hasKey $quota "gpus") (hasKey $quota "memory")) }}
+{{- fail (printf "resourceQuotas[%d]: give %s gpus, memory or both" $index $quota.namespace) }}
+{{- end }}
+{{- if and (hasKey $quota "memory") (not $values.resource.memory.enabled) }}
+{{- fail (printf "resourceQuotas[%d].memory: needs resource.memory.enabled" $index) }}
+{{- end }}
+{{- end }}
+{{- if and (eq $values.updateStrategy.type "OnDelete") (kindIs "map" $values.updateStrategy.rollingUpdate) (ne (toYaml $values.updateStrategy.rollingUpdate) "maxUnavailable: 1") }}
+{{- fail "updateStrategy.rollingUpdate: has no meaning with updateStrategy.type: OnDelete" }}
+{{- end }}
+{{- end }}
+
+{{/* What makes the NVIDIA runtime show a container all GPUs of its node, for reading only. */}}
+{{- define "nvshare.gpuEnv" -}}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: all
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: utility
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* A loop that does not answer its metrics does not serve its clients either.  They are not asked for often: writing them
+costs more than everything else that an idle coordinator does. */}}
+{{- define "nvshare.probes" -}}
+livenessProbe:
+  httpGet:
+    path: /metrics
+    port: {{ . }}
+  initialDelaySeconds: 15
+  periodSeconds: 60
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  tcpSocket:
+    port: {{ . }}
+  periodSeconds: 10
+{{- end }}

@@ -1,0 +1,302 @@
+"""`nvshare-device-plugin`: from the command line to a plugin that serves the kubelet, and out again.
+
+Invariants: every option has an environment variable, NVSHARE_ and its name; what cannot be used is said at once, with
+the option's name; SIGTERM ends it in order and leaves running containers, their slots and their library alone.
+
+May not go here: what the kubelet's calls do (resources.py, allocation.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from coordinator.kubernetes import library
+from coordinator.kubernetes import slot as slots
+from coordinator.kubernetes.allocation import SlotStore
+from coordinator.kubernetes.annotations import Rules, RulesError, rules_from
+from coordinator.kubernetes.device_ids import memory_unit_bytes
+from coordinator.kubernetes.health import Monitor, NvmlProbe, Probe
+from coordinator.kubernetes.options import OptionError, Options, preference, socket_name
+from coordinator.kubernetes.plugin import PluginServer
+from coordinator.kubernetes.plugin_metrics import Collector, Counts, Facts, MetricsServer
+from coordinator.kubernetes.pods import NotInClusterError, PodWatch
+from coordinator.kubernetes.registration import Registrar
+from coordinator.kubernetes.resources import MemoryResource, SlotResource, TooLongError
+from coordinator.kubernetes.tenancy import Tenancy, list_tenants
+from coordinator.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir
+from coordinator.units import parse_duration
+
+log: Final = logging.getLogger("nvshare.plugin")
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is only of this process: metrics, the watch of pods."""
+
+    metrics_address: str = "0.0.0.0"
+    metrics_port: int | None = None
+    watched_node: str | None = None
+    """Whose pods' annotations to follow; None: nobody's."""
+    rules: Rules = field(default_factory=Rules)
+
+
+class Plugin:
+    """Everything that one device plugin is made of."""
+
+    def __init__(self, options: Options, probe: Probe, watch: PodWatch | None = None) -> None:
+        """Makes the slots' directory.  Raises SlotError."""
+        slots.prepare(options.slots_dir)
+        self.options = options
+        self._watch = watch
+        self.store = SlotStore(options.slots_dir)
+        self.counts = Counts()
+        coordinator = RuntimeDir(options.runtime_dir)
+        self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
+        unit_bytes = memory_unit_bytes(options.memory_resource) if options.memory_resource is not None else 0
+        self.tenancy = Tenancy(self.store, self._tenants, unit_bytes=unit_bytes, policies=watch)
+        self._resources: list[SlotResource | MemoryResource] = [
+            SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy.woken)
+        ]
+        if options.memory_resource is not None:
+            state = lambda: self.monitor.state  # noqa: E731
+            self._resources.append(MemoryResource(options.memory_resource, state, self.tenancy.woken))
+        self._servers = [
+            PluginServer(resource, options.plugin_dir / socket_name(resource.name), self.counts.allocated)
+            for resource in self._resources
+        ]
+        self._ended = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._registrar = Registrar(options.plugin_dir, self._servers, self._wake_read, self.counts.registered)
+        for server in self._servers:
+            self.monitor.listen(server.changed)
+
+    def run(self) -> None:
+        """Serves until `stop`.  Raises TooLongError."""
+        self.monitor.start()
+        try:
+            for resource in self._resources:
+                if isinstance(resource, MemoryResource):
+                    resource.check()
+            self.tenancy.start()
+            self._registrar.run()
+        finally:
+            self._ended = True
+            self.tenancy.stop()
+            self.monitor.stop()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def stop(self) -> None:
+        """Ends `run`; any thread, or a signal handler, also when it has ended."""
+        if not self._ended:
+            os.write(self._wake_write, b"\0")
+
+    def facts(self) -> Facts:
+        """For metrics."""
+        found = self.store.all().values()
+        devices = []
+        for resource in self._resources:
+            healthy = sum(health for _, health in resource.devices())
+            devices.append((resource.name, healthy, len(resource.devices()) - healthy))
+        return Facts(
+            devices=devices,
+            connected=self._registrar.connected,
+            coordinator_up=self.monitor.coordinator_up,
+            library=library.current(self.options.library_dir),
+            slots=len(found),
+            slots_without_pod=sum(slot.pod is None for slot in found),
+            pod_resources_failures=self.tenancy.failures,
+            watch=self._watch.counts() if self._watch is not None else None,
+        )
+
+    def _tenants(self) -> Any:
+        options = self.options
+        return list_tenants(options.pod_resources_socket, options.resource, options.memory_resource)
+
+
+def serve(options: Options, extras: Extras) -> None:
+    """Until a signal.  Raises what the parts raise when they cannot start."""
+    watch: PodWatch | None = None
+    if extras.watched_node is not None:
+        watch = PodWatch(node_name=extras.watched_node, changed=lambda: plugin.tenancy.woken(), rules=extras.rules)
+    plugin = Plugin(options, NvmlProbe(), watch)
+    metrics = None
+    if extras.metrics_port is not None:
+        collector = Collector(plugin.counts, plugin.facts)
+        try:
+            metrics = MetricsServer(extras.metrics_address, extras.metrics_port, collector)
+        except OSError as error:
+            where = f"{extras.metrics_address}:{extras.metrics_port}"
+            raise OptionError(f"--metrics-port: {where}: {error.strerror}; choose another") from None
+        log.info("metrics on port %d", metrics.port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: plugin.stop())
+    try:
+        if watch is not None:
+            watch.start()
+        plugin.run()
+    finally:
+        if watch is not None:
+            watch.stop()
+        if metrics is not None:
+            metrics.close()
+    log.info("ended; containers that run keep their slots")
+
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+def _given(variable: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text)
+
+
+SlotsPerGpu = Annotated[int, _given("SLOTS_PER_GPU", "containers that share one GPU")]
+Resource = Annotated[str, _given("RESOURCE", "name of the slots")]
+MemoryResourceName = Annotated[
+    str | None,
+    _given(
+        "MEMORY_RESOURCE",
+        "also offer GPU memory, which becomes the container's limit; the name says the unit: "
+        "nvshare.com/gpu-memory-mib, nvshare.com/gpu-memory-256mib, nvshare.com/gpu-memory-gib",
+    ),
+]
+PluginDir = Annotated[Path, _given("PLUGIN_DIR", "where the kubelet looks for plugins")]
+PodResources = Annotated[Path, _given("POD_RESOURCES_SOCKET", "where the kubelet says which pod has what")]
+LibraryDir = Annotated[Path, _given("LIBRARY_DIR", "the host's directory of nvshare-install-library")]
+SlotsDir = Annotated[Path, _given("SLOTS_DIR", "the host's directory of slots")]
+RuntimeDirectory = Annotated[Path, _given("RUNTIME_DIR", "of the node's coordinator")]
+Several = Annotated[
+    bool, _given("ALLOW_SEVERAL_SLOTS", "a container may have several slots of one GPU", "--allow-several-slots")
+]
+Preferred = Annotated[str, _given("PREFERRED", "spread over the GPUs, or pack")]
+MemoryMode = Annotated[str, _given("MEMORY", "memory mode: managed, device, swap")]
+OnLoss = Annotated[str, _given("ON_LOSS", "what containers do without a coordinator: wait, or run")]
+LossTimeout = Annotated[str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: after so long, such as 5m")]
+Grace = Annotated[str, _given("COORDINATOR_GRACE", "without a coordinator for so long slots are unhealthy")]
+WatchPods = Annotated[bool, _given("WATCH_PODS", "follow the annotations of this node's pods", "--watch-pods")]
+NodeName = Annotated[
+    str | None, typer.Option(envvar=["NVSHARE_NODE_NAME", "NODE_NAME"], help="with --watch-pods: this node")
+]
+PriorityClasses = Annotated[
+    Path | None, _given("PRIORITY_CLASSES", "JSON file: what priority classes of the cluster mean")
+]
+PriorityRange = Annotated[str, _given("PRIORITY_RANGE", "MIN:MAX of the priority that annotations may ask for")]
+MetricsPort = Annotated[int | None, _given("METRICS_PORT", "serve Prometheus metrics; 0 chooses a port")]
+MetricsAddress = Annotated[str, _given("METRICS_ADDRESS", "where")]
+LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
+
+
+@app.command(help="Offers this node's GPUs to Kubernetes, several slots each, and puts containers under the hook.")
+def run(
+    slots_per_gpu: SlotsPerGpu = 10,
+    resource: Resource = "nvshare.com/gpu",
+    memory_resource: MemoryResourceName = None,
+    plugin_dir: PluginDir = Path("/var/lib/kubelet/device-plugins"),
+    pod_resources_socket: PodResources = Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+    library_dir: LibraryDir = Path("/var/lib/nvshare/lib"),
+    slots_dir: SlotsDir = Path("/run/nvshare/slots"),
+    runtime_dir: RuntimeDirectory = SYSTEM_DIRECTORY,
+    allow_several_slots: Several = False,
+    preferred: Preferred = "spread",
+    memory: MemoryMode = "managed",
+    on_loss: OnLoss = "wait",
+    loss_timeout: LossTimeout = None,
+    coordinator_grace: Grace = "30s",
+    watch_pods: WatchPods = False,
+    node_name: NodeName = None,
+    priority_classes: PriorityClasses = None,
+    priority_range: PriorityRange = "-1000:1000",
+    metrics_port: MetricsPort = None,
+    metrics_address: MetricsAddress = "0.0.0.0",
+    log_level: LogLevel = "info",
+) -> None:
+    """Typer's view of the command line."""
+    _log_to_stderr(log_level)
+    options = Options(
+        plugin_dir=plugin_dir.absolute(),
+        pod_resources_socket=pod_resources_socket.absolute(),
+        library_dir=library_dir.absolute(),
+        slots_dir=slots_dir.absolute(),
+        runtime_dir=runtime_dir.absolute(),
+        slots_per_gpu=slots_per_gpu,
+        resource=resource,
+        memory_resource=memory_resource or None,
+        allow_several_slots=allow_several_slots,
+        preference=preference(preferred),
+        memory=memory,
+        on_loss=on_loss,
+        loss_timeout_ns=_duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None,
+        coordinator_grace_ns=_duration_ns("--coordinator-grace", coordinator_grace),
+    )
+    if watch_pods and not node_name:
+        raise OptionError("--watch-pods: needs --node-name or NODE_NAME (spec.nodeName by the downward API)")
+    rules = _rules(resource, priority_range, priority_classes)
+    serve(options, Extras(metrics_address, metrics_port, node_name if watch_pods else None, rules))
+
+
+def _log_to_stderr(level: str) -> None:
+    if level not in ("debug", "info", "warning", "error"):
+        raise OptionError(f"--log-level: {level!r} is none of debug, info, warning, error")
+    line = "%(asctime)s nvshare-device-plugin %(levelname)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=line, force=True)
+
+
+def _duration_ns(option: str, text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise OptionError(f"{option}: {error}") from None
+
+
+def _rules(resource: str, priority_range: str, priority_classes: Path | None) -> Rules:
+    content: object = None
+    if priority_classes is not None:
+        try:
+            content = json.loads(priority_classes.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise OptionError(f"--priority-classes: {priority_classes}: {error.strerror}") from None
+        except ValueError as error:
+            raise OptionError(f"--priority-classes: {priority_classes}: not JSON: {error}") from None
+    try:
+        return rules_from(resource=resource, priority_range=priority_range, priority_classes=content)
+    except RulesError as error:
+        raise OptionError(str(error)) from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point.  Exit codes: 0 ended in order, 1 could not run, 2 wrong command line."""
+    code = 0
+    try:
+        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-device-plugin") or 0
+    except OptionError as error:
+        code = _complain(str(error), 2)
+    except slots.SlotError as error:
+        code = _complain(f"--slots-dir: {error}", 1)
+    except TooLongError as error:
+        code = _complain(str(error), 2)
+    except NotInClusterError as error:
+        code = _complain(f"--watch-pods: {error}", 1)
+    except OSError as error:
+        code = _complain(f"{error.filename or 'system'}: {error.strerror}", 1)
+    raise SystemExit(code)
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"nvshare-device-plugin: {text}\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()

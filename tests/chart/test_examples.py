@@ -1,0 +1,71 @@
+"""The examples: what they ask for exists, every Kubernetes accepts them, and their programs are Python.
+
+May not go here: the sidecar's processes (test_sidecar.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator.kubernetes.annotations import Rules, findings
+from tests.chart.conftest import CHART, EXAMPLES, mistakes, versions
+
+FILES = sorted(path.name for path in EXAMPLES.glob("*.yaml"))
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """What `kubectl apply -f` would read."""
+    text = (EXAMPLES / name).read_text(encoding="utf-8")
+    return [{**d, "metadata": {"namespace": "default", **d["metadata"]}} for d in yaml.safe_load_all(text) if d]
+
+
+def pods(name: str) -> Iterator[dict[str, Any]]:
+    """Pods and templates of pods."""
+    for document in documents(name):
+        if document["kind"] == "Pod":
+            yield document
+        elif "template" in document.get("spec", {}):
+            yield document["spec"]["template"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_version_accepts_it(name: str) -> None:
+    """An example that the API server refuses is the first thing that a user sees of us."""
+    claims = "resourceClaims" in (EXAMPLES / name).read_text(encoding="utf-8")
+    tested = [version for version in versions() if not claims or int(version.split(".")[1]) >= 34]
+    for version in tested:
+        for document in documents(name):
+            assert mistakes(document, version) == [], version
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_asks_for_what_there_is(name: str) -> None:
+    """A resource or annotation of another name leaves the pod pending, or does nothing."""
+    ours = {VALUES["resource"]["name"], VALUES["resource"]["memory"]["name"]}
+    for pod in pods(name):
+        assert findings(pod, Rules()) == []
+        for container in pod["spec"]["containers"]:
+            asked = {key for key in container["resources"].get("limits", {}) if "/" in key}
+            assert asked <= ours
+            assert asked or container["resources"].get("claims")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_its_programs_are_python(name: str) -> None:
+    """Nobody runs these on a card in CI; a mistake of syntax at least must not be in them."""
+    programs = [
+        word
+        for pod in pods(name)
+        for container in pod["spec"]["containers"]
+        for word in container["command"]
+        if "\n" in word
+    ]
+    programs += [text for d in documents(name) if d["kind"] == "ConfigMap" for text in d["data"].values()]
+    for text in programs:
+        compile(text, name, "exec")
+    assert programs

@@ -1,0 +1,168 @@
+"""Values that must be refused, each with a message that names the value; and what values become for our own programs.
+
+May not go here: whether Kubernetes accepts what is rendered (test_render.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator import config
+from tests.chart.conftest import CHART, refusal, render
+from tests.chart.test_render import MATRIX
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown value": ({"slotsPerGpu": 4}, "slotsPerGpu"),
+    "unknown inner value": ({"slots": {"perGPU": 4}}, "perGPU"),
+    "no slots": ({"slots": {"perGpu": 0}}, "/slots/perGpu"),
+    "text for a number": ({"slots": {"perGpu": "four"}}, "/slots/perGpu"),
+    "mode": ({"advertise": {"mode": "both"}}, "/advertise/mode"),
+    "preferred": ({"slots": {"preferred": "random"}}, "/slots/preferred"),
+    "digest": ({"image": {"digest": "latest"}}, "/image/digest"),
+    "repository": ({"image": {"repository": ""}}, "/image/repository"),
+    "memory mode": ({"clients": {"memoryMode": "swapped"}}, "/clients/memoryMode"),
+    "time-out": ({"clients": {"lossTimeout": "5 minutes"}}, "/clients/lossTimeout"),
+    "quantum": ({"settings": {"quantum": "100"}}, "/settings/quantum"),
+    "unknown setting": ({"settings": {"quanta": "1s"}}, "quanta"),
+    "unknown setting of a GPU": ({"settings": {"gpu": {"GPU-1": {"idle_release": "1s"}}}}, "idle_release"),
+    "index for a GPU": ({"settings": {"gpu": {"0": {"quantum": "1s"}}}}, "/settings/gpu"),
+    "resource without a domain": ({"resource": {"name": "gpu"}}, "/resource/name"),
+    "relative path": ({"hostPaths": {"kubeletDirectory": "var/lib/kubelet"}}, "/hostPaths/kubeletDirectory"),
+    "long path": ({"hostPaths": {"socketDirectory": "/run/a-directory-that-is-long"}}, "/hostPaths/socketDirectory"),
+    "dots in a path": ({"hostPaths": {"libraryDirectory": "/var/../lib"}}, "hostPaths.libraryDirectory"),
+    "nested paths": ({"hostPaths": {"libraryDirectory": "/run/nvshare/lib"}}, "hostPaths.libraryDirectory"),
+    "label of a number": ({"nodeSelector": {"gpu": True}}, "/nodeSelector/gpu"),
+    "low port": ({"metrics": {"coordinatorPort": 80}}, "/metrics/coordinatorPort"),
+    "one port twice": ({"metrics": {"devicePluginPort": 9400}}, "metrics.devicePluginPort"),
+    "two monitors": (
+        {"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}},
+        "metrics.podMonitor.enabled",
+    ),
+    "unknown alert": (
+        {"metrics": {"prometheusRule": {"enabled": True, "disabled": ["NvshareNothing"]}}},
+        "metrics.prometheusRule.disabled",
+    ),
+    "memory without plugin": (
+        {"advertise": {"mode": "external"}, "resource": {"memory": {"enabled": True}}},
+        "resource.memory.enabled",
+    ),
+    "one name for two": (
+        {"resource": {"memory": {"enabled": True, "name": "nvshare.com/gpu"}}},
+        "resource.memory.name",
+    ),
+    "memory's unit": (
+        {"resource": {"memory": {"enabled": True, "name": "nvshare.com/gpu-memory"}}},
+        "resource.memory.name",
+    ),
+    "watching without plugin": (
+        {"advertise": {"mode": "external"}, "podAnnotations": {"watch": True}},
+        "podAnnotations.watch",
+    ),
+    "watching without rights": ({"rbac": {"create": False}, "podAnnotations": {"watch": True}}, "serviceAccount.name"),
+    "quota of nothing": ({"resourceQuotas": [{"namespace": "a"}]}, "resourceQuotas[0]"),
+    "quota without namespace": ({"resourceQuotas": [{"gpus": 1}]}, "namespace"),
+    "quota of no memory": ({"resourceQuotas": [{"namespace": "a", "memory": 1}]}, "resourceQuotas[0].memory"),
+    "class": ({"priorityClasses": {"a": {"class": "urgent"}}}, "/priorityClasses/a"),
+    "range": ({"admission": {"priorityRange": {"min": 5, "max": 1}}}, "admission.priorityRange.min"),
+    "webhook without certificate": ({"admission": {"mode": "webhook"}}, "admission.webhook.tlsSecret"),
+    "webhook without CA": (
+        {"admission": {"mode": "webhook", "webhook": {"tlsSecret": "a"}}},
+        "admission.webhook.caBundle",
+    ),
+    "two certificates": (
+        {"admission": {"mode": "webhook", "webhook": {"tlsSecret": "a", "certManager": {"enabled": True}}}},
+        "admission.webhook.tlsSecret",
+    ),
+    "every namespace": (
+        {"admission": {"mode": "policy", "namespaceSelector": {"matchLabels": None}}},
+        "admission.namespaceSelector",
+    ),
+    "useless strategy": (
+        {"updateStrategy": {"type": "OnDelete", "rollingUpdate": {"maxUnavailable": 2}}},
+        "updateStrategy.rollingUpdate",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_values_are_named(what: str) -> None:
+    """An operator who mistypes a value must read which one, not a failure on some node an hour later."""
+    values, name = BAD[what]
+    message = refusal(values)
+    assert name in message, message
+
+
+def leaves(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of the schema that has fixed properties, by its path."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    if "properties" in schema:
+        yield path, schema
+        for name, inner in schema["properties"].items():
+            yield from leaves(inner, f"{path}.{name}" if path else name)
+
+
+def test_schema_knows_every_value() -> None:
+    """A value without a schema takes anything; an object that is open swallows misspelt names."""
+    for path, schema in leaves(SCHEMA):
+        assert schema["additionalProperties"] is False, path
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+    def missing(given: Any, schema: dict[str, Any], path: str) -> Iterator[str]:
+        if "$ref" in schema:
+            schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+        if "properties" not in schema:
+            return
+        for name, inner in schema["properties"].items():
+            where = f"{path}.{name}".strip(".")
+            if name not in given:
+                yield where
+            elif isinstance(given[name], dict) and given[name]:
+                yield from missing(given[name], inner, where)
+
+    absent = {name for name in missing(values, SCHEMA, "") if not name.startswith("settings.")}
+    assert absent == {"global"}, "values.yaml shows every value with its default"
+
+
+def test_settings_are_the_coordinators() -> None:
+    """A setting that the coordinator learns must be settable here; one that it forgets must not."""
+    theirs = set(config.KEYS) - {"metrics_port", "metrics_address"}  # the chart's own
+    assert set(SCHEMA["properties"]["settings"]["properties"]) == theirs
+    of_one_gpu = {field.alias or name for name, field in config.GpuOverride.model_fields.items()}
+    assert set(SCHEMA["definitions"]["gpuOverride"]["properties"]) == of_one_gpu
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_the_coordinator_reads_its_settings(name: str, tmp_path: Path) -> None:
+    """The file of the ConfigMap is read by the coordinator itself: numbers and quotes must survive the templates."""
+    rendered = render(MATRIX[name])
+    (found,) = [d for d in rendered.all("ConfigMap") if "nvshare.toml" in d["data"]]
+    file = tmp_path / "nvshare.toml"
+    file.write_text(found["data"]["nvshare.toml"], encoding="utf-8")
+    settings = config.load({}, {}, file)
+    given = {"policy": "round_robin", "quantum": "100ms"} | MATRIX[name].get("settings", {})
+    assert settings.policy == given["policy"]
+    assert settings.quantum_ns == (None if given["quantum"] == "auto" else 100_000_000)
+    assert settings.max_clients == given.get("max_clients", 1024)
+    for uuid, override in given.get("gpu", {}).items():
+        assert settings.gpu[uuid].quantum_ns == 20_000_000
+        assert settings.gpu[uuid].capacity_bytes == override["capacity"]
+    assert json.loads(found["data"]["priority-classes.json"]) == MATRIX[name].get("priorityClasses", {})
+
+
+def test_image_names() -> None:
+    """Registry, repository, tag and digest in the order that container runtimes read."""
+    image = render(MATRIX["image"]).container("coordinator")["image"]
+    assert image == "registry.example.com:5000/team/gpu/nvshare:1.2@sha256:" + "a" * 64
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert render().container("device-plugin")["image"] == f"nvshare:{chart['appVersion']}"
+    secrets = render(MATRIX["image"]).one("DaemonSet")["spec"]["template"]["spec"]["imagePullSecrets"]
+    assert secrets == [{"name": "login"}]

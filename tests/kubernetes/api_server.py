@@ -1,0 +1,149 @@
+"""A double of the API server: pods of a node over TLS, listed and watched, and whatever can go wrong with that.
+
+Invariants: it answers with what a test has put into it, notes each request, and blocks no test for ever.
+
+May not go here: assertions about the watch.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import ssl
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import trustme
+
+from coordinator.kubernetes.pods import ApiAccess
+
+Json = dict[str, Any]
+_END: Final = object()
+TOKEN: Final = "token-of-the-plugin"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Says this once, instead of what would be said."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request."""
+
+    path: str
+    query: dict[str, str]
+    authorization: str
+
+    @property
+    def watches(self) -> bool:
+        return self.query.get("watch") == "1"
+
+
+@dataclass(slots=True)
+class State:
+    """What the server knows."""
+
+    items: list[Json] = field(default_factory=list)
+    version: str = "100"
+    replies: deque[Reply] = field(default_factory=deque)
+    watch_replies: deque[Reply] = field(default_factory=deque)
+    events: queue.Queue[Any] = field(default_factory=queue.Queue)
+    asked: list[Asked] = field(default_factory=list)
+
+
+class _Quiet(ThreadingHTTPServer):
+    """Clients that go away are part of the tests."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing."""
+
+
+class ApiServer:
+    """Serves until `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = State()
+        authority = trustme.CA()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        authority.cert_pem.write_to_path(str(folder / "ca.crt"))
+        (folder / "token").write_text(TOKEN + "\n", encoding="ascii")
+        self._server = _Quiet(("127.0.0.1", 0), _handler(self.state))
+        self._server.daemon_threads = True
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+        self.access = ApiAccess("127.0.0.1", self._server.server_address[1], folder / "token", folder / "ca.crt")
+
+    def event(self, kind: str, item: Json) -> None:
+        """Sends an event to whoever watches."""
+        self.raw(json.dumps({"type": kind, "object": item}).encode() + b"\n")
+
+    def raw(self, line: bytes) -> None:
+        """Sends these bytes to whoever watches."""
+        self.state.events.put(line)
+
+    def end_watch(self) -> None:
+        """As after timeoutSeconds."""
+        self.state.events.put(_END)
+
+    def asked(self, *, watches: bool) -> list[Asked]:
+        """The lists, or the watches, that were asked for."""
+        return [request for request in self.state.asked if request.watches == watches]
+
+    def close(self) -> None:
+        """Ends it."""
+        self.end_watch()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _handler(state: State) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+            asked = Asked(parts.path, query, self.headers.get("Authorization", ""))
+            state.asked.append(asked)
+            planned = state.watch_replies if asked.watches else state.replies
+            if planned:
+                self._say(planned.popleft())
+            elif asked.watches:
+                self._watch()
+            else:
+                answer = {"kind": "PodList", "metadata": {"resourceVersion": state.version}, "items": state.items}
+                self._say(Reply(200, json.dumps(answer).encode()))
+
+        def _say(self, reply: Reply) -> None:
+            self.send_response(reply.status)
+            for name, value in reply.headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(reply.body)))
+            self.end_headers()
+            self.wfile.write(reply.body)
+
+        def _watch(self) -> None:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while (line := state.events.get()) is not _END:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.write(b"0\r\n\r\n")
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - so named in the base class
+            """Nothing."""
+
+    return Handler

@@ -1,0 +1,35 @@
+"""An unmodified ctypes program: takes GPU memory in pieces of 16 MiB, says how much it got, and stays with `stay`.
+
+usage: hold_memory.py MIB [stay]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import sys
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    """Prints one JSON object."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    had, result = 0, 0
+    while result == 0 and had < int(sys.argv[1]):
+        piece = ctypes.c_uint64()
+        result = cuda.cuMemAlloc_v2(ctypes.byref(piece), ctypes.c_size_t(16 * MIB))
+        had += 16 if result == 0 else 0
+    print(json.dumps({"total_mib": total.value // MIB, "had_mib": had, "result": result}), flush=True)
+    if "stay" in sys.argv:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Pods and AdmissionReviews for the tests of annotations, admission and the watch: made by hand, and made up.
+
+May not go here: assertions.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import strategies as st
+
+from coordinator.kubernetes.annotations import GPU_RESOURCE, HOOK_IN_CONTAINER, PREFIX, ClassDefaults, Rules
+
+Json = dict[str, Any]
+
+RULES = Rules(
+    priority_classes={
+        "production": ClassDefaults(priority=10, weight=4),
+        "batch": ClassDefaults(job_class="opportunistic"),
+        "heavy": ClassDefaults(weight=7),
+    }
+)
+PRIORITY_CLASS_VALUES = {
+    "production": {"priority": 10, "weight": 4},
+    "batch": {"class": "opportunistic"},
+    "heavy": {"weight": 7},
+}
+"""The same as the chart's values have it."""
+
+
+def container(name: str = "main", *, gpu: bool = True, env: list[Json] | None = None) -> Json:
+    """A container as the API server shows it to admission."""
+    made: Json = {
+        "name": name,
+        "image": "registry.example/train:1",
+        "resources": {"limits": {"cpu": "2"}},
+        "imagePullPolicy": "IfNotPresent",
+        "terminationMessagePath": "/dev/termination-log",
+    }
+    if gpu:
+        made["resources"]["limits"][GPU_RESOURCE] = "1"
+    if env is not None:
+        made["env"] = env
+    return made
+
+
+def pod(
+    *containers: Json, annotations: dict[str, str] | None = None, init: list[Json] | None = None, **spec: Any
+) -> Json:
+    """A pod of these containers."""
+    metadata: Json = {"name": "train-0", "namespace": "ml", "uid": "6c1c5a3e-0000-4000-8000-000000000001"}
+    if annotations is not None:
+        metadata["annotations"] = annotations
+    made: Json = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": list(containers) or [container()], "restartPolicy": "Never", **spec},
+        "status": {},
+    }
+    if init is not None:
+        made["spec"]["initContainers"] = init
+    return made
+
+
+def review(new: object, *, operation: str = "CREATE", old: object = None) -> Json:
+    """An AdmissionReview as an API server sends it."""
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "b0f2a3c4-9d5e-4a6b-8c7d-0e1f2a3b4c5d",
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "requestKind": {"group": "", "version": "v1", "kind": "Pod"},
+            "requestResource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": "ml",
+            "operation": operation,
+            "userInfo": {"username": "system:serviceaccount:kube-system:job-controller", "groups": ["system:masters"]},
+            "object": new,
+            "oldObject": old,
+            "dryRun": False,
+            "options": {"apiVersion": "meta.k8s.io/v1", "kind": "CreateOptions"},
+        },
+    }
+
+
+def environment(made: Json, name: str = "main") -> dict[str, str]:
+    """Variables of a container of the pod; the last of a name counts."""
+    lists = [*made["spec"]["containers"], *made["spec"].get("initContainers", [])]
+    found = next(entry for entry in lists if entry["name"] == name)
+    return {entry["name"]: entry.get("value", "") for entry in found.get("env", [])}
+
+
+# --- made up -------------------------------------------------------------------------------------------------------
+
+_PRELOADS = st.one_of(
+    st.sampled_from(["", "/usr/lib/libjemalloc.so.2", "liba.so:libb.so", "liba.so libb.so", HOOK_IN_CONTAINER]),
+    st.sampled_from(["libnvshare_hook.so", "/a/libnvshare_hook.so:b.so", "/a/xlibnvshare_hook.so", ":", " a.so "]),
+    st.text(alphabet="a/.: ", max_size=8),
+)
+_FROM = {"configMapKeyRef": {"name": "settings", "key": "value"}}
+
+
+@st.composite
+def _environments(draw: st.DrawFn) -> list[Json]:
+    names = draw(
+        st.lists(
+            st.sampled_from(["LD_PRELOAD", "NVSHARE_PRIORITY", "NVSHARE_MEMORY_LIMIT", "PATH", "HOME"]), unique=True
+        )
+    )
+    entries: list[Json] = []
+    for name in names:
+        kind = draw(st.sampled_from(["value", "value", "value", "bare", "from"]))
+        value = draw(_PRELOADS if name == "LD_PRELOAD" else st.sampled_from(["", "5", "4GiB"]))
+        entries.append({"name": name, **({"value": value} if kind == "value" else {})})
+        if kind == "from":
+            entries[-1]["valueFrom"] = copy.deepcopy(_FROM)
+    return entries
+
+
+_SIZES = st.sampled_from(
+    [
+        "8Gi",
+        "512Mi",
+        "1.5GiB",
+        "8GB",
+        "1073741824",
+        "0",
+        "8G",
+        "8 Gi",
+        "-1Gi",
+        "0.5Gi",
+        "999999Ti",
+        "1000000Ti",
+        "",
+        "8gi",
+    ]
+)
+_VALUES = {
+    "priority": st.one_of(
+        st.integers(-1500, 1500).map(str), st.sampled_from(["", "high", "+1", "01", "-0", "1.5", "9999999999"])
+    ),
+    "weight": st.one_of(st.integers(-1, 1100).map(str), st.sampled_from(["", "01", "1e3"])),
+    "class": st.sampled_from(["production", "standard", "opportunistic", "Production", ""]),
+    "gang": st.sampled_from(["pair", "a-1", "-a", "a-", "A", "", "x" * 63, "x" * 64]),
+    "memory-limit": _SIZES,
+    "memory-limit.main": _SIZES,
+    "memory-limit.nobody": _SIZES,
+    "priorty": st.just("1"),
+}
+
+
+@st.composite
+def annotation_maps(draw: st.DrawFn) -> dict[str, str]:
+    """Annotations, good and bad ones, beside one of somebody else."""
+    keys = draw(st.lists(st.sampled_from(sorted(_VALUES)), unique=True))
+    return {"other.example/key": "value"} | {PREFIX + key: draw(_VALUES[key]) for key in keys}
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Json:
+    """Pods with one to three containers and perhaps init containers."""
+    names = iter(["main", "helper", "third", "init"])
+    made = [
+        container(next(names), gpu=draw(st.booleans()), env=draw(st.none() | _environments()))
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+    init = [container("init", gpu=draw(st.booleans()), env=draw(_environments()))] if draw(st.booleans()) else None
+    spec = {"priorityClassName": draw(st.sampled_from(["production", "batch", "heavy", "other"]))}
+    return pod(
+        *made, annotations=draw(st.none() | annotation_maps()), init=init, **(spec if draw(st.booleans()) else {})
+    )

@@ -1,0 +1,190 @@
+"""Devices, messages and options of the device plugin: pure parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.devices import Device
+from coordinator.kubernetes import device_ids
+from coordinator.kubernetes import messages as m
+from coordinator.kubernetes.device_ids import RequestError, SlotId
+from coordinator.kubernetes.health import State
+from coordinator.kubernetes.options import OptionError, Options, socket_name
+from coordinator.kubernetes.resources import MemoryResource, TooLongError
+
+A, B, C = (f"GPU-{letter * 8}-0000-4000-8000-000000000000" for letter in "abc")
+MIG = "MIG-11111111-2222-3333-4444-555555555555"
+
+
+def options(**changes: Any) -> Options:
+    """Valid ones, changed."""
+    places = {name: Path("/n") for name in ("plugin_dir", "pod_resources_socket", "library_dir", "slots_dir")}
+    return Options(**{**places, "runtime_dir": Path("/r"), **changes})
+
+
+def test_ids_fit_the_kubelet_and_come_back() -> None:
+    """Else the kubelet refuses the whole list, or an allocation is taken for another slot."""
+    for uuid in (A, MIG):
+        for device_id in device_ids.slot_ids([uuid], 1000):
+            assert len(device_id) <= 63
+            slot = device_ids.parse(device_id)
+            assert slot is not None
+            assert str(slot) == device_id
+    for wrong in ("", "::1", A, f"{A}::", f"{A}::x", f"{A}::-1", f"{A}::²"):
+        assert device_ids.parse(wrong) is None
+
+
+def test_slots_of_one_gpu_are_refused_unless_allowed() -> None:
+    """Else a container pays for slots that bring it nothing, and nobody tells it."""
+    known = {A: True, B: False}
+    both = [f"{A}::1", f"{A}::0"]
+    with pytest.raises(RequestError, match=r"^field: 2 slots of the same GPU GPU-aaaaaaaa.*--allow-several-slots$"):
+        device_ids.check_slots("field", both, known, allow_several=False)
+    assert device_ids.check_slots("field", both, known, allow_several=True) == [SlotId(A, 0), SlotId(A, 1)]
+    for ids, text in (([], "is empty"), ([f"{B}::0"], "not healthy"), ([f"{C}::0"], "no such GPU; it has")):
+        with pytest.raises(RequestError, match=text):
+            device_ids.check_slots("field", ids, known, allow_several=True)
+
+
+free_slots = st.lists(
+    st.builds(SlotId, st.sampled_from([A, B, C]), st.integers(0, 4)).map(str), unique=True, max_size=15
+)
+
+
+@given(free_slots, st.integers(0, 6), st.sampled_from(["spread", "pack"]), st.booleans(), st.data())
+def test_advice_is_complete_and_avoids_a_gpu_twice(
+    free: list[str], size: int, preference: Any, distinct: bool, data: st.DataObject
+) -> None:
+    """Else the kubelet chooses for itself, at random, and Allocate refuses what it chose."""
+    must = data.draw(st.lists(st.sampled_from(free), unique=True, max_size=size)) if free else []
+    chosen = device_ids.preferred(free, must, size, preference, distinct=distinct)
+    assert len(chosen) == len(set(chosen)) == min(size, len(free))
+    assert set(must) <= set(chosen) <= set(free)
+    counts = Counter(device_id.partition("::")[0] for device_id in chosen)
+    musts = Counter(device_id.partition("::")[0] for device_id in must)
+    gpus = {device_id.partition("::")[0] for device_id in free}
+    if distinct and size <= len(gpus) and max(musts.values(), default=0) <= 1:
+        assert max(counts.values(), default=0) <= 1
+
+
+def test_spread_takes_the_emptiest_and_pack_the_fullest() -> None:
+    """Else the option does the opposite of its name."""
+    free = [f"{A}::0", f"{B}::0", f"{B}::1", f"{B}::2", f"{C}::0", f"{C}::1"]
+    assert device_ids.preferred(free, [], 1, "spread", distinct=True) == [f"{B}::0"]
+    assert device_ids.preferred(free, [], 1, "pack", distinct=True) == [f"{A}::0"]
+    assert device_ids.preferred(free, [f"{B}::1"], 2, "spread", distinct=True) == [f"{B}::1", f"{C}::0"]
+    assert device_ids.preferred(free, [], 4, "pack", distinct=False) == [f"{A}::0", f"{C}::0", f"{C}::1", f"{B}::0"]
+
+
+def test_the_resources_name_is_its_unit() -> None:
+    """Else a pod that asks for 4096 gets a limit 256 times off."""
+    for name, size in (("mib", 1 << 20), ("256mib", 256 << 20), ("gib", 1 << 30), ("2gib", 2 << 30)):
+        assert device_ids.memory_unit_bytes(f"nvshare.com/gpu-memory-{name}") == size
+    for wrong in ("nvshare.com/gpu-memory", "nvshare.com/gpu-memory-mb", "nvshare.com/gpu-memory-0mib"):
+        with pytest.raises(ValueError, match="-mib, -256mib or -gib"):
+            device_ids.memory_unit_bytes(wrong)
+
+
+def test_memory_follows_the_health_of_the_gpus() -> None:
+    """Else pods are sent to a node for memory that it has lost."""
+    devices = (Device(0, A, "x", 4 << 30), Device(1, MIG, "y", (1 << 30) + 5, is_mig=True))
+    resource = MemoryResource("nvshare.com/gpu-memory-gib", lambda: State(devices, ((A, "lost"),)), lambda: None)
+    assert resource.devices() == [("0", True), ("1", False), ("2", False), ("3", False), ("4", False)]
+    assert resource.preferred((), (), 0) is None
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(141, True), (160, True), (8 * 141, False)])
+def test_a_list_that_the_kubelet_cannot_receive_is_refused_at_start(gib: int, fits: bool) -> None:
+    """Else the kubelet drops the stream again and again, and the node has no memory to offer; the sum must be right."""
+    state = State((Device(0, A, "x", gib << 30),))
+    resource = MemoryResource("nvshare.com/gpu-memory-mib", lambda: state, lambda: None)
+    listed = m.ListAndWatchResponse(devices=[m.Device(ID=name, health=m.UNHEALTHY) for name, _ in resource.devices()])
+    assert (len(listed.SerializeToString()) <= m.KUBELET_MESSAGE_BYTES) == fits
+    if fits:
+        resource.check()
+        return
+    with pytest.raises(TooLongError, match="gpu-memory-256mib"):
+        resource.check()
+
+
+GOLDEN = [
+    (
+        m.RegisterRequest(
+            version="v1beta1", endpoint="a.sock", resource_name="x/y",
+            options=m.DevicePluginOptions(get_preferred_allocation_available=True),
+        ),
+        b"\x0a\x07v1beta1\x12\x06a.sock\x1a\x03x/y\x22\x02\x10\x01",
+    ),
+    (m.DevicePluginOptions(pre_start_required=True), b"\x08\x01"),
+    (m.ListAndWatchResponse(devices=[m.Device(ID="d", health="Healthy")]), b"\x0a\x0c\x0a\x01d\x12\x07Healthy"),
+    (m.AllocateRequest(container_requests=[{"devices_ids": ["a", "b"]}]), b"\x0a\x06\x0a\x01a\x0a\x01b"),
+    (
+        m.ContainerAllocateResponse(
+            envs={"K": "V"},
+            mounts=[m.Mount(container_path="/c", host_path="/h", read_only=True)],
+            annotations={"k": "v"},
+        ),
+        b"\x0a\x06\x0a\x01K\x12\x01V\x12\x0a\x0a\x02/c\x12\x02/h\x18\x01\x22\x06\x0a\x01k\x12\x01v",
+    ),
+    (
+        m.PreferredAllocationRequest(
+            container_requests=[
+                {"available_deviceIDs": ["a"], "must_include_deviceIDs": ["b"], "allocation_size": 2},
+            ]
+        ),
+        b"\x0a\x08\x0a\x01a\x12\x01b\x18\x02",
+    ),
+    (
+        m.PreferredAllocationResponse(container_responses=[m.ContainerPreferredAllocationResponse(deviceIDs=["a"])]),
+        b"\x0a\x03\x0a\x01a",
+    ),
+    (
+        m.ListPodResourcesResponse(
+            pod_resources=[
+                {
+                    "name": "p", "namespace": "n",
+                    "containers": [{"name": "c", "devices": [{"resource_name": "r", "device_ids": ["i"]}]}],
+                }
+            ]
+        ),
+        b"\x0a\x13\x0a\x01p\x12\x01n\x1a\x0b\x0a\x01c\x12\x06\x0a\x01r\x12\x01i",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "data"), GOLDEN, ids=lambda each: type(each).__name__)
+def test_messages_are_the_kubelets(message: Any, data: bytes) -> None:
+    """Else no kubelet understands the plugin: both ends of our own tests would share the mistake."""
+    assert message.SerializeToString() == data
+    assert type(message).FromString(data) == message
+
+
+def test_unknown_fields_are_skipped() -> None:
+    """Else a newer kubelet (topology, CDI devices, CPU ids) breaks the plugin."""
+    newer = b"\x0a\x05\x0a\x01d\x12\x00" + b"\x1a\x04\x0a\x02\x08\x01" + b"\x50\x07"
+    assert m.ListAndWatchResponse.FromString(newer).devices[0].ID == "d"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"slots_per_gpu": 0}, "--slots-per-gpu: 0, but 1 to 1000"),
+        ({"resource": "gpu"}, "--resource: 'gpu' is no resource's name"),
+        ({"memory_resource": "nvshare.com/gpu"}, "--memory-resource: is the same"),
+        ({"memory_resource": "nvshare.com/memory"}, "--memory-resource: .* does not say its unit"),
+        ({"memory": "fast"}, "--memory: 'fast' is none of managed, device, swap"),
+        ({"on_loss": "stop"}, "--on-loss: 'stop' is neither wait nor run"),
+        ({"plugin_dir": Path("/" + "d" * 100)}, "--plugin-dir: .* longer than a socket's path"),
+    ],
+)
+def test_options_that_cannot_be_name_themselves(changes: dict[str, Any], text: str) -> None:
+    """Else the DaemonSet crashes and its values say nothing."""
+    with pytest.raises(OptionError, match=text):
+        options(**changes)
+    assert socket_name(options().resource) == "nvshare.com_gpu.sock"

@@ -1,0 +1,290 @@
+"""Slots: their files, what the coordinator makes of them, and the limit that a slot's processes share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import events, slot_metrics, wire
+from coordinator.commands import Send
+from coordinator.kubernetes import slot as slots
+from coordinator.kubernetes.slot import PodRef, Slot, SlotError, SlotPolicy
+from coordinator.scheduler import Scheduler, Settings
+from coordinator.slot_watch import LOOK_AGAIN_NS, SlotWatch
+from coordinator.slots import SlotBook
+from coordinator.transport import HookListener, Limits
+from coordinator.wire import MemoryMode
+from scheduler_policies import registry
+from tests.waiting import eventually
+
+A, B = "GPU-a", "GPU-b"
+GIB = 1 << 30
+
+
+def a_slot(name: str = "GPU-a--0", **changes: Any) -> Slot:
+    """Valid, changed."""
+    facts: dict[str, Any] = {"allocation": "1", "allocated_at_s": 1.0, "gpus": (A,), "device_ids": ("GPU-a::0",)}
+    return Slot.model_validate({"slot": name, **facts, **changes})
+
+
+def hello(client: int, *, priority: int = 0, limit: int = 0, mode: MemoryMode = MemoryMode.DEVICE) -> Any:
+    """A hook that registers."""
+    return events.ClientRegistered(client, "job", "python", 100 + client, 0, priority, mode, limit)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """Else limits and pods are lost between plugin and coordinator."""
+    slot = a_slot(
+        memory_limit_bytes=GIB,
+        policy=SlotPolicy.model_validate({"priority": -3, "class": "standard", "gang": "n/g", "weight": 2}),
+        pod=PodRef(namespace="n", name="p", container="c"),
+    )
+    slots.write(tmp_path, slot)
+    assert slots.read(tmp_path / slot.slot) == slot
+    changed = slot.model_copy(update={"pod": None})
+    slots.write(tmp_path, changed)
+    assert slots.read_all(tmp_path) == {slot.slot: changed}
+    assert json.loads((tmp_path / slot.slot / "slot.json").read_text())["policy"]["class"] == "standard"
+    slots.remove(tmp_path, slot.slot)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "content: Invalid JSON"),
+        ("[]", "content: "),
+        ("{}", "slot: Field required"),
+        (a_slot("other").model_dump_json(), "slot: is 'other', but the directory is 'GPU-a--0'"),
+        (json.dumps({**a_slot().model_dump(), "gpus": []}), "gpus: "),
+        (json.dumps({**a_slot().model_dump(), "memory_limit_bytes": -1}), "memory_limit_bytes: "),
+        (json.dumps({**a_slot().model_dump(), "policy": {"weight": 0}}), "policy.weight: "),
+        ("x" * 70_000, "more than 65536 bytes"),
+    ],
+)
+def test_a_broken_slot_file_names_the_field(tmp_path: Path, content: str, text: str) -> None:
+    """Else a slot is missing and nobody knows why."""
+    place = tmp_path / "GPU-a--0"
+    place.mkdir()
+    (place / slots.SLOT_FILE).write_text(content)
+    with pytest.raises(SlotError, match=text):
+        slots.read(place)
+    assert slots.read_all(tmp_path) == {}
+
+
+def test_names_are_file_names_and_paths_fit(tmp_path: Path) -> None:
+    """Else a device id escapes the directory, or the socket cannot be bound."""
+    mig = "MIG-11111111-2222-3333-4444-555555555555"
+    assert slots.name_for(f"{mig}::12") == f"{mig}--12"
+    assert slots.name_for("MIG-GPU-1/3/0::1") == "MIG-GPU-1_3_0--1"
+    for wrong in ("", "..", ".x", "a b", "a" * 57, "GPU:0"):
+        with pytest.raises(SlotError):
+            slots.check_name(wrong)
+    with pytest.raises(SlotError, match="too long, a socket's path has room for 107 bytes"):
+        slots.prepare(tmp_path / ("d" * 90))
+
+
+def test_a_directory_that_others_may_write_to_is_refused(short: Path) -> None:
+    """Else any user of the node gives himself a slot without a limit."""
+    place = short / "open"
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(SlotError, match="writable by nobody else"):
+        slots.prepare(place)
+    place.chmod(0o711)
+    slots.prepare(place)
+
+
+# --- the coordinator's book -------------------------------------------------------------------------------------------
+
+
+def test_the_slot_wins_over_what_a_hook_asks_for() -> None:
+    """Else a pod gives itself a priority or lifts its limit by its own environment."""
+    book = SlotBook()
+    book.put(a_slot(memory_limit_bytes=GIB, policy=SlotPolicy(priority=5, memory_limit_bytes=2 * GIB)))
+    adopted = book.adopt("GPU-a--0", hello(1, priority=1000, limit=64 * GIB))
+    assert adopted is not None
+    assert (adopted.priority, adopted.memory_limit_bytes, adopted.group) == (5, GIB, "GPU-a--0")
+    assert book.adopt("GPU-a--1", hello(2)) is None
+    assert book.refuses(1, A) is None
+    assert book.refuses(1, B) == "no GPU GPU-b in slot GPU-a--0; it has GPU-a"
+    assert book.refuses(7, B) is None  # in no slot: a host's process
+
+
+def test_changes_reach_the_clients_that_are_there() -> None:
+    """Else `kubectl annotate`, or the memory units that come a moment later, need a restart of the container."""
+    book = SlotBook()
+    book.put(a_slot())
+    adopted = book.adopt("GPU-a--0", hello(1, priority=3))
+    assert adopted is not None
+    assert adopted.priority == 3
+    policy = SlotPolicy(priority=9, memory_limit_bytes=GIB)
+    assert book.put(a_slot(policy=policy)) == [events.LimitSet(1, GIB), events.PrioritySet(1, 9)]
+    assert book.put(a_slot(policy=policy)) == []
+    assert book.put(a_slot()) == [events.LimitSet(1, 0), events.PrioritySet(1, 3)]
+
+
+def test_figures_outlive_processes_but_not_the_allocation() -> None:
+    """Else a counter falls when a process ends, or a pod inherits what another one used."""
+    scheduler = Scheduler(registry.create, Settings())
+    scheduler.handle(events.GpuAdded(A, "x", 8 * GIB, 8 * GIB), 0)
+    book = SlotBook()
+    book.put(a_slot())
+    adopted = book.adopt("GPU-a--0", hello(1))
+    assert adopted is not None
+    scheduler.handle(adopted, 0)
+    scheduler.handle(events.GpuAttached(1, 0, A, 0, wanted=True), 10)
+    before = book.pictures(scheduler.snapshot(1010).clients)[0]
+    assert before.registered
+    assert (before.figures.clients, before.figures.leases, before.figures.used_ns) == (1, 1, 1000)
+    book.leave(1, scheduler.client_snapshot(1, 2010))
+    scheduler.handle(events.ClientGone(1), 2010)
+    after = book.pictures(scheduler.snapshot(5000).clients)[0]
+    assert (after.figures.clients, after.figures.leases, after.figures.used_ns) == (0, 1, 2000)
+    book.put(a_slot(allocation="2"))
+    fresh = book.pictures(())[0]
+    assert (fresh.registered, fresh.figures.used_ns) == (False, 0)
+    book.take_away("GPU-a--0")
+    assert len(book) == 0
+
+
+def test_processes_of_one_slot_share_its_limit() -> None:
+    """Else a container doubles its quota by starting a second process; in every memory mode, at the same moment too."""
+    for mode in MemoryMode:
+        scheduler = Scheduler(registry.create, Settings())
+        scheduler.handle(events.GpuAdded(A, "x", 8 * GIB, 8 * GIB), 0)
+        book = SlotBook()
+        book.put(a_slot(memory_limit_bytes=GIB))
+        told: list[Any] = []
+        for client in (1, 2):
+            adopted = book.adopt("GPU-a--0", hello(client, mode=mode))
+            assert adopted is not None
+            scheduler.handle(adopted, 0)
+            told += scheduler.handle(events.GpuAttached(client, 0, A, 0, wanted=False), 0)
+        found = [c.message for c in told if isinstance(c, Send) and isinstance(c.message, wire.GpuSettings)]
+        assert all(each.reserve and each.memory_limit_bytes == GIB for each in found)
+
+        def reserved(scheduler: Scheduler, client: int, size: int) -> int:
+            sent = scheduler.handle(events.ReservationAsked(client, 0, 1, size), 1)
+            answers = (c.message for c in sent if isinstance(c, Send))
+            return next(answer.bytes for answer in answers if isinstance(answer, wire.MemoryReserved))
+
+        assert reserved(scheduler, 1, 600 << 20) == 600 << 20
+        assert reserved(scheduler, 2, 600 << 20) == 0
+        assert reserved(scheduler, 2, 424 << 20) == 424 << 20
+        scheduler.handle(events.ClientGone(1), 2)
+        assert reserved(scheduler, 2, GIB) == GIB
+
+
+def test_series_are_bounded_by_the_slots() -> None:
+    """Else pods that come and go fill Prometheus: documented are 13 series for a slot with one GPU."""
+    book = SlotBook()
+    pod = PodRef(namespace="n", name="p", container="c")
+    for number in range(3):
+        book.put(a_slot(f"GPU-a--{number}", pod=pod))
+    for client in range(50):
+        book.adopt("GPU-a--0", hello(client))
+        book.leave(client, None)
+    found = [sample for family in slot_metrics.families(book.pictures(())) for sample in family.samples]
+    assert len(found) == 3 * 13
+    labels = {tuple(sample.labels[name] for name in ("namespace", "pod", "container")) for sample in found}
+    assert labels == {("n", "p", "c")}
+    unregistered = [sample.value for sample in found if sample.name == "nvshare_slot_unregistered"]
+    assert unregistered == [0, 1, 1]
+
+
+# --- following the directory ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose sockets fit."""
+    place = Path(tempfile.mkdtemp(prefix="nvw-"))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.parametrize("with_inotify", [True, False])
+def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a pod waits for a coordinator that does not know its slot; also on a node that is out of inotify."""
+    if not with_inotify:
+
+        def none_left() -> Any:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr("coordinator.inotify.Inotify", none_left)
+    directory = short / "slots"
+    slots.prepare(directory)
+    slots.write(directory, a_slot("early"))
+    hooks = HookListener(short / "hooks.sock", 0o600, Limits())
+    book = SlotBook()
+    watch = SlotWatch(directory, hooks, book)
+    now_ns = [0]
+
+    def settled(condition: Any) -> bool:
+        now_ns[0] += 0 if with_inotify else LOOK_AGAIN_NS
+        watch.turn(now_ns[0], ready=True)
+        return bool(condition())
+
+    assert (watch.descriptor is not None) == with_inotify
+    eventually(lambda: settled(lambda: "early" in book), "the slot that was there")
+    slots.write(directory, a_slot("late"))
+    eventually(lambda: settled(lambda: hooks.slots() == {"early", "late"}), "a new slot's socket")
+    slots.write(directory, a_slot("late", memory_limit_bytes=GIB))
+    eventually(lambda: settled(lambda: book.pictures(())[1].slot.limit_bytes == GIB), "the new limit")
+    (directory / "early" / slots.SLOT_FILE).write_text("{")
+    (directory / "late" / slots.SLOT_FILE).unlink()
+    eventually(lambda: settled(lambda: "late" not in book), "the slot without a file to go")
+    slots.write(directory, a_slot("late"))
+    eventually(lambda: settled(lambda: "late" in hooks.slots()), "it to come back in the same directory")
+    slots.remove(directory, "late")
+    (directory / "not a slot").mkdir()
+    (directory / "file").touch()
+    eventually(lambda: settled(lambda: hooks.slots() == {"early"}), "the removed slot to go")
+    assert "early" in book  # what is broken keeps what it had
+    book.adopt("early", hello(1))
+    assert slots.hook_came(directory, a_slot("early"))
+    assert not slots.hook_came(directory, a_slot("early", allocation="2"))
+    slots.write(directory, a_slot("early"))
+    afresh = SlotBook()
+    restarted = SlotWatch(directory, hooks, afresh)
+    eventually(lambda: restarted.turn(0, ready=False) or "early" in afresh, "a restarted coordinator's book")
+    assert [picture.registered for picture in afresh.pictures(())] == [True]
+    restarted.close()
+    if with_inotify:
+        assert watch.next_deadline_ns() is None  # nothing polls
+    watch.close()
+    hooks.close()
+
+
+def test_one_slot_cannot_use_up_the_connections(short: Path) -> None:
+    """Else one pod keeps all others from the GPU."""
+    hooks = HookListener(short / "hooks.sock", 0o600, Limits(connections=10, connections_per_slot=2))
+    hooks.listen(short / "slot.sock", 0o666, "greedy")
+    opened = []
+    for _ in range(5):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(short / "slot.sock"))
+        opened.append(client)
+        hooks.receive(0)
+    assert (len(hooks), hooks.refused) == (2, 3)
+    ordinary = socket.socket(socket.AF_UNIX)
+    ordinary.connect(str(short / "hooks.sock"))
+    hooks.receive(0)
+    assert len(hooks) == 3
+    hooks.unlisten("greedy")
+    assert len(hooks) == 3  # who came already stays
+    for client in (*opened, ordinary):
+        client.close()
+    hooks.close()
+    assert not list(short.glob("*.sock"))

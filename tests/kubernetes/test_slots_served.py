@@ -1,0 +1,137 @@
+"""A real coordinator with slots, and hooks that a test plays by hand: identity, rights, limits, end."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from coordinator import control_api as api
+from coordinator import wire
+from coordinator.kubernetes import slot as slots
+from coordinator.kubernetes.slot import PodRef, Slot, SlotPolicy
+from tests.shell.made_up_gpus import uuid_of
+from tests.shell.shell_rig import Coordinators, Hook, Running
+from tests.waiting import eventually
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory whose sockets fit."""
+    place = Path(tempfile.mkdtemp(prefix="nvp-"))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def running(base: Path) -> Iterator[Running]:
+    """Two made-up GPUs, slots in base/slots."""
+    coordinators = Coordinators(base)
+    started = coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
+    yield started
+    for each in coordinators.started:
+        if each.process.poll() is None:
+            each.kill()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """For hooks."""
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def put(base: Path, name: str, **changes: object) -> Path:
+    """A slot of GPU 0; its socket, which the coordinator serves by then."""
+    facts = {"allocation": "1", "allocated_at_s": 1.0, "gpus": (uuid_of(0),), "device_ids": (f"{uuid_of(0)}::0",)}
+    slots.write(base / "slots", Slot.model_validate({"slot": name, **facts, **changes}))
+    path = base / "slots" / name / slots.SOCKET_FILE
+    eventually(path.exists, "the slot's socket")
+    return path
+
+
+def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a pod takes a GPU that it did not get, or sets its own terms; or hooks outside slots stop working."""
+    pod = PodRef(namespace="n", name="p", container="c")
+    path = put(base, "a", memory_limit_bytes=GIB, policy=SlotPolicy(priority=-5), pod=pod)
+    hook = Hook(context, path).hello(priority=99)
+    hook.attach(1)
+    refused = hook.next(wire.Rejected)
+    assert (refused.code, refused.final) == (wire.Rejection.UNKNOWN_GPU, False)
+    assert refused.text == f"no GPU {uuid_of(1)} in slot a; it has {uuid_of(0)}"
+    hook.attach(0)
+    settings = hook.next(wire.GpuSettings)
+    assert (settings.memory_limit_bytes, settings.reserve) == (GIB, True)
+    put(base, "a", memory_limit_bytes=2 * GIB, policy=SlotPolicy(priority=3), pod=pod)
+    assert hook.next(wire.GpuSettings).memory_limit_bytes == 2 * GIB
+    outside = Hook(context, running.directory.hooks_socket).hello("outside", priority=99)
+    outside.attach(1)
+    outside.next(wire.GpuSettings)
+    status = running.ask(api.Status())
+    shown = {client["name"]: (client["group"], client["priority"]) for client in status["clients"]}
+    assert shown == {"test": ("a", 3), "outside": ("", 99)}
+    (slot,) = status["slots"]
+    assert (slot["namespace"], slot["pod"], slot["container"], slot["registered"]) == ("n", "p", "c", True)
+
+
+def test_a_removed_slot_takes_nobody_new_and_harms_nobody(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a wrong answer of the kubelet's about pods cuts off a job that runs."""
+    path = put(base, "a")
+    hook = Hook(context, path).hello()
+    hook.attach(0, wanted=True)
+    lease = hook.next(wire.Grant).lease_id
+    slots.remove(base / "slots", "a")
+    eventually(lambda: running.status()["slots"] == [], "the slot to go")
+    with pytest.raises(OSError, match="No such file"), socket.socket(socket.AF_UNIX) as late:
+        late.connect(str(path))
+    hook.release(lease, wanted=True)
+    assert hook.next(wire.Grant).lease_id > lease
+
+
+def test_a_slot_made_again_in_another_directory_is_served(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a slot that goes and comes within a moment, or a cleaned /run, leaves a pod without a socket for ever."""
+    path = put(base, "a")
+    for round_number in range(20):
+        slots.remove(base / "slots", "a")
+        put(base, "a", allocation=str(round_number), memory_limit_bytes=GIB + round_number)
+    hooks = [Hook(context, path).hello("again")]
+    hooks[0].attach(0)
+    assert hooks[0].next(wire.GpuSettings).memory_limit_bytes == GIB + 19
+    put(base, "a", allocation="19", memory_limit_bytes=GIB)  # seen only if the new directory is watched
+    assert hooks[0].next(wire.GpuSettings).memory_limit_bytes == GIB
+    shutil.rmtree(base / "slots", ignore_errors=True)
+    eventually(lambda: running.status()["slots"] == [], "all slots to go")
+    put(base, "b")
+    hooks.append(Hook(context, base / "slots" / "b" / slots.SOCKET_FILE).hello("late"))
+    hooks[1].next(wire.Welcome)
+
+
+def test_a_directory_that_cannot_hold_slots_is_said_at_once(base: Path) -> None:
+    """Else the coordinator runs, and no pod ever reaches it."""
+    coordinators = Coordinators(base)
+    code, text = coordinators.refused("--slots-dir", str(base / ("d" * 60)))
+    assert code == 1
+    assert "--slots-dir: " in text
+    assert "room for 107 bytes" in text
+
+
+def test_without_slots_nothing_changes(base: Path) -> None:
+    """Else `nvshare-ctl` on an ordinary machine talks of slots."""
+    coordinators = Coordinators(base)
+    plain = coordinators.start()
+    assert "slots" not in plain.status()
+    assert plain.stop() == 0
