@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from coordinator import events, lease
+from coordinator import events, lease, moves, orders
 from coordinator.commands import Log, Notify
 from coordinator.quantum import automatic_quantum_ns
 from coordinator.record import record
@@ -88,7 +88,7 @@ def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[G
 def _open_to_all(node: Node, gpu: Gpu, now_ns: int) -> None:
     gpu.turn_closed_ns = gpu.turn_clock_ns(now_ns)
     gpu.holder = None
-    _cancel_switch(gpu)
+    _cancel_switch(gpu, now_ns)
     for seat in gpu.leases.values():
         seat.told_waiters = False
 
@@ -106,12 +106,12 @@ def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
         lease.revoke(node, gpu, seat, "sharing", now_ns)
 
 
-def _cancel_switch(gpu: Gpu) -> None:
+def _cancel_switch(gpu: Gpu, now_ns: int) -> None:
     """The seat for which memory moves goes back to the others who wait."""
     if gpu.switch is None:
         return
     seat = gpu.switch.seat
-    gpu.switch = None
+    moves.cancel(gpu, now_ns)
     seat.enter(WAITING)
     if not seat.client.paused:
         gpu.line.join(seat)
@@ -147,6 +147,46 @@ def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
     return []
 
 
+def set_resident_limit(node: Node, event: events.ResidentLimitSet, now_ns: int) -> Iterable[Gpu]:
+    """The client is brought down to it when it has no lease; so a holder above it is asked for the lease."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    if event.uuid is None:
+        client.resident_limit_bytes = event.limit_bytes
+    changed: list[Gpu] = []
+    for seat in client.seats.values():
+        if event.uuid not in (None, seat.gpu.uuid):
+            continue
+        gpu = seat.gpu
+        gpu.capped += (event.limit_bytes != 0) - (seat.resident_limit_bytes != 0)
+        seat.resident_limit_bytes = event.limit_bytes
+        settings_changed(gpu)
+        tell_settings(node, seat)
+        if seat is gpu.holder and seat.phase is HOLDING and orders.above_limit_bytes(seat) > 0:
+            lease.revoke(node, gpu, seat, "limit", now_ns)
+        changed.append(gpu)
+    values: dict[str, int | str | bool | float | None] = {
+        "client": event.client,
+        "uuid": event.uuid,
+        "limit_bytes": event.limit_bytes,
+    }
+    node.out.append(Notify("resident_limit", values))
+    return changed
+
+
+def set_switch_share(node: Node, event: events.SwitchShareSet, now_ns: int) -> Iterable[Gpu]:
+    """Matters where the quantum is automatic; there it follows at once."""
+    assert 0.0 < event.share < 1.0, event.share
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        gpu.switch_share = event.share
+        if gpu.quantum_setting_ns is None:
+            lease.set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+        node.out.append(Notify("switch_share", {"uuid": gpu.uuid, "share": event.share, "quantum_ns": gpu.quantum_ns}))
+    return gpus
+
+
 def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
     """It is granted nothing any more, and gives back what it has."""
     client = _client(node, event.client)
@@ -158,7 +198,7 @@ def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
         if seat in seat.gpu.line:
             seat.gpu.line.leave(seat)
         elif seat.phase is NEXT:
-            _cancel_switch(seat.gpu)
+            _cancel_switch(seat.gpu, now_ns)
         elif seat.phase is HOLDING:
             lease.revoke(node, seat.gpu, seat, "paused", now_ns)
     return [seat.gpu for seat in client.seats.values()]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coordinator import control_api as api
 from coordinator import events
 from coordinator.snapshot import ClientSnapshot, GpuSnapshot
-from coordinator.wire import Sharing
+from coordinator.wire import MemoryMode, Sharing
 
 if TYPE_CHECKING:
     from coordinator.devices import Device
@@ -64,7 +64,13 @@ class Administration:
             device = self._devices[gpu.uuid]
             gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
         clients = [plain(client) for client in snapshot.clients] if request.clients else []
-        return {**self._facts, "now_ns": now_ns, "gpus": gpus, "clients": clients}
+        host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
+        return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **self._slots(snapshot)}
+
+    def _slots(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Nothing where there are none, as on every machine without Kubernetes."""
+        book = self._dispatcher.slots
+        return {} if book is None else {"slots": [slot.plain() for slot in book.pictures(snapshot.clients)]}
 
     def _set_quantum(self, request: api.SetQuantum, now_ns: int) -> dict[str, Any]:
         uuid = self._gpu(request.gpu)
@@ -95,7 +101,28 @@ class Administration:
         client = self._client(request.client, now_ns)
         uuid = self._gpu(request.gpu)
         self._dispatcher.event(events.LimitSet(client.client, request.limit_bytes, uuid), now_ns)
-        return {**_who(client), "limit_bytes": request.limit_bytes, "gpu": uuid}
+        used = max((seat.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
+        return {**_who(client), "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
+
+    def _set_resident_limit(self, request: api.SetResidentLimit, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        uuid = self._gpu(request.gpu)
+        if client.memory_mode is MemoryMode.DEVICE and request.limit_bytes:
+            text = f"{client.name!r} runs in memory mode device: what it has on a GPU cannot be moved away"
+            raise api.ControlError("memory_mode", text)
+        self._dispatcher.event(events.ResidentLimitSet(client.client, request.limit_bytes, uuid), now_ns)
+        used = max((seat.resident_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
+        return {**_who(client), "resident_limit_bytes": request.limit_bytes, "gpu": uuid, "resident_bytes": used}
+
+    def _set_host_budget(self, request: api.SetHostBudget, now_ns: int) -> dict[str, Any]:
+        self._dispatcher.event(events.HostBudgetSet(request.budget_bytes), now_ns)
+        snapshot = self._snapshot(now_ns)
+        return {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
+
+    def _set_switch_share(self, request: api.SetSwitchShare, now_ns: int) -> dict[str, Any]:
+        uuid = self._gpu(request.gpu)
+        self._dispatcher.event(events.SwitchShareSet(request.share, uuid), now_ns)
+        return {"share": request.share, "gpus": self._changed(uuid)}
 
     def _pause(self, request: api.Pause, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
@@ -151,6 +178,9 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, A
     api.SetSharing: Administration._set_sharing,
     api.SetPriority: Administration._set_priority,
     api.SetLimit: Administration._set_limit,
+    api.SetResidentLimit: Administration._set_resident_limit,
+    api.SetHostBudget: Administration._set_host_budget,
+    api.SetSwitchShare: Administration._set_switch_share,
     api.Pause: Administration._pause,
     api.Resume: Administration._resume,
 }

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coordinator import lease, moves
+from coordinator import lease, orders
 from coordinator.commands import MANY_HOLDERS, Notify, Send
 from coordinator.events import GpuAttached
 from coordinator.record import record
@@ -66,10 +66,13 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
 
 def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
     seat = Seat(client, gpu, event.gpu, now_ns, client.memory_limit_bytes, gpu.next_turn)
+    gpu.survivors = gpu.survivors or event.lease_id != 0 or event.allocated_bytes != 0
+    seat.resident_limit_bytes = client.resident_limit_bytes
+    gpu.capped += seat.resident_limit_bytes != 0
     gpu.next_turn += 1
     client.seats[event.gpu] = seat
     gpu.seats[client.client] = seat
-    moves.set_figures(
+    orders.set_figures(
         seat,
         allocated=event.allocated_bytes,
         resident=event.resident_bytes,

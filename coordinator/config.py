@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coordinator.state import OverdueAction
-from coordinator.units import parse_duration, parse_quantum, parse_size
+from coordinator.units import parse_duration, parse_quantum, parse_share, parse_size
 from coordinator.wire import Sharing
 
 
@@ -60,10 +60,16 @@ def _overdue(value: object) -> OverdueAction:
         raise ValueError(f"{value!r} is none of nothing, demote, kill") from None
 
 
-_EXAMPLES: Final[dict[Any, str]] = {parse_duration: '"100ms"', parse_quantum: '"100ms" or "auto"', parse_size: '"4GiB"'}
+_EXAMPLES: Final[dict[Any, str]] = {
+    parse_duration: '"100ms"',
+    parse_quantum: '"100ms" or "auto"',
+    parse_share: '"5%"',
+    parse_size: '"4GiB"',
+}
 Duration = Annotated[int, BeforeValidator(lambda value: _text(value, parse_duration))]
 Quantum = Annotated[int | None, BeforeValidator(lambda value: _text(value, parse_quantum))]
 Size = Annotated[int, BeforeValidator(_size)]
+Share = Annotated[float, BeforeValidator(lambda value: _text(value, parse_share))]
 SharingName = Annotated[Sharing, BeforeValidator(_sharing)]
 OverdueName = Annotated[OverdueAction, BeforeValidator(_overdue)]
 LogLevel = Annotated[str, Field(pattern="^(debug|info|warning|error)$")]
@@ -99,6 +105,8 @@ class Settings(BaseModel):
     quantum_ns: Quantum = Field(default=100_000_000, alias="quantum")
     sharing: SharingName = Sharing.EXCLUSIVE
     capacity_bytes: Size | None = Field(default=None, alias="capacity")
+    switch_share: Share = 0.05
+    host_budget_bytes: Size | None = Field(default=None, alias="host_budget")
     drain_deadline_ns: Duration = Field(default=10_000_000_000, alias="drain_deadline")
     overdue_action: OverdueName = OverdueAction.NOTHING
     pacing_budget_ns: Duration = Field(default=10_000_000, alias="pacing_budget")

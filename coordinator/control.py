@@ -22,7 +22,7 @@ from coordinator import control_api as api
 from coordinator.control_api import ControlError
 from coordinator.runtime_dir import MAX_SOCKET_PATH_BYTES, RuntimeDir, client_directory
 from coordinator.transport_admin import ControlCaller, EventReader, NoCoordinatorError
-from coordinator.units import format_duration, format_size, parse_quantum, parse_size
+from coordinator.units import format_duration, format_share, format_size, parse_quantum, parse_share, parse_size
 
 REFUSED: Final = 1
 USAGE: Final = 2
@@ -126,6 +126,22 @@ def clients(context: typer.Context, as_json: Json = False, where: Where = None) 
     from coordinator.control_view import show_clients
 
     _run(context, where, as_json, api.Status(), show_clients)
+
+
+@app.command()
+def memory(context: typer.Context, as_json: Json = False, where: Where = None) -> None:
+    """What of each client is on the GPU and what on the host, and what was moved."""
+    from coordinator.control_view import show_memory
+
+    _run(context, where, as_json, api.Status(), show_memory)
+
+
+@app.command()
+def slots(context: typer.Context, as_json: Json = False, where: Where = None) -> None:
+    """Kubernetes: the slots of this node, and whose they are."""
+    from coordinator.control_slots import show_slots
+
+    _run(context, where, as_json, api.Status(), show_slots)
 
 
 @app.command()
@@ -235,9 +251,92 @@ def set_limit(
 ) -> None:
     """How much GPU memory a client may allocate."""
     value = _parsed(parse_size, limit, "LIMIT")
-    shown = format_size(value) if value else "no limit"
     request = _request(api.SetLimit, client=client, limit_bytes=value, gpu=gpu)
-    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} has {shown} of GPU memory"))
+    _run(context, where, as_json, request, _say_limit)
+
+
+@app.command()
+def limit(
+    context: typer.Context,
+    client: ClientName,
+    memory: Annotated[str | None, typer.Option(help="what it may allocate: 4GiB; 0 lifts the limit")] = None,
+    resident: Annotated[
+        str | None, typer.Option(help="what of it may be on the GPU, the rest stays on the host: 2GiB; 0: no bound")
+    ] = None,
+    gpu: Gpu = None,
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """Bound what a client has, while it runs."""
+    if memory is None and resident is None:
+        raise typer.BadParameter("name --memory, --resident or both")
+    requests: list[api.Request] = []
+    if memory is not None:
+        size = _parsed(parse_size, memory, "--memory")
+        requests.append(_request(api.SetLimit, client=client, limit_bytes=size, gpu=gpu))
+    if resident is not None:
+        size = _parsed(parse_size, resident, "--resident")
+        requests.append(_request(api.SetResidentLimit, client=client, limit_bytes=size, gpu=gpu))
+    result: dict[str, Any] = {}
+    try:
+        for request in requests:
+            result |= call(directory_of(context, where), request)
+    except (ControlError, NoCoordinatorError) as error:
+        _fail(error, as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    if memory is not None:
+        _say_limit(result)
+    if resident is not None:
+        _say_resident_limit(result)
+
+
+def _say_limit(result: dict[str, Any]) -> None:
+    size, used = result["limit_bytes"], result["allocated_bytes"]
+    shown = format_size(size) if size else "no limit"
+    more = f"; it has {format_size(used)} already, so nothing more can be allocated" if size and used > size else ""
+    _say(f"{_client(result)} has {shown} of GPU memory{more}")
+
+
+def _say_resident_limit(result: dict[str, Any]) -> None:
+    size, there = result["resident_limit_bytes"], result["resident_bytes"]
+    shown = f"at most {format_size(size)}" if size else "no bound on what"
+    more = f"; {format_size(there)} are there now, which changes when its turn ends" if size and there > size else ""
+    _say(f"{_client(result)} has {shown} of it on the GPU{more}")
+
+
+@settings.command("host-budget")
+def set_host_budget(
+    context: typer.Context,
+    budget: Annotated[str, typer.Argument(help="64GiB")],
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """Pinned host memory that all clients may have together."""
+    request = _request(api.SetHostBudget, budget_bytes=_parsed(parse_size, budget, "BUDGET"))
+    _run(context, where, as_json, request, _say_budget)
+
+
+def _say_budget(result: dict[str, Any]) -> None:
+    budget, shared = result["host_budget_bytes"], result["host_shared_bytes"]
+    more = ", so nothing more is given until some has come back" if shared > budget else ""
+    _say(f"host budget is {format_size(budget)}; {format_size(shared)} of it are out{more}")
+
+
+@settings.command("switch-share")
+def set_switch_share(
+    context: typer.Context,
+    share: Annotated[str, typer.Argument(help="5%, 2%")],
+    gpu: Gpu = None,
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """Automatic quantum: the share of time that switching may cost."""
+    value = _parsed(parse_share, share, "SHARE")
+    request = _request(api.SetSwitchShare, share=value, gpu=gpu)
+    shown = format_share(value)
+    _run(context, where, as_json, request, lambda result: _say(f"switching may cost {shown} on {_gpus(result)}"))
 
 
 @app.command()

@@ -93,6 +93,30 @@ class SetLimit(_Request):
     gpu: GpuName | None = None
 
 
+class SetResidentLimit(_Request):
+    """How much of a client may be on the GPU; the rest stays on the host.  0 lifts it."""
+
+    ask: Literal["set_resident_limit"] = "set_resident_limit"
+    client: ClientName
+    limit_bytes: int = Field(ge=0, le=1 << 60)
+    gpu: GpuName | None = None
+
+
+class SetHostBudget(_Request):
+    """Pinned host memory of all clients together."""
+
+    ask: Literal["set_host_budget"] = "set_host_budget"
+    budget_bytes: int = Field(ge=1, le=1 << 60)
+
+
+class SetSwitchShare(_Request):
+    """Automatic quantum: the share of time that switching may cost."""
+
+    ask: Literal["set_switch_share"] = "set_switch_share"
+    share: float = Field(ge=0.001, le=0.5)
+    gpu: GpuName | None = None
+
+
 class Pause(_Request):
     """Grant this client nothing more."""
 
@@ -107,7 +131,20 @@ class Resume(_Request):
     client: ClientName
 
 
-Request = Ping | Status | SetQuantum | SetPolicy | SetSharing | SetPriority | SetLimit | Pause | Resume
+Request = (
+    Ping
+    | Status
+    | SetQuantum
+    | SetPolicy
+    | SetSharing
+    | SetPriority
+    | SetLimit
+    | SetResidentLimit
+    | SetHostBudget
+    | SetSwitchShare
+    | Pause
+    | Resume
+)
 _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 

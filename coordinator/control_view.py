@@ -14,17 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from coordinator.units import format_duration, format_size
+from coordinator.control_slots import pod_of
+from coordinator.units import format_duration, format_share, format_size
 
 
 def show_status(status: Mapping[str, Any]) -> None:
     """One line a GPU."""
     names = {client["client"]: f"{client['name']} ({client['process_id']})" for client in status["clients"]}
     table = _table("GPU", "name", "policy", "sharing", "quantum", "capacity", "resident", "clients", "waiting")
-    for title in ("holder", "leases", "hand-over", "overdue"):
+    for title in ("holder", "leases", "hand-over", "switch", "overdue"):
         table.add_column(title)
     for gpu in status["gpus"]:
-        quantum = format_duration(gpu["quantum_ns"]) + (" (auto)" if gpu["quantum_automatic"] else "")
+        automatic = f" (auto, {format_share(gpu['switch_share'])})" if gpu["quantum_automatic"] else ""
+        quantum = format_duration(gpu["quantum_ns"]) + automatic
         handover = gpu["handovers_us"]
         holders = [names.get(client, str(client)) for client in gpu["holders"]]
         shown = ", ".join(holders[:3]) + (f" and {len(holders) - 3} more" if len(holders) > 3 else "")
@@ -41,12 +43,77 @@ def show_status(status: Mapping[str, Any]) -> None:
             "recovering" if gpu["recovering"] else escape(shown) or "-",
             str(gpu["grants"]),
             f"{handover['p50']:.0f}us" if handover else "-",
+            format_duration(gpu["switch_cost_ns"]) if gpu["switch_cost_ns"] else "-",
             str(gpu["overdue"]),
         )
     console = _console()
     kind = "simulated " if status["simulated"] else ""
     console.print(f"coordinator {status['pid']} in {escape(status['runtime_dir'])}, {len(status['gpus'])} {kind}GPU(s)")
     console.print(table)
+    console.print(_host_line(status))
+
+
+def _host_line(status: Mapping[str, Any]) -> str:
+    shared, budget = format_size(status["host_shared_bytes"]), format_size(status["host_budget_bytes"])
+    return f"host budget: {shared} of {budget} pinned for clients"
+
+
+def show_memory(status: Mapping[str, Any]) -> None:
+    """A line for each GPU and below it one for each of its clients, and what the host gives."""
+    table = _table("GPU", "client", "allocated", "resident", "evicted", "mapped", "pinned", "host", "limit", "on GPU")
+    for title in ("moved out", "moved in", "hidden", "exposed", "waited", "late", "failed", "order"):
+        table.add_column(title)
+    for gpu in status["gpus"]:
+        evicted = gpu["allocated_bytes"] - gpu["resident_bytes"]
+        table.add_row(
+            str(gpu["index"]),
+            f"all {gpu['clients']}",
+            *_sizes({**gpu, "evicted_bytes": evicted}),
+            format_size(gpu["capacity_bytes"]),
+            "-",
+            format_size(gpu["evicted_bytes"]),
+            format_size(gpu["restored_bytes"]),
+            format_duration(gpu["hidden_move_ns"]),
+            format_duration(gpu["exposed_move_ns"]),
+            format_duration(gpu["moved_ns"]),
+            str(gpu["late_switches"]),
+            str(gpu["failed_orders"]),
+            f"{gpu['moving']} open" if gpu["moving"] else "-",
+        )
+        for client in status["clients"]:
+            for seat in client["seats"]:
+                if seat["uuid"] == gpu["uuid"]:
+                    table.add_row("", f"{client['client']} {escape(client['name'])}", *_memory_row(seat))
+    console = _console()
+    console.print(table)
+    console.print(_host_line(status))
+    for client in status["clients"]:
+        if client["host_share_bytes"]:
+            share = format_size(client["host_share_bytes"])
+            console.print(f"  {client['client']} {escape(client['name'])} ({client['process_id']}): {share}")
+
+
+def _sizes(values: Mapping[str, Any]) -> list[str]:
+    return [
+        format_size(values[f"{kind}_bytes"])
+        for kind in ("allocated", "resident", "evicted", "mapped", "pinned", "host")
+    ]
+
+
+def _memory_row(seat: Mapping[str, Any]) -> list[str]:
+    bounds = (seat["limit_bytes"], seat["resident_limit_bytes"])
+    return [
+        *_sizes(seat),
+        *(format_size(bound) if bound else "-" for bound in bounds),
+        format_size(seat["moved_out_bytes"]),
+        format_size(seat["moved_in_bytes"]),
+        format_duration(seat["hidden_move_ns"]),
+        format_duration(seat["exposed_move_ns"]),
+        "",
+        "",
+        str(seat["failed_orders"]),
+        seat["moving"] or "-",
+    ]
 
 
 def show_clients(status: Mapping[str, Any]) -> None:
@@ -58,7 +125,11 @@ def show_clients(status: Mapping[str, Any]) -> None:
     table = _table("id", "pid", "name", "GPU", "state", "priority", "leases", "held", "longest wait", "allocated")
     table.add_column("resident")
     table.add_column("limit")
+    pods = {slot["slot"]: pod_of(slot) for slot in status.get("slots", ())}
+    for title in ("slot", "pod") if pods else ():
+        table.add_column(title)
     for client in status["clients"]:
+        tail = (escape(client["group"]) or "-", escape(pods.get(client["group"], "-"))) if pods else ()
         head = (str(client["client"]), str(client["process_id"]), escape(client["name"]))
         for seat in client["seats"]:
             state = "paused" if client["paused"] else seat["phase"]
@@ -75,6 +146,7 @@ def show_clients(status: Mapping[str, Any]) -> None:
                 format_size(seat["allocated_bytes"]),
                 format_size(seat["resident_bytes"]),
                 format_size(seat["limit_bytes"]) if seat["limit_bytes"] else "-",
+                *tail,
             )
         if not client["seats"]:
             table.add_row(*head, "-", "paused" if client["paused"] else "idle", str(client["priority"]))

@@ -25,12 +25,17 @@ from coordinator import config, events, runtime_dir
 from coordinator.administration import Administration
 from coordinator.devices import Device, NoGpuError, discover, put_double_in_front
 from coordinator.dispatch import Dispatcher
+from coordinator.host_memory import default_budget_bytes
 from coordinator.journal import Journal
+from coordinator.kubernetes import slot
+from coordinator.kubernetes.slot import SlotError
 from coordinator.process_limits import possible_connections
 from coordinator.runtime_dir import RuntimeDir, RuntimeDirError
 from coordinator.scheduler import InvariantError, Scheduler
 from coordinator.scheduler import Settings as CoreSettings
 from coordinator.server import Server, Sockets
+from coordinator.slot_watch import SlotWatch
+from coordinator.slots import SlotBook
 from coordinator.transport import Limits
 from coordinator.units import format_size, parse_duration
 from coordinator.wire import MAX_FRAME_BYTES
@@ -65,6 +70,7 @@ class Options:
 
     directory: RuntimeDir
     simulate: str | None = None
+    slots_dir: Path | None = None
     embedded: bool = False
     linger_ns: int = 10_000_000_000
     ready_fd: int | None = None
@@ -104,6 +110,8 @@ class Coordinator:
         }
         administration = Administration(self.dispatcher, devices, registry.create, facts)
         self.server = Server(self._sockets, self.dispatcher, administration)
+        if options.slots_dir is not None:
+            self.dispatcher.slots = SlotBook()
         self._devices = devices
         self._metrics: Any = None
 
@@ -114,6 +122,8 @@ class Coordinator:
             self._add(device, now_ns)
         if self.settings.metrics_port is not None:
             self._metrics = self._start_metrics(self.settings.metrics_port)
+        if self.options.slots_dir is not None and self.dispatcher.slots is not None:
+            self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
         if self.options.embedded:
             self.server.leave_when(self._nobody_needs_it, self.options.linger_ns)
         self.server.handle_signals(self.reload)
@@ -151,7 +161,10 @@ class Coordinator:
         sys.setswitchinterval(0.0005)  # a scrape's thread must not hold the loop up for the usual 5 ms
 
         def picture() -> metrics.Picture:
-            return metrics.take(self.scheduler.snapshot(time.monotonic_ns()), observations)
+            snapshot = self.scheduler.snapshot(time.monotonic_ns())
+            book = self.dispatcher.slots
+            slots = None if book is None else tuple(book.pictures(snapshot.clients))
+            return metrics.take(snapshot, observations, slots)
 
         address = self.settings.metrics_address
         try:
@@ -163,12 +176,17 @@ class Coordinator:
         return served
 
     def reload(self) -> None:
-        """SIGHUP: quantum, policy and sharing as the settings now say.  A mistake changes nothing."""
+        """SIGHUP: quantum, policy, sharing and host budget as the settings now say.  A mistake changes nothing."""
         now_ns = time.monotonic_ns()
         try:
             settings = config.load(self.options.flags or {}, file=self.options.config_file)
             _check_overrides(settings, self._devices)
-            changes: list[events.Event] = [events.SharingSet(settings.sharing), events.QuantumSet(settings.quantum_ns)]
+            changes: list[events.Event] = [
+                events.SharingSet(settings.sharing),
+                events.SwitchShareSet(settings.switch_share),
+                events.QuantumSet(settings.quantum_ns),
+                events.HostBudgetSet(host_budget_bytes(settings)),
+            ]
             changes.append(_policy_set(settings.policy, [device.uuid for device in self._devices]))
             for device in self._devices:
                 changes += overriding_events(device.uuid, settings.gpu.get(device.uuid, config.GpuOverride()))
@@ -198,12 +216,19 @@ def core_settings(settings: config.Settings) -> CoreSettings:
         policy=settings.policy,
         quantum_ns=settings.quantum_ns,
         sharing=settings.sharing,
+        switch_share=settings.switch_share,
+        host_budget_bytes=host_budget_bytes(settings),
         drain_deadline_ns=settings.drain_deadline_ns,
         overdue_action=settings.overdue_action,
         pacing_budget_ns=settings.pacing_budget_ns,
         idle_release_ns=settings.idle_release_ns,
         max_clients=settings.max_clients,
     )
+
+
+def host_budget_bytes(settings: config.Settings) -> int:
+    """As set, else a part of what the machine or container has."""
+    return settings.host_budget_bytes or default_budget_bytes()
 
 
 def overriding_events(uuid: str, override: config.GpuOverride) -> list[events.Event]:
@@ -250,6 +275,11 @@ def find_devices(options: Options) -> list[Device]:
 def serve(settings: config.Settings, options: Options) -> None:
     """Runs a coordinator until it is told to stop.  Raises StartError and RuntimeDirError."""
     runtime_dir.prepare(options.directory)
+    if options.slots_dir is not None:
+        try:
+            slot.prepare(options.slots_dir)
+        except SlotError as error:
+            raise StartError(f"--slots-dir: {error}") from None
     lock = runtime_dir.lock(options.directory)
     devices = find_devices(options)
     try:
@@ -304,10 +334,20 @@ def run(
     quantum: Annotated[str | None, typer.Option(help="how long a turn lasts: 100ms, 2s, auto")] = None,
     sharing: Annotated[str | None, typer.Option(help="exclusive (in turns) or concurrent")] = None,
     capacity: Annotated[str | None, typer.Option(help="how much of each GPU clients may have resident: 4GiB")] = None,
+    switch_share: Annotated[
+        str | None, typer.Option(help="with --quantum=auto: the share of time that switching may cost: 5%")
+    ] = None,
+    host_budget: Annotated[
+        str | None, typer.Option(help="pinned host memory that all clients may have together: 64GiB")
+    ] = None,
     simulate: Annotated[
         str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
     ] = None,
     runtime: Annotated[Path | None, typer.Option("--runtime-dir", help="where the sockets are")] = None,
+    slots_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: serve the slots that the device plugin makes here"),
+    ] = None,
     metrics_port: Annotated[int | None, typer.Option(help="serve Prometheus metrics; 0 chooses a port")] = None,
     metrics_address: Annotated[str | None, typer.Option(help="127.0.0.1 unless told")] = None,
     max_clients: Annotated[int | None, typer.Option(help="at most so many clients (1024)")] = None,
@@ -322,6 +362,8 @@ def run(
         "quantum": quantum,
         "sharing": sharing,
         "capacity": capacity,
+        "switch_share": switch_share,
+        "host_budget": host_budget,
         "metrics_port": metrics_port,
         "metrics_address": metrics_address,
         "max_clients": max_clients,
@@ -333,6 +375,7 @@ def run(
     options = Options(
         directory=RuntimeDir(runtime.absolute()) if runtime is not None else runtime_dir.own_directory(),
         simulate=simulate,
+        slots_dir=slots_dir.absolute() if slots_dir is not None else None,
         embedded=embedded,
         linger_ns=_linger(os.environ.get("NVSHARE_EMBEDDED_LINGER") or linger),
         ready_fd=ready_fd,

@@ -21,6 +21,7 @@ from coordinator.wire import MemoryMode, ReleaseReason, RemoteProtocolError
 
 if TYPE_CHECKING:
     from coordinator.scheduler import Scheduler
+    from coordinator.slots import SlotBook
     from coordinator.transport import Outbox
 
 log: Final = logging.getLogger("nvshare")
@@ -53,6 +54,8 @@ class Dispatcher:
         """Where trace events go; None while nobody listens, so that they cost nothing."""
         self.observe: Observe | None = None
         """Sees every trace event, for metrics."""
+        self.slots: SlotBook | None = None
+        """Whose slots clients come by; None where there are none."""
         self._outbox = outbox
         self._journal = journal
         self._max_clients = max_clients
@@ -74,7 +77,8 @@ class Dispatcher:
             message = wire.decode(frame, wire.TO_COORDINATOR)
             translate = _TRANSLATE.get(type(message))  # type: ignore[arg-type]  # an int is in no table
             if translate is not None and connection in self._clients:
-                self.event(translate(connection, message), now_ns)
+                if self.slots is None or not self._foreign(connection, message):
+                    self.event(translate(connection, message), now_ns)
             else:
                 self._unusual(connection, message, now_ns)
         except RemoteProtocolError as error:
@@ -97,6 +101,8 @@ class Dispatcher:
         process_id = self._clients.pop(connection, None)
         if process_id is None:
             return
+        if self.slots is not None and self.slots.has(connection):
+            self.slots.leave(connection, self.scheduler.client_snapshot(connection, now_ns))
         self.event(events.ClientGone(connection), now_ns)
         left = self._processes.get(process_id, 1) - 1
         if left:
@@ -128,25 +134,39 @@ class Dispatcher:
         peer = self._outbox.peer(connection)
         if peer is None:
             return
+        registered = events.ClientRegistered(
+            client=connection,
+            name=_printable(hello.name or hello.program),
+            program=_printable(hello.program),
+            # The kernel says 0 for a process of a PID namespace that this one does not see.  The journal's 0 is
+            # "nobody", and two such processes must not be taken for one: each has a negative id of its own.
+            process_id=peer.process_id or -1 - connection,
+            user_id=peer.user_id,
+            priority=hello.priority,
+            memory_mode=MemoryMode(hello.memory_mode),
+            memory_limit_bytes=hello.memory_limit_bytes,
+        )
+        if peer.slot:
+            adopted = None if self.slots is None else self.slots.adopt(peer.slot, registered)
+            if adopted is None:
+                text = f"slot {peer.slot} is gone: its container must be started again"
+                self._breach(connection, wire.Rejection.NOT_ALLOWED, text, now_ns)
+                return
+            registered = adopted
         self._outbox.greeted(connection)
-        # The kernel says 0 for a process of a PID namespace that this one does not see.  The journal's 0 is "nobody",
-        # and two such processes must not be taken for one: each has a negative id of its own.
-        process_id = peer.process_id or -1 - connection
+        process_id = registered.process_id
         self._clients[connection] = process_id
         self._processes[process_id] = self._processes.get(process_id, 0) + 1
-        self.event(
-            events.ClientRegistered(
-                client=connection,
-                name=_printable(hello.name or hello.program),
-                program=_printable(hello.program),
-                process_id=process_id,
-                user_id=peer.user_id,
-                priority=hello.priority,
-                memory_mode=MemoryMode(hello.memory_mode),
-                memory_limit_bytes=hello.memory_limit_bytes,
-            ),
-            now_ns,
-        )
+        self.event(registered, now_ns)
+
+    def _foreign(self, connection: int, message: wire.Message | int) -> bool:
+        """Whether it asks for a GPU that its slot does not have; it is told so."""
+        if not isinstance(message, wire.AttachGpu) or self.slots is None:
+            return False
+        why = self.slots.refuses(connection, message.uuid)
+        if why is not None:
+            self._reject(connection, wire.Rejection.UNKNOWN_GPU, why)
+        return why is not None
 
     # --- refusing ---------------------------------------------------------------------------------------------------
 
@@ -249,11 +269,17 @@ def _release(client: int, m: wire.Release) -> events.Event:
 
 
 def _memory(client: int, m: wire.MemoryReport) -> events.Event:
-    return events.MemoryReported(client, m.gpu, m.allocated_bytes, m.resident_bytes, m.pinned_bytes, m.host_bytes)
+    return events.MemoryReported(
+        client, m.gpu, m.allocated_bytes, m.resident_bytes, m.pinned_bytes, m.host_bytes, m.mapped_bytes
+    )
 
 
 def _reserve(client: int, m: wire.ReserveMemory) -> events.Event:
     return events.ReservationAsked(client, m.gpu, m.sequence, m.bytes)
+
+
+def _reserve_host(client: int, m: wire.ReserveHost) -> events.Event:
+    return events.HostAsked(client, m.sequence, m.bytes)
 
 
 def _progress(client: int, m: wire.MoveProgress) -> events.Event:
@@ -266,6 +292,7 @@ _TRANSLATE: Final[dict[type[wire.Message], Callable[[int, Any], events.Event]]] 
     wire.Release: _release,
     wire.MemoryReport: _memory,
     wire.ReserveMemory: _reserve,
+    wire.ReserveHost: _reserve_host,
     wire.MoveProgress: _progress,
 }
 

@@ -41,7 +41,10 @@ class HolderGone:
 
 @dataclass(frozen=True, slots=True)
 class ClientRegistered:
-    """A hook said hello.  `process_id`, `user_id` as the kernel says."""
+    """A hook said hello.  `process_id`, `user_id` as the kernel says.
+
+    Clients of one `group` (other than "") have their memory limit together, not each for itself.
+    """
 
     client: int
     name: str
@@ -51,6 +54,7 @@ class ClientRegistered:
     priority: int
     memory_mode: MemoryMode
     memory_limit_bytes: int
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,16 @@ class MemoryReported:
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
+    mapped_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostAsked:
+    """The client wants its share of the host budget to be `total_bytes` in all."""
+
+    client: int
+    sequence: int
+    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +198,30 @@ class LimitSet:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidentLimitSet:
+    """How much of one client may be on the GPU, on one GPU or all it uses; 0 lifts it."""
+
+    client: int
+    limit_bytes: int
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostBudgetSet:
+    """Pinned host memory that all clients may have together.  What is out already stays."""
+
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchShareSet:
+    """Automatic quantum: the share of time that switching may cost, above 0 and below 1."""
+
+    share: float
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Paused:
     """The client is granted nothing until `Resumed`; a lease that it holds is revoked."""
 
@@ -207,6 +245,7 @@ Event = (
     | ClientGone
     | MemoryReported
     | ReservationAsked
+    | HostAsked
     | MoveProgressed
     | TimerFired
     | QuantumSet
@@ -214,6 +253,9 @@ Event = (
     | SharingSet
     | PrioritySet
     | LimitSet
+    | ResidentLimitSet
+    | HostBudgetSet
+    | SwitchShareSet
     | Paused
     | Resumed
 )

@@ -6,24 +6,27 @@ evicted, no more than is missing, and the answer waits for it.
 
 Rules:
 - A growth that fits is granted at once; one that cannot be made to fit is refused, which is out of memory there.
-- Every question is answered: when there is room, when nobody is left who could make some, or when the lease ends (then
-  the client needs no physical memory now, and the next switch brings it in).
+- It goes before whatever is brought in ahead of time: nothing more of that is ordered meanwhile, and what has come is
+  evicted again if there is nothing farther away.
+- Every question is answered: when there is room, when nobody is left who could make some, when others have not moved
+  by the deadline, or when the lease ends (then the client needs no physical memory now, and the next switch brings it
+  in).
 
-May not go here: who is admitted at all (admission.py), what an order's end means (moves.py).
+May not go here: who is admitted at all (admission.py), what an order's end means (orders.py).
 """
 
 from __future__ import annotations
 
-from coordinator import moves
+from coordinator import moves, orders
 from coordinator.admission import answer, refuse
+from coordinator.memory_plan import evictions
 from coordinator.state import WITH_LEASE, Gpu, Growth, Node, Seat
 
 
 def ask(node: Node, seat: Seat, sequence: int, total_bytes: int, now_ns: int) -> None:
-    """The holder of a lease wants `total_bytes` resident in all."""
-    seat.growth = Growth(sequence, total_bytes)
+    """The holder of a lease wants `total_bytes` resident in all.  Answered by `settle`."""
+    seat.growth = Growth(sequence, total_bytes, now_ns + node.settings.move_deadline_ns)
     seat.gpu.growing[seat.client.client] = seat
-    settle(node, seat.gpu, now_ns)
 
 
 def settle(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -38,15 +41,17 @@ def settle(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 
 def _settle(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
-    excess = gpu.resident_bytes - seat.resident_bytes + growth.total_bytes - gpu.capacity_bytes
-    if excess <= 0 or seat.phase not in WITH_LEASE:
+    room = orders.room(gpu)
+    lacking = growth.total_bytes - orders.claimed_bytes(seat) - room.free_bytes
+    if seat.phase not in WITH_LEASE or lacking <= 0:
         seat.growth = None
         seat.reserved_bytes = growth.total_bytes
         answer(node, seat, growth.sequence)
-    elif not any(order.evict for other in gpu.seats.values() for order in other.orders.values()):
-        if growth.tried or not moves.make_room(node, gpu, seat, excess, now_ns):
-            seat.growth = None
-            seat.reserved_bytes = min(seat.reserved_bytes, seat.resident_bytes)
-            refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")
-        else:
-            growth.tried = True
+        return
+    more = evictions(lacking - room.leaving_bytes, moves.farthest_first(node, gpu, seat, now_ns))
+    if sum(order.bytes for order in more) >= lacking - room.leaving_bytes:
+        orders.evict(node, gpu, more, now_ns)
+    if now_ns >= growth.deadline_ns or not orders.under_way(gpu):
+        seat.growth = None
+        seat.reserved_bytes = min(seat.reserved_bytes, seat.resident_bytes)
+        refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

@@ -51,6 +51,8 @@ class Thorough:
             self._leases(node, gpu)
             self._memory(gpu)
             self._waiting(gpu, now_ns)
+        shares = sum(client.host_share_bytes for client in node.clients.values())
+        assert shares == node.host_shared_bytes, "invariant 6: sums of host memory"
         for client in node.clients.values():
             for seat in client.seats.values():
                 assert seat.gpu.seats.get(client.client) is seat, "a seat that its GPU does not know"
@@ -79,10 +81,14 @@ class Thorough:
         seats = gpu.seats.values()
         assert gpu.resident_bytes == sum(seat.resident_bytes for seat in seats), "invariant 6: sums of memory"
         assert gpu.allocated_bytes == sum(seat.allocated_bytes for seat in seats), "invariant 6: sums of memory"
+        assert gpu.host_bytes == sum(seat.host_bytes for seat in seats), "invariant 6: sums of memory"
+        assert gpu.capped == sum(seat.resident_limit_bytes != 0 for seat in seats)
+        assert set(gpu.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
         for seat in seats:
-            for order in seat.orders.values():
-                within = order.bytes <= gpu.capacity_bytes
-                assert order.evict or within, f"invariant 4: {order} on {gpu.capacity_bytes}"
+            order = seat.order
+            assert (order is not None) == (seat.client.client in gpu.moving), "an order that nobody knows of"
+            if order is not None and not order.evict:
+                assert order.credit_bytes <= order.bytes <= gpu.capacity_bytes, f"invariant 4: {order}"
 
     def _waiting(self, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while somebody drains or memory moves."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 
-from coordinator import moves, standby
+from coordinator import ahead, moves, orders, standby
 from coordinator.commands import Kill, Log, Notify, Send
 from coordinator.events import Released
 from coordinator.quantum import automatic_quantum_ns, blend
@@ -34,7 +34,7 @@ from coordinator.state import (
     Seat,
 )
 from coordinator.tell import tell_everybody, tell_settings
-from coordinator.wire import Grant, RemoteProtocolError, Revoke, Sharing, Waiters
+from coordinator.wire import Grant, MemoryMode, RemoteProtocolError, Revoke, Sharing, Waiters
 from scheduler_policies.api import ClientView
 
 
@@ -101,6 +101,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
             _end_quantum(node, gpu, now_ns)
             _fill(node, gpu, now_ns)
     _tell_waiters(node, gpu)
+    ahead.advance(node, gpu, now_ns)
 
 
 def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -143,6 +144,8 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> Non
     """The seat has the lease from now on.  The caller has taken it out of the line."""
     lease_id = gpu.next_lease_id
     gpu.next_lease_id = lease_id + 1
+    if seat.client.memory_mode is MemoryMode.SWAP:  # the hook begins anew too: it asks before it grows
+        seat.reserved_bytes = seat.resident_bytes
     client = seat.client.client
     waited_ns = 0
     if seat.waiting_since_ns is not None:
@@ -157,6 +160,7 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> Non
     gpu.grants += 1
     if gpu.last_holder != client:
         gpu.handovers += gpu.last_holder != 0
+        orders.turn_over(gpu)
         gpu.last_holder = client
         seat.handed_over_from_ns = gpu.free_since_ns
     else:
@@ -358,7 +362,7 @@ def _tell_waiters(node: Node, gpu: Gpu) -> None:
         node.out.append(Send(seat.client.client, Waiters(seat.ordinal, seat.lease_id, waiters)))
 
 
-def deadline_ns(gpu: Gpu) -> int | None:
+def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
     """When `advance` must be called though nothing happens; None while nothing is due, so that nothing polls."""
     due: list[int] = []
     if gpu.expected_holder is not None:
@@ -366,6 +370,13 @@ def deadline_ns(gpu: Gpu) -> int | None:
     due += [seat.drain_deadline_ns for seat in gpu.leases.values() if seat.drain_deadline_ns is not None]
     if gpu.switch is not None:
         due.append(gpu.switch.deadline_ns)
+    if gpu.switch is not None or gpu.growing:
+        if gpu.settling(now_ns):
+            due.append(gpu.settled_at_ns)
+        stall_ns = orders.stall_ns(node, gpu)
+        if stall_ns is not None:
+            due.append(stall_ns)
+    due += [seat.growth.deadline_ns for seat in gpu.growing.values() if seat.growth is not None]
     if len(gpu.line) and gpu.sharing is Sharing.EXCLUSIVE:
         if gpu.holder is not None and gpu.holder.phase is HOLDING:
             due.append(standby.due_ns(gpu.holder))

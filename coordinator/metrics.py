@@ -22,6 +22,8 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
+from coordinator import slot_metrics
+from coordinator.slots import SlotPicture
 from coordinator.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
 from coordinator.wire import Sharing
 
@@ -79,14 +81,19 @@ class Picture:
     snapshot: Snapshot
     waits: dict[str, Histogram]
     drains: dict[str, Histogram]
+    slots: tuple[SlotPicture, ...] | None = None
+    """None: this coordinator serves no slots."""
 
 
-def take(snapshot: Snapshot, observations: Observations) -> Picture:
+def take(
+    snapshot: Snapshot, observations: Observations, slots: tuple[SlotPicture, ...] | None = None
+) -> Picture:
     """On the loop's thread."""
     return Picture(
         snapshot,
         {uuid: histogram.copy() for uuid, histogram in observations.waits.items()},
         {uuid: histogram.copy() for uuid, histogram in observations.drains.items()},
+        slots,
     )
 
 
@@ -112,12 +119,26 @@ class Collector:
             for seat in client.seats
         ]
         yield GaugeMetricFamily("nvshare_clients", "Connected clients", value=len(snapshot.clients))
+        yield GaugeMetricFamily(
+            "nvshare_host_budget_bytes", "Pinned host memory that clients may have", value=snapshot.host_budget_bytes
+        )
+        yield GaugeMetricFamily(
+            "nvshare_host_shared_bytes", "Pinned host memory that clients have", value=snapshot.host_shared_bytes
+        )
         yield from _gpu_gauges(gpus)
         yield from _gpu_counters(gpus)
         yield _histogram("nvshare_wait_seconds", "From wanting a lease to its grant", gpus, picture.waits)
         yield _histogram("nvshare_drain_seconds", "From closing the gate to the end of the work", gpus, picture.drains)
         yield _handovers(gpus)
         yield from _client_metrics(seats)
+        if picture.slots is not None:
+            yield from slot_metrics.families(picture.slots)
+        shares = GaugeMetricFamily(
+            "nvshare_client_host_share_bytes", "Its share of the host budget", labels=("client", "name", "pid")
+        )
+        for client in snapshot.clients:
+            shares.add_metric((str(client.client), client.name, str(client.process_id)), client.host_share_bytes)
+        yield shares
 
 
 def _seconds(value_ns: int) -> float:
@@ -137,6 +158,8 @@ _GPU_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] 
     ("quantum_seconds", "The quantum in force", lambda g: _seconds(g.quantum_ns)),
     ("switch_cost_seconds", "Average cost of a switch", lambda g: _seconds(g.switch_cost_ns)),
     ("wait_max_seconds", "Longest wait since the start", lambda g: _seconds(g.max_wait_ns)),
+    ("moving_orders", "Memory orders under way", lambda g: g.moving),
+    ("switch_share_ratio", "Share of time that an automatic quantum lets switching cost", lambda g: g.switch_share),
     ("recovering", "1 while the lease of an earlier coordinator is waited for", lambda g: float(g.recovering)),
 )
 
@@ -150,6 +173,9 @@ _GPU_COUNTERS: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]
     ("evicted_bytes", "Bytes moved off the GPU", lambda g: g.evicted_bytes),
     ("restored_bytes", "Bytes moved onto the GPU", lambda g: g.restored_bytes),
     ("move_seconds", "Time that grants waited for memory", lambda g: _seconds(g.moved_ns)),
+    ("exposed_move_seconds", "Time of memory orders while a grant waited", lambda g: _seconds(g.exposed_move_ns)),
+    ("hidden_move_seconds", "Time of memory orders beside a running client", lambda g: _seconds(g.hidden_move_ns)),
+    ("late_switches", "Grants with memory that had not moved in time", lambda g: g.late_switches),
     ("failed_moves", "Memory orders that failed", lambda g: g.failed_orders),
     ("refused_reservations", "Allocations refused for lack of room", lambda g: g.refused_reservations),
     ("policy_failures", "Policies that broke the rules and were replaced", lambda g: g.policy_failures),
@@ -161,8 +187,9 @@ def _gpu_gauges(gpus: GpuRows) -> Iterator[Metric]:
     memory = GaugeMetricFamily("nvshare_gpu_memory_bytes", "Memory of all clients", labels=(*_GPU, "kind"))
     for labels, gpu in gpus:
         info.add_metric((*labels, gpu.name, gpu.policy, Sharing(gpu.sharing).name.lower()), 1)
-        for kind in ("allocated", "resident", "pinned", "host"):
+        for kind in ("allocated", "resident", "pinned", "host", "mapped"):
             memory.add_metric((*labels, kind), getattr(gpu, f"{kind}_bytes"))
+        memory.add_metric((*labels, "evicted"), gpu.allocated_bytes - gpu.resident_bytes)
     yield info
     yield memory
     for name, text, read in _GPU_GAUGES:
@@ -209,6 +236,11 @@ _CLIENT_COUNTERS: Final[tuple[tuple[str, str, Callable[[SeatSnapshot], float]], 
     ("idle_releases", "Leases given back early", lambda s: s.idle_releases),
     ("overdue_drains", "Drains that passed their deadline", lambda s: s.overdue),
     ("submissions", "Gated calls in finished leases", lambda s: s.submissions),
+    ("evicted_bytes", "Bytes moved off the GPU", lambda s: s.moved_out_bytes),
+    ("restored_bytes", "Bytes moved onto the GPU", lambda s: s.moved_in_bytes),
+    ("exposed_move_seconds", "Time of its memory orders while a grant waited", lambda s: _seconds(s.exposed_move_ns)),
+    ("hidden_move_seconds", "Time of its memory orders beside a running client", lambda s: _seconds(s.hidden_move_ns)),
+    ("failed_moves", "Its memory orders that failed", lambda s: s.failed_orders),
 )
 
 
@@ -220,17 +252,21 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
         yield counter
     memory = GaugeMetricFamily("nvshare_client_memory_bytes", "Memory of the client", labels=(*_CLIENT, "kind"))
     limit = GaugeMetricFamily("nvshare_client_limit_bytes", "Its limit; 0: none", labels=_CLIENT)
+    resident = GaugeMetricFamily(
+        "nvshare_client_resident_limit_bytes", "Most of it that may be on the GPU; 0: no bound", labels=_CLIENT
+    )
     longest = GaugeMetricFamily("nvshare_client_wait_max_seconds", "Its longest wait", labels=_CLIENT)
     priority = GaugeMetricFamily("nvshare_client_priority", "Its priority", labels=_CLIENT)
     waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
     for labels, client, seat in seats:
-        for kind in ("allocated", "resident", "pinned", "host"):
+        for kind in ("allocated", "resident", "pinned", "host", "evicted", "mapped"):
             memory.add_metric((*labels, kind), getattr(seat, f"{kind}_bytes"))
+        resident.add_metric(labels, seat.resident_limit_bytes)
         limit.add_metric(labels, seat.limit_bytes)
         longest.add_metric(labels, _seconds(seat.max_wait_ns))
         priority.add_metric(labels, client.priority)
         waiting.add_metric(labels, float(seat.waiting_since_ns is not None))
-    yield from (memory, limit, longest, priority, waiting)
+    yield from (memory, limit, resident, longest, priority, waiting)
 
 
 class MetricsServer:

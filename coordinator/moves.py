@@ -1,29 +1,30 @@
-"""Memory orders on one GPU: sent, followed, finished, failed; the switch of the lease that waits for them.
+"""The switch of a lease that waits for memory.
 
 Rules:
-- An order goes only to a seat without a lease: its work is drained, so its memory can move.
-- An order's seat keeps it in `Seat.orders` until the client says that it is finished, also when nobody waits for it
-  any more.
+- A client is granted the lease when what it lacks is there, or when nothing more can come; and never while an order of
+  its own is being carried out.
+- Evictions and the restoration go on at the same time; with each piece that has left, credit is given for as much.
 - A switch never waits longer than its deadline: then the next client is granted with what is there, for pages can
   still fault in.
 - A client that cannot move what it was told to is passed over, and the next one is asked; a dead one's memory is free.
 
-May not go here: which bytes (memory_plan.py), who is next (lease.py).
+May not go here: which bytes (memory_plan.py), what an order means (orders.py), who is next (lease.py), what moves while
+somebody computes (ahead.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from coordinator.commands import Log, Notify, Send
-from coordinator.events import MoveProgressed
-from coordinator.memory_plan import Figures, evictions, plan_switch
+from coordinator import orders
+from coordinator.commands import Log, Notify
+from coordinator.memory_plan import Eviction, Figures, Room, plan_switch
 from coordinator.quantum import blend
-from coordinator.state import OVERDUE, WITH_LEASE, Gpu, Node, Order, Seat
+from coordinator.state import OVERDUE, Gpu, Node, Seat
 from coordinator.tell import idle_release_ns, settings_changed
-from coordinator.wire import Evict, MemoryMode, RemoteProtocolError, Restore
+from coordinator.wire import MemoryMode
 
 
 @dataclass(slots=True, eq=False)
@@ -35,52 +36,31 @@ class Switch:
     """As the policy chose it; None: the GPU's at the time of the grant."""
     started_ns: int
     deadline_ns: int
-    evicting: dict[int, Order] = field(default_factory=dict)
-    passed_over: set[int] = field(default_factory=set)
-    restoring: int | None = None
-    restored: bool = False
     done: bool = False
 
 
-def set_figures(seat: Seat, *, allocated: int, resident: int, pinned: int, host: int) -> None:
-    """The only way in which a seat's memory figures change; keeps the GPU's sums.
-
-    They are a client's word, so they are bounded here to what can be.
-    """
-    gpu = seat.gpu
-    allocated = min(allocated, 1 << 60)
-    resident = min(resident, allocated)
-    gpu.allocated_bytes += allocated - seat.allocated_bytes
-    gpu.resident_bytes += resident - seat.resident_bytes
-    seat.allocated_bytes = allocated
-    seat.resident_bytes = resident
-    seat.pinned_bytes = min(pinned, resident)
-    seat.host_bytes = host
-    gpu.line.changed(seat)
-
-
-def _figures(seat: Seat) -> Figures:
-    movable = 0
-    if seat.client.memory_mode is not MemoryMode.DEVICE and seat.phase not in WITH_LEASE and not seat.orders:
-        movable = seat.resident_bytes - seat.pinned_bytes
-    return Figures(seat.client.client, seat.allocated_bytes, seat.resident_bytes, movable)
-
-
-def _farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Figures]:
+def farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Figures]:
     """First those who do not ask for the GPU, longest idle first; then those who wait, last in the policy's order
     first."""
     asking = {seat.client.client for seat in gpu.line.seats()}
-    quiet = [seat for client, seat in gpu.seats.items() if client not in asking and seat is not following]
+    switching = gpu.switch.seat if gpu.switch is not None else None
+    out = {following.client.client} if switching is None else {following.client.client, switching.client.client}
+    quiet = [seat for client, seat in gpu.seats.items() if client not in asking and client not in out]
     quiet.sort(key=lambda seat: seat.turn)
     for seat in quiet:
-        yield _figures(seat)
-    waiting = gpu.line.views()
-    order = gpu.umpire.order(waiting, gpu.look(), now_ns, node.out)
+        yield orders.figures(node, seat)
+    order = in_order(node, gpu, now_ns)
     ordered = set(order)
     demoted = asking - ordered  # they come after all others
-    yield from (_figures(gpu.seats[client]) for client in sorted(demoted))
-    for client in reversed(order):
-        yield _figures(gpu.seats[client])
+    for client in (*sorted(demoted), *reversed(order)):
+        if client not in out:
+            yield orders.figures(node, gpu.seats[client])
+
+
+def in_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
+    """Those who wait, as they will probably run."""
+    waiting = gpu.line.views()
+    return gpu.umpire.order(waiting, gpu.look(), now_ns, node.out) if waiting else []
 
 
 def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
@@ -88,33 +68,23 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
     if seat.client.memory_mode is MemoryMode.MANAGED:
         return True  # pages fault in as there is room
     stuck = sum(other.resident_bytes for other in gpu.leases.values() if other.phase is OVERDUE)
-    return stuck + seat.allocated_bytes <= gpu.capacity_bytes
+    return stuck + orders.wanted_bytes(seat) <= gpu.capacity_bytes
 
 
 def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> bool:
-    """Start what must move before `seat` runs.  False: nothing must.  O(1) when everything fits."""
-    fits = gpu.allocated_bytes <= gpu.capacity_bytes
-    if fits and (seat.host_bytes == 0 or seat.resident_bytes == seat.allocated_bytes):
-        _average(node, gpu, 0)
-        return False
-    plan = plan_switch(
-        _figures(seat),
-        list(_farthest_first(node, gpu, seat, now_ns)),
-        resident_bytes=gpu.resident_bytes,
-        capacity_bytes=gpu.capacity_bytes,
-    )
-    if not plan.evictions and not plan.restore_bytes:
-        _average(node, gpu, 0)
-        return False
-    switch = gpu.switch = Switch(seat, quantum_ns, now_ns, now_ns + node.settings.move_deadline_ns)
-    for eviction in plan.evictions:
-        _evict(node, gpu.seats[eviction.client], switch, eviction.bytes)
-    advance(node, gpu, now_ns)
-    return True
+    """Start what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
+    if seat.order is not None or orders.missing_bytes(seat) > 0 or orders.above_limit_bytes(seat) > 0:
+        gpu.switch = Switch(seat, quantum_ns, now_ns, now_ns + node.settings.move_deadline_ns)
+        advance(node, gpu, now_ns)
+        if not gpu.switch.done:
+            return True
+        gpu.switch = None
+    _average(node, gpu, 0)
+    return False
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Go on when the evictions are through; give up at the deadline."""
+    """Order what can be ordered now; say when the switch is done, or give up at the deadline."""
     switch = gpu.switch
     if switch is None or switch.done:
         return
@@ -122,127 +92,64 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         gpu.late_switches += 1
         text = f"{gpu.uuid}: memory did not move in time; the next client runs with what is there"
         node.out.append(Log(logging.WARNING, text))
+        node.out.append(Notify("late", {"uuid": gpu.uuid, "client": switch.seat.client.client}))
         switch.done = True
-    elif not switch.evicting and switch.restoring is None:
-        seat = switch.seat
-        room = gpu.capacity_bytes - gpu.resident_bytes
-        wanted = min(seat.allocated_bytes - seat.resident_bytes, room)
-        if switch.restored or wanted <= 0 or seat.orders:
-            switch.done = True
-        else:
-            switch.restoring = _order(node, seat, wanted, evict=False).order_id
-
-
-def make_room(node: Node, gpu: Gpu, seat: Seat, excess_bytes: int, now_ns: int) -> bool:
-    """Have others, farthest first, move `excess_bytes` out for one that runs.  False: they have not so much to move."""
-    orders = evictions(excess_bytes, _farthest_first(node, gpu, seat, now_ns))
-    if sum(order.bytes for order in orders) < excess_bytes:
-        return False
-    for eviction in orders:
-        _order(node, gpu.seats[eviction.client], eviction.bytes, evict=True)
-    return True
-
-
-def progress(node: Node, seat: Seat, event: MoveProgressed, now_ns: int) -> None:
-    """A client says how far an order is."""
-    order = seat.orders.get(event.order_id)
-    if order is None:
-        raise RemoteProtocolError(f"progress of order {event.order_id}, which client {event.client} does not have")
-    if not event.finished:
         return
-    del seat.orders[order.order_id]
-    gpu = seat.gpu
-    moved = min(event.moved_bytes, seat.allocated_bytes)
-    # The report of the new figures may have come before this or may come after it: counting from what was resident when
-    # the order was given makes both right.
-    if order.evict:
-        resident = min(seat.resident_bytes, max(0, order.resident_before - moved))
-        gpu.evicted_bytes += moved
-    else:
-        resident = max(seat.resident_bytes, min(seat.allocated_bytes, order.resident_before + moved))
-        gpu.restored_bytes += moved
-    delta = seat.resident_bytes - resident
-    host = max(0, seat.host_bytes + delta)
-    set_figures(seat, allocated=seat.allocated_bytes, resident=resident, pinned=seat.pinned_bytes, host=host)
-    failed = event.error != 0 or moved < order.bytes
-    gpu.failed_orders += failed
-    node.out.append(
-        Notify(
-            "moved",
-            {
-                "uuid": gpu.uuid,
-                "client": seat.client.client,
-                "order": order.order_id,
-                "evict": order.evict,
-                "asked_bytes": order.bytes,
-                "moved_bytes": moved,
-                "elapsed_ns": event.elapsed_ns,
-                "error": event.error,
-            },
-        )
-    )
-    _settle(node, gpu, order, failed, now_ns)
+    orders.look_for_stalled(node, gpu, now_ns)
+    seat = switch.seat
+    if gpu.settling(now_ns) or (seat.order is not None and seat.order.evict and seat.order.moving):
+        return  # the latter: it was far away when that began
+    above = orders.above_limit_bytes(seat)
+    if above > 0 and seat.order is None and seat.stuck_out_at != gpu.grants:
+        orders.evict(node, gpu, (Eviction(seat.client.client, above),), now_ns)
+        return
+    missing = orders.missing_bytes(seat)
+    if seat.order is None and (missing == 0 or orders.stuck_in(seat, missing)):
+        switch.done = True
+        return
+    _make_room(node, gpu, seat, missing, now_ns)
+    # Its own order may wait for credit that nobody will make room for.
+    switch.done = not orders.under_way(gpu)
+
+
+def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> None:
+    own = orders.claimed_bytes(seat) - seat.resident_bytes  # promised, and not arrived yet
+    room = orders.room(gpu)
+    room = Room(room.free_bytes + own, room.leaving_bytes)
+    plan = plan_switch(missing, farthest_first(node, gpu, seat, now_ns), room)
+    orders.evict(node, gpu, plan.evictions, now_ns, heir=seat)
+    order = seat.order
+    if order is not None:
+        orders.give_credit(node, seat, order, seat.resident_bytes + plan.credit_bytes - order.resident_before, now_ns)
+    elif plan.credit_bytes > 0 and not orders.stuck_in(seat, plan.credit_bytes):
+        orders.restore(node, seat, plan.restore_bytes, plan.credit_bytes, now_ns)
 
 
 def forget(node: Node, seat: Seat, now_ns: int) -> None:
     """The seat's client is gone, its memory with it."""
     gpu = seat.gpu
-    set_figures(seat, allocated=0, resident=0, pinned=0, host=0)
+    orders.set_figures(seat, allocated=0, resident=0, pinned=0, host=0)
+    gpu.capped -= seat.resident_limit_bytes != 0
     if gpu.switch is not None and gpu.switch.seat is seat:
-        gpu.switch = None
-    for order in list(seat.orders.values()):
-        del seat.orders[order.order_id]
-        _settle(node, gpu, order, False, now_ns)
+        cancel(gpu, now_ns)
+    if seat.order is not None:
+        orders.end(gpu, seat)
+
+
+def cancel(gpu: Gpu, now_ns: int) -> None:
+    """Nobody waits for the switch any more; orders go on."""
+    gpu.exposed_closed_ns = gpu.exposed_clock_ns(now_ns)
+    gpu.switch = None
 
 
 def close(node: Node, gpu: Gpu, now_ns: int) -> None:
     """The switch is over: account for the time it took."""
     switch = gpu.switch
     assert switch is not None
-    gpu.switch = None
+    cancel(gpu, now_ns)
     elapsed_ns = now_ns - switch.started_ns
     gpu.moved_ns += elapsed_ns
     _average(node, gpu, elapsed_ns)
-
-
-def _settle(node: Node, gpu: Gpu, order: Order, failed: bool, now_ns: int) -> None:
-    """Tell the switch, if it still waits for this order, and ask others where one could not do it."""
-    switch = gpu.switch
-    if switch is None:
-        return
-    if switch.restoring == order.order_id:
-        switch.restoring = None
-        switch.restored = True
-    elif switch.evicting.pop(order.order_id, None) is not None and failed:
-        switch.passed_over.add(order.client)
-        missing = switch.seat.allocated_bytes - switch.seat.resident_bytes
-        under_way = sum(other.bytes for other in switch.evicting.values())
-        excess = missing - (gpu.capacity_bytes - gpu.resident_bytes) - under_way
-        candidates = (f for f in _farthest_first(node, gpu, switch.seat, now_ns) if f.client not in switch.passed_over)
-        for eviction in evictions(excess, candidates):
-            _evict(node, gpu.seats[eviction.client], switch, eviction.bytes)
-
-
-def _evict(node: Node, seat: Seat, switch: Switch, size: int) -> None:
-    order = _order(node, seat, size, evict=True)
-    switch.evicting[order.order_id] = order
-
-
-def _order(node: Node, seat: Seat, size: int, *, evict: bool) -> Order:
-    gpu = seat.gpu
-    client = seat.client.client
-    order = Order(node.next_order_id, client, evict, size, seat.resident_bytes)
-    node.next_order_id += 1
-    seat.orders[order.order_id] = order
-    if evict:
-        gpu.evict_orders += 1
-        node.out.append(Send(client, Evict(seat.ordinal, order.order_id, size)))
-    else:
-        gpu.restore_orders += 1
-        node.out.append(Send(client, Restore(seat.ordinal, order.order_id, size)))
-    kind = "evicting" if evict else "restoring"
-    node.out.append(Notify(kind, {"uuid": gpu.uuid, "client": client, "order": order.order_id, "bytes": size}))
-    return order
 
 
 def _average(node: Node, gpu: Gpu, elapsed_ns: int) -> None:

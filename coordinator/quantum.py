@@ -1,7 +1,8 @@
 """The automatic quantum: long enough that switching costs at most a target share, short enough to be fair.
 
 With a share s of the time for switching and a cost c per switch, c / (c + q) = s gives q = c (1 - s) / s.  What a
-switch costs is measured: the drain, the hand-over, and the memory that moved while nobody computed.
+switch costs is measured: the drain, the hand-over, and the time that the grant waited for memory.  What moved beside
+the one who computed costs nothing; but there must be time for it, so a quantum is at least twice what moves beside it.
 
 Invariants: pure; the result is within the bounds that the settings give; before anything is measured it is
 `INITIAL_NS`.
@@ -19,6 +20,8 @@ INITIAL_NS: Final = 100 * MILLISECOND_NS
 WEIGHT: Final = 0.125
 """Of the newest sample in the moving averages."""
 
+ROOM_FOR_HIDDEN: Final = 2
+
 
 def blend(average: float, sample: int) -> float:
     """Exponential moving average; the first sample stands for itself."""
@@ -31,11 +34,11 @@ def switch_cost_ns(gpu: Gpu) -> float:
 
 
 def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
-    """The quantum at which switching costs `settings.switch_share`."""
+    """The quantum at which switching costs `gpu.switch_share`."""
     if not gpu.switches_measured:
         return INITIAL_NS
-    share = settings.switch_share
-    quantum_ns = int(switch_cost_ns(gpu) * (1.0 - share) / share)
+    share = gpu.switch_share
+    quantum_ns = int(max(switch_cost_ns(gpu) * (1.0 - share) / share, ROOM_FOR_HIDDEN * gpu.hidden_average_ns))
     # Steps of a millisecond, so that the figure does not flicker.
     quantum_ns -= quantum_ns % MILLISECOND_NS
     return max(settings.quantum_min_ns, min(settings.quantum_max_ns, quantum_ns))

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from coordinator import admin, admission, claims, events, growth, invariants, lease, moves, snapshot
+from coordinator import admin, admission, claims, events, growth, host_budget, invariants, lease, orders, snapshot
 from coordinator.commands import MANY_HOLDERS, Command, Notify, Send, SetTimer
 from coordinator.quantum import automatic_quantum_ns
 from coordinator.record import record
-from coordinator.state import Client, Gpu, Node, OverdueAction, Seat, Settings
+from coordinator.state import SETTLE_NS, Client, Gpu, Node, OverdueAction, Seat, Settings
 from coordinator.story import InvariantError, Story
 from coordinator.umpire import PolicyFactory, Umpire
 from coordinator.wire import (
@@ -44,6 +44,7 @@ class Scheduler:
     def __init__(self, policy_factory: PolicyFactory, settings: Settings | None = None) -> None:
         self._factory = policy_factory
         self._node = Node(settings or Settings())
+        self._node.host_budget_bytes = self._node.settings.host_budget_bytes
         self._story = Story(self._node.settings.story_length)
         self._thorough = invariants.Thorough() if self._node.settings.check_invariants else None
         self._now_ns = 0
@@ -59,6 +60,7 @@ class Scheduler:
             events.ClientGone: self._gone,
             events.MemoryReported: self._memory_reported,
             events.ReservationAsked: self._reservation_asked,
+            events.HostAsked: self._host_asked,
             events.MoveProgressed: self._move_progressed,
             events.TimerFired: self._timer_fired,
             events.QuantumSet: lambda event, now: admin.set_quantum(self._node, event, now),
@@ -66,6 +68,9 @@ class Scheduler:
             events.SharingSet: lambda event, now: admin.set_sharing(self._node, event, now),
             events.PrioritySet: lambda event, now: admin.set_priority(self._node, event, now),
             events.LimitSet: lambda event, now: admin.set_limit(self._node, event, now),
+            events.ResidentLimitSet: lambda event, now: admin.set_resident_limit(self._node, event, now),
+            events.HostBudgetSet: lambda event, now: host_budget.set_budget(self._node, event),
+            events.SwitchShareSet: lambda event, now: admin.set_switch_share(self._node, event, now),
             events.Paused: lambda event, now: admin.pause(self._node, event, now),
             events.Resumed: lambda event, now: admin.resume(self._node, event, now),
         }
@@ -79,6 +84,11 @@ class Scheduler:
     def story(self) -> Story:
         """The last events and what they led to."""
         return self._story
+
+    def client_snapshot(self, client: int, now_ns: int) -> snapshot.ClientSnapshot | None:
+        """One client; None when it is not registered."""
+        record = self._node.clients.get(client)
+        return None if record is None else snapshot.take_client(record, max(now_ns, self._now_ns))
 
     def snapshot(self, now_ns: int) -> snapshot.Snapshot:
         """A frozen picture; O(clients)."""
@@ -98,7 +108,7 @@ class Scheduler:
             for gpu in self._handlers[type(event)](event, now_ns):
                 lease.advance(node, gpu, now_ns)
                 gpu.free_since_ns = None  # nobody took over at once: no hand-over to measure
-                self._deadlines[gpu.uuid] = lease.deadline_ns(gpu)
+                self._deadlines[gpu.uuid] = lease.deadline_ns(node, gpu, now_ns)
                 invariants.cheap(gpu)
             self._set_timer(out, fired=type(event) is events.TimerFired)
             self._story.record(now_ns, event, out)
@@ -135,8 +145,11 @@ class Scheduler:
             next_turn=1,
             quantum_setting_ns=settings.quantum_ns,
             quantum_ns=0,
+            switch_share=settings.switch_share,
             expected_holder=event.expected_holder,
             recovery_deadline_ns=event.recovery_deadline_ns,
+            settled_at_ns=now_ns + SETTLE_NS if event.next_lease_id > 1 else 0,
+            survivors=event.expected_holder is not None,
             recorded=(max(1, event.next_lease_id) - 1, event.expected_holder or 0),
         )
         automatic = settings.quantum_ns is None
@@ -184,6 +197,7 @@ class Scheduler:
             memory_mode=event.memory_mode,
             memory_limit_bytes=event.memory_limit_bytes,
             registered_at_ns=now_ns,
+            group=event.group,
         )
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
         values: dict[str, int | str | bool | float | None] = {
@@ -211,7 +225,6 @@ class Scheduler:
     def _released(self, event: events.Released, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
         lease.release(self._node, seat.gpu, seat, event, now_ns)
-        growth.settle(self._node, seat.gpu, now_ns)
         return (seat.gpu,)
 
     def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
@@ -220,33 +233,37 @@ class Scheduler:
             return ()
         for seat in client.seats.values():
             lease.leave(self._node, seat.gpu, seat, now_ns)
-            growth.settle(self._node, seat.gpu, now_ns)
+        host_budget.forget(self._node, client)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.name}))
         return [seat.gpu for seat in client.seats.values()]
 
     def _memory_reported(self, event: events.MemoryReported, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
-        moves.set_figures(
+        orders.set_figures(
             seat,
             allocated=event.allocated_bytes,
             resident=event.resident_bytes,
             pinned=event.pinned_bytes,
             host=event.host_bytes,
+            mapped=event.mapped_bytes,
         )
         return (seat.gpu,)
 
     def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
-        if seat.client.memory_mode is MemoryMode.SWAP and admission.refusal(seat.gpu, seat, event.total_bytes) is None:
+        swap = seat.client.memory_mode is MemoryMode.SWAP
+        if swap and admission.refusal(self._node, seat, event.total_bytes) is None:
             growth.ask(self._node, seat, event.sequence, event.total_bytes, now_ns)
             return (seat.gpu,)
         admission.reserve(self._node, seat, event.sequence, event.total_bytes)
         return ()
 
+    def _host_asked(self, event: events.HostAsked, now_ns: int) -> Iterable[Gpu]:
+        return host_budget.ask(self._node, self._client(event.client), event)
+
     def _move_progressed(self, event: events.MoveProgressed, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
-        moves.progress(self._node, seat, event, now_ns)
-        growth.settle(self._node, seat.gpu, now_ns)
+        orders.progress(self._node, seat, event, now_ns)
         return (seat.gpu,)
 
     def _client(self, client: int) -> Client:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from coordinator.administration import Administration
     from coordinator.dispatch import Dispatcher
     from coordinator.runtime_dir import RuntimeDir
+    from coordinator.slot_watch import SlotWatch
 
 log: Final = logging.getLogger("nvshare")
 
@@ -83,6 +84,7 @@ class Server:
         self._leave_when: Callable[[], bool] | None = None
         self._linger_ns = 0
         self._leave_check_ns: int | None = None
+        self._slots: SlotWatch | None = None
         sockets.waiter.add(self._wake_read)
 
     # --- set-up -----------------------------------------------------------------------------------------------------
@@ -92,6 +94,14 @@ class Server:
         and every `linger_ns` from then on."""
         self._leave_when = condition
         self._linger_ns = linger_ns
+
+    def watch_slots(self, slots: SlotWatch) -> None:
+        """Serve slots, too, as they come and go; those that are there now at once."""
+        self._slots = slots
+        if slots.descriptor is not None:
+            self._sockets.waiter.add(slots.descriptor)
+        while (due_ns := slots.next_deadline_ns()) is not None and due_ns <= time.monotonic_ns():
+            self._slots_turn(slots, set())
 
     def watch_holder(self, uuid: str, process_id: int, started_at: int) -> None:
         """Recovery: tell the core when the process that may still hold this GPU's lease has died."""
@@ -151,6 +161,8 @@ class Server:
                 self._events_turn()
             if self._holders:
                 self._recovery_turn(ready)
+            if self._slots is not None:
+                self._slots_turn(self._slots, ready)
             self._hooks_turn()
             self._timers_turn()
             self._sockets.hooks.flush()
@@ -201,6 +213,14 @@ class Server:
             os.close(descriptor)
             self._dispatcher.event(events.HolderGone(self._holders.pop(descriptor)), time.monotonic_ns())
 
+    def _slots_turn(self, slots: SlotWatch, ready: set[Any]) -> None:
+        now_ns = time.monotonic_ns()
+        due_ns = slots.next_deadline_ns()
+        changed = slots.descriptor in ready
+        if changed or (due_ns is not None and due_ns <= now_ns):
+            for event in slots.turn(now_ns, changed):
+                self._dispatcher.event(event, now_ns)
+
     def _errands_turn(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 4096):
@@ -232,13 +252,16 @@ class Server:
             self._leave_check_ns = now_ns + self._linger_ns
 
     def _timeout_ns(self) -> int | None:
-        due = (self._dispatcher.deadline_ns, self._sockets.hooks.next_deadline_ns(), self._leave_check_ns)
+        slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
+        due = (self._dispatcher.deadline_ns, self._sockets.hooks.next_deadline_ns(), self._leave_check_ns, slots_ns)
         times = [at for at in due if at is not None]
         return max(0, min(times) - time.monotonic_ns()) if times else None
 
     def close(self) -> None:
         """After `run`."""
         signal.set_wakeup_fd(-1)
+        if self._slots is not None:
+            self._slots.close()
         for descriptor in (*self._holders, self._wake_read, self._wake_write):
             os.close(descriptor)
 

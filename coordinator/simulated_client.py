@@ -1,14 +1,15 @@
 """Models of hooked processes for simulation.py: they ask, work, drain, hang, move memory, and connect again.
 
 A model keeps the hook's rules: its gate is open only between `Grant` and `Release`, it claims what it holds when it
-has connected again, and it obeys orders; sometimes late, sometimes in part.
+has connected again, and it obeys orders; sometimes late, sometimes in part.  It restores no more than it has credit
+for, and in `swap` mode it asks before it grows.
 
 Invariants: all chance and time come from the world.  May not go here: the coordinator's side, checks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coordinator import events, wire
@@ -29,12 +30,25 @@ class Plan:
     memory_bytes: int = 0
     """Most that a process allocates on a GPU; 0: memory plays no part."""
     device_share: float = 0.0
+    swap_share: float = 0.0
     hang_chance: float = 0.0
     death_chance: float = 0.0
     drop_chance: float = 0.0
     crash_every_ns: int = 0
     admin_every_ns: int = 0
     short_move_chance: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """A memory order that a model carries out, a quarter at a time."""
+
+    evict: bool
+    order_id: int
+    size: int
+    credit: int
+    moved: int = 0
+    waiting: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +71,11 @@ class Side:
     resident: int = 0
     reserved: int = 0
     settings: wire.GpuSettings | None = None
-    orders: list[tuple[bool, int, int]] = field(default_factory=list)
+    move: Move | None = None
+    growing: int = 0
+    """What it has asked to grow to."""
+    asked_for_room: int = 0
+    """Number of its last question."""
 
 
 class Process:
@@ -99,7 +117,8 @@ class Process:
         self.connection = None
         for side in self.sides.values():
             side.asked = False
-            side.orders.clear()
+            side.move = None
+            side.growing = 0
         self.world.after(self.world.chance.randint(1, 800) * MILLISECOND_NS, self.connect)
 
     def tell(self, event: events.Event) -> None:
@@ -125,9 +144,16 @@ class Process:
         elif isinstance(message, wire.Revoke) and message.lease_id == side.lease_id and side.open:
             self._close(side, message.drain_deadline_ns)
         elif isinstance(message, wire.Evict | wire.Restore):
-            order = (isinstance(message, wire.Evict), message.order_id, message.bytes)
-            side.orders.append(order)
-            self.world.after(self.world.chance.randint(1, 30) * MILLISECOND_NS, lambda: self._move(side, order))
+            evict = isinstance(message, wire.Evict)
+            assert side.move is None, f"a second order: {message}"
+            assert not side.open, f"an order under a lease: {message}"
+            credit = message.credit_bytes if isinstance(message, wire.Restore) else message.bytes
+            side.move = Move(evict, message.order_id, message.bytes, credit)
+            self._go_on(side, side.move)
+        elif isinstance(message, wire.MoveCredit):
+            self._more_credit(side, message)
+        elif isinstance(message, wire.MemoryReserved):
+            self._reserved(side, message)
 
     def live(self, side: Side) -> None:
         """Think, then want to work; for ever."""
@@ -176,6 +202,10 @@ class Process:
         side.asked = False
         side.excused = False
         side.waiters = grant.waiters
+        if side.move is not None:  # what has not come stays where it is
+            self._finish_move(side, side.move, 0)
+        side.reserved = side.resident
+        side.growing = 0
         self.work(side)
 
     def _consider_idle(self, side: Side) -> None:
@@ -232,30 +262,83 @@ class Process:
         self.tell(events.MemoryReported(self.connection, side.ordinal, side.allocated, side.resident, pinned, host))
 
     def _allocate(self, side: Side) -> None:
-        """Grow or shrink; what does not fit on the card stays off it, as a driver's pager would have it."""
-        plan = self.world.plan
+        """Grow or shrink.  In mode `managed` what does not fit on the card stays off it, as a driver's pager would have
+        it; in mode `swap` it asks for room."""
+        plan, world = self.world.plan, self.world
         if not plan.memory_bytes or self.mode is wire.MemoryMode.DEVICE:
             return
-        side.allocated = self.world.chance.randint(0, plan.memory_bytes)
-        room = plan.capacity_bytes - self.world.resident(side.uuid) + side.resident
-        side.resident = max(0, min(side.allocated, max(side.resident, room)))
+        wanted = world.chance.randint(0, plan.memory_bytes)
+        if self.mode is wire.MemoryMode.SWAP and self.connection is not None:
+            self.tell(events.HostAsked(self.connection, side.ordinal, wanted))
+        if self.mode is wire.MemoryMode.SWAP and wanted > side.allocated:
+            if self.connection is not None and not side.growing:
+                side.growing = wanted
+                side.asked_for_room += 1
+                self.tell(events.ReservationAsked(self.connection, side.ordinal, side.asked_for_room, wanted))
+            return
+        side.allocated = wanted
+        room = plan.capacity_bytes - world.resident(side.uuid) + side.resident
+        most = room if self.mode is wire.MemoryMode.MANAGED else side.resident
+        side.resident = max(0, min(side.allocated, max(side.resident, most)))
         self._report(side)
 
-    def _move(self, side: Side, order: tuple[bool, int, int]) -> None:
-        if not self.alive or self.connection is None or order not in side.orders:
+    def _reserved(self, side: Side, answer: wire.MemoryReserved) -> None:
+        """Room to grow, or none.  After its lease the memory has addresses only."""
+        if answer.sequence != side.asked_for_room or not side.growing:
             return
-        side.orders.remove(order)
-        evict, order_id, size = order
-        moved = min(size, side.resident if evict else side.allocated - side.resident)
-        error = 0
-        if self.world.chance.random() < self.world.plan.short_move_chance:
-            moved, error = moved // 2, 2
-        if not evict:  # a driver makes no room that there is not
-            moved = min(moved, self.world.plan.capacity_bytes - self.world.resident(side.uuid))
-        side.resident += -moved if evict else moved
+        wanted, side.growing = side.growing, 0
+        if answer.bytes < wanted:
+            return
+        side.allocated = max(side.allocated, wanted)
+        if side.open and not side.closing:
+            self.world.occupy(side, max(0, wanted - side.resident))
+        self._report(side)
+
+    def _more_credit(self, side: Side, message: wire.MoveCredit) -> None:
+        move = side.move
+        if move is None or move.order_id != message.order_id:
+            return  # it is over, and the two messages crossed
+        assert message.credit_bytes > move.credit, f"credit only grows: {message}, had {move.credit}"
+        move.credit = message.credit_bytes
+        if move.waiting:
+            move.waiting = False
+            self._go_on(side, move)
+
+    def _go_on(self, side: Side, move: Move) -> None:
+        self.world.after(self.world.chance.randint(1, 8) * MILLISECOND_NS, lambda: self._step(side, move))
+
+    def _step(self, side: Side, move: Move) -> None:
+        """The next part of an order."""
+        chance, plan = self.world.chance, self.world.plan
+        if not self.alive or self.connection is None or side.move is not move:
+            return
+        there = side.resident if move.evict else side.allocated - side.resident
+        size = min(max(1, move.size // 4), move.credit - move.moved, there)
+        if move.evict:
+            side.resident -= size
+        else:
+            size = self.world.occupy(side, size)
+        move.moved += size
+        failing = chance.random() < plan.short_move_chance
+        if failing or move.moved >= move.size or (size == 0 and move.moved < move.credit):
+            self._finish_move(side, move, 2 if failing else 0)
+        elif move.moved < move.credit:
+            self._tell_progress(side, move)
+            self._go_on(side, move)
+        else:
+            move.waiting = True
+            self._tell_progress(side, move)
+
+    def _tell_progress(self, side: Side, move: Move, *, finished: bool = False, error: int = 0) -> None:
+        if self.connection is not None:
+            moved = move.moved
+            self.tell(events.MoveProgressed(self.connection, side.ordinal, move.order_id, moved, 1000, finished, error))
+
+    def _finish_move(self, side: Side, move: Move, error: int) -> None:
+        side.move = None
         early = self.world.chance.random() < 0.5
         if early:
             self._report(side)
-        self.tell(events.MoveProgressed(self.connection, side.ordinal, order_id, moved, 1000, True, error))
+        self._tell_progress(side, move, finished=True, error=error)
         if not early:
             self._report(side)

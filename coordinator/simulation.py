@@ -8,7 +8,7 @@ believes:
 - invariant 1, 7: when the core grants an exclusive lease, no other process has its gate open or work unfinished on
   that GPU, except one that is excused (its drain is past the deadline; its connection broke while it was at work; it
   was let in concurrently before);
-- invariant 4: the core never orders more to be brought in than there is room for;
+- invariant 4: what is really on a card never exceeds its capacity, while the core knows of everybody (`occupy`);
 - invariant 7: after everything has calmed down nobody waits, and every process that asked was served.
 
 The core's own checks (invariants.py) run after each event.
@@ -25,12 +25,14 @@ from collections.abc import Callable
 
 from coordinator import commands, events, wire
 from coordinator.scheduler import PolicyFactory, Scheduler, Settings
-from coordinator.simulated_client import Plan, Process
+from coordinator.simulated_client import Plan, Process, Side
 from coordinator.snapshot import GpuSnapshot
 from coordinator.state import MILLISECOND_NS, SECOND_NS
 
 MICROSECOND_NS = 1000
 RECOVERY_NS = 2 * SECOND_NS
+UNKNOWN_NS = 2 * SECOND_NS
+"""After this a process that has lost its connection has certainly connected again and told what it has."""
 
 
 class World:
@@ -52,6 +54,9 @@ class World:
         self.grants = 0
         self.excused = 0
         self.restores = 0
+        self.credits = 0
+        self.unknown_until_ns = 0
+        """Somebody may have memory that the core has not heard of (yet, or any more)."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
         self._next_connection = 1
@@ -120,6 +125,7 @@ class World:
         if self.calm or self.scheduler is None:
             return
         self.crashes += 1
+        self.unknown_until_ns = self.now_ns + UNKNOWN_NS
         self.scheduler = None
         self._timer += 1
         for number, process in list(self.connections.items()):
@@ -204,8 +210,12 @@ class World:
         """On some of the GPUs, working at once."""
         self._next_pid += 1
         count = self.chance.randint(1, len(self.uuids))
-        device = self.chance.random() < self.plan.device_share
-        mode = wire.MemoryMode.DEVICE if device else wire.MemoryMode.MANAGED
+        kind = self.chance.random() if self.plan.device_share or self.plan.swap_share else 1.0
+        mode = wire.MemoryMode.MANAGED
+        if kind < self.plan.device_share:
+            mode = wire.MemoryMode.DEVICE
+        elif kind < self.plan.device_share + self.plan.swap_share:
+            mode = wire.MemoryMode.SWAP
         process = Process(self, self._next_pid, self.chance.sample(self.uuids, count), mode, self.chance.randint(-1, 2))
         self.processes[process.pid] = process
         process.connect()
@@ -220,6 +230,7 @@ class World:
         number, process.connection = process.connection, None
         for side in process.sides.values():
             side.open = side.closing = side.wanted = False
+            side.move = None
             side.resident = side.allocated = 0
         if number is not None:
             self.after(MILLISECOND_NS, lambda: self._disconnected(number))
@@ -232,6 +243,7 @@ class World:
         """The connection breaks, the process does not notice at once and goes on."""
         number = process.connection
         assert number is not None
+        self.unknown_until_ns = self.now_ns + UNKNOWN_NS
         for side in process.sides.values():
             side.excused = side.excused or side.open
         if self.chance.random() < 0.5:
@@ -259,6 +271,9 @@ class World:
             events.SharingSet(chance.choice(list(wire.Sharing)), uuid),
             events.PrioritySet(client, chance.randint(-2, 3)),
             events.LimitSet(client, chance.choice([0, 100])),
+            events.ResidentLimitSet(client, chance.choice([0, 200]), uuid),
+            events.HostBudgetSet(chance.choice([500, 5000])),
+            events.SwitchShareSet(chance.choice([0.02, 0.05]), uuid),
             events.Paused(client),
             events.Resumed(client),
         ]
@@ -271,18 +286,32 @@ class World:
         """Bytes really on the card."""
         return sum(s.resident for p in self.processes.values() for s in p.sides.values() if s.uuid == uuid)
 
+    def occupy(self, side: Side, size: int) -> int:
+        """A model brings memory onto the card, as much as it was told that there is room for; returns how much fits.
+
+        Invariant 4: all of it, unless the core cannot know of what is there: somebody has lost his connection, or a
+        pager has filled the card, for which nobody asks."""
+        room = self.plan.capacity_bytes - self.resident(side.uuid)
+        known = self.now_ns >= self.unknown_until_ns and self.plan.swap_share + self.plan.device_share >= 1.0
+        assert size <= room or not known, f"invariant 4: {size} brought to {side.uuid}, room for {room}"
+        side.resident += (size := max(0, min(size, room)))
+        return size
+
     def _check_send(self, command: commands.Send) -> None:
         process, message = self.connections.get(command.client), command.message
-        if process is None or not isinstance(message, wire.Grant | wire.Restore | wire.Revoke):
+        if process is None:
+            return
+        if isinstance(message, wire.Restore | wire.MoveCredit):
+            self.restores += isinstance(message, wire.Restore)
+            self.credits += isinstance(message, wire.MoveCredit)
+            return
+        if not isinstance(message, wire.Grant | wire.Revoke):
             return
         side = process.sides[message.gpu]
         uuid = side.uuid
         if isinstance(message, wire.Revoke):
             lease = message.lease_id
             self.after(message.drain_deadline_ns, lambda: process.excuse(side, lease))
-            return
-        if isinstance(message, wire.Restore):
-            self._check_room(uuid, message.bytes)
             return
         self.grants += 1
         if self._sight(uuid).sharing is wire.Sharing.CONCURRENT:
@@ -296,14 +325,6 @@ class World:
     def _sight(self, uuid: str) -> GpuSnapshot:
         assert self.scheduler is not None
         return next(gpu for gpu in self.scheduler.snapshot(self.now_ns).gpus if gpu.uuid == uuid)
-
-    def _check_room(self, uuid: str, size: int) -> None:
-        resident = self.resident(uuid)
-        if resident != self._sight(uuid).resident_bytes:
-            return  # a report is on its way, or somebody has lost his connection: the core cannot know
-        self.restores += 1
-        room = self.plan.capacity_bytes - resident
-        assert size <= room, f"invariant 4: {size} ordered in, room for {room}"
 
     def _check_end(self) -> None:
         assert self.scheduler is not None

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.quantum import switch_cost_ns
-from coordinator.state import NEXT, Gpu, Node, Seat
+from coordinator.state import NEXT, Client, Gpu, Node, Seat
 from coordinator.wire import MemoryMode, Sharing
 
 
 @dataclass(frozen=True, slots=True)
 class SeatSnapshot:
-    """One client on one GPU.  `leases` to `overdue` are counters."""
+    """One client on one GPU.  `leases` to `overdue` and `moved_out_bytes` to `failed_orders` are counters."""
 
     uuid: str
     gpu: int
@@ -39,7 +39,19 @@ class SeatSnapshot:
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
+    evicted_bytes: int
+    """Allocated and not resident now; `mapped_bytes` of it can be reached by the GPU where they are."""
+    mapped_bytes: int
     reserved_bytes: int
+    resident_limit_bytes: int
+    prepare_bytes: int
+    moving: str | None
+    """`out`, `in` or None."""
+    moved_out_bytes: int
+    moved_in_bytes: int
+    hidden_move_ns: int
+    exposed_move_ns: int
+    failed_orders: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,11 @@ class ClientSnapshot:
     registered_at_ns: int
     paused: bool
     limit_bytes: int
+    resident_limit_bytes: int
+    host_share_bytes: int
     seats: tuple[SeatSnapshot, ...]
+    group: str = ""
+    """The slot that it belongs to, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +100,14 @@ class GpuSnapshot:
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
+    mapped_bytes: int
     switch_cost_ns: int
+    switch_share: float
+    """What of the time an automatic quantum lets switching cost."""
+    overflow_bytes: int
+    """What does not fit, as clients were told of it."""
+    moving: int
+    """Memory orders under way."""
     grants: int
     handovers: int
     revokes: int
@@ -95,9 +118,13 @@ class GpuSnapshot:
     max_wait_ns: int
     drained_ns: int
     moved_ns: int
+    """How long grants waited for memory.  The next two sum up orders: exposed while a grant waits, else hidden."""
+    exposed_move_ns: int
+    hidden_move_ns: int
     evict_orders: int
     restore_orders: int
     evicted_bytes: int
+    """Moved out since the start; of what is out now see the clients."""
     restored_bytes: int
     failed_orders: int
     late_switches: int
@@ -112,6 +139,8 @@ class Snapshot:
     """Everything at `now_ns`."""
 
     now_ns: int
+    host_budget_bytes: int
+    host_shared_bytes: int
     gpus: tuple[GpuSnapshot, ...]
     clients: tuple[ClientSnapshot, ...]
 
@@ -138,7 +167,17 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         resident_bytes=seat.resident_bytes,
         pinned_bytes=seat.pinned_bytes,
         host_bytes=seat.host_bytes,
+        evicted_bytes=seat.allocated_bytes - seat.resident_bytes,
+        mapped_bytes=seat.mapped_bytes,
         reserved_bytes=seat.reserved_bytes,
+        resident_limit_bytes=seat.resident_limit_bytes,
+        prepare_bytes=seat.prepare_bytes,
+        moving=None if seat.order is None else "out" if seat.order.evict else "in",
+        moved_out_bytes=seat.moved_out_bytes,
+        moved_in_bytes=seat.moved_in_bytes,
+        hidden_move_ns=seat.hidden_move_ns,
+        exposed_move_ns=seat.exposed_move_ns,
+        failed_orders=seat.failed_orders,
     )
 
 
@@ -163,8 +202,12 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
         allocated_bytes=gpu.allocated_bytes,
         resident_bytes=gpu.resident_bytes,
         pinned_bytes=sum(s.pinned_bytes for s in seats),
-        host_bytes=sum(s.host_bytes for s in seats),
+        host_bytes=gpu.host_bytes,
+        mapped_bytes=sum(s.mapped_bytes for s in seats),
         switch_cost_ns=int(switch_cost_ns(gpu)),
+        switch_share=gpu.switch_share,
+        overflow_bytes=gpu.overflow_bytes,
+        moving=len(gpu.moving),
         grants=gpu.grants,
         handovers=gpu.handovers,
         revokes=gpu.revokes,
@@ -175,6 +218,8 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
         max_wait_ns=gpu.max_wait_ns,
         drained_ns=gpu.drained_ns,
         moved_ns=gpu.moved_ns,
+        exposed_move_ns=gpu.exposed_move_ns,
+        hidden_move_ns=gpu.hidden_move_ns,
         evict_orders=gpu.evict_orders,
         restore_orders=gpu.restore_orders,
         evicted_bytes=gpu.evicted_bytes,
@@ -188,22 +233,28 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
     )
 
 
+def take_client(client: Client, now_ns: int) -> ClientSnapshot:
+    """One connection at this time."""
+    return ClientSnapshot(
+        client=client.client,
+        name=client.name,
+        program=client.program,
+        process_id=client.process_id,
+        user_id=client.user_id,
+        priority=client.priority,
+        memory_mode=client.memory_mode,
+        registered_at_ns=client.registered_at_ns,
+        paused=client.paused,
+        limit_bytes=client.memory_limit_bytes,
+        resident_limit_bytes=client.resident_limit_bytes,
+        host_share_bytes=client.host_share_bytes,
+        seats=tuple(_seat(seat, now_ns) for seat in client.seats.values()),
+        group=client.group,
+    )
+
+
 def take(node: Node, now_ns: int) -> Snapshot:
     """The whole core at this time."""
-    clients = tuple(
-        ClientSnapshot(
-            client=client.client,
-            name=client.name,
-            program=client.program,
-            process_id=client.process_id,
-            user_id=client.user_id,
-            priority=client.priority,
-            memory_mode=client.memory_mode,
-            registered_at_ns=client.registered_at_ns,
-            paused=client.paused,
-            limit_bytes=client.memory_limit_bytes,
-            seats=tuple(_seat(seat, now_ns) for seat in client.seats.values()),
-        )
-        for client in node.clients.values()
-    )
-    return Snapshot(now_ns, tuple(_gpu(gpu, now_ns) for gpu in node.gpus.values()), clients)
+    clients = tuple(take_client(client, now_ns) for client in node.clients.values())
+    gpus = tuple(_gpu(gpu, now_ns) for gpu in node.gpus.values())
+    return Snapshot(now_ns, node.host_budget_bytes, node.host_shared_bytes, gpus, clients)

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from coordinator.wire import GpuSettings, MemoryMode, Sharing
+from coordinator.wire import UNBOUNDED, GpuSettings, MemoryMode, Sharing
 from scheduler_policies.api import ClientView, GpuView
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MILLISECOND_NS: Final = 1_000_000
 SECOND_NS: Final = 1_000_000_000
+SETTLE_NS: Final = SECOND_NS
+"""In this time clients of an earlier coordinator that can come back have done so."""
 RECENT: Final = 256
 """Samples of hand-over and drain times that a GPU remembers."""
 
@@ -57,12 +59,16 @@ class Settings:
     """Submitted GPU time that a client may have unfinished when others use the same GPU."""
     idle_release_ns: int = 2 * MILLISECOND_NS
     switch_share: float = 0.05
-    """Automatic quantum: the share of time that switching may cost."""
+    """Automatic quantum: the share of time that switching may cost; each GPU begins with this."""
     quantum_min_ns: int = 20 * MILLISECOND_NS
     quantum_max_ns: int = 60 * SECOND_NS
     """Bounds of the automatic quantum."""
     move_deadline_ns: int = 30 * SECOND_NS
     """After this the next client is granted though its memory is not all there."""
+    move_stall_ns: int = 5 * SECOND_NS
+    """An order of which nothing is heard for so long is not waited for any more."""
+    host_budget_bytes: int = UNBOUNDED
+    """Pinned host memory that all clients of the node may have together."""
     max_clients: int = 1024
     check_invariants: bool = False
     """All invariants after each event, O(clients): for tests.  Otherwise a cheap subset."""
@@ -94,7 +100,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One connection.  `seats` by the client's own ordinal."""
+    """One connection.  `seats` by the client's own ordinal.  `group` as in `events.ClientRegistered`."""
 
     client: int
     name: str
@@ -106,10 +112,16 @@ class Client:
     memory_limit_bytes: int
     registered_at_ns: int
     paused: bool = False
+    resident_limit_bytes: int = 0
+    """For GPUs that it attaches later; 0: none."""
+    host_asked: bool = False
+    """It takes part in the host budget: it has asked for a share of it."""
+    host_share_bytes: int = 0
     seats: dict[int, Seat] = field(default_factory=dict)
+    group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Order:
     """A memory order that a client has."""
 
@@ -117,16 +129,34 @@ class Order:
     client: int
     evict: bool
     bytes: int
+    credit_bytes: int
+    """Of a restoration: so much may have come in without asking again.  It only grows."""
     resident_before: int
+    started_ns: int
+    heard_ns: int
+    """When it was given, or its client last said how far it is, or it got credit again."""
+    exposed_before_ns: int
+    """What the GPU's clock of exposed moves showed when the order was given."""
+    straight: bool = True
+    """It never had to wait for credit, so its time says how fast memory moves."""
+    moved_bytes: int = 0
+    stalled: bool = False
+
+    @property
+    def moving(self) -> bool:
+        """It goes on by itself; otherwise it waits for credit, or its client hangs."""
+        if self.stalled:
+            return False
+        return self.evict or self.credit_bytes >= self.bytes or self.moved_bytes < self.credit_bytes
 
 
 @dataclass(slots=True, eq=False)
 class Growth:
-    """A client's question for room that is not answered yet; see growth.py.  `tried`: others were asked to make it."""
+    """A client's question for room that is not answered yet; see growth.py."""
 
     sequence: int
     total_bytes: int
-    tried: bool = False
+    deadline_ns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -160,8 +190,13 @@ class Seat:
     last_released_ns: int | None = None
     told_epoch: int = -1
     told_settings: GpuSettings | None = None
-    orders: dict[int, Order] = field(default_factory=dict)
-    """Open memory orders by id; also those that nobody waits for any more."""
+    order: Order | None = None
+    """The open memory order; also one that nobody waits for any more."""
+    stuck_out_at: int = -1
+    stuck_in_at: int = -1
+    """`Gpu.grants` when it could not move as it was told: it is not told again before the next grant."""
+    stuck_in_bytes: int = 0
+    """The credit that it left unused then; with more of it, it is told again."""
     revoked_at_ns: int = 0
     used_ns: int = 0
     leases: int = 0
@@ -175,7 +210,17 @@ class Seat:
     resident_bytes: int = 0
     pinned_bytes: int = 0
     host_bytes: int = 0
+    mapped_bytes: int = 0
     reserved_bytes: int = 0
+    resident_limit_bytes: int = 0
+    """No more of it is brought to the GPU; 0: no bound."""
+    prepare_bytes: int = 0
+    """Host memory that it was told to have ready; see tell.py."""
+    moved_out_bytes: int = 0
+    moved_in_bytes: int = 0
+    hidden_move_ns: int = 0
+    exposed_move_ns: int = 0
+    failed_orders: int = 0
     growth: Growth | None = None
     view: ClientView | None = None
     """Cached while the seat waits; None when something in it has changed."""
@@ -286,8 +331,12 @@ class Gpu:
     quantum_setting_ns: int | None
     quantum_ns: int
     """In force: the setting, or the automatic one as computed."""
+    switch_share: float = 0.05
     expected_holder: int | None = None
     recovery_deadline_ns: int = 0
+    settled_at_ns: int = 0
+    survivors: bool = False
+    """There are clients of an earlier coordinator."""
     recorded: tuple[int, int] = (0, 0)
     """What the journal says: the last lease id, and the process."""
     seats: dict[int, Seat] = field(default_factory=dict)
@@ -300,11 +349,18 @@ class Gpu:
     """Seats that have asked for the GPU."""
     allocated_bytes: int = 0
     resident_bytes: int = 0
+    host_bytes: int = 0
     """Sums over the seats."""
     switch: Switch | None = None
+    """Memory moves before the next grant."""
+    moving: dict[int, Seat] = field(default_factory=dict)
+    """By client: those with an open memory order."""
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: those whose question for room is not answered yet."""
-    """Memory moves before the next grant."""
+    capped: int = 0
+    """Seats with a resident limit."""
+    overflow_bytes: int = 0
+    """What does not fit, as clients were told of it; see tell.py."""
     wake_at_ns: int | None = None
     free_since_ns: int | None = None
     """When the last lease ended, its drain included; None once it has been taken up."""
@@ -312,6 +368,16 @@ class Gpu:
     drain_average_ns: float = 0.0
     handover_average_ns: float = 0.0
     move_average_ns: float = 0.0
+    """What a switch waits for memory."""
+    hidden_average_ns: float = 0.0
+    """What moves during a turn beside the one who computes."""
+    turn_hidden_out_ns: int = 0
+    turn_hidden_in_ns: int = 0
+    """The same, of the turn at hand."""
+    move_rate: float = 0.0
+    """Bytes a nanosecond, as measured; 0: not yet."""
+    exposed_closed_ns: int = 0
+    """Time that switches which are over waited for memory; see `exposed_clock_ns`."""
     switches_measured: int = 0
     view: GpuView | None = None
     settings_epoch: int = 0
@@ -329,6 +395,8 @@ class Gpu:
     max_wait_ns: int = 0
     drained_ns: int = 0
     moved_ns: int = 0
+    hidden_move_ns: int = 0
+    exposed_move_ns: int = 0
     evict_orders: int = 0
     restore_orders: int = 0
     evicted_bytes: int = 0
@@ -352,6 +420,14 @@ class Gpu:
             return self.turn_closed_ns
         return self.turn_closed_ns + now_ns - holder.granted_at_ns
 
+    def settling(self, now_ns: int) -> bool:
+        """After a restart: clients may be missing whose memory is on the GPU, so nothing is brought in."""
+        return self.survivors and now_ns < self.settled_at_ns
+
+    def exposed_clock_ns(self, now_ns: int) -> int:
+        """A clock that runs only while a grant waits for memory."""
+        return self.exposed_closed_ns + (now_ns - self.switch.started_ns if self.switch is not None else 0)
+
     def look(self) -> GpuView:
         """What a policy sees."""
         contended = len(self.line) > 0
@@ -370,4 +446,7 @@ class Node:
     gpus: dict[str, Gpu] = field(default_factory=dict)
     out: list[Command] = field(default_factory=list)
     next_order_id: int = 1
+    host_budget_bytes: int = 0
+    host_shared_bytes: int = 0
+    """The sum of the clients' shares."""
     policy_failures: int = 0

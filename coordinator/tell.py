@@ -7,9 +7,14 @@ May not go here: changing a setting (admin.py).
 
 from __future__ import annotations
 
+from typing import Final
+
 from coordinator.commands import Send
 from coordinator.state import MILLISECOND_NS, Gpu, Node, Seat
 from coordinator.wire import GpuSettings, MemoryMode, Sharing
+
+PREPARE_STEP_BYTES: Final = 64 << 20
+"""What clients are told to have ready of host memory comes in such steps: each change is a message."""
 
 
 def idle_release_ns(gpu: Gpu, node: Node) -> int:
@@ -33,11 +38,13 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         gpu=seat.ordinal,
         memory_limit_bytes=seat.limit_bytes,
         capacity_bytes=gpu.capacity_bytes,
-        reserve=seat.client.memory_mode is not MemoryMode.MANAGED,
+        reserve=seat.client.memory_mode is not MemoryMode.MANAGED or bool(seat.client.group and seat.limit_bytes),
         pacing_budget_ns=0 if alone else node.settings.pacing_budget_ns,
         idle_release_ns=idle_release_ns(gpu, node),
         drain_deadline_ns=node.settings.drain_deadline_ns,
         sharing=int(gpu.sharing),
+        resident_limit_bytes=seat.resident_limit_bytes,
+        prepare_host_bytes=seat.prepare_bytes,
     )
 
 
@@ -62,3 +69,36 @@ def tell_everybody(node: Node, gpu: Gpu) -> None:
     settings_changed(gpu)
     for seat in gpu.seats.values():
         tell_settings(node, seat)
+
+
+def _steps(size: int) -> int:
+    return -(-size // PREPARE_STEP_BYTES) * PREPARE_STEP_BYTES
+
+
+def _follow(told: int, size: int) -> int:
+    """In whole steps: up at once, down by two steps or to nothing, so that it does not flicker at an edge."""
+    steps = _steps(max(0, size))
+    return told if told > steps > 0 and told - steps <= PREPARE_STEP_BYTES else steps
+
+
+def _prepare(seat: Seat) -> bool:
+    """How much will probably be evicted from it at a time: the overflow, at most what it has and can move.  Returns
+    whether that has changed."""
+    gpu = seat.gpu
+    size = 0
+    if seat.client.memory_mode is MemoryMode.SWAP and gpu.working >= 2:
+        size = min(gpu.overflow_bytes, max(0, seat.allocated_bytes - seat.pinned_bytes))
+    before, seat.prepare_bytes = seat.prepare_bytes, _follow(seat.prepare_bytes, size)
+    return seat.prepare_bytes != before
+
+
+def tell_overflow(node: Node, gpu: Gpu) -> None:
+    """Clients hear how much host memory to have ready when that changes.  O(1) while everything fits."""
+    excess = gpu.allocated_bytes - gpu.capacity_bytes if gpu.working >= 2 else 0
+    if excess <= 0 and not gpu.overflow_bytes:
+        return
+    gpu.overflow_bytes = _follow(gpu.overflow_bytes, excess)
+    for seat in gpu.seats.values():
+        if _prepare(seat):
+            settings_changed(gpu)
+            tell_settings(node, seat)

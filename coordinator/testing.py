@@ -83,9 +83,11 @@ class ScriptedClient:
             events.Released(self.client, gpu, lease, idle, drained, wanted, drain_ns, opened_at_ns, submissions=1)
         )
 
-    def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, gpu: int = 0) -> None:
+    def report(
+        self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, mapped: int = 0, gpu: int = 0
+    ) -> None:
         """Memory figures."""
-        self.desk.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host))
+        self.desk.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host, mapped))
 
     def reserve(self, total: int, *, gpu: int = 0, sequence: int = 1) -> int:
         """The reservation that it has afterwards."""
@@ -152,13 +154,14 @@ class Desk:
         mode: wire.MemoryMode = wire.MemoryMode.MANAGED,
         limit: int = 0,
         process_id: int | None = None,
+        user_id: int = 0,
     ) -> ScriptedClient:
         """A client that has said hello, and attached to the first GPU."""
         number = self._next
         self._next += 1
         pid = 1000 + number if process_id is None else process_id
         client = self.clients[number] = ScriptedClient(self, number, pid)
-        self.handle(events.ClientRegistered(number, name or f"c{number}", "test", pid, 0, priority, mode, limit))
+        self.handle(events.ClientRegistered(number, name or f"c{number}", "test", pid, user_id, priority, mode, limit))
         if attach:
             client.attach(wanted=wanted, memory=memory)
         return client

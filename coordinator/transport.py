@@ -45,6 +45,7 @@ class Limits:
     """Bounds on what peers may do.  `hello_ns`: a connection that is not greeted by then is cut."""
 
     connections: int = 1100
+    connections_per_slot: int = 128
     messages_per_s: int = 20_000
     frame_bytes: int = 1024
     hello_ns: int = 10_000_000_000
@@ -53,10 +54,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as the kernel says; a process outside this PID namespace has id 0."""
+    """The process at the other end, as the kernel says; a process outside this PID namespace has id 0.
+
+    `slot` names the socket that it came by: "" for the one that everybody may use.
+    """
 
     process_id: int
     user_id: int
+    slot: str = ""
 
 
 class Outbox(Protocol):
@@ -76,11 +81,20 @@ class Outbox(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class _Listener:
+    socket: socket.socket
+    slot: str
+    path: Path
+    connections: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class _Connection:
     number: int
     socket: socket.socket
     peer: Peer
     protocol: zmtp.Connection
+    listener: _Listener
     outgoing: bytes = b""
     blocked: bool = False
     """The kernel takes no more for now; EPOLLOUT is asked for."""
@@ -92,13 +106,14 @@ class _Connection:
 
 
 class HookListener:
-    """The listening socket and its connections.  Implements `Outbox`."""
+    """The listening sockets and their connections.  Implements `Outbox`."""
 
     def __init__(self, path: Path, mode: int, limits: Limits) -> None:
         """Binds; raises OSError.  Whoever calls this has the directory's lock, so a socket that lies there is stale."""
         self._limits = limits
-        self._path = path
         self._epoll = select.epoll()
+        self._listeners: dict[int, _Listener] = {}
+        self._listening: dict[str, _Listener] = {}
         self._by_descriptor: dict[int, _Connection] = {}
         self._connections: dict[int, _Connection] = {}
         self._deadlines: deque[tuple[int, _Connection]] = deque()
@@ -108,15 +123,35 @@ class HookListener:
         self._last_number = 0
         self._now_ns = 0
         self.refused = 0
+        self.listen(path, mode)
+
+    def listen(self, path: Path, mode: int, slot: str = "") -> None:
+        """One more socket; who comes by it has this `Peer.slot`.  Raises OSError.  Whatever lies there is stale."""
         path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         before = os.umask(0o777 & ~mode)  # the mode is in force from the file's first moment
         try:
-            self._listener.bind(str(path))
+            listener.bind(str(path))
+            listener.listen(1024)
+        except OSError:
+            listener.close()
+            raise
         finally:
             os.umask(before)
-        self._listener.listen(1024)
-        self._epoll.register(self._listener, select.EPOLLIN)
+        self._listening[slot] = self._listeners[listener.fileno()] = _Listener(listener, slot, path)
+        self._epoll.register(listener, select.EPOLLIN)
+
+    def unlisten(self, slot: str) -> None:
+        """Nobody new comes by this slot's socket; who came already stays."""
+        listener = self._listening.pop(slot)
+        del self._listeners[listener.socket.fileno()]
+        self._epoll.unregister(listener.socket)
+        listener.socket.close()
+        listener.path.unlink(missing_ok=True)
+
+    def slots(self) -> set[str]:
+        """Those that are listened for."""
+        return {slot for slot in self._listening if slot}
 
     @property
     def descriptor(self) -> int:
@@ -140,8 +175,9 @@ class HookListener:
         for descriptor, ready in self._epoll.poll(0, _READY_AT_ONCE):
             connection = self._by_descriptor.get(descriptor)
             if connection is None:
-                if descriptor == self._listener.fileno():
-                    self._accept()
+                listener = self._listeners.get(descriptor)
+                if listener is not None:
+                    self._accept(listener)
                 continue
             if ready & select.EPOLLOUT:
                 connection.blocked = False
@@ -152,16 +188,17 @@ class HookListener:
         gone, self._gone = self._gone, []
         return gone, frames
 
-    def _accept(self) -> None:
+    def _accept(self, listener: _Listener) -> None:
         for _ in range(64):
             try:
-                accepted, _address = self._listener.accept()
+                accepted, _address = listener.socket.accept()
             except BlockingIOError:
                 return
             except OSError:  # the peer gave up already, or no descriptor is left; the next one may be luckier
                 return
             accepted.setblocking(False)
-            if len(self._by_descriptor) >= self._limits.connections:
+            crowded = listener.slot and listener.connections >= self._limits.connections_per_slot
+            if crowded or len(self._by_descriptor) >= self._limits.connections:
                 self.refused += 1
                 accepted.close()
                 continue
@@ -170,7 +207,10 @@ class HookListener:
             )
             self._last_number += 1
             protocol = zmtp.Connection(b"ROUTER", _HOOK_TYPES, self._limits.frame_bytes)
-            connection = _Connection(self._last_number, accepted, Peer(process, user), protocol)
+            connection = _Connection(
+                self._last_number, accepted, Peer(process, user, listener.slot), protocol, listener
+            )
+            listener.connections += 1
             self._by_descriptor[accepted.fileno()] = connection
             self._connections[connection.number] = connection
             self._deadlines.append((self._now_ns + self._limits.hello_ns, connection))
@@ -290,6 +330,7 @@ class HookListener:
         """Once; what the kernel has taken still reaches the peer."""
         if self._connections.pop(connection.number, None) is None:
             return
+        connection.listener.connections -= 1
         self._pending.pop(connection.number, None)
         del self._by_descriptor[connection.socket.fileno()]
         self._epoll.unregister(connection.socket)
@@ -326,6 +367,7 @@ class HookListener:
         self.flush()
         for connection in list(self._connections.values()):
             self._end(connection)
-        self._listener.close()
+        for slot in list(self._listening):
+            with contextlib.suppress(OSError):
+                self.unlisten(slot)
         self._epoll.close()
-        self._path.unlink(missing_ok=True)

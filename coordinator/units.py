@@ -81,6 +81,23 @@ def parse_size(text: str) -> int:
     return value
 
 
+def parse_share(text: str) -> float:
+    """A share of the whole from `5%` or `0.5%`: 0.1% to 50%.  ValueError for anything else."""
+    number, percent, rest = text.strip().partition("%")
+    match = _QUANTITY.match(number)
+    if not percent or rest or match is None or match.group(3):
+        raise ValueError(f"{text!r} is no share: write a percentage, such as 5% or 0.5%")
+    share = float(number) / 100
+    if not 0.001 <= share <= 0.5:
+        raise ValueError(f"{text!r} is out of range: a share is 0.1% to 50%")
+    return share
+
+
+def format_share(share: float) -> str:
+    """`5%`."""
+    return f"{share * 100:.4g}%"
+
+
 def format_duration(value_ns: int) -> str:
     """Short, for people: `100ms`, `1.5s`, `250us`."""
     for unit, factor in (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)):

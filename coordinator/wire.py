@@ -293,14 +293,18 @@ class Waiters(Message):
     waiters: int
 
 
-@declare(TO_CLIENT, 69, U8, U64, U64)
+@declare(TO_CLIENT, 69, U8, U64, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Evict(Message):
-    """Move at least `bytes` of this client's resident memory off the GPU, or all that can be moved."""
+    """Move at least `bytes` of this client's resident memory off the GPU, or all that can be moved.
+
+    `heir`: the client that is restored meanwhile and may get the physical memory itself (0: nobody).
+    """
 
     gpu: int
     order_id: int
     bytes: int
+    heir: int = 0
 
 
 @declare(TO_CLIENT, 70, U8, U64, U64, U64)
@@ -320,7 +324,10 @@ class Restore(Message):
 @declare(TO_CLIENT, 74, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class MoveCredit(Message):
-    """Of this `Restore`, `credit_bytes` in all have room now; it never shrinks."""
+    """Of this `Restore`, `credit_bytes` in all have room now; it never shrinks.
+
+    More may never follow: a `Grant` ends a `Restore` that waits for credit.
+    """
 
     gpu: int
     order_id: int

@@ -131,8 +131,15 @@ class Hook:
     def send(self, message: wire.Message) -> None:
         self.socket.send(wire.encode(message))
 
-    def hello(self, name: str = "test", *, protocol: int = wire.PROTOCOL_VERSION, priority: int = 0) -> Hook:
-        self.send(wire.Hello(protocol, name, "pytest", os.getpid(), priority, 1, 0, "0.1.0"))
+    def hello(
+        self,
+        name: str = "test",
+        *,
+        protocol: int = wire.PROTOCOL_VERSION,
+        priority: int = 0,
+        memory_mode: int = int(wire.MemoryMode.MANAGED),
+    ) -> Hook:
+        self.send(wire.Hello(protocol, name, "pytest", os.getpid(), priority, memory_mode, 0, "0.1.0"))
         return self
 
     def attach(self, gpu: int = 0, *, lease_id: int = 0, wanted: bool = False) -> Hook:

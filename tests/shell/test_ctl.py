@@ -83,10 +83,43 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     assert (second["policy"], second["sharing"], second["quantum_automatic"]) == ("priority", "exclusive", True)
     client = status["clients"][0]
     assert (client["priority"], client["paused"], client["limit_bytes"]) == (-5, True, 2 << 30)
+    answer(running, "limit", "train", "--memory", "3GiB", "--resident", "1GiB")
+    assert hook.next(wire.GpuSettings).memory_limit_bytes == 3 << 30
+    assert hook.next(wire.GpuSettings).resident_limit_bytes == 1 << 30
+    answer(running, "set", "switch-share", "2%", "--gpu", "1")
+    answer(running, "set", "host-budget", "3GiB")
+    status = answer(running, "status")
+    assert [gpu["switch_share"] for gpu in status["gpus"]] == [0.05, 0.02]
+    assert status["host_budget_bytes"] == 3 << 30
+    assert status["clients"][0]["resident_limit_bytes"] == 1 << 30
+    assert "(auto, 2%)" in ctl(running.directory.path, "status").stdout
     answer(running, "resume", str(client["client"]))
     answer(running, "set", "limit", "train", "0")
     client = answer(running, "clients")["clients"][0]
     assert (client["paused"], client["limit_bytes"]) == (False, 0)
+
+
+def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running, connect: Connect) -> None:
+    """Broken if the operator could not see where memory is, or thought that a limit had freed some."""
+    hook = connect(coordinator).hello("train").attach()
+    hook.next(wire.GpuSettings)
+    hook.send(wire.MemoryReport(0, 6 << 30, 4 << 30, 0, 2 << 30))
+    hook.send(wire.ReserveHost(1, 2 << 30))
+    hook.next(wire.HostReserved)
+    where = coordinator.directory.path
+    shown = ctl(where, "memory").stdout
+    assert "6GiB" in shown
+    assert "train" in shown
+    assert "2GiB of " in shown, "the host's share"
+    assert "nothing more can be allocated" in ctl(where, "limit", "train", "--memory", "5GiB").stdout
+    assert "has 7GiB of GPU memory\n" in ctl(where, "limit", "train", "--memory", "7GiB").stdout
+    assert "4GiB are there now" in ctl(where, "limit", "train", "--resident", "3GiB").stdout
+    assert "nothing more is given" in ctl(where, "set", "host-budget", "1GiB").stdout
+    device = connect(coordinator).hello("fixed", memory_mode=int(wire.MemoryMode.DEVICE)).attach()
+    device.next(wire.GpuSettings)
+    refused = ctl(where, "limit", "fixed", "--resident", "1GiB")
+    assert refused.returncode == 1
+    assert "memory mode device" in refused.stderr
 
 
 def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Connect) -> None:
@@ -111,6 +144,11 @@ def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Conne
         (["set", "quantum", "3"], 2, "no duration"),
         (["set", "quantum", "2h"], 2, "1ms to 1h"),
         (["set", "limit", "twin", "lots"], 2, "no size"),
+        (["limit", "twin"], 2, "--memory, --resident"),
+        (["limit", "nobody", "--memory", "1GiB"], 1, "no client 'nobody'"),
+        (["limit", "twin", "--resident", "lots"], 2, "no size"),
+        (["set", "switch-share", "70%"], 2, "0.1% to 50%"),
+        (["set", "host-budget", "0"], 2, "budget_bytes"),
         (["set", "sharing", "sometimes"], 2, "exclusive"),
         (["set", "priority", "twin", "9999999999"], 2, "priority"),
         (["set", "nothing"], 2, "nothing"),

@@ -45,7 +45,9 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     lease = first.next(wire.Grant).lease_id
     second = connect(running).hello("second").attach(wanted=True)
     second.next(wire.GpuSettings)
-    first.send(wire.MemoryReport(0, 5_000, 3_000, 1_000, 2_000))
+    first.send(wire.MemoryReport(0, 5_000, 3_000, 1_000, 2_000, 700))
+    first.send(wire.ReserveHost(1, 9_000))
+    assert first.next(wire.HostReserved).bytes == 9_000
     first.release(lease, idle=True)
     second.next(wire.Grant)
     metrics = scrape(running)
@@ -59,7 +61,12 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     assert value(metrics, "nvshare_wait_seconds_count", uuid=gpu) == 2
     assert value(metrics, "nvshare_wait_seconds_bucket", uuid=gpu, le="+Inf") == 2
     assert value(metrics, "nvshare_gpu_memory_bytes", uuid=gpu, kind="allocated") == 5_000
-    assert value(metrics, "nvshare_client_memory_bytes", name='a "quoted" \\name', kind="resident") == 3_000
+    for kind, size in (("resident", 3_000), ("evicted", 2_000), ("pinned", 1_000), ("mapped", 700)):
+        assert value(metrics, "nvshare_gpu_memory_bytes", uuid=gpu, kind=kind) == size
+        assert value(metrics, "nvshare_client_memory_bytes", name='a "quoted" \\name', kind=kind) == size
+    assert value(metrics, "nvshare_host_shared_bytes") == 9_000
+    assert value(metrics, "nvshare_host_budget_bytes") >= 9_000
+    assert value(metrics, "nvshare_client_host_share_bytes", name='a "quoted" \\name') == 9_000
     assert value(metrics, "nvshare_client_leases_total", name="second", pid=str(os.getpid())) == 1
     second.close()
     until(lambda: value(scrape(running), "nvshare_clients") == 1, "the end of the second client")

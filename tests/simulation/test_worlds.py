@@ -30,11 +30,23 @@ PLANS = {
     "crashes during recovery": Plan(crash_every_ns=400 * MILLISECOND_NS, admin_every_ns=100 * MILLISECOND_NS),
     "operator and crashes": Plan(admin_every_ns=50 * MILLISECOND_NS, crash_every_ns=SECOND_NS),
     "too little memory": Plan(memory_bytes=600, short_move_chance=0.1),
+    "swapped memory": Plan(memory_bytes=600, swap_share=1.0, short_move_chance=0.02, duration_ns=8 * SECOND_NS),
+    "swapped memory on one GPU": Plan(memory_bytes=600, swap_share=1.0, gpus=1, processes=4),
+    "swapped memory and deaths": Plan(
+        memory_bytes=600, swap_share=0.9, device_share=0.1, death_chance=0.05, duration_ns=8 * SECOND_NS
+    ),
+    "swapped memory and crashes": Plan(
+        memory_bytes=600, swap_share=1.0, crash_every_ns=3 * SECOND_NS, drop_chance=0.02, hang_chance=0.02
+    ),
+    "swapped memory and an operator": Plan(
+        memory_bytes=600, swap_share=1.0, admin_every_ns=50 * MILLISECOND_NS, duration_ns=8 * SECOND_NS
+    ),
     "device and managed memory": Plan(memory_bytes=600, device_share=0.4, death_chance=0.02),
 }
 EVERYTHING = Plan(
     memory_bytes=600,
     device_share=0.2,
+    swap_share=0.5,
     short_move_chance=0.1,
     admin_every_ns=200 * MILLISECOND_NS,
     crash_every_ns=3 * SECOND_NS,
@@ -60,15 +72,17 @@ def live(seed: int, plan: Plan, core: Settings) -> World:
 def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     """Broken: invariants 1, 4, 5, 6, 7, 8 or 10 under this kind of trouble, or somebody is lost."""
     plan = PLANS[name]
-    grants = restores = crashes = excused = 0
+    grants = restores = credits_given = crashes = excused = 0
     for seed in range(5):
         world = live(seed, plan, replace(SETTINGS, policy=policy))
         grants += world.grants
         restores += world.restores
+        credits_given += world.credits
         crashes += world.crashes
         excused += world.excused
     assert grants > 100, "the world must have lived"
     assert bool(restores) == bool(plan.memory_bytes), "and met the trouble that it is about"
+    assert bool(credits_given) == bool(plan.memory_bytes), "memory goes out and comes in at the same time"
     assert bool(crashes) == bool(plan.crash_every_ns)
     may_overlap = plan.hang_chance or plan.drop_chance
     assert may_overlap or excused == 0, "no process ever had an excuse to overlap"

@@ -208,9 +208,28 @@ def test_orders_for_what_is_gone_are_logged() -> None:
         events.PolicySet("priority", {}, "GPU-x"),
         events.PrioritySet(99, 1),
         events.LimitSet(99, 1),
+        events.ResidentLimitSet(99, 1),
+        events.SwitchShareSet(0.02, "GPU-x"),
         events.Paused(99),
         events.Resumed(99),
     ):
         out = desk.handle(event)
         assert [c.level for c in out if isinstance(c, Log)] == [logging.WARNING], event
     assert desk.sight(GPU).policy == "round_robin"
+
+
+def test_the_share_of_switching_changes_an_automatic_quantum_at_once() -> None:
+    """Broken: `set switch-share` would show and not act, or change a quantum that was fixed."""
+    desk = Desk(create, Settings(check_invariants=True, quantum_ns=None))
+    desk.gpu()
+    a, b = desk.client(wanted=True), desk.client(wanted=True)
+    assert a.granted() is not None
+    desk.milliseconds(200)
+    a.release(wanted=True, drain_ns=10 * MILLISECOND_NS)
+    assert desk.sight().quantum_ns == 190 * MILLISECOND_NS, "10 ms are 5 % of 200"
+    desk.handle(events.SwitchShareSet(0.02))
+    assert desk.sight().quantum_ns == 490 * MILLISECOND_NS
+    assert b.granted() is not None
+    desk.handle(events.QuantumSet(50 * MILLISECOND_NS))
+    desk.handle(events.SwitchShareSet(0.05))
+    assert (desk.sight().quantum_ns, desk.sight().switch_share) == (50 * MILLISECOND_NS, 0.05)

@@ -44,6 +44,8 @@ def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
         "quantum": "auto",
         "sharing": "concurrent",
         "capacity": "512MiB",
+        "switch_share": "2%",
+        "host_budget": "8GiB",
         "drain_deadline": "3s",
         "overdue_action": "demote",
         "metrics_port": "9400",
@@ -54,6 +56,7 @@ def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
     from_file = load({}, {}, file)
     assert from_file == load({}, {"NVSHARE_" + key.upper(): value for key, value in values.items()})
     assert from_file.quantum_ns is None
+    assert (from_file.switch_share, from_file.host_budget_bytes) == (0.02, 8 << 30)
     assert from_file.overdue_action is OverdueAction.DEMOTE
     assert (from_file.sharing, from_file.metrics_port) == (Sharing.CONCURRENT, 9400)
 
@@ -86,6 +89,8 @@ def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> 
         ({"quantum": "2h"}, "1ms to 1h"),
         ({"quantum": "10"}, "100ms"),
         ({"capacity": "0"}, "more than 0"),
+        ({"switch_share": "70%"}, "--switch-share"),
+        ({"host_budget": "0"}, "--host-budget"),
         ({"metrics_port": 70_000}, "--metrics-port"),
         ({"log_level": "loud"}, "debug, info, warning, error"),
         ({"overdue_action": "shout"}, "nothing, demote, kill"),

@@ -119,3 +119,33 @@ def test_a_loop_that_does_not_answer_fails_the_scrape_alone() -> None:
     registered.register(metrics.Collector(busy))
     with pytest.raises(TimeoutError):
         generate_latest(registered)
+
+
+def test_moved_bytes_and_move_times_are_shown_for_gpu_and_client() -> None:
+    """Broken if an operator could not tell moves that are waited for from those that are not."""
+    node = Node()
+    for number, resident in ((1, 4 << 30), (2, 1 << 30)):
+        node.do(events.ClientRegistered(number, f"c{number}", "c", 100 + number, 0, 0, MemoryMode.SWAP, 0))
+        node.do(events.GpuAttached(number, 0, GPU, 0, False, 4 << 30, resident))
+    node.do(events.Requested(1, 0))
+    node.do(events.Requested(2, 0))
+    node.do(events.MoveProgressed(2, 0, 1, 1 << 29, 1, False, 0))  # into what is free, beside the holder
+    node.now_ns += 20 * MS
+    node.do(events.MoveProgressed(2, 0, 1, 1 << 29, 1, True, 0))
+    found = node.scrape()
+
+    def value(name: str, **labels: str) -> float:
+        (sample,) = (
+            s for f in found.values() for s in f.samples if s.name == name and labels.items() <= s.labels.items()
+        )
+        return float(sample.value)
+
+    assert (
+        value("nvshare_gpu_restored_bytes_total") == value("nvshare_client_restored_bytes_total", client="2") == 1 << 29
+    )
+    for family in ("nvshare_gpu", "nvshare_client"):
+        labels = {"client": "2"} if family == "nvshare_client" else {}
+        assert value(f"{family}_hidden_move_seconds_total", **labels) == 0.02
+        assert value(f"{family}_exposed_move_seconds_total", **labels) == 0
+    assert value("nvshare_client_memory_bytes", client="2", kind="evicted") == (5 << 29)
+    assert value("nvshare_gpu_late_switches_total") == 0

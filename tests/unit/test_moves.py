@@ -41,12 +41,13 @@ def test_evict_then_restore_then_grant() -> None:
     assert evict.bytes == 20, "the overflow, not the working set"
     assert b.granted() is None
     assert desk.sight().preparing == b.client
+    assert not b.take(wire.Restore), "there is no room yet"
     a.moved(evict.order_id, 10, finished=False)
-    assert not b.take(wire.Restore)
+    (restore,) = b.take(wire.Restore)
+    assert (restore.bytes, restore.credit_bytes) == (20, 10), "what has left makes room at once"
     desk.milliseconds(5)
     a.moved(evict.order_id, 20)
-    (restore,) = b.take(wire.Restore)
-    assert restore.bytes == 20
+    assert [credit.credit_bytes for credit in b.take(wire.MoveCredit)] == [20]
     assert b.granted() is None
     desk.milliseconds(5)
     b.moved(restore.order_id, 20)
@@ -156,11 +157,14 @@ def test_a_dead_clients_memory_is_free() -> None:
 def test_the_next_client_may_die_while_memory_moves_for_it() -> None:
     """Broken: the GPU would be kept for a dead client."""
     desk, a, b = oversubscribed()
+    a.granted()
     b.die()
-    assert desk.sight().preparing is None
-    assert a.seat().phase == "holding", "a waited and is next"
+    assert desk.sight().preparing == a.client, "a waited and is next"
+    assert a.granted() is None, "but its memory is being moved"
     a.moved(a.take(wire.Evict)[0].order_id, 20)
-    assert a.seat().resident_bytes == 40, "an order that nobody waits for is still accounted for"
+    assert a.seat().resident_bytes == 40
+    a.moved(a.take(wire.Restore)[0].order_id, 20)
+    assert a.granted() is not None
 
 
 def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
@@ -168,6 +172,9 @@ def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
     desk, a, b = oversubscribed()
     a.granted()
     desk.handle(Paused(b.client))
+    a.moved(a.take(wire.Evict)[0].order_id, 20)
+    assert desk.sight().preparing == a.client
+    a.moved(a.take(wire.Restore)[0].order_id, 20)
     assert a.granted() is not None
     desk.handle(Resumed(b.client))
     assert b.seat().phase == "waiting"
@@ -180,6 +187,7 @@ def test_a_move_that_takes_too_long_is_not_waited_for() -> None:
     desk.advance(SECOND_NS)
     assert b.granted() is not None
     assert desk.sight().late_switches == 1
+    assert desk.notes("late") == [{"uuid": "GPU-0", "client": b.client}]
     a.moved(evict.order_id, 20)
     assert a.seat().resident_bytes == 40
     assert not a.take(wire.Restore)
@@ -207,9 +215,9 @@ def test_the_last_in_turn_order_gives_first() -> None:
     c.report(allocated=45, resident=45)
     a.request()
     assert a.granted() is not None
-    b.request()
-    c.request()
     desk.milliseconds(QUANTUM_MS)
+    b.request()  # the quantum is over: there is no time to move anything before the switch
+    c.request()
     a.release(wanted=True)
     (evict,) = a.take(wire.Evict)
     assert evict.bytes == 45, "a has just run, so its next turn is farthest away"
@@ -263,3 +271,62 @@ def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
     assert len(b.take(wire.Revoke)) == 1
     b.release()
     assert high.granted() is not None
+
+
+def test_a_client_that_hangs_is_not_waited_for() -> None:
+    """Broken: one stopped process would keep everybody else from their turns, one deadline after the other."""
+    desk = make_desk(move_stall_ns=100 * MILLISECOND_NS)
+    a, b, stopped = desk.client(wanted=True), desk.client(), desk.client()
+    a.report(allocated=50, resident=50)
+    b.report(allocated=50, resident=20, host=30)
+    stopped.report(allocated=30, resident=30)
+    desk.milliseconds(QUANTUM_MS)
+    b.request()
+    a.release(wanted=True)
+    (evict,) = stopped.take(wire.Evict)
+    desk.milliseconds(60)
+    stopped.moved(evict.order_id, 10, finished=False)
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 10, finished=False)
+    desk.milliseconds(60)
+    assert not a.take(wire.Evict), "it has been heard of"
+    desk.milliseconds(60)
+    (more,) = a.take(wire.Evict)
+    assert more.bytes == 20, "from another one instead"
+    a.moved(more.order_id, 20)
+    b.moved(restore.order_id, 30)
+    assert b.granted() is not None
+    assert desk.sight().failed_orders == stopped.seat().failed_orders == 1
+    assert desk.logged("does not move its memory")
+    assert [note["client"] for note in desk.notes("stalled")] == [stopped.client]
+    stopped.moved(evict.order_id, 30)
+    assert stopped.seat().resident_bytes == 0, "what it does later still counts"
+
+
+def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
+    """Broken: the GPU would wait for memory of a process that does not move it."""
+    desk = make_desk(move_stall_ns=100 * MILLISECOND_NS)
+    a = desk.client()
+    a.report(allocated=60, resident=20, host=40)
+    a.request()
+    assert a.take(wire.Restore)
+    desk.milliseconds(110)
+    assert a.granted() is not None
+
+
+@pytest.mark.parametrize(
+    ("mode", "user", "inherits"),
+    [(wire.MemoryMode.SWAP, 7, True), (wire.MemoryMode.SWAP, 8, False), (wire.MemoryMode.MANAGED, 7, False)],
+)
+def test_memory_is_handed_on_only_within_one_user(mode: wire.MemoryMode, user: int, inherits: bool) -> None:
+    """Broken: physical memory would pass to somebody else's process, or never."""
+    desk = make_desk()
+    a = desk.client(wanted=True, mode=wire.MemoryMode.SWAP, user_id=7)
+    b = desk.client(mode=mode, user_id=user)
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=40, host=20)
+    desk.milliseconds(QUANTUM_MS)
+    b.request()
+    a.release(wanted=True)
+    (evict,) = a.take(wire.Evict)
+    assert evict.heir == (b.client if inherits else 0)

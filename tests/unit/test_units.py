@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.units import format_duration, format_size, parse_duration, parse_quantum, parse_size
+from coordinator.units import (
+    format_duration,
+    format_share,
+    format_size,
+    parse_duration,
+    parse_quantum,
+    parse_share,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -66,3 +74,17 @@ def test_what_is_shown_can_be_typed(number: int) -> None:
     """Broken if a tool printed a value in a form that it does not read."""
     assert parse_duration(format_duration(number * 1_000_000)) == number * 1_000_000
     assert parse_size(format_size(number)) == number or number >= 1 << 10
+
+
+@pytest.mark.parametrize(("text", "expected"), [("5%", 0.05), ("0.5%", 0.005), (" 2 % ", 0.02), ("50%", 0.5)])
+def test_shares(text: str, expected: float) -> None:
+    """Broken if a documented way to write a share meant something else."""
+    assert parse_share(text) == pytest.approx(expected)
+    assert parse_share(format_share(expected)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "5", "%", "0%", "51%", "-1%", "5%%", "5s%", "5% of it", "nan%"])
+def test_what_is_no_share(text: str) -> None:
+    """Broken if nonsense became a share."""
+    with pytest.raises(ValueError, match="share"):
+        parse_share(text)

@@ -1,0 +1,375 @@
+"""What moves while somebody computes: for the next in line, for one that grows, and down to a resident limit."""
+
+from __future__ import annotations
+
+from coordinator import events, wire
+from coordinator.ahead import PIECE_BYTES
+from coordinator.scheduler import Settings
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.testing import GPU, Desk, ScriptedClient
+from coordinator.wire import MemoryMode
+from scheduler_policies.registry import create
+
+QUANTUM_MS = 100
+MIB = 1 << 20
+
+
+def make_desk(capacity: int = 100, **settings: object) -> Desk:
+    """One GPU, every check on."""
+    desk = Desk(create, Settings(check_invariants=True, **settings))  # type: ignore[arg-type]
+    desk.gpu(capacity=capacity)
+    return desk
+
+
+def three(unit: int = 1, *, priority: int = 0, **settings: object) -> tuple[Desk, list[ScriptedClient]]:
+    """Three of 45 on 100: the first holds, the second waits and has 10, the third waits behind it and has 45."""
+    desk = make_desk(100 * unit, **settings)
+    clients = [desk.client(mode=MemoryMode.SWAP, priority=priority) for _ in range(3)]
+    for client, resident in zip(clients, (45, 10, 45), strict=True):
+        client.report(allocated=45 * unit, resident=resident * unit, host=(45 - resident) * unit)
+    for client in clients:
+        client.request()
+    assert clients[0].granted() is not None
+    return desk, clients
+
+
+def finish(client: ScriptedClient, order: wire.Evict | wire.Restore) -> None:
+    """As it was told."""
+    client.moved(order.order_id, order.bytes)
+
+
+def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing() -> None:
+    """Broken: everybody waits for memory that could have moved before."""
+    desk, (a, b, c) = three()
+    (evict,) = c.take(wire.Evict)
+    assert evict.bytes == 35, "what the next lacks, from the one behind it"
+    assert not a.take(wire.Evict), "nothing moves under running work"
+    assert not b.take(wire.Restore), "there is no room yet"
+    finish(c, evict)
+    (restore,) = b.take(wire.Restore)
+    assert (restore.bytes, restore.credit_bytes) == (35, 35)
+    finish(b, restore)
+    desk.milliseconds(QUANTUM_MS)
+    a.release(wanted=True)
+    assert b.granted() is not None, "at once"
+    gpu = desk.sight()
+    assert (gpu.moved_ns, gpu.exposed_move_ns) == (0, 0)
+    (evict,) = a.take(wire.Evict)
+    assert evict.bytes == 35, "and the same for the one after it"
+
+
+def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
+    """Broken: room that nobody has is left empty."""
+    desk = make_desk()
+    a, b = desk.client(wanted=True), desk.client()
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=20, host=40)
+    b.request()
+    (restore,) = b.take(wire.Restore)
+    assert (restore.bytes, restore.credit_bytes) == (20, 20)
+    assert not a.take(wire.Evict)
+
+
+def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_without_it() -> None:
+    """Broken: after a little was left over ahead, the switch moves nothing, and both have all of theirs on the GPU."""
+    desk = make_desk()
+    a, b = desk.client(wanted=True, mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=20, host=40)
+    b.request()
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 15)
+    assert not b.take(wire.Restore), "5 are left, and it has no piece so small"
+    desk.milliseconds(QUANTUM_MS)
+    a.release(wanted=True)
+    assert b.granted() is None
+    (evict,) = a.take(wire.Evict)
+    assert evict.bytes == 20
+    assert evict.heir == b.client
+    finish(a, evict)
+    (restore,) = b.take(wire.Restore)
+    assert (restore.bytes, restore.credit_bytes) == (25, 25)
+    finish(b, restore)
+    assert b.granted() is not None
+    assert desk.sight().failed_orders == 0
+
+
+def test_memory_moves_in_pieces_so_that_a_change_of_mind_costs_little() -> None:
+    """Broken: a large order for somebody who will not be next any more goes on to its end."""
+    desk, (_, b, c) = three(unit=40 * MIB, quantum_ns=2000 * MILLISECOND_NS)
+    (evict,) = c.take(wire.Evict)
+    assert evict.bytes == PIECE_BYTES < 35 * 40 * MIB
+    finish(c, evict)
+    (more,) = c.take(wire.Evict)
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == PIECE_BYTES, "one comes in while the next one goes out"
+    b.die()
+    finish(c, more)
+    assert not c.take(wire.Evict), "nobody needs more"
+    assert desk.sight().failed_orders == 0
+
+
+def test_nothing_is_evicted_ahead_without_time_for_all_of_it() -> None:
+    """Broken: with short quanta the same bytes would move ahead, and more of them at the switch."""
+    _, (_, b, c) = three(unit=400 * MIB)
+    assert not c.take(wire.Evict), "14 GiB in 100 ms"
+    assert not b.take(wire.Restore)
+
+
+def test_with_nobody_waiting_nothing_moves() -> None:
+    """Broken: idle programs' memory is moved back and forth."""
+    desk = make_desk()
+    a, b = desk.client(wanted=True), desk.client()
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=0, host=60)
+    a.report(allocated=60, resident=60)
+    assert not a.take(wire.Evict)
+    assert not b.take(wire.Restore)
+    assert desk.timer_ns is None
+
+
+def test_who_does_not_ask_gives_before_those_who_wait() -> None:
+    """Broken: memory goes out that is needed sooner."""
+    desk = make_desk()
+    quiet = desk.client(memory=30)
+    a, b = desk.client(wanted=True), desk.client()
+    a.report(allocated=50, resident=50)
+    b.report(allocated=50, resident=20, host=30)
+    b.request()
+    (evict,) = quiet.take(wire.Evict)
+    assert evict.bytes == 30
+
+
+def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
+    """Broken: memory for the old order of turns goes on moving, or the new next one waits for all of it."""
+    desk, (_, b, c) = three(policy="priority")
+    (evict,) = c.take(wire.Evict)
+    high = desk.client(mode=MemoryMode.SWAP, priority=5)
+    high.report(allocated=20, resident=0, host=20)
+    desk.handle(events.PrioritySet(1, 5))  # the holder, so that it is not preempted
+    high.request()
+    finish(c, evict)
+    assert not b.take(wire.Restore)
+    (restore,) = high.take(wire.Restore)
+    assert restore.bytes == 20, "with the room that was made for another"
+
+
+def test_a_holder_that_grows_goes_first() -> None:
+    """Broken: room that the holder needs now goes to one that needs it later, or growth finds no room at all."""
+    desk, (a, b, c) = three()
+    (evict,) = c.take(wire.Evict)
+    desk.handle(events.ReservationAsked(a.client, 0, 1, 75))
+    assert not a.take(wire.MemoryReserved)
+    finish(c, evict)
+    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [75], "the whole room is its"
+    assert not b.take(wire.Restore)
+    finish(c, c.take(wire.Evict)[0])
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 15, "only what is left"
+
+
+def test_what_was_brought_in_ahead_makes_room_again() -> None:
+    """Broken: growth is refused although what was brought in for later could go."""
+    desk = make_desk()
+    a, b = desk.client(wanted=True, mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=0, host=60)
+    b.request()
+    (restore,) = b.take(wire.Restore)
+    desk.handle(events.ReservationAsked(a.client, 0, 1, 80))
+    finish(b, restore)
+    (evict,) = b.take(wire.Evict)
+    assert evict.bytes == 20
+    finish(b, evict)
+    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [80]
+
+
+def test_growth_does_not_wait_for_ever_for_a_hung_neighbour() -> None:
+    """Broken: a thread of the holder hangs in its allocation because another program is stopped."""
+    desk, (a, _, c) = three(move_deadline_ns=500 * MILLISECOND_NS)
+    assert c.take(wire.Evict)
+    desk.handle(events.ReservationAsked(a.client, 0, 1, 75))
+    desk.milliseconds(600)
+    (answer,) = a.take(wire.MemoryReserved)
+    assert answer.bytes < 75
+
+
+def test_a_failed_piece_is_not_ordered_again_and_again() -> None:
+    """Broken: orders without end to a client that cannot obey."""
+    desk, (_, _, c) = three()
+    (evict,) = c.take(wire.Evict)
+    c.moved(evict.order_id, 0, error=2)
+    c.report(allocated=45, resident=45)
+    assert not c.take(wire.Evict)
+    assert desk.sight().failed_orders == c.seat().failed_orders == 1
+
+
+def test_a_turn_does_not_begin_while_the_clients_own_memory_moves() -> None:
+    """Broken: invariant 3, an order would be carried out under running work."""
+    desk, (a, b, c) = three()
+    (evict,) = c.take(wire.Evict)
+    b.die()
+    a.release(wanted=True, idle=True)
+    assert desk.sight().preparing == c.client
+    finish(c, evict)
+    assert c.granted() is None, "it comes back first"
+    finish(c, c.take(wire.Restore)[0])
+    assert c.granted() is not None
+
+
+def test_hidden_and_exposed_time_are_told_apart() -> None:
+    """Broken: the operator and the automatic quantum would be told that hidden moves cost time."""
+    desk, (a, b, c) = three()
+    (evict,) = c.take(wire.Evict)
+    desk.milliseconds(10)
+    finish(c, evict)
+    (restore,) = b.take(wire.Restore)
+    desk.milliseconds(5)
+    a.release(wanted=True, idle=True)
+    assert desk.sight().preparing == b.client, "its last piece is still coming"
+    desk.milliseconds(3)
+    finish(b, restore)
+    assert b.granted() is not None
+    gpu = desk.sight()
+    assert gpu.moved_ns == gpu.exposed_move_ns == b.seat().exposed_move_ns == 3 * MILLISECOND_NS
+    assert c.seat().hidden_move_ns == 10 * MILLISECOND_NS
+    assert b.seat().hidden_move_ns == 5 * MILLISECOND_NS
+    assert (c.seat().moved_out_bytes, b.seat().moved_in_bytes) == (35, 35)
+    assert [note["hidden_ns"] for note in desk.notes("moved")] == [10 * MILLISECOND_NS, 5 * MILLISECOND_NS]
+
+
+def restarted() -> Desk:
+    """A coordinator whose predecessor gave a lease; its holder has died meanwhile."""
+    desk = Desk(create, Settings(check_invariants=True, quantum_ns=100 * MILLISECOND_NS))
+    desk.gpu(capacity=100, next_lease_id=9, expected_holder=4242, recovery_deadline_ns=9 * SECOND_NS)
+    desk.handle(events.HolderGone(GPU))
+    return desk
+
+
+def test_after_a_restart_nothing_comes_in_before_all_can_be_back() -> None:
+    """Broken: invariant 4, room is given away that belongs to a client whose connection is not back yet."""
+    desk = restarted()
+    b = desk.client(mode=MemoryMode.SWAP)
+    b.report(allocated=60, resident=0, host=60)
+    b.request()
+    assert desk.sight().preparing == b.client
+    desk.milliseconds(500)
+    assert not b.take(wire.Restore)
+    late = desk.client(mode=MemoryMode.SWAP, memory=70)
+    desk.milliseconds(499)
+    assert not b.take(wire.Restore)
+    desk.milliseconds(1)
+    (restore,) = b.take(wire.Restore)
+    assert (restore.bytes, restore.credit_bytes) == (60, 30)
+    assert [evict.bytes for evict in late.take(wire.Evict)] == [30]
+
+
+def test_after_a_restart_growth_waits_for_those_who_may_come_back() -> None:
+    """Broken: as above, or a thread of the holder waits in its allocation for ever."""
+    desk = restarted()
+    a = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    assert a.granted() is not None
+    desk.handle(events.ReservationAsked(a.client, 0, 1, 80))
+    assert not a.take(wire.MemoryReserved)
+    desk.client(mode=MemoryMode.DEVICE, memory=50)
+    desk.milliseconds(1000)
+    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [0], "there is no room for it after all"
+
+
+def test_a_new_coordinator_without_survivors_lets_nobody_wait() -> None:
+    """Broken: the first allocations of every program that brings its own coordinator take a second."""
+    desk = Desk(create, Settings(check_invariants=True))
+    desk.gpu(capacity=100, next_lease_id=9)
+    a = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    assert a.reserve(80) == 80
+
+
+# --- resident limits ------------------------------------------------------------------------------------------------
+
+
+def test_a_resident_limit_takes_effect_at_the_next_drain() -> None:
+    """Broken: a cache is not shrunk, or is shrunk under running work; or the rest is brought in again."""
+    desk = make_desk()
+    a = desk.client(wanted=True, mode=MemoryMode.SWAP)
+    a.report(allocated=60, resident=60)
+    assert a.granted() is not None
+    a.take(wire.GpuSettings)
+    desk.handle(events.ResidentLimitSet(a.client, 40))
+    assert [told.resident_limit_bytes for told in a.take(wire.GpuSettings)] == [40]
+    assert len(a.take(wire.Revoke)) == 1
+    assert not a.take(wire.Evict)
+    a.release(wanted=True)
+    (evict,) = a.take(wire.Evict)
+    assert evict.bytes == 20
+    assert a.granted() is None
+    a.report(allocated=60, resident=40, host=20, mapped=20)
+    finish(a, evict)
+    assert a.granted() is not None
+    assert not a.take(wire.Restore)
+    seat = a.seat()
+    assert (seat.resident_bytes, seat.evicted_bytes, seat.mapped_bytes) == (40, 20, 20)
+
+
+def test_a_capped_client_without_a_lease_shrinks_at_once() -> None:
+    """Broken: the memory of one that is idle is given to others only when it runs again."""
+    desk = make_desk()
+    a = desk.client(memory=60, mode=MemoryMode.SWAP)
+    desk.handle(events.ResidentLimitSet(a.client, 40, GPU))
+    (evict,) = a.take(wire.Evict)
+    finish(a, evict)
+    desk.handle(events.ResidentLimitSet(a.client, 0, GPU))
+    a.request()
+    (restore,) = a.take(wire.Restore)
+    assert restore.bytes == 20, "without the limit everything comes back"
+
+
+def test_only_what_may_be_resident_counts_as_missing() -> None:
+    """Broken: others are evicted for memory that will stay on the host."""
+    desk = make_desk()
+    a, b = desk.client(wanted=True, mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
+    a.report(allocated=70, resident=70)
+    b.report(allocated=60, resident=20, host=40)
+    desk.handle(events.ResidentLimitSet(b.client, 30))
+    b.request()
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 10
+    finish(b, restore)
+    a.release(wanted=True)
+    assert b.granted() is not None
+    assert not a.take(wire.Evict)
+
+
+# --- host memory to have ready --------------------------------------------------------------------------------------
+
+
+def prepared(client: ScriptedClient) -> list[int]:
+    """What it was told since the last call."""
+    return [told.prepare_host_bytes for told in client.take(wire.GpuSettings)]
+
+
+def test_clients_hear_how_much_host_memory_to_have_ready() -> None:
+    """Broken: the first eviction pins its memory while everybody waits, or nobody will ever need what was pinned."""
+    desk = make_desk(capacity=1000 * MIB)
+    a = desk.client(wanted=True, mode=MemoryMode.SWAP)
+    a.report(allocated=900 * MIB, resident=900 * MIB)
+    assert prepared(a)[-1] == 0, "it is alone"
+    b = desk.client(wanted=True, mode=MemoryMode.SWAP)
+    prepared(a)
+    b.report(allocated=356 * MIB, resident=0)
+    assert prepared(a)[-1] == 256 * MIB, "the overflow"
+    assert prepared(b)[-1] == 256 * MIB
+    b.report(allocated=340 * MIB, resident=0)
+    assert prepared(a) == [], "not for every few bytes"
+    a.report(allocated=900 * MIB, resident=900 * MIB, pinned=800 * MIB)
+    assert prepared(a) == [128 * MIB], "no more than it can move, in steps"
+    b.die()
+    assert prepared(a)[-1] == 0
+
+
+def test_others_than_swap_prepare_nothing() -> None:
+    """Broken: memory is pinned that is never used."""
+    desk = make_desk()
+    a, b = desk.client(wanted=True), desk.client(wanted=True, mode=MemoryMode.DEVICE)
+    a.report(allocated=90, resident=90)
+    b.report(allocated=50, resident=10)
+    assert set(prepared(a)) == set(prepared(b)) == {0}
