@@ -3,7 +3,8 @@
 For each case (compatibility_cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
 without the hook, alone under it, and two at a time under it with a quantum of 20 ms.  Their digests are compared with
 the one without the hook; where bytes differ, the figures within the case's tolerance, which the row then says.  Speed
-is compared by the same number of steps in turns (crew.py); start-up by the clock of the started program.
+is compared by the same number of steps in many short turns, by two processes of each kind, each hooked one with a
+coordinator of its own so that it is alone (crew.py); start-up by the clock of the started program.
 
 One JSON object a line, as they come: first the machine, then rows, of which a later one replaces an earlier one of the
 same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ from typing import Any
 from bench import compatibility_page
 from bench.compatibility_cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
 from bench.compatibility_verify import verify
-from bench.crew import Member, OutOfTime, closing, slowdown
+from bench.crew import Member, OutOfTime, closing, reserve_core, slowdown
 from bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
 from bench.startup import import_rows
 
 CASES_DIRECTORY = Path(__file__).with_name("compatibility_cases")
 READY_TIMEOUT_S = 90.0
+IMPORT_PAIRS = 2
 GOOD = frozenset({"identical", "within tolerance"})
 FINE = frozenset({"ok", "skipped", "unrepeatable"})
 
@@ -106,11 +108,13 @@ class Run:
 
     simulate: str | None
     seconds: float
-    pairs: int
+    processes: int
     deadline: float
     scratch: Path
     programs: Mapping[str, Path | str]
     """By `Group.build`: the compiled program, or why there is none."""
+    core: int | None = None
+    """The processor of the program that is being timed."""
 
     def environment(self, group: Group) -> dict[str, str]:
         """Of a group's programs, hooked or not."""
@@ -144,31 +148,31 @@ def verdict(baseline: Mapping[str, Any], told: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The three programs of a group in one mode."""
+    """The programs of a group in one mode: `plain` and `hooked` are compared, `second` joins the first hooked one."""
 
     stand: Rig
-    plain: Member
-    hooked: Member
+    plain: Sequence[Member]
+    hooked: Sequence[Member]
     second: Member
 
     def alone(self, run: Run, row: Row) -> None:
         """Baseline, then the hooked one beside nobody."""
         name, limit = row.case.name, row.case.limit_s
-        baseline = self.plain.ask(f"check {name}", limit)
+        baseline = self.plain[0].ask(f"check {name}", limit)
         if "digest" not in baseline:
             row.suspect = "error" in baseline
             why = baseline.get("skipped") or f"fails without the hook too: {baseline.get('error')}"
             return row.close("skipped", why)
         row.versions = row.versions | baseline.get("versions", {})
         row.baseline = baseline
-        row.alone = verdict(baseline, self.hooked.ask(f"check {name}", limit))
+        row.alone = verdict(baseline, self.hooked[0].ask(f"check {name}", limit))
         if row.alone.startswith("failed"):
             return row.close("failed", f"alone {row.alone}")
         if baseline.get("timed", True):
             row.timing = slowdown(
-                self.plain, self.hooked, name, seconds=run.seconds, pairs=run.pairs, timeout_s=limit
+                self.plain, self.hooked, name, seconds=run.seconds, core=run.core, timeout_s=limit
             )
-        row.repeatable = verdict(baseline, self.plain.ask(f"check {name}", limit)) in GOOD
+        row.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
         return None
 
     def handovers(self) -> int:
@@ -178,7 +182,7 @@ class Crew:
     def two(self, row: Row) -> None:
         """Both hooked ones at once."""
         assert row.baseline is not None
-        pair = (self.hooked, self.second)
+        pair = (self.hooked[0], self.second)
         before = self.handovers()
         for member in pair:
             member.tell(f"check {row.case.name}")
@@ -193,16 +197,24 @@ def attempt(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Se
     """One crew works through the rows until all are closed or one breaks it."""
     mode = rows[0].mode
 
-    def member(kind: str, *, hooked: bool) -> Member:
+    def member(place: Rig, kind: str, *, hooked: bool) -> Member:
         return Member(
-            stand, command, hooked=hooked, name=f"{group.name}-{kind}", options=MODES[mode] if hooked else (),
+            place, command, hooked=hooked, name=f"{group.name}-{kind}", options=MODES[mode] if hooked else (),
             extra=run.environment(group), deadline=run.deadline,
         )
 
-    crew = Crew(stand, member("plain", hooked=False), member("a", hooked=True), member("b", hooked=True))
-    with closing([crew.plain, crew.hooked, crew.second]):
+    with ExitStack() as stack:
+        stands = [stand, *(stack.enter_context(rig(simulate=run.simulate)) for _ in range(run.processes - 1))]
+        crew = Crew(
+            stand,
+            [member(place, f"plain-{number}", hooked=False) for number, place in enumerate(stands)],
+            [member(place, f"hooked-{number}", hooked=True) for number, place in enumerate(stands)],
+            member(stand, "second", hooked=True),
+        )
+        everybody = [*crew.plain, *crew.hooked, crew.second]
+        stack.enter_context(closing(everybody))
         try:
-            versions = crew.plain.answer(READY_TIMEOUT_S).get("versions", {})
+            versions = crew.plain[0].answer(READY_TIMEOUT_S).get("versions", {})
         except OutOfTime:
             raise
         except BenchError as error:
@@ -210,12 +222,14 @@ def attempt(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Se
                 row.close("skipped", f"does not start without the hook either: {error}")
                 emit(row.as_json())
             return
-        crew.hooked.answer(READY_TIMEOUT_S)
-        crew.second.answer(READY_TIMEOUT_S)
+        for one in everybody[1:]:
+            one.answer(READY_TIMEOUT_S)
         for row in rows:
             row.versions = versions
             if row.alone is None and not row.finished(lambda row: crew.alone(run, row)):
                 return
+        for one in (*crew.plain[1:], *crew.hooked[1:]):
+            one.close()  # with two at a time there are no more than two
         for row in rows:
             if row.open and not row.finished(crew.two):
                 return
@@ -335,7 +349,7 @@ def measure(run: Run, modes: Sequence[str], wanted: Sequence[str]) -> bool:
     good = cases(FIRST)
     if not wanted or "start-up" in wanted:
         with rig(simulate=run.simulate) as stand:
-            for told in import_rows(stand, ("cupy", "torch"), pairs=max(2, run.pairs // 2), deadline=run.deadline):
+            for told in import_rows(stand, ("cupy", "torch"), pairs=IMPORT_PAIRS, deadline=run.deadline):
                 emit(told)
                 good &= told["result"] != "failed"
     return cases(THEN) and good
@@ -348,8 +362,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
     parser.add_argument("--mode", action="append", choices=sorted(MODES), help="default: device, then managed")
-    parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement (default 0.2)")
-    parser.add_argument("--pairs", type=int, default=5, help="measurements without and with the hook (default 5)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring a case's speed (default 2)")
+    parser.add_argument("--processes", type=int, default=2, help="without the hook and with it (default 2)")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds for everything (default 200)")
     parser.add_argument("--verify", action="store_true", help="only this: does all of it pass the gate?")
     parser.add_argument("--markdown", type=Path, help="write the page there at the end")
@@ -382,7 +396,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nvshare-matrix-") as scratch:
         emit({"machine": machine(), "simulated": simulate is not None, "python": sys.version.split()[0]})
         programs = build_programs(Path(scratch))
-        run = Run(simulate, options.seconds, options.pairs, deadline, Path(scratch), programs)
+        run = Run(
+            simulate, options.seconds, options.processes, deadline, Path(scratch), programs,
+            core=None if options.verify else reserve_core(),
+        )  # fmt: skip
         if options.verify:
             good = verify_all(run, options.case)
         else:

@@ -15,8 +15,12 @@ HEAD = """# Compatibility
 What runs under the hook unchanged: the same program without the hook, alone under it, and two at a time under it with
 a quantum of 20 ms. *identical* means that every byte of the results is; *within tolerance* that the figures are, within
 the relative tolerance named; *unrepeatable* that the program's results differ from time to time without the hook, too.
-*Slower alone* compares the same number of steps without the hook and under it, in turns: the median of the pairs, and
-in brackets the extremes. Where these have both signs, the difference is within the noise.
+
+*Slower alone* compares two programs without the hook with two under it, each of these alone with a coordinator, in
+turns of about 10 ms, their main threads on one processor that is kept free for them. Each program counts by the mean of
+its quietest quarter of turns, each kind by its quicker program. In brackets: between what 95 % of such comparisons lie
+when the turns are drawn anew from those measured. *Alike* is by how much two programs of the same kind differ: every
+process has its memory, queues and threads laid out in its own way, and keeps that. A difference below it says nothing.
 
 This page is written by the benchmark:
 
@@ -63,15 +67,16 @@ def case_line(row: Mapping[str, Any]) -> str:
     if row.get("reason"):
         result += f" ({row['reason']})"
     timing = row.get("timing")
-    slower, speed = "", ""
+    slower, alike, speed = "", "", ""
     if timing:
         low, middle, high = (percent(timing[key]) for key in ("slowdown_min", "slowdown", "slowdown_max"))
         slower = f"{middle} ({low} to {high})"
+        alike = f"{100 * timing['alike']:.2f} %" if timing.get("alike") is not None else ""
         speed = f"{timing['plain_steps_per_s']:g}"
     two = ", ".join(dict.fromkeys(row.get("two") or ()))
     if "within tolerance" in (row.get("alone"), *(row.get("two") or ())):
         result += f", tolerance {row['tolerance']:g}"
-    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, slower, speed)
+    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, slower, alike, speed)
     return "| " + " | ".join(cell(one) for one in cells) + " |"
 
 
@@ -119,8 +124,8 @@ def page(lines: Iterable[Mapping[str, Any]]) -> str:
     starts = [row for row in rows if row["group"] == "start-up"]
     if cases:
         text.append(
-            "\n| case | mode | result | alone | two at a time | slower alone | steps/s without the hook |"
-            "\n|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
+            "\n| case | mode | result | alone | two at a time | slower alone | alike | steps/s without the hook |"
+            "\n|---|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
         )
     if starts:
         text.append(

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from bench.rig import BenchError, Rig
@@ -58,6 +59,11 @@ class Member:
             stdin=subprocess.PIPE, errors=self._errors.fileno(),
         )
         self._pending = b""
+
+    @property
+    def pid(self) -> int:
+        """Of the program itself: nvshare-run becomes it."""
+        return self._process.pid
 
     def tell(self, line: str) -> None:
         """Sends one request; the answer is fetched with `answer`."""
@@ -149,29 +155,103 @@ def steps_for(member: Member, name: str, seconds: float, timeout_s: float) -> in
         steps = max(steps + 1, round(steps * min(10.0, seconds / max(taken_s, 1e-6))))
 
 
-def slowdown(
-    plain: Member, hooked: Member, name: str, *, seconds: float, pairs: int, timeout_s: float = 60.0
-) -> dict[str, Any]:
-    """The same number of steps without the hook and under it, in turns, the order swapped each time.
+def reserve_core() -> int | None:
+    """Takes a processor from this process and all that it starts from now on, for the programs that are being timed.
 
-    `slowdown` is the median over the pairs of hooked time / plain time - 1; `share` the hooked share of the speed.
+    None on a machine with less than four: there everything stays where it is.
     """
-    steps = steps_for(plain, name, seconds, timeout_s)
-    hooked.ask(f"time {name} {max(3, steps // 4)}", timeout_s)
-    taken: dict[str, list[int]] = {"plain": [], "hooked": []}
-    for pair in range(pairs):
-        order = (("plain", plain), ("hooked", hooked))
-        for kind, member in order if pair % 2 == 0 else reversed(order):
-            taken[kind].append(int(member.ask(f"time {name} {steps}", timeout_s)["ns"]))
-    ratios = [with_hook / without for without, with_hook in zip(taken["plain"], taken["hooked"], strict=True)]
-    return {
-        "steps": steps,
-        "pairs": pairs,
-        "plain_steps_per_s": round(steps / statistics.median(taken["plain"]) * 1e9, 2),
-        "hooked_steps_per_s": round(steps / statistics.median(taken["hooked"]) * 1e9, 2),
-        "slowdown": round(statistics.median(ratios) - 1, 5),
-        "slowdown_min": round(min(ratios) - 1, 5),
-        "slowdown_max": round(max(ratios) - 1, 5),
-        "share": round(1 / statistics.median(ratios), 5),
-        "share_of_quietest": round(min(taken["plain"]) / min(taken["hooked"]), 5),
+    ours = sorted(os.sched_getaffinity(0))
+    if len(ours) < 4:
+        return None
+    os.sched_setaffinity(0, ours[:-1])
+    return ours[-1]
+
+
+@contextmanager
+def pinned(members: Sequence[Member], core: int | None) -> Iterator[None]:
+    """Their main threads on that processor for the length of the block; other threads (pools, drivers) stay free."""
+    if core is None:
+        yield
+        return
+    elsewhere = os.sched_getaffinity(0)
+    try:
+        for member in members:
+            os.sched_setaffinity(member.pid, {core})
+        yield
+    finally:
+        for member in members:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(member.pid, elsewhere)
+
+
+def quiet(samples: Sequence[float]) -> float:
+    """The mean of the quietest quarter: disturbances only ever add, and a single minimum is luck."""
+    ordered = sorted(samples)
+    best = ordered[: max(1, -(-len(ordered) // 4))]
+    return sum(best) / len(best)
+
+
+def figures(plain: Sequence[Sequence[float]], hooked: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """From nanoseconds a step, a list a process: what the hook costs, how sure that is, how much likes differ.
+
+    Each kind is represented by its quickest process.  `slowdown_min` and `slowdown_max` bound 95 % of what the same
+    comparison gives when its samples are drawn anew from those measured.  `alike`: the most by which two processes of
+    the same kind differ, None with one of each.
+    """
+
+    def ratio(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
+        return min(map(quiet, other)) / min(map(quiet, one)) - 1
+
+    def again(kind: Sequence[Sequence[float]]) -> list[list[float]]:
+        return [chance.choices(samples, k=len(samples)) for samples in kind]
+
+    chance = random.Random(1)
+    drawn = sorted(ratio(again(plain), again(hooked)) for _ in range(200))
+    middle = ratio(plain, hooked)
+    found: dict[str, Any] = {
+        "plain_steps_per_s": round(1e9 / min(map(quiet, plain)), 2),
+        "hooked_steps_per_s": round(1e9 / min(map(quiet, hooked)), 2),
+        "slowdown": round(middle, 5),
+        "slowdown_min": round(drawn[4], 5),
+        "slowdown_max": round(drawn[-5], 5),
+        "share": round(1 / (1 + middle), 5),
+        "share_of_medians": round(min(map(statistics.median, plain)) / min(map(statistics.median, hooked)), 5),
+        "alike": None,
     }
+    if len(plain) > 1:
+        spreads = [max(map(quiet, kind)) / min(map(quiet, kind)) - 1 for kind in (plain, hooked)]
+        found["alike"] = round(max(spreads), 5)
+    return found
+
+
+def slowdown(
+    plain: Sequence[Member],
+    hooked: Sequence[Member],
+    name: str,
+    *,
+    seconds: float,
+    core: int | None = None,
+    chunk_s: float = 0.01,
+    timeout_s: float = 60.0,
+) -> dict[str, Any]:
+    """The same number of steps without the hook and under it, in many short turns on one processor: see figures().
+
+    `seconds`: of measuring, all turns together.  As many of the one as of the other.
+    """
+    steps = steps_for(plain[0], name, chunk_s, timeout_s)
+    turns = [member for pair in zip(plain, hooked, strict=True) for member in pair]
+    taken: dict[str, list[float]] = {member.name: [] for member in turns}
+    with pinned(turns, core):
+        for member in turns:  # all at once: whatever is compiled or set up when it is first needed
+            member.tell(f"time {name} {max(3, steps)}")
+        for member in turns:
+            member.answer(timeout_s)
+        begin = time.monotonic()
+        for member in turns:
+            member.ask(f"time {name} {steps}", timeout_s)
+        rounds = max(4, round(seconds / max(time.monotonic() - begin, 1e-3)))
+        for number in range(rounds):
+            for member in turns if number % 2 == 0 else reversed(turns):
+                taken[member.name].append(int(member.ask(f"time {name} {steps}", timeout_s)["ns"]) / steps)
+    told: dict[str, Any] = {"steps": steps, "rounds": rounds, "processes": len(plain), "pinned": core is not None}
+    return told | figures([taken[one.name] for one in plain], [taken[one.name] for one in hooked])

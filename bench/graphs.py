@@ -1,12 +1,15 @@
 """CUDA graphs under the hook, and what revoking from a deep queue takes and costs: `python -m bench.graphs --json`.
 
 1. `replay`: replays of a graph of 20 short kernels, of a graph of one kernel (nothing but its launch), and the same
-   kernels launched one by one (replay.c), without the hook and under it with the lease held, in turns; `share` is the
-   hooked share of the speed, the median over the pairs.
+   kernels launched one by one (replay.c), without the hook and under it with the lease held.
+   `share` is the hooked share of the speed by several processes of each kind in turns (crew.py; each hooked one has a
+   coordinator of its own, so that it is alone).  Processes that are alike differ, and stay so as long as they live
+   (`alike`): two programs are not enough.  `in_process` compares the calls through the hook with calls of the driver's
+   own addresses in the same process, on the same stream, with the same graph: what the hook itself adds.
 2. `drain_ms`: of two programs (saturate.c) that submit short kernels as far ahead as the driver lets them, under a
    quantum of 20 ms with the coordinator's default pacing budget, as their releases tell; `graph_drain_ms`: the same of
    two that replay graphs of 20 kernels (replay.c), where as many launches hold 20 times the work.  The first drain
-   stands apart (`first`): its queue was filled when nobody else was there, with no budget.
+   stands apart (`first`): its queue was filled when nobody else was there, under the coarse bound of who is alone.
 3. `throughput_cost`: of being paced, with the hand-overs that come with it: 1 - (both programs' kernels a second with a
    quantum of 500 ms) / (one's, alone under the hook), the median over the repetitions, in turns.
 
@@ -22,30 +25,64 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.crew import Member, closing, slowdown, steps_for
+from bench.crew import Member, closing, pinned, quiet, reserve_core, slowdown, steps_for
 from bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
 
 READY_TIMEOUT_S = 60.0
 WARM_UP_S = 0.2
+CHUNK_S = 0.02
+QUANTUM = "20ms"
+"""Under which drains are watched."""
 
 
-def replays(simulate: str | None, program: Path, *, seconds: float, pairs: int) -> dict[str, Any]:
+def in_process(members: Sequence[Member], name: str, *, seconds: float, core: int | None) -> dict[str, Any] | None:
+    """What calls through the hook take longer than the driver's own in the same process; None where it has no table."""
+    added, shares = [], []
+    for member in members:
+        steps = steps_for(member, name, CHUNK_S, READY_TIMEOUT_S)
+        if "ns" not in member.ask(f"time direct-{name} {steps}", READY_TIMEOUT_S):
+            return None
+        taken: dict[str, list[float]] = {name: [], f"direct-{name}": []}
+        with pinned([member], core):
+            for number in range(max(8, round(seconds / len(members) / (2 * CHUNK_S)))):
+                for one in taken if number % 2 == 0 else reversed(taken):
+                    taken[one].append(int(member.ask(f"time {one} {steps}", READY_TIMEOUT_S)["ns"]) / steps)
+        hooked, direct = (quiet(samples) for samples in taken.values())
+        added.append(hooked - direct)
+        shares.append(direct / hooked)
+    return {"added_ns": round(statistics.median(added), 2), "share": round(statistics.median(shares), 5),
+            "added_ns_of_each": [round(one, 2) for one in added]}  # fmt: skip
+
+
+def replays(simulate: str | None, program: Path, *, seconds: float, processes: int) -> dict[str, Any]:
     """By kind of step."""
-    with rig(simulate=simulate) as stand:
-        plain = Member(stand, [str(program)], hooked=False, name="replay-plain")
-        hooked = Member(stand, [str(program)], hooked=True, name="replay-hooked")
-        with closing([plain, hooked]):
-            for member in (plain, hooked):
-                member.answer(READY_TIMEOUT_S)
-            found = {}
-            for name in ("graph", "graph1", "launches"):
-                digests = {member.ask(f"check {name}", READY_TIMEOUT_S)["digest"] for member in (plain, hooked)}
-                found[name] = slowdown(plain, hooked, name, seconds=seconds, pairs=pairs)
-                found[name]["identical"] = len(digests) == 1
-    return found
+    core = reserve_core()
+    with ExitStack() as stack:
+        stands = [stack.enter_context(rig(simulate=simulate)) for _ in range(processes)]
+        crews = {
+            hooked: [
+                Member(stand, [str(program)], hooked=hooked, name=f"replay-{'hooked' if hooked else 'plain'}-{number}")
+                for number, stand in enumerate(stands)
+            ]
+            for hooked in (False, True)
+        }
+        everybody = [*crews[False], *crews[True]]
+        stack.enter_context(closing(everybody))
+        for member in everybody:
+            member.answer(READY_TIMEOUT_S)
+        found = {}
+        for name in ("graph", "graph1", "launches"):
+            digests = {member.ask(f"check {name}", READY_TIMEOUT_S)["digest"] for member in everybody}
+            found[name] = slowdown(
+                crews[False], crews[True], name, seconds=seconds, core=core, chunk_s=CHUNK_S, timeout_s=READY_TIMEOUT_S
+            )
+            found[name]["in_process"] = in_process(crews[True], name, seconds=seconds / 2, core=core)
+            found[name]["identical"] = len(digests) == 1
+        return found
 
 
 def saturate(stand: Rig, program: Path, count: int, options: argparse.Namespace, seconds: float) -> list[float]:
@@ -86,13 +123,23 @@ def drains_ms(lines: Sequence[str]) -> tuple[list[float], int]:
     return found, overdue
 
 
+def until_heard(stand: Rig, log: Path) -> None:
+    """Until the follower gets events: it takes its time to start, and would miss the first drain."""
+    for _ in range(60):
+        stand.control("set", "quantum", QUANTUM)  # it is told again, which is an event
+        if log.stat().st_size > 0:
+            return
+    raise BenchError("no events come")
+
+
 def drains(simulate: str | None, work: Callable[[Rig], object]) -> dict[str, Any]:
     """Drains while something runs."""
-    with rig(simulate=simulate, quantum="20ms") as stand:
+    with rig(simulate=simulate, quantum=QUANTUM) as stand:
         log = stand.directory / "events.jsonl"
         with log.open("w", encoding="utf-8") as stream:
             follower = stand.follow_events(stream)
             try:
+                until_heard(stand, log)
                 work(stand)
             finally:
                 follower.terminate()
@@ -155,8 +202,8 @@ def main() -> int:
     parser.add_argument("--only", choices=("replay", "drain"), help="one half of it")
     parser.add_argument("--seconds", type=float, default=4.0, help="each run of the saturating programs (default 4)")
     parser.add_argument("--repetitions", type=int, default=2, help="of the comparison of throughput (default 2)")
-    parser.add_argument("--replay-seconds", type=float, default=0.25, help="one measurement of replays (default 0.25)")
-    parser.add_argument("--pairs", type=int, default=11, help="measurements without and with the hook (default 11)")
+    parser.add_argument("--replay-seconds", type=float, default=5.0, help="of each kind of replay (default 5)")
+    parser.add_argument("--processes", type=int, default=6, help="without and with the hook (default 6)")
     parser.add_argument("--kernel-us", type=float, default=5.0, help="length of one kernel (default 5)")
     parser.add_argument("--depth", type=int, default=5000, help="kernels in flight at most (default 5000)")
     options = parser.parse_args()
@@ -166,7 +213,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as place:
             if options.only != "drain":
                 program = compile_program(Path(__file__).with_name("replay.c"), Path(place))
-                result["replay"] = replays(simulate, program, seconds=options.replay_seconds, pairs=options.pairs)
+                result["replay"] = replays(
+                    simulate, program, seconds=options.replay_seconds, processes=options.processes
+                )
             if options.only != "replay":
                 result |= deep_queues(simulate, Path(place), options)
     except (BenchError, subprocess.TimeoutExpired) as error:
@@ -176,7 +225,8 @@ def main() -> int:
         print(json.dumps(result))
         return 0
     for name, told in result.get("replay", {}).items():
-        print(f"{name}: {100 * told['share']:.2f} % of the speed without the hook")
+        print(f"{name}: {100 * told['share']:.2f} % of the speed without the hook", end="")
+        print(f", {told['in_process']['added_ns']} ns added a step" if told["in_process"] else "")
     if "drain_ms" in result:
         print(f"drains in ms: {result['drain_ms']}, of graphs {result['graph_drain_ms']}")
         print(f"throughput cost {100 * result['throughput_cost']:.2f} %")

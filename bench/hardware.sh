@@ -10,9 +10,9 @@
 # WHEELS: a directory of wheels for what this machine lacks, installed without an index.
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
-# Steps that run only when STEPS names them: compatibility escapes startup graphs drain swap.
+# Steps that run only when STEPS names them: compatibility escapes startup graphs drain swap alloc checked oversubscribe.
 #
-# Memory is never oversubscribed here: device memory only, and managed memory within a limit of 128 MiB a program.
+# The card's memory is never oversubscribed here (the benchmarks of swap set a capacity of a few GiB): device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
 export NVSHARE_MEMORY=device
 unset LD_PRELOAD NVSHARE_ENABLE NVSHARE_SIMULATE NVSHARE_SIM_STATE
@@ -96,8 +96,11 @@ step throughput 200 throughput.json "$python" -m bench.throughput --json --secon
 step infer 60 infer.json "$python" -m bench.throughput --json --seconds 2 --repetitions 2 --workload infer
 step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.png" --seconds 3
 named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json
+named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json --checked 1000
+named alloc 120 alloc.json "$python" -m bench.alloc --json
+named oversubscribe 240 oversubscribe.json "$python" -m bench.oversubscribe --json
 named startup 60 startup.json "$python" -m bench.startup --json
-named graphs 60 graphs.json "$python" -m bench.graphs --json --only replay --pairs 9 --replay-seconds 0.2
+named graphs 60 graphs.json "$python" -m bench.graphs --json --only replay
 named drain 90 drain.json "$python" -m bench.graphs --json --only drain --seconds 3
 named compatibility 245 compatibility.jsonl "$python" -m bench.compatibility --json --budget 225
 named escapes 125 escapes.jsonl "$python" -m bench.compatibility --json --verify --budget 110

@@ -145,14 +145,19 @@ class Rig:
 
 @contextmanager
 def rig(
-    *, simulate: str | None, quantum: str = "100ms", sharing: str = "exclusive", policy: str = "round_robin"
+    *,
+    simulate: str | None,
+    quantum: str = "100ms",
+    sharing: str = "exclusive",
+    policy: str = "round_robin",
+    more: Sequence[str] = (),
 ) -> Iterator[Rig]:
-    """A coordinator for the length of the block."""
+    """A coordinator for the length of the block; `more` are options of its own."""
     directory = Path(tempfile.mkdtemp(prefix="nvshare-bench-"))
     ready, report = os.pipe()
     command = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(directory), "--ready-fd", str(report)]
     command += ["--quantum", quantum, "--sharing", sharing, "--policy", policy]
-    command += [f"--simulate={simulate}"] if simulate is not None else []
+    command += [*more, *([f"--simulate={simulate}"] if simulate is not None else [])]
     with (directory / "coordinator.log").open("wb") as log:
         process = subprocess.Popen(
             command,

@@ -2,9 +2,14 @@
 
 Method: two programs under the hook, each with `--gib` of allocations of mixed sizes, told by a coordinator that is
 played here: it sends Evict and Restore and takes the time and bytes that the hook's last MoveProgress states.  A
-hand-over is one program's eviction and the other's restoration at the same time: all bytes over the time until both are
-done.  After the last round both programs check every byte.  The baseline is a program without the hook that copies
-between pinned memory and the device.
+hand-over is one program's eviction and the other's restoration at the same time, within the capacity: the restoration
+begins with the room that there is and gets credit as the eviction tells what has left; all bytes over the time until
+both are done.  The first program's first eviction finds no pinned memory ready, the second one's all of it.  After the
+last round both programs check every byte.  The baseline is a program without the hook that copies between pinned memory
+and the device, and two such programs, one for each direction.
+
+`--checked ROUNDS` measures nothing: one program with allocations of random sizes, some replaced in each round, is
+evicted and restored by random amounts and all its bytes are compared; the seed is printed.
 
 May not go here: what the real coordinator decides.
 """
@@ -14,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import select
 import statistics
 import subprocess
 import sys
@@ -33,6 +40,8 @@ from simulated_gpu.environment import simulated_environment
 
 GIB, MIB = 1 << 30, 1 << 20
 BOUND_S = 60.0
+MEETING_NS = 2 * 10**9
+"""After that two programs are ready to copy at the same moment."""
 WORKER = (sys.executable, "-m", "bench.workloads.swap_worker")
 UNIT_SIZES = (1, 5, 37, 200, 500, 1000, 4000, 3_000_000, 20_971_520, 2_097_152, 67_108_864, 150_000_000)
 """A mixture, small and large; what is missing to the wanted sum is one more allocation."""
@@ -48,6 +57,7 @@ class Program:
             WORKER, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.peer = b""
+        self.client = 0
         self.inbox: list[wire.Message] = []
         self.answer()
 
@@ -84,7 +94,7 @@ class Coordinator:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.bind(f"ipc://{path}")
-        self._capacity = capacity_bytes
+        self.capacity_bytes = capacity_bytes
         self._programs: dict[bytes, Program] = {}
         self._number = 0
 
@@ -107,29 +117,54 @@ class Coordinator:
                     del program.inbox[index]
                     return message
             left = deadline - time.monotonic()
-            if left <= 0 or not self._socket.poll(int(left * 1000)):
+            if left <= 0:
                 raise BenchError(f"no {kind.__name__} came within {BOUND_S:.0f} s")
-            peer, frame = self._socket.recv_multipart()
-            if peer not in self._programs and newcomer is not None:
-                self._programs[peer] = newcomer
-                newcomer.peer = peer
-            decoded = wire.decode(frame, wire.TO_COORDINATOR)
-            if isinstance(decoded, wire.Message) and peer in self._programs:
-                self._programs[peer].inbox.append(decoded)
+            if (taken := self._take(left, newcomer)) is not None:
+                taken[0].inbox.append(taken[1])
+
+    def _take(self, timeout_s: float, newcomer: Program | None = None) -> tuple[Program, wire.Message] | None:
+        """The next message of any program; host memory is granted on the way.  None: nothing that matters."""
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return None
+        peer, frame = self._socket.recv_multipart()
+        if peer not in self._programs and newcomer is not None:
+            self._programs[peer] = newcomer
+            newcomer.peer = peer
+        message = wire.decode(frame, wire.TO_COORDINATOR)
+        if not isinstance(message, wire.Message) or peer not in self._programs:
+            return None
+        if isinstance(message, wire.ReserveHost):
+            self.send(self._programs[peer], wire.HostReserved(message.sequence, message.bytes))
+        return self._programs[peer], message
+
+    def _serve(self, program: Program) -> Any:
+        """What a command came to, with the program's questions answered meanwhile."""
+        assert program.process.stdout is not None
+        while not select.select([program.process.stdout], [], [], 0)[0]:
+            if (taken := self._take(0.01)) is not None:
+                taken[0].inbox.append(taken[1])
+        return program.answer()
+
+    def settings(self, program: Program, prepare_bytes: int = 0) -> None:
+        """Nothing that slows, and so much host memory to have ready."""
+        self.send(
+            program,
+            wire.GpuSettings(
+                gpu=0, memory_limit_bytes=0, capacity_bytes=self.capacity_bytes, reserve=False, pacing_budget_ns=0,
+                idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=prepare_bytes,
+            ),
+        )  # fmt: skip
 
     def admit(self, program: Program, sizes: Sequence[int]) -> None:
         """The program allocates, and becomes a client by it."""
         program.do("start")
         program.tell("alloc " + " ".join(map(str, sizes)))
         self.expect(program, wire.Hello, newcomer=program)
-        self.send(program, wire.Welcome(wire.PROTOCOL_VERSION, 1))
+        program.client = len(self._programs)
+        self.send(program, wire.Welcome(wire.PROTOCOL_VERSION, program.client))
         self.expect(program, wire.AttachGpu)
-        settings = wire.GpuSettings(
-            gpu=0, memory_limit_bytes=0, capacity_bytes=self._capacity, reserve=False, pacing_budget_ns=0,
-            idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
-        )  # fmt: skip
-        self.send(program, settings)
-        program.answer()
+        self.settings(program)
+        self._serve(program)
 
     def under_lease(self, program: Program, command: str) -> Any:
         """A command of the program with the lease, which it has not before nor after."""
@@ -139,25 +174,56 @@ class Coordinator:
         program.tell(command)
         self.expect(program, wire.Request)
         self.send(program, wire.Grant(gpu=0, lease_id=lease, quantum_ns=10**9, waiters=0))
-        answer = program.answer()
+        answer = self._serve(program)
         self.send(program, wire.Revoke(gpu=0, lease_id=lease, drain_deadline_ns=10**10))
         self.expect(program, wire.Release)
         return answer
 
-    def order(self, program: Program, kind: type[wire.Evict] | type[wire.Restore]) -> int:
-        """Sends an order for everything; its number."""
+    def order(
+        self, program: Program, kind: type[wire.Evict] | type[wire.Restore], size: int = 1 << 50, **more: int
+    ) -> int:
+        """Sends an order, for everything unless said otherwise; its number."""
         self._number += 1
-        self.send(program, kind(gpu=0, order_id=self._number, bytes=1 << 50))
+        self.send(program, kind(gpu=0, order_id=self._number, bytes=size, **more))
         return self._number
 
-    def finished(self, program: Program, order: int) -> tuple[int, int]:
+    def finished(self, program: Program, order: int, *, may_be_nothing: bool = False) -> tuple[int, int]:
         """(bytes, ns) of an order that must succeed."""
         while True:
             progress = self.expect(program, wire.MoveProgress)
             if progress.order_id == order and progress.finished:
-                if progress.error or not progress.moved_bytes:
-                    raise BenchError(f"an order moved {progress.moved_bytes} bytes and ended with {progress.error}")
-                return progress.moved_bytes, progress.elapsed_ns
+                return _moved(progress, may_be_nothing=may_be_nothing)
+
+    def hand_over(
+        self, going: Program, coming: Program, held_bytes: int, *, wiped: bool = False
+    ) -> list[tuple[int, int]]:
+        """One goes out while the other comes in, never more than the capacity on the card; (bytes, ns) of both.
+
+        `wiped`: physical memory does not pass from one to the other, but is freed and made.
+        """
+        room = max(0, self.capacity_bytes - held_bytes)
+        out = self.order(going, wire.Evict, heir=0 if wiped else coming.client)
+        into = self.order(coming, wire.Restore, credit_bytes=room)
+        done: dict[int, tuple[int, int]] = {}
+        deadline = time.monotonic() + BOUND_S
+        while len(done) < 2:
+            if time.monotonic() > deadline:
+                raise BenchError(f"a hand-over did not end within {BOUND_S:.0f} s")
+            taken = self._take(1.0)
+            if taken is None or not isinstance(progress := taken[1], wire.MoveProgress):
+                continue
+            if progress.order_id == out:
+                credit = wire.UNBOUNDED if progress.finished else room + progress.moved_bytes
+                self.send(coming, wire.MoveCredit(gpu=0, order_id=into, credit_bytes=credit))
+            if progress.finished and progress.order_id in {out, into}:
+                done[progress.order_id] = _moved(progress)
+        return list(done.values())
+
+
+def _moved(progress: wire.MoveProgress, *, may_be_nothing: bool = False) -> tuple[int, int]:
+    if progress.error or not (progress.moved_bytes or may_be_nothing):
+        raise BenchError(f"an order moved {progress.moved_bytes} bytes and ended with {progress.error}")
+    return progress.moved_bytes, progress.elapsed_ns
 
 
 def rate(moves: Sequence[tuple[int, int]]) -> float:
@@ -168,34 +234,90 @@ def rate(moves: Sequence[tuple[int, int]]) -> float:
 def measure(coordinator: Coordinator, programs: Sequence[Program], sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     """All figures of the hook."""
     first, second = programs
+    told: dict[str, Any] = {}
     for seed, program in enumerate(programs):
         coordinator.admit(program, sizes)
         coordinator.under_lease(program, f"fill {seed}")
-        order = coordinator.order(program, wire.Evict)
-        firsts = [coordinator.finished(program, order)]
-        if program is first:
-            told = {"first_evict_gib_s": rate(firsts)}
-    evicts, restores, handovers = [], [], []
+        if program is second:
+            _have_ready(coordinator, program, sum(sizes))
+        name = "first_evict_gib_s" if program is first else "first_evict_prepared_gib_s"
+        told[name] = rate([coordinator.finished(program, coordinator.order(program, wire.Evict))])
+    evicts, restores, handovers, wiped = [], [], [], []
     for _ in range(rounds):
         restores.append(rate([coordinator.finished(first, coordinator.order(first, wire.Restore))]))
         evicts.append(rate([coordinator.finished(first, coordinator.order(first, wire.Evict))]))
     coordinator.finished(first, coordinator.order(first, wire.Restore))
     for _ in range(rounds):
         for going, coming in ((first, second), (second, first)):
-            orders = coordinator.order(going, wire.Evict), coordinator.order(coming, wire.Restore)
-            moves = [coordinator.finished(p, o) for p, o in zip((going, coming), orders, strict=True)]
-            handovers.append(rate(moves))
+            handovers.append(rate(coordinator.hand_over(going, coming, sum(sizes))))
+    for _ in range(rounds):
+        for going, coming in ((first, second), (second, first)):
+            wiped.append(rate(coordinator.hand_over(going, coming, sum(sizes), wiped=True)))
+    coordinator.finished(first, coordinator.order(first, wire.Evict))  # the checks bring in what they need
     wrong = 0
-    for seed, program in enumerate(programs):
-        wrong += coordinator.under_lease(program, f"check {seed}")
+    for program in programs:
+        coordinator.finished(program, coordinator.order(program, wire.Restore))
+        wrong += coordinator.under_lease(program, "check")
+        coordinator.finished(program, coordinator.order(program, wire.Evict))
     if wrong:
         raise BenchError(f"{wrong} parts of memory are not what was written")
-    series = {"evict": evicts, "restore": restores, "handover": handovers}
+    series = {"evict": evicts, "restore": restores, "handover": handovers, "handover_wiped": wiped}
     return {
         **told,
         **{f"{name}_gib_s": statistics.median(values) for name, values in series.items()},
         "details": {name: [round(value, 2) for value in values] for name, values in series.items()},
     }
+
+
+def _have_ready(coordinator: Coordinator, program: Program, size: int) -> None:
+    """Has host memory made ready, and waits until the program has grown by nearly so much.
+
+    That is all that can be seen from outside; without enough memory for it this goes on after a bounded time.
+    """
+    status = Path(f"/proc/{program.process.pid}/statm")
+    pages = os.sysconf("SC_PAGE_SIZE")
+    before = int(status.read_text().split()[1]) * pages
+    coordinator.settings(program, prepare_bytes=size)
+    deadline = time.monotonic() + 20
+    while int(status.read_text().split()[1]) * pages < before + size * 31 // 32 and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def both_ways(programs: Sequence[Program], size: int, rounds: int) -> float:
+    """GiB/s together of one program that copies out and one that copies in, without the hook."""
+    begin_ns = time.monotonic_ns() + MEETING_NS
+    for out, program in enumerate(programs):
+        program.tell(f"stream {out} {size} {rounds} {begin_ns}")
+    spans: list[tuple[int, int]] = [tuple(program.answer()) for program in programs]
+    overlap = min(end for _, end in spans) - max(begin for begin, _ in spans)
+    if overlap <= 0:
+        raise BenchError("two programs that copy did not do so at the same time")
+    return sum(size * rounds / GIB / ((end - begin) / 1e9) for begin, end in spans)
+
+
+def checked(coordinator: Coordinator, program: Program, rounds: int, seed: int) -> dict[str, Any]:
+    """Evictions and restorations of random amounts of memory that changes, compared after each."""
+    dice = random.Random(seed)
+
+    def size() -> int:
+        return dice.choice((1, 500, 4096, 70_000, 1_900_000, 2 * MIB, 3 * MIB + 1)) + dice.randrange(3) * 512
+
+    held = [size() for _ in range(30)]
+    coordinator.admit(program, held)
+    coordinator.under_lease(program, f"fill {seed % 1000}")
+    wrong = moved = 0
+    for turn in range(1, rounds + 1):
+        everything = turn % 3 == 0
+        amount = 1 << 50 if everything else dice.randrange(MIB, 64 * MIB)
+        out = coordinator.order(program, wire.Evict, amount)
+        moved += coordinator.finished(program, out)[0]
+        if not everything:  # what this leaves out, the program finds missing and has brought in
+            into = coordinator.order(program, wire.Restore, dice.randrange(2 * MIB, 64 * MIB))
+            moved += coordinator.finished(program, into, may_be_nothing=True)[0]
+        wrong += coordinator.under_lease(program, "check")
+        sizes = " ".join(str(size()) for _ in range(3))
+        coordinator.under_lease(program, f"renew {turn} {sizes}")
+    return {"rounds": rounds, "mismatches": wrong, "moved_gib": round(moved / GIB, 2), "seed": seed}
 
 
 def mixture(total_bytes: int) -> list[int]:
@@ -218,32 +340,55 @@ def started(environment: dict[str, str]) -> Iterator[Program]:
         program.end()
 
 
-def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
-    """Baseline and measurement."""
-    total = int(options.gib * GIB)
-    bytearray(2 * total)  # in a virtual machine memory that was never used is the hypervisor's to find
-    with tempfile.TemporaryDirectory(prefix="nvs-") as scratch, ExitStack() as stack:
+@contextmanager
+def scene(
+    options: argparse.Namespace, simulate: bool, total: int
+) -> Iterator[tuple[dict[str, str], dict[str, str], Path]]:
+    """Environments of programs beside the hook and under it, and where its socket is."""
+    with tempfile.TemporaryDirectory(prefix="nvs-") as scratch:
         directory = Path(scratch)
         plain = {k: v for k, v in os.environ.items() if k not in {"LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET"}}
         if simulate:
             plain = simulated_environment(directory / "simulated_gpu", f"1x{4 * total + GIB}", plain)
-        with started(plain) as baseline:
-            baseline.do("start")
-            copies = baseline.do(f"copies {total // 4 // MIB * MIB} {options.rounds}")
-        coordinator = stack.enter_context(Coordinator(directory / "hooks.sock", int(options.capacity_gib * GIB)))
-        hooked = client_environment(
-            plain, hook=find_hook(os.environ), runtime_dir=directory, options=ClientOptions(memory="swap")
-        )
+        options_of_client = ClientOptions(memory="swap")
+        hooked = client_environment(plain, hook=find_hook(os.environ), runtime_dir=directory, options=options_of_client)
+        yield plain, hooked, directory / "hooks.sock"
+
+
+def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
+    """Baseline and measurement."""
+    total = int(options.gib * GIB)
+    bytearray(2 * total)  # in a virtual machine memory that was never used is the hypervisor's to find
+    with scene(options, simulate, total) as (plain, hooked, path), ExitStack() as stack:
+        size = total // 4 // MIB * MIB
+        with started(plain) as baseline, started(plain) as other:
+            for program in (baseline, other):
+                program.do("start")
+            copies = baseline.do(f"copies {size} {options.rounds}")
+            together = both_ways((baseline, other), size, 8 * options.rounds)
+        coordinator = stack.enter_context(Coordinator(path, int(options.capacity_gib * GIB)))
         programs = [stack.enter_context(started(hooked)) for _ in range(2)]
         told = measure(coordinator, programs, mixture(total), options.rounds)
     return {
         "memcpy_gib_s": {name: round(statistics.median(values), 2) for name, values in copies.items()},
+        "memcpy_two_programs_gib_s": round(together, 2),
         **{name: round(value, 2) if isinstance(value, float) else value for name, value in told.items()},
         "simulated": simulate,
         "capacity_gib": options.capacity_gib,
         "moved_gib": options.gib,
         "machine": machine(),
     }
+
+
+def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
+    """The mode that compares and measures nothing."""
+    seed = options.seed if options.seed is not None else random.randrange(2**32)
+    sys.stderr.write(f"bench.swap: seed {seed}\n")
+    with scene(options, simulate, 128 * MIB) as (_, hooked, path), ExitStack() as stack:
+        coordinator = stack.enter_context(Coordinator(path, 256 * MIB))
+        program = stack.enter_context(started(hooked))
+        told = checked(coordinator, program, options.checked, seed)
+    return {**told, "simulated": simulate, "machine": machine()}
 
 
 def main() -> int:
@@ -254,21 +399,27 @@ def main() -> int:
     parser.add_argument("--gib", type=float, help="what each program has (default 3.5, simulated 0.25)")
     parser.add_argument("--capacity-gib", type=float, help="what is told to be the capacity (default 4, simulated 0.5)")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
+    parser.add_argument("--checked", type=int, metavar="ROUNDS", help="compare data over so many rounds instead")
+    parser.add_argument("--seed", type=int, help="of --checked; default: any, and printed")
     options = parser.parse_args()
     simulate = options.simulate or not real_card()
     options.gib = options.gib or (0.25 if simulate else 3.5)
     options.capacity_gib = options.capacity_gib or (0.5 if simulate else 4.0)
     try:
-        result = run(options, simulate)
+        result = (run_checked if options.checked else run)(options, simulate)
     except BenchError as error:
         sys.stderr.write(f"bench.swap: {error}\n")
         return 1
-    if options.json:
+    if options.json or options.checked:
         print(json.dumps(result))
-        return 0
+        return 1 if result.get("mismatches") else 0
     where = "the simulated GPU" if simulate else result["machine"]["gpu"]
     print(f"on {where}, GiB/s: plain copies {result['memcpy_gib_s']}; evict {result['evict_gib_s']}, restore ", end="")
-    print(f"{result['restore_gib_s']}, hand-over {result['handover_gib_s']}, first evict {result['first_evict_gib_s']}")
+    print(
+        f"{result['restore_gib_s']}, hand-over {result['handover_gib_s']}, first evict {result['first_evict_gib_s']} ",
+        end="",
+    )
+    print(f"({result['first_evict_prepared_gib_s']} with host memory ready)")
     return 0
 
 

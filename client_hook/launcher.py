@@ -21,7 +21,8 @@ HOOK_NAME = "libnvshare_hook.so"
 MEMORY_MODES = ("managed", "device", "swap")
 _SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
 _CLIENT_ONLY = frozenset(
-    f"NVSHARE_{name}" for name in ("SOCKET", "ENABLE", "REEXEC", "NAME", "PRIORITY", "MEMORY", "MEMORY_LIMIT")
+    f"NVSHARE_{name}"
+    for name in ("SOCKET", "ENABLE", "REEXEC", "NAME", "PRIORITY", "MEMORY", "MEMORY_LIMIT", "OVERSUBSCRIBE")
 )
 
 
@@ -37,6 +38,7 @@ class ClientOptions:
     priority: int | None = None
     name: str | None = None
     memory_limit_bytes: int | None = None
+    oversubscribe: bool = False
 
 
 def package_root() -> Path:
@@ -152,6 +154,7 @@ def client_environment(
         "NVSHARE_PRIORITY": options.priority,
         "NVSHARE_NAME": options.name,
         "NVSHARE_MEMORY_LIMIT": options.memory_limit_bytes,
+        "NVSHARE_OVERSUBSCRIBE": 1 if options.oversubscribe else None,
     }
     environ.update({variable: str(value) for variable, value in chosen.items() if value is not None})
     environ.pop("NVSHARE_REEXEC", None)

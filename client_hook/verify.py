@@ -197,7 +197,7 @@ def read_reports(directory: Path) -> list[Report]:
 def _report(told: dict[str, Any]) -> Report:
     problem = told["error"]
     if problem is None and not told["complete"]:
-        problem = "it ended without a report (killed, or by _exit): what it did is not known"
+        problem = "it ended without a report (killed, or it became another program): what it did is not known"
     elif problem is None and not told["matched"]:
         problem = f"this CUPTI (API {told['cupti']}) is newer than the detector: kernels cannot be matched with calls"
     elif problem is None and told["hooked"] and told["gated_calls"] and not told["active"]:

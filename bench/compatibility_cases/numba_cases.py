@@ -9,8 +9,13 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import numba
 import numpy
+
+if not hasattr(numpy, "row_stack"):
+    # Some releases of Numba still use this name, which NumPy 2.5 dropped: it was another one of vstack.
+    numpy.row_stack = numpy.vstack
+
+import numba
 from numba import cuda
 
 from bench.compatibility_cases.program import Outcome, Program

@@ -8,8 +8,11 @@
 #define _GNU_SOURCE /* syscall numbers, gettid */
 #include "agent.h"
 
+#include "agent_host.h"
+#include "agent_moves.h"
 #include "agent_state.h"
 #include "gate.h"
+#include "handdown.h"
 #include "log.h"
 #include "memory.h"
 #include "nvshare.h"
@@ -124,9 +127,10 @@ static bool describe(uint32_t gpu)
         if (!atomic_compare_exchange_strong_explicit(&mail->facts_state, &seen, NVS_FACTS_ASKING, memory_order_acquire,
                                                      memory_order_acquire))
             continue;
-        seen = nvs_gpu_describe(gpu, &mail->facts) == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
+        nvs_status told = nvs_gpu_describe(gpu, &mail->facts);
+        seen = told == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
         if (seen == NVS_FACTS_FAILED) {
-            nvs_log(NVS_LOG_WARNING, "GPU %u has no UUID that the driver tells; it is not shared", gpu);
+            nvs_log(told == NVS_UNAVAILABLE ? NVS_LOG_INFO : NVS_LOG_WARNING, "GPU %u has no UUID that the driver tells; it is not shared", gpu);
             nvs_gate_open(gpu, false);
             atomic_store_explicit(&mail->settled, 1, memory_order_release);
         }
@@ -147,8 +151,11 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
             nvs_agent_poke();
         while (!nvs_gate_wait(gpu, UINT64_MAX)) {
             /* acquire: pairs with the release in nvs_agent_goodbye */
-            if (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire))
+            if (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
+                if (nvs_gate_wait_begin(gpu)) /* again, if a signal's handler waited meanwhile and has ended the count */
+                    nvs_agent_poke();
                 continue;
+            }
             if (atomic_load_explicit(&leaver, memory_order_relaxed) != thread_id()) {
                 uint64_t until = nvs_now_ns() + LEFT_BEHIND_NS;
                 while (!nvs_gate_wait(gpu, until) && nvs_now_ns() < until) {
@@ -251,6 +258,9 @@ void nvs_agent_after_fork(void)
         close(nvs_agent_eventfd);
     nvs_agent_eventfd = -1;
     nvs_transport_abandon();
+    nvs_moves_after_fork();
+    nvs_handdown_after_fork();
+    nvs_budget_after_fork();
     memset(nvs_mail, 0, sizeof nvs_mail);
     atomic_store_explicit(&phase, PHASE_NONE, memory_order_relaxed);
     atomic_store_explicit(&leaver, 0, memory_order_relaxed);

@@ -1,4 +1,4 @@
-/* The agent: the one thread of the hook, which joins transport, lease, gate and memory.
+/* The agent: the thread of the hook that joins transport, lease, gate and memory.
  *
  * It starts with the first thing that needs the coordinator, never before, and never in a process that does not use
  * CUDA.  Application threads talk to it through these functions only.
@@ -14,6 +14,7 @@ typedef struct nvs_settings { /* read once from the environment by init.c */
     char name[64];           /* NVSHARE_NAME, else the program's */
     int32_t priority;        /* NVSHARE_PRIORITY */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: device | managed | swap */
+    bool oversubscribe;      /* NVSHARE_OVERSUBSCRIBE=1: what does not fit on the GPU runs from the host, in mode swap */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
     uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for what is off the GPU in mode swap */
     bool run_on_loss;        /* NVSHARE_ON_LOSS=wait | run */
@@ -33,8 +34,15 @@ void nvs_agent_attach(uint32_t gpu);
  * NVS_REFUSED: out of memory.  NVS_UNAVAILABLE: nobody to ask; then the local limit alone decides. */
 nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes);
 
+/* Asks the coordinator that this program's share of the node's host memory be `total_bytes`, and waits, boundedly, until host_pool
+ * has been told the answer; returns at once when there is nobody to ask. */
+void nvs_agent_reserve_host(uint64_t total_bytes);
+
 /* Usage changed; the report is sent soon, many changes in one. */
 void nvs_agent_memory_changed(uint32_t gpu);
+
+/* Moves that wait for room end with what they have: a context of this GPU (NVS_NO_GPU: not known which) is about to end. */
+void nvs_agent_hurry_moves(uint32_t gpu);
 
 void nvs_agent_goodbye(void);      /* at exit: bounded, best effort */
 void nvs_agent_after_fork(void);   /* in the child: no thread, no socket, gates as at start */

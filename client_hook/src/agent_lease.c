@@ -2,6 +2,7 @@
 #include "agent_lease.h"
 
 #include "agent_link.h"
+#include "agent_moves.h"
 #include "agent_state.h"
 #include "gate.h"
 #include "log.h"
@@ -78,6 +79,32 @@ static void release(uint32_t gpu, bool drained)
                   .opened_at_ns = mine->lease.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->calls_at_open);
 }
 
+/* Opens the gate; what is missing comes first, and what moves ends first.  nvs_agent_complete goes on with it. */
+static void open_gate(uint32_t gpu)
+{
+    enum { TRIES = 3 }; /* others of the program's threads may allocate meanwhile */
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    uint64_t missing = 0;
+    mine->incomplete = mine->opening = true;
+    mine->incomplete_ns = nvs_now_ns();
+    if (nvs_moves_busy(gpu)) {
+        nvs_agent_hurry_moves(gpu);
+    } else if (nvs_memory_open_gate(gpu, mine->lease.paced, &missing)) {
+        mine->incomplete = mine->opening = false;
+        mine->patience_ns = 0;
+    } else if (mine->tries++ < TRIES) {
+        nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX});
+    } else {
+        mine->opening = false;
+    }
+}
+
+void nvs_agent_completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
+{
+    if (error != 0 || moved_bytes == 0)
+        nvs_agent_gpus[gpu].tries = UINT32_MAX / 2; /* it will not get better by trying at once */
+}
+
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
@@ -99,10 +126,8 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
         if (mine->counted_lease != mine->lease.lease_id) /* not merely opened again or confirmed */
             mine->calls_at_open = nvs_gate_calls(gpu);
         mine->counted_lease = mine->lease.lease_id;
-        mine->incomplete = !nvs_memory_open_gate(gpu, mine->lease.paced);
-        mine->incomplete_ns = nvs_now_ns();
-        if (!mine->incomplete)
-            mine->patience_ns = 0;
+        mine->tries = 0;
+        open_gate(gpu);
     }
     if (todo & NVS_LEASE_DO_WARN)
         NVS_LOG_ONCE(NVS_LOG_WARNING,
@@ -129,6 +154,10 @@ void nvs_agent_go_on_ending(uint32_t gpu)
     uint64_t now = nvs_now_ns(), end = mine->lease.end_by_ns;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
+    if (nvs_moves_busy(gpu)) { /* it was granted while memory moved, and the gate did not open yet */
+        nvs_moves_cut(gpu);
+        return;
+    }
     if (!mine->closed) {
         mine->closed = nvs_gate_close(gpu, slice) == NVS_OK;
         if (mine->closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.revoked &&
@@ -169,7 +198,12 @@ void nvs_agent_complete(uint32_t gpu, uint64_t now)
     enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     if (!nvs_lease_open(&mine->lease)) {
-        mine->incomplete = false;
+        mine->incomplete = mine->opening = false;
+        return;
+    }
+    if (mine->opening) {
+        if (!nvs_moves_busy(gpu))
+            open_gate(gpu);
         return;
     }
     if (now < mine->incomplete_ns + mine->patience_ns)
@@ -187,6 +221,6 @@ void nvs_agent_complete(uint32_t gpu, uint64_t now)
                                                  .number = NVS_LEASE_DRAIN_NS});
         return;
     }
-    mine->incomplete = !nvs_memory_open_gate(gpu, mine->lease.paced);
-    mine->incomplete_ns = now;
+    mine->tries = 0;
+    open_gate(gpu);
 }

@@ -4,11 +4,13 @@
  * something is due: a drain, the detection of idleness while somebody waits for our lease, a memory report, a new
  * connection.  The mailboxes are levels, not edges: each round looks at all of them, so a poke may be lost in another.
  *
- * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.
+ * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.  Memory is
+ * moved by other threads (agent_moves.h).
  *
  * May not go here: functions that an application's thread calls.
  */
 #define _GNU_SOURCE /* ppoll */
+#include "agent_host.h"
 #include "agent_lease.h"
 #include "agent_link.h"
 #include "agent_moves.h"
@@ -33,17 +35,20 @@
 #define NAP_NS 25000u               /* on standby */
 #define LONGEST_STANDBY_NS 20000000u
 
+static uint64_t client_id;      /* as the coordinator calls us */
 static uint64_t awake_until_ns; /* on standby: nap instead of sleeping, so that the grant finds a processor awake */
 
 /* --- memory that moves --- */
 
-static void move_memory(uint32_t gpu, uint64_t order_id, uint64_t bytes, bool out)
+static void move_memory(const nvs_move_order *order)
 {
-    nvs_moved moved = {.error = CUDA_ERROR_NOT_PERMITTED}; /* only what nobody uses may move */
-    if (!nvs_lease_open(&nvs_agent_gpus[gpu].lease) && !nvs_agent_ending(&nvs_agent_gpus[gpu]))
-        moved = nvs_agent_move(gpu, order_id, bytes, out);
-    nvs_agent_report_memory(gpu, nvs_now_ns());
-    NVS_LINK_SEND(move_progress, (uint8_t)gpu, order_id, moved.bytes, moved.elapsed_ns, true, moved.error);
+    const nvs_agent_gpu *mine = &nvs_agent_gpus[order->gpu];
+    if (!nvs_lease_open(&mine->lease) && !nvs_agent_ending(mine)) {
+        nvs_moves_begin(order);
+        return;
+    }
+    nvs_agent_report_memory(order->gpu, nvs_now_ns()); /* only what nobody uses may move */
+    NVS_LINK_SEND(move_progress, (uint8_t)order->gpu, order->order_id, 0, 0, true, CUDA_ERROR_NOT_PERMITTED);
 }
 
 static void settle(uint32_t gpu)
@@ -58,6 +63,8 @@ static void on_lost(void)
 {
     atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint for those who wait */
     nvs_agent_unanswered_count = 0;
+    nvs_moves_void();
+    nvs_budget_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DISCONNECTED});
 }
@@ -81,6 +88,8 @@ static void on_rejected(const nvs_rejected *rejected)
         settle(gpu);
         return;
     }
+    if (rejected->code == NVS_REJECTION_UNKNOWN_MESSAGE && nvs_budget_rejected())
+        return;
     if (now >= say_again_ns || !rejected->final) {
         nvs_log(rejected->final ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
                 rejected->text);
@@ -95,8 +104,9 @@ static void on_settings(const nvs_gpu_settings *settings)
     uint32_t gpu = settings->gpu;
     nvs_agent_answered(gpu);
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
+    nvs_memory_set_resident_limit(gpu, settings->resident_limit_bytes);
     nvs_pacing_set_budget(gpu, settings->pacing_budget_ns);
-    nvs_memory_expect_eviction(gpu, settings->pacing_budget_ns != 0); /* which is so when others use the GPU too */
+    nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
     nvs_agent_happen(gpu, &(nvs_lease_event){
                     .kind = NVS_LEASE_ON_SETTINGS, .number = settings->pacing_budget_ns, .other = settings->idle_release_ns});
     settle(gpu);
@@ -141,13 +151,24 @@ static void on_frame(const uint8_t *frame, size_t size)
     switch (in.type) {
     case NVS_TYPE_WELCOME:
         atomic_store_explicit(&nvs_agent_connected, 1, memory_order_relaxed); /* a hint for those who wait */
+        client_id = in.welcome.client_id;
+        nvs_budget_connected();
         nvs_log(NVS_LOG_INFO, "client %llu of %s", (unsigned long long)in.welcome.client_id, nvs_config.socket);
         return;
     case NVS_TYPE_REJECTED: on_rejected(&in.rejected); return;
     case NVS_TYPE_GPU_SETTINGS: on_settings(&in.gpu_settings); return;
     case NVS_TYPE_MEMORY_RESERVED: on_reserved(&in.memory_reserved); return;
-    case NVS_TYPE_EVICT: move_memory(in.evict.gpu, in.evict.order_id, in.evict.bytes, true); return;
-    case NVS_TYPE_RESTORE: move_memory(in.restore.gpu, in.restore.order_id, in.restore.bytes, false); return;
+    case NVS_TYPE_EVICT:
+        move_memory(&(nvs_move_order){in.evict.gpu, true, in.evict.order_id, in.evict.bytes, UINT64_MAX, in.evict.heir});
+        return;
+    case NVS_TYPE_RESTORE:
+        move_memory(&(nvs_move_order){in.restore.gpu, false, in.restore.order_id, in.restore.bytes, in.restore.credit_bytes,
+                                      in.restore.credit_bytes < in.restore.bytes ? client_id : 0});
+        return;
+    case NVS_TYPE_MOVE_CREDIT:
+        nvs_moves_credit(in.move_credit.gpu, in.move_credit.order_id, in.move_credit.credit_bytes);
+        return;
+    case NVS_TYPE_HOST_RESERVED: nvs_budget_answer(&in.host_reserved); return;
     case NVS_TYPE_GRANT:
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         awake_until_ns = 0;
@@ -204,7 +225,7 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
             uint64_t bytes = atomic_load_explicit(&mail->reserve_bytes, memory_order_relaxed); /* the acquire above */
             NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes);
         }
-        if (nvs_agent_memory_dirty(gpu) && now >= mine->reported_ns + REPORT_NS)
+        if (nvs_agent_memory_dirty(gpu) && !nvs_moves_busy(gpu) && now >= mine->reported_ns + REPORT_NS)
             nvs_agent_report_memory(gpu, now);
     }
 }
@@ -219,7 +240,7 @@ static void tick(uint32_t gpu, uint64_t now)
         mine->tick_at_ns = next;
     } else if (now >= mine->tick_at_ns) {
         nvs_agent_happen(gpu, &(nvs_lease_event){
-                        .kind = NVS_LEASE_ON_TICK, .number = nvs_gate_calls(gpu), .flag = nvs_gate_inside(gpu)});
+                        .kind = NVS_LEASE_ON_TICK, .number = nvs_gate_calls(gpu), .flag = nvs_gate_in_use(gpu) || nvs_moves_busy(gpu)});
         next = nvs_lease_next_tick(&mine->lease, now);
         mine->tick_at_ns = next;
     }
@@ -244,12 +265,12 @@ static uint64_t serve_gpus(void)
         if (nvs_agent_ending(mine))
             nvs_agent_go_on_ending(gpu);
         tick(gpu, now); /* last: it arms itself again after an end that was called off */
-        if (nvs_agent_ending(mine))
+        if (nvs_agent_ending(mine) && !nvs_moves_busy(gpu))
             due = 0;
         due = earlier(due, mine->tick_at_ns);
-        if (mine->incomplete)
+        if (mine->incomplete && !mine->opening)
             due = earlier(due, mine->incomplete_ns + mine->patience_ns);
-        if (mine->lease.attached && nvs_agent_memory_dirty(gpu))
+        if (mine->lease.attached && nvs_agent_memory_dirty(gpu) && !nvs_moves_busy(gpu))
             due = earlier(due, mine->reported_ns + REPORT_NS);
     }
     return due;
@@ -304,7 +325,7 @@ static void sleep_until(uint64_t due)
 /* exit() was called: what can be given back in order within its 50 ms is, and then nothing is called any more. */
 static void depart(void)
 {
-    bool clean = true;
+    bool clean = nvs_moves_stop(10000000u);
     uint64_t until = nvs_now_ns() + 20000000u;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lease_state state = nvs_agent_gpus[gpu].lease.state;
@@ -339,7 +360,8 @@ void *nvs_agent_main(void *nothing)
     /* acquire: pairs with the release in nvs_agent_goodbye */
     while (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
         nvs_link_serve(&handlers);
-        uint64_t due = serve_gpus();
+        nvs_moves_serve();
+        uint64_t due = earlier(serve_gpus(), nvs_budget_serve(nvs_now_ns()));
         due = earlier(earlier(due, nvs_link_due()), complain());
         sleep_until(nvs_link_restless() ? 0 : due);
     }

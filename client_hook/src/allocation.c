@@ -149,8 +149,7 @@ void nvs_registry_remove(nvs_allocation *allocation)
         unlink_deferred(allocation);
 }
 
-/* A mapping is no more: adds it, and its handle if that was the last thing that kept it, to a list. */
-static void end_mapping(nvs_allocation *mapping, nvs_allocation **list)
+void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list)
 {
     nvs_allocation *handle = mapping->backing;
     mapping->backing = NULL;
@@ -170,7 +169,7 @@ static void displace(nvs_allocation *other, nvs_allocation **list)
     if (other->held) { /* a reaper has it, and will see that it is nobody's any more */
         other->orphaned = true;
     } else if (other->kind == NVS_MEMORY_MAPPING) {
-        end_mapping(other, list);
+        nvs_registry_end_mapping(other, list);
     } else if (other->mappings != 0) {
         other->references = 0; /* a handle that lives on through its mappings */
     } else {
@@ -296,102 +295,6 @@ int64_t nvs_allocation_set_evicted(uint64_t key, uint64_t serial, uint64_t evict
     }
     nvs_registry_unlock();
     return change;
-}
-
-/* --- VMM of the application --- */
-
-nvs_allocation *nvs_allocation_pin_handle(uint64_t handle)
-{
-    nvs_registry_lock();
-    nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
-    if (found != NULL)
-        found->mappings++;
-    nvs_registry_unlock();
-    return found;
-}
-
-nvs_allocation *nvs_allocation_map(nvs_allocation *mapping, nvs_allocation *pinned)
-{
-    nvs_registry_lock();
-    mapping->backing = pinned;
-    nvs_allocation *stale = nvs_registry_insert(mapping);
-    nvs_registry_unlock();
-    return stale;
-}
-
-nvs_allocation *nvs_allocation_unpin_handle(nvs_allocation *pinned)
-{
-    nvs_registry_lock();
-    bool last = --pinned->mappings == 0 && pinned->references == 0;
-    if (last)
-        nvs_registry_remove(pinned);
-    nvs_registry_unlock();
-    return last ? pinned : NULL;
-}
-
-nvs_allocation *nvs_allocation_take_mappings(uint64_t address, uint64_t length)
-{
-    nvs_allocation *taken = NULL;
-    nvs_registry_lock();
-    for (;;) {
-        nvs_allocation *at = nvs_registry_next(NVS_SPACE_ADDRESS, address);
-        while (at != NULL && at->kind != NVS_MEMORY_MAPPING && at->key - address < length)
-            at = nvs_registry_next(NVS_SPACE_ADDRESS, at->key + 1);
-        if (at == NULL || at->key - address >= length)
-            break;
-        nvs_registry_remove(at);
-        at->next = taken;
-        taken = at;
-    }
-    nvs_registry_unlock();
-    return taken;
-}
-
-nvs_allocation *nvs_allocation_end_mappings(nvs_allocation *taken, bool unmapped)
-{
-    nvs_allocation *list = NULL;
-    nvs_registry_lock();
-    while (taken != NULL) {
-        nvs_allocation *next = taken->next;
-        taken->next = NULL;
-        if (unmapped) {
-            end_mapping(taken, &list);
-        } else {
-            nvs_allocation *stale = nvs_registry_insert(taken);
-            while (stale != NULL) {
-                nvs_allocation *after = stale->next;
-                stale->next = list;
-                list = stale;
-                stale = after;
-            }
-        }
-        taken = next;
-    }
-    nvs_registry_unlock();
-    return list;
-}
-
-bool nvs_allocation_release_handle(uint64_t handle, nvs_allocation **last)
-{
-    *last = NULL;
-    nvs_registry_lock();
-    nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
-    bool counted = found != NULL && found->references != 0;
-    if (counted && --found->references == 0 && found->mappings == 0) {
-        nvs_registry_remove(found);
-        *last = found;
-    }
-    nvs_registry_unlock();
-    return counted;
-}
-
-void nvs_allocation_retain_handle(uint64_t handle)
-{
-    nvs_registry_lock();
-    nvs_allocation *found = nvs_registry_find(NVS_SPACE_HANDLE, handle);
-    if (found != NULL)
-        found->references++;
-    nvs_registry_unlock();
 }
 
 /* --- deferred frees --- */

@@ -22,6 +22,7 @@ typedef enum nvs_space {
     NVS_SPACE_HANDLE,  /* CUmemGenericAllocationHandle */
     NVS_SPACE_ARRAY,   /* CUarray and CUmipmappedArray */
     NVS_SPACE_POOL,    /* memory pools that must stay the driver's */
+    NVS_SPACE_RANGE,   /* addresses that the application reserved, in mode `swap` */
     NVS_SPACES,
 } nvs_space;
 
@@ -121,6 +122,10 @@ nvs_allocation *nvs_allocation_unpin_handle(nvs_allocation *pinned);            
  * returns what the caller must drop. */
 nvs_allocation *nvs_allocation_take_mappings(uint64_t address, uint64_t length);
 nvs_allocation *nvs_allocation_end_mappings(nvs_allocation *taken, bool unmapped);
+/* The first mapping in a range, or one that reaches into it, of a handle that is not the driver's: a copy, and its handle pinned. */
+nvs_allocation *nvs_allocation_pin_mapping(uint64_t address, uint64_t length, nvs_allocation *copy);
+/* Is there anything in a range? */
+bool nvs_allocation_overlaps(nvs_space space, uint64_t address, uint64_t length);
 /* One reference less; false when the handle is not counted.  `last`: out of the registry, and the caller's. */
 bool nvs_allocation_release_handle(uint64_t handle, nvs_allocation **last);
 /* One reference more, if the handle is counted. */
@@ -133,6 +138,8 @@ nvs_allocation *nvs_registry_find(nvs_space space, uint64_t key);      /* contai
 nvs_allocation *nvs_registry_next(nvs_space space, uint64_t key);      /* first that begins at or after */
 nvs_allocation *nvs_registry_insert(nvs_allocation *allocation);       /* as nvs_allocation_insert */
 void nvs_registry_remove(nvs_allocation *allocation);
+/* A mapping is no more: adds it, and its handle if that was the last thing that kept it, to a list. */
+void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list);
 
 void nvs_allocation_after_fork(void); /* in the child: CUDA is not usable there, nothing is held */
 

@@ -12,7 +12,7 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
     return NVS_REAL(cuMemFree_v2)(pointer);
 }
 
-static nvs_status move_nothing(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+static nvs_status move_nothing(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     *moved_bytes = 0; /* all of it is pinned: the coordinator knows from the reports, and asking is no error */
     return NVS_OK;

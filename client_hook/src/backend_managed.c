@@ -3,7 +3,7 @@
  * What has been moved out is the front part [0, evicted_bytes) of each allocation.  That is an estimate: a GPU that touches evicted
  * pages brings them in by faults, and nobody tells.  It is exact again after the next move.
  *
- * Moves run on the agent's thread, on streams of our own, in pieces, a few of them in flight.  An application may free an
+ * Moves run on the GPU's mover thread, on streams of our own, in pieces, a few of them in flight.  An application may free an
  * allocation or destroy its context meanwhile; then the driver refuses the piece and the allocation is left alone.
  */
 #include "cuda_api.h"
@@ -13,10 +13,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-static const uint64_t PIECE_BYTES = UINT64_C(64) << 20;
+static const uint64_t PIECE_BYTES = UINT64_C(64) << 20, PAGE_BYTES = UINT64_C(2) << 20;
 enum { IN_FLIGHT = 4, MAX_STREAMS = 64 };
 
-/* Only the agent moves memory, but any thread may report that a context is gone: under the registry's lock. */
+/* Only movers move memory, but any thread may report that a context is gone: under the registry's lock. */
 static struct {
     CUcontext context;
     CUstream stream;
@@ -98,8 +98,7 @@ typedef struct mover {
     uint32_t gpu;
     bool out;
     uint64_t wanted, moved, submitted;
-    nvs_progress *progress;
-    void *argument;
+    const nvs_watch *watch;
     CUcontext context; /* pushed at the moment */
     CUstream stream;
     struct {
@@ -110,6 +109,7 @@ typedef struct mover {
     } flight[IN_FLIGHT];
     unsigned first, count;
     bool lost;        /* waiting failed */
+    bool ended;       /* no more is to move */
     CUresult failure; /* the last refusal that was not about one allocation that has gone */
 } mover;
 
@@ -137,8 +137,8 @@ static void wait_for_oldest(mover *m)
         return; /* nor is what came behind it known to have moved */
     nvs_memory_set_evicted(m->gpu, m->flight[slot].of, m->flight[slot].evicted);
     m->moved += m->flight[slot].bytes;
-    if (m->progress != NULL)
-        m->progress(m->argument, m->moved);
+    if (m->watch != NULL)
+        m->watch->moved(m->watch->argument, m->moved);
 }
 
 static void leave_context(mover *m)
@@ -175,6 +175,28 @@ static bool enter_context(mover *m, CUcontext context)
     return false;
 }
 
+/* How much of a piece may move now; 0: no more is to.  What is under way arrives, and is told, before it waits. */
+static uint64_t allowed(mover *m, uint64_t bytes)
+{
+    const nvs_watch *watch = m->watch;
+    uint64_t fits = bytes;
+    if (watch == NULL)
+        return bytes;
+    for (;;) {
+        while (fits > PAGE_BYTES && !watch->room(watch->argument, m->submitted + fits, false))
+            fits = fits / 2 > PAGE_BYTES ? fits / 2 / PAGE_BYTES * PAGE_BYTES : PAGE_BYTES;
+        if (watch->room(watch->argument, m->submitted + fits, false))
+            return fits;
+        while (m->count != 0)
+            wait_for_oldest(m);
+        if (!watch->room(watch->argument, m->submitted + fits, true)) {
+            m->ended = true;
+            return 0;
+        }
+        fits = bytes; /* there may be room for more by now */
+    }
+}
+
 /* Moves one piece of an allocation; `evicted` is how much of its front is out, before and after. */
 static CUresult move_piece(mover *m, const nvs_extent *extent, uint64_t *evicted)
 {
@@ -182,16 +204,18 @@ static CUresult move_piece(mover *m, const nvs_extent *extent, uint64_t *evicted
     uint64_t want = m->wanted - m->submitted;
     uint64_t bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
     if (want < bytes && m->out) { /* at least what is wanted, in whole pages */
-        const uint64_t page = UINT64_C(2) << 20;
-        uint64_t rounded = (want + page - 1) / page * page;
+        uint64_t rounded = (want + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
         bytes = rounded < bytes ? rounded : bytes;
     } else if (want < bytes) {
         bytes = want; /* at most that */
     }
-    uint64_t from = m->out ? *evicted : *evicted - bytes;
-    uint64_t to = from + bytes < extent->length ? from + bytes : extent->length;
     if (m->count == IN_FLIGHT)
         wait_for_oldest(m);
+    bytes = allowed(m, bytes);
+    if (bytes == 0)
+        return CUDA_SUCCESS; /* `ended` says so */
+    uint64_t from = m->out ? *evicted : *evicted - bytes;
+    uint64_t to = from + bytes < extent->length ? from + bytes : extent->length;
     CUresult result = to > from ? prefetch(m, extent->key + from, to - from) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         return result;
@@ -214,7 +238,7 @@ static void move_extent(mover *m, const nvs_extent *extent)
     CUresult result = CUDA_SUCCESS;
     if (!enter_context(m, extent->context))
         return;
-    while (result == CUDA_SUCCESS && m->submitted < m->wanted && evicted != (m->out ? extent->charged_bytes : 0))
+    while (result == CUDA_SUCCESS && !m->ended && m->submitted < m->wanted && evicted != (m->out ? extent->charged_bytes : 0))
         result = move_piece(m, extent, &evicted);
     nvs_allocation now;
     if (result != CUDA_SUCCESS && nvs_allocation_find(NVS_SPACE_ADDRESS, extent->key, &now) == NVS_FOUND &&
@@ -233,9 +257,9 @@ static int larger_first(const void *a, const void *b)
     return left->serial < right->serial ? -1 : left->serial > right->serial;
 }
 
-static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    mover m = {.gpu = gpu, .out = out, .wanted = bytes, .progress = progress, .argument = argument};
+    mover m = {.gpu = gpu, .out = out, .wanted = bytes, .watch = watch};
     *moved_bytes = 0;
     size_t room = nvs_allocation_extents(gpu, out, NULL, 0);
     if (room == 0 || bytes == 0)
@@ -250,7 +274,7 @@ static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, nvs_progress *pro
 
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    for (size_t i = 0; i < count && m.submitted < m.wanted && m.failure == CUDA_SUCCESS; i++)
+    for (size_t i = 0; i < count && m.submitted < m.wanted && !m.ended && m.failure == CUDA_SUCCESS; i++)
         move_extent(&m, &extents[i]);
     leave_context(&m);
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -262,14 +286,14 @@ static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, nvs_progress *pro
     return m.failure == CUDA_SUCCESS ? NVS_OK : NVS_CUDA_FAILED;
 }
 
-static nvs_status evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+static nvs_status evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    return move(gpu, true, bytes, progress, argument, moved_bytes);
+    return move(gpu, true, bytes, watch, moved_bytes);
 }
 
-static nvs_status restore(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    return move(gpu, false, bytes, progress, argument, moved_bytes);
+    return move(gpu, false, bytes, watch, moved_bytes);
 }
 
 const nvs_backend nvs_backend_managed = {

@@ -6,7 +6,8 @@
  *  - what it is not sure of, it lets through to the real function;
  *  - it holds no lock while it calls the CUDA driver or dlsym from an application's thread.
  *
- * Lock order (outer first): allocation registry, context registry, agent mailbox, swap, host pool.  No other lock exists.
+ * Lock order (outer first): allocation registry, context registry, agent mailbox, swap, host pool.
+ * Taken with no other: moves (agent_moves.c), and the pipeline of a move (swap_pipeline.c).  No other lock exists.
  */
 #ifndef NVS_BASE_H
 #define NVS_BASE_H

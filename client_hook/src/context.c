@@ -22,6 +22,7 @@
 typedef struct context_entry {
     CUcontext context; /* NULL: free */
     uint32_t gpu;
+    CUcontext owner; /* of a green context: the primary one that it is part of */
     uint32_t visitors;
     bool leaving; /* no new visitors */
 } context_entry;
@@ -49,6 +50,7 @@ static struct {
     CUcontext context;
     uint32_t references; /* that the hooks have seen */
 } primaries[NVS_MAX_GPUS];
+static _Atomic bool any_green;
 static atomic_uint capturing; /* relaxed: read when the gates are closed, which orders it */
 
 _Atomic uint32_t nvs_only_gpu = NVS_NO_GPU;
@@ -225,6 +227,32 @@ static context_entry *find_context(CUcontext context)
         if (contexts[i].context == context)
             return &contexts[i];
     return NULL;
+}
+
+void nvs_context_is_green(CUcontext context, CUcontext primary)
+{
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    if (entry != NULL)
+        entry->owner = primary;
+    pthread_mutex_unlock(&lock);
+    /* Relaxed: the thread that makes it current has come through here or got its handle from one that has. */
+    atomic_store_explicit(&any_green, true, memory_order_relaxed);
+}
+
+CUcontext nvs_owner_context(void)
+{
+    CUcontext context = NULL;
+    if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return NULL;
+    if (NVS_LIKELY(!atomic_load_explicit(&any_green, memory_order_relaxed))) /* as above */
+        return context;
+    pthread_mutex_lock(&lock);
+    const context_entry *entry = find_context(context);
+    if (entry != NULL && entry->owner != NULL)
+        context = entry->owner;
+    pthread_mutex_unlock(&lock);
+    return context;
 }
 
 bool nvs_context_leaving(CUcontext context)
@@ -460,8 +488,9 @@ nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out)
     size_t total = 0;
     const bool has_card = NVS_REAL(cuDeviceGetUuid)(&card, device) == CUDA_SUCCESS;
     if (!NVS_HAS(cuDeviceGetUuid_v2) || NVS_REAL(cuDeviceGetUuid_v2)(&own, device) != CUDA_SUCCESS) {
+        int count; /* in a child that was forked after cuInit there is no driver */
         if (!has_card)
-            return NVS_CUDA_FAILED;
+            return NVS_REAL(cuDeviceGetCount)(&count) == CUDA_ERROR_NOT_INITIALIZED ? NVS_UNAVAILABLE : NVS_CUDA_FAILED;
         own = card;
     }
     if (NVS_REAL(cuDeviceTotalMem_v2)(&total, device) != CUDA_SUCCESS)

@@ -62,6 +62,10 @@ static inline uint32_t nvs_stream_gpu(CUstream stream)
 /* GPU of a context handle; NVS_NO_GPU when it is not known. */
 uint32_t nvs_context_gpu(CUcontext context);
 
+/* The context that what is allocated now belongs to: the current one, or the primary one of which that is a part (a green
+ * context ends without its memory).  NULL: none. */
+CUcontext nvs_owner_context(void);
+
 /* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised.  Captures begin inside
  * the gate, so once every gate is closed the answer can only change to false. */
 bool nvs_capturing(void);
@@ -78,11 +82,12 @@ typedef struct nvs_gpu_facts {
     char uuid[96];        /* "GPU-..." or "MIG-...", as NVML writes it */
     uint64_t total_bytes; /* of the real card */
 } nvs_gpu_facts;
-nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out);
+nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out); /* UNAVAILABLE: the driver is not usable in this process */
 
 /* Reports of the hooks (hook_context.c). */
 void nvs_context_learn(void);                              /* the driver is initialised */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
+void nvs_context_is_green(CUcontext context, CUcontext primary); /* of one that was reported */
 bool nvs_context_leaving(CUcontext context);               /* about to be destroyed; false when it was not known */
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
 void nvs_primary_retained(uint32_t gpu, CUcontext context);

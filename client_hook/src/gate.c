@@ -19,7 +19,8 @@
  * and the closer has one as well: the usual store-buffer argument.
  *
  * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
- * call leaves its depth raised: that thread is never stopped again, and never stops others.
+ * call of the driver leaves its depth raised: that thread is never stopped again.  Out of the wait for a lease a handler may
+ * jump: while a thread waits it is inside of nothing.
  *
  * May not go here: leases, CUDA, messages.
  */
@@ -70,11 +71,20 @@ void nvs_futex_wake(_Atomic uint32_t *word, int threads)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
 }
 
+/* A thread has left while somebody closes the gate. */
+static void wake_closer(nvs_gate *gate)
+{
+    int saved = errno;
+    atomic_fetch_add_explicit(&gate->left, 1, memory_order_release); /* pairs with the acquire load in close */
+    nvs_futex_wake(&gate->left, 1);
+    errno = saved;
+}
+
 static void wake_closers(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         if (atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) & NVS_GATE_CLOSED)
-            (void)nvs_gate_leave_slow(gpu);
+            wake_closer(&nvs_gates[gpu]);
 }
 
 /* The thread ends, perhaps in the middle of a call. */
@@ -82,8 +92,10 @@ static void slot_abandon(void *argument)
 {
     nvs_slot *slot = argument;
     int saved = errno;
+    nvs_gate_wait_end(0); /* whichever it was counted at */
     nvs_self = NULL;
     slot->depth = 0;
+    atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
     atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave, not hot */
     wake_closers();
     /* Pairs with the acquire in slot_reuse: the next owner finds the slot clean. */
@@ -134,6 +146,8 @@ nvs_slot *nvs_slot_register(void)
     if (slot == NULL)
         slot = slot_make();
     if (slot != NULL) {
+        slot->stride = slot->countdown = NVS_FIRST_STRIDE;
+        slot->unseen = 0;
         nvs_self = slot;
         if (slot_key_made)
             (void)pthread_setspecific(slot_key, slot); /* without it the slot is only not reused */
@@ -146,29 +160,36 @@ void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
 {
     int saved = errno;
     nvs_gate *gate = &nvs_gates[gpu];
+    const uint32_t depth = slot->depth;
+    slot->depth = 0; /* a handler that interrupts the wait is inside of nothing, and may jump out of it */
     for (;;) {
         atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
-        (void)nvs_gate_leave_slow(gpu);
+        if (atomic_load_explicit(&gate->state, memory_order_relaxed) & NVS_GATE_CLOSED)
+            wake_closer(gate);
         bool look_again = nvs_agent_wait_for_lease(gpu);
         atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
         /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
         if (!look_again || !(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED))
             break;
     }
+    slot->depth = depth;
     errno = saved;
 }
 
-bool nvs_gate_leave_slow(uint32_t gpu)
+bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
 {
     nvs_gate *gate = &nvs_gates[gpu];
     uint32_t state = atomic_load_explicit(&gate->state, memory_order_relaxed);
-    if (state & NVS_GATE_CLOSED) {
-        int saved = errno;
-        atomic_fetch_add_explicit(&gate->left, 1, memory_order_release); /* pairs with the acquire load in close */
-        nvs_futex_wake(&gate->left, 1);
-        errno = saved;
+    bool look = slot->countdown == 0;
+    if (look) { /* the next submission is looked at too if the caller has nothing to pace this one by */
+        slot->unseen += slot->stride;
+        slot->stride = slot->countdown = 1;
     }
-    return state == NVS_GATE_PACED;
+    if (state & NVS_GATE_CLOSED) {
+        wake_closer(gate);
+        return false;
+    }
+    return look || state == NVS_GATE_PACED;
 }
 
 void nvs_gate_init(void)
@@ -247,6 +268,17 @@ bool nvs_gate_inside(uint32_t gpu)
     return false;
 }
 
+bool nvs_gate_in_use(uint32_t gpu)
+{
+    if (nvs_gate_waiting(gpu) > 0)
+        return true; /* opened for them, and they are still waking up */
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
+        if (atomic_load_explicit(&slot->active, memory_order_relaxed) == gpu + 1 ||
+            atomic_load_explicit(&slot->awaiting, memory_order_relaxed) == gpu + 1) /* a guess, orders nothing */
+            return true;
+    return false;
+}
+
 uint64_t nvs_gate_calls(uint32_t gpu)
 {
     uint64_t sum = 0;
@@ -260,8 +292,20 @@ uint32_t nvs_gate_waiting(uint32_t gpu)
     return atomic_load_explicit(&nvs_gates[gpu].waiting, memory_order_seq_cst);
 }
 
+static void stop_waiting(uint32_t gpu)
+{
+    atomic_fetch_sub_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst);
+}
+
 bool nvs_gate_wait_begin(uint32_t gpu)
 {
+    nvs_slot *slot = nvs_self;
+    if (slot != NULL && slot->waits == gpu + 1)
+        return false;
+    if (slot != NULL && slot->waits != 0)
+        stop_waiting(slot->waits - 1); /* before another gate, in a wait that was jumped out of or is interrupted */
+    if (slot != NULL)
+        slot->waits = gpu + 1;
     /* seq_cst: pairs with the load in nvs_gate_open, one of the two sees the other */
     return atomic_fetch_add_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst) == 0;
 }
@@ -299,14 +343,21 @@ void nvs_gate_kick(uint32_t gpu)
 
 void nvs_gate_wait_end(uint32_t gpu)
 {
-    atomic_fetch_sub_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst);
+    nvs_slot *slot = nvs_self;
+    if (slot == NULL) {
+        stop_waiting(gpu);
+    } else if (slot->waits != 0) {
+        stop_waiting(slot->waits - 1);
+        slot->waits = 0;
+    }
 }
 
 void nvs_gate_after_fork(void)
 {
     /* Only this thread lives on.  Its own slot stays its own; those of the threads that are gone are free. */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {
-        slot->depth = 0;
+        slot->depth = slot->waits = 0;
+        atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->active, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->owned, slot == nvs_self ? 1 : 0, memory_order_relaxed);
     }

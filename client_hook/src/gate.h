@@ -13,15 +13,22 @@
 #include <stdatomic.h>
 
 enum {
-    NVS_GATE_OPEN = 0u,   /* calls pass at full speed */
+    NVS_GATE_OPEN = 0u,   /* calls pass at full speed; nvs_pace_after() follows one in `stride` of them */
     NVS_GATE_CLOSED = 1u, /* no lease: callers wait */
     NVS_GATE_PACED = 2u,  /* lease held and others use this GPU too: nvs_pace_after() follows each submission */
 };
 
+enum { NVS_FIRST_STRIDE = 4u }; /* of a new thread: pacing has to see the first work early, to know its length */
+
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
     _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
-    uint32_t depth;                          /* nesting; only its thread touches it */
+    uint32_t depth;                          /* nesting; only its thread touches it, as the next three */
+    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each */
+    uint32_t stride;                         /* where that countdown began */
+    uint32_t unseen;                         /* submissions before it that pacing has not seen */
+    _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
+    uint32_t waits;                          /* 0, or 1 + the GPU before whose gate it is counted as waiting */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
     struct nvs_slot *next;
@@ -43,7 +50,7 @@ extern bool nvs_gate_needs_fence; /* membarrier is not to be had: the fast path 
 nvs_slot *nvs_slot_register(void);                         /* NULL when the host has no memory: the call goes ungated */
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu);    /* returns with the slot announced and the gate not closed */
 
-bool nvs_gate_leave_slow(uint32_t gpu);                    /* wakes the closer; true when paced */
+bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu);    /* wakes the closer; true when pacing is to look */
 
 /* Before a submission.  Pass what it returns to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
 static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
@@ -78,9 +85,45 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
     atomic_signal_fence(memory_order_seq_cst);
     if (NVS_UNLIKELY(nvs_gate_needs_fence))
         atomic_thread_fence(memory_order_seq_cst);
-    if (NVS_LIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) == NVS_GATE_OPEN))
+    const bool look = --slot->countdown == 0;
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) == NVS_GATE_OPEN) && NVS_LIKELY(!look))
         return false;
-    return nvs_gate_leave_slow(gpu);
+    return nvs_gate_leave_slow(slot, gpu);
+}
+
+/* The same after a call that may have submitted much at once (a graph): pacing looks at each of these. */
+static inline bool nvs_gate_leave_heavy(nvs_slot *slot, uint32_t gpu)
+{
+    if (slot != NULL && slot->depth == 1) {
+        slot->unseen += slot->stride - slot->countdown;
+        slot->stride = slot->countdown = 1;
+    }
+    return nvs_gate_leave(slot, gpu);
+}
+
+/* Around a call that waits for work of this GPU.  Relaxed: the agent looks at it now and then. */
+static inline nvs_slot *nvs_gate_await(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (NVS_UNLIKELY(gpu == NVS_NO_GPU) || (slot == NULL && (slot = nvs_slot_register()) == NULL))
+        return NULL;
+    atomic_store_explicit(&slot->awaiting, gpu + 1, memory_order_relaxed);
+    return slot;
+}
+
+static inline void nvs_gate_awaited(nvs_slot *slot)
+{
+    if (NVS_LIKELY(slot != NULL))
+        atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
+}
+
+/* For pacing: how many submissions of this thread it has not seen.  It wants to look again after `stride` of them. */
+static inline uint32_t nvs_gate_unseen(nvs_slot *slot, uint32_t stride)
+{
+    const uint32_t count = slot->unseen + (slot->stride - slot->countdown);
+    slot->unseen = 0;
+    slot->stride = slot->countdown = stride;
+    return count;
 }
 
 void nvs_gate_init(void);                                   /* all gates open: until nvs_gate_arm the hook is inert */
@@ -89,9 +132,11 @@ void nvs_gate_open(uint32_t gpu, bool paced);               /* also switches bet
 nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* new calls wait; those inside have left, or timed out */
 uint64_t nvs_gate_calls(uint32_t gpu);                      /* all calls ever let through */
 bool nvs_gate_inside(uint32_t gpu);                         /* a thread is in a gated call now */
+bool nvs_gate_in_use(uint32_t gpu);                         /* or in one that waits for the GPU's work, or on its way in */
 uint32_t nvs_gate_waiting(uint32_t gpu);                    /* threads that wait before the gate */
 
-/* Asleep before the gate, as nvs_agent_wait_for_lease does it: begin tells whether this is the first thread. */
+/* Asleep before the gate, as nvs_agent_wait_for_lease does it: begin tells whether this is the first thread.  A thread counts
+ * once however often it begins, so that a signal's handler may wait inside of a wait, or jump out of one. */
 bool nvs_gate_wait_begin(uint32_t gpu);
 bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns);     /* one sleep; true when the gate is not closed any more */
 void nvs_gate_alert(uint32_t gpu, uint64_t until_ns);       /* it will open soon: one of those who wait stays awake */

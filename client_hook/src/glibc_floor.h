@@ -16,7 +16,6 @@
 #define NVS_OLD_AS(symbol, old) __asm__(".symver " #symbol "," #old "@" NVS_GLIBC_FLOOR);
 
 /* Moved from libdl into libc by 2.34; the link names libdl.so.2 too, for systems where they have not moved. */
-NVS_OLD(dlopen)
 NVS_OLD(dlclose)
 NVS_OLD(dlerror)
 /* From libpthread likewise. */
@@ -39,8 +38,12 @@ NVS_OLD_AS(__isoc23_strtoll, strtoll)
 NVS_OLD_AS(__isoc23_strtoull, strtoull)
 NVS_OLD_AS(__isoc23_sscanf, sscanf)
 #if defined(__x86_64__)
+__asm__(".symver dladdr1,dladdr1@GLIBC_2.3.3");
+__asm__(".symver dlinfo,dlinfo@GLIBC_2.3.3");
 __asm__(".symver pthread_setname_np,pthread_setname_np@GLIBC_2.12");
 #else
+NVS_OLD(dladdr1)
+NVS_OLD(dlinfo)
 NVS_OLD(pthread_setname_np)
 #endif
 

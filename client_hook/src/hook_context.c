@@ -3,6 +3,7 @@
  * Nothing waits here for a lease, with one exception: a capture begins inside the gate, so that a drain which has found
  * no capture can synchronise a context without spoiling one.
  */
+#include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
@@ -54,6 +55,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
 static bool withdraw(CUcontext context)
 {
     nvs_pacing_context_gone();
+    nvs_agent_hurry_moves(nvs_context_gpu(context)); /* a move that waits for room has a visit to it */
     return nvs_context_leaving(context);
 }
 
@@ -156,12 +158,24 @@ static bool is_active(CUdevice device)
     return NVS_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
+/* The primary context's handle, which nobody has told us: retained by a path that no hook sees, or in use again after a reset. */
+static CUcontext hidden_primary(CUdevice device)
+{
+    CUcontext context = NULL;
+    if (!is_active(device) || NVS_REAL(cuDevicePrimaryCtxRetain)(&context, device) != CUDA_SUCCESS)
+        return NULL;
+    NVS_REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    return context;
+}
+
 /* Release ends the primary context at the last reference, reset at once; the state afterwards says what happened.  Only
  * what is likely to end is withdrawn from visitors before: a drain must not miss a context that lives on. */
 static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool reset)
 {
     bool last;
-    const CUcontext context = nvs_primary_released((uint32_t)device, &last);
+    CUcontext context = nvs_primary_released((uint32_t)device, &last);
+    if (context == NULL)
+        context = hidden_primary(device);
     const bool withdrawn = context != NULL && (last || reset) && withdraw(context);
     const CUresult result = real(device);
     if (context != NULL && !is_active(device)) {
@@ -195,13 +209,24 @@ NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
     return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev, true);
 }
 
-/* ---- Green contexts: parts of a GPU; what counts here is the context handle that their streams carry ---- */
+/* ---- Green contexts: parts of a GPU; what counts here is the context handle that their streams carry, and that what is
+ * allocated in them is the primary context's ---- */
+
+static void green_seen(CUcontext context)
+{
+    const uint32_t gpu = nvs_context_gpu(context); /* registers what it did not know */
+    CUcontext primary = NULL;
+    if (gpu == NVS_NO_GPU || NVS_REAL(cuDevicePrimaryCtxRetain)(&primary, (CUdevice)gpu) != CUDA_SUCCESS)
+        return;
+    nvs_context_is_green(context, primary);
+    NVS_REAL(cuDevicePrimaryCtxRelease_v2)((CUdevice)gpu); /* the green context holds it */
+}
 
 NVS_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 {
     const CUresult result = NVS_REAL(cuCtxFromGreenCtx)(pContext, hCtx);
     if (result == CUDA_SUCCESS)
-        nvs_context_gpu(*pContext); /* registers what it did not know */
+        green_seen(*pContext);
     return result;
 }
 
@@ -248,7 +273,7 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCt
     const CUresult result = NVS_REAL(cuGreenCtxStreamCreate)(phStream, greenCtx, flags, priority);
     CUcontext context = NULL;
     if (result == CUDA_SUCCESS && NVS_REAL(cuCtxFromGreenCtx)(&context, greenCtx) == CUDA_SUCCESS) {
-        nvs_context_gpu(context);
+        green_seen(context);
         nvs_stream_created(*phStream, context);
     }
     return result;

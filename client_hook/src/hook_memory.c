@@ -31,7 +31,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesi
     CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytesize, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    entry->context = nvs_owner_context();
     result = NVS_REAL(cuMemAlloc)(dptr, bytesize);
     if (result == CUDA_SUCCESS)
         nvs_memory_keep(entry, *dptr, bytesize);
@@ -48,7 +48,7 @@ static CUresult pitch_in_place(uint32_t gpu, uint64_t bytes, CUdeviceptr *dptr, 
     CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    entry->context = nvs_owner_context();
     result = NVS_REAL(cuMemAllocPitch_v2)(dptr, pitch, width, height, element);
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);
@@ -106,7 +106,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *
     CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    entry->context = nvs_owner_context();
     result = NVS_REAL(cuMemAllocPitch)(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);
@@ -127,7 +127,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
     CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_APP_MANAGED, gpu, bytesize, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    entry->context = nvs_owner_context();
     entry->movable = nvs_memory_backend(gpu)->movable && entry->context != NULL;
     result = NVS_REAL(cuMemAllocManaged)(dptr, bytesize, flags);
     if (result == CUDA_SUCCESS)
@@ -216,7 +216,7 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
 {
     return nvs_config.enabled && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
-           copy->kind == NVS_MEMORY_REDIRECTED;
+           (copy->kind == NVS_MEMORY_REDIRECTED || copy->chunked);
 }
 
 /* What plain device memory would say, where that differs.  The driver has filled `data` already, in the width that it uses. */
@@ -364,7 +364,7 @@ static CUresult admit_array(const CUDA_ARRAY3D_DESCRIPTOR *of, unsigned int leve
         return CUDA_SUCCESS;
     CUresult result = nvs_memory_admit(NVS_SPACE_ARRAY, NVS_MEMORY_ARRAY, gpu, array_bytes(of, levels), out);
     if (result == CUDA_SUCCESS)
-        NVS_REAL(cuCtxGetCurrent)(&(*out)->context);
+        (*out)->context = nvs_owner_context();
     return result;
 }
 

@@ -90,7 +90,7 @@ static CUresult allocate_in_pool(uint32_t gpu, nvs_memory_kind kind, CUdeviceptr
     CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, kind, gpu, r->bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    entry->context = nvs_owner_context();
     result = ask_driver(dptr, r);
     if (result == CUDA_SUCCESS)
         nvs_memory_keep(entry, *dptr, r->bytes);

@@ -1,4 +1,4 @@
-/* Wrappers of everything that puts work on a GPU: bodies made from cuda_api.def, and those that fit no mould.
+/* Wrappers of everything that puts work on a GPU, or waits for it: bodies made from cuda_api.def, and those that fit no mould.
  *
  * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path.
  */
@@ -7,13 +7,16 @@
 #include "gate.h"
 #include "pacing.h"
 
+/* One graph may stand for many kernels.  A constant, as the name is one. */
+#define NVS_HEAVY(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
+
 #define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream)         \
     NVS_EXPORT __attribute__((flatten)) CUresult CUDAAPI symbol parameters          \
     {                                                                              \
         const uint32_t gpu = (gpu_of_call);                                        \
         nvs_slot *const slot = nvs_gate_enter(gpu);                                \
         const CUresult result = NVS_REAL(symbol) arguments;                        \
-        if (nvs_gate_leave(slot, gpu))                                             \
+        if (NVS_HEAVY(#symbol) ? nvs_gate_leave_heavy(slot, gpu) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
         return result;                                                             \
     }
@@ -56,3 +59,21 @@ NVS_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PAR
         nvs_pace_after(gpu, launchParamsList[0].hStream, false);
     return result;
 }
+
+/* These submit nothing and pass no gate.  The agent must not take a program for idle that waits for its work, and pacing has
+ * to know that the thread has waited by itself. */
+#define NVS_WAITS(symbol, parameters, arguments, gpu_of_call)    \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                \
+    {                                                            \
+        nvs_slot *const slot = nvs_gate_await(gpu_of_call);      \
+        const CUresult result = NVS_REAL(symbol) arguments;      \
+        nvs_gate_awaited(slot);                                  \
+        nvs_pace_synchronized();                                 \
+        return result;                                           \
+    }
+
+NVS_WAITS(cuCtxSynchronize, (void), (), nvs_current_gpu())
+NVS_WAITS(cuCtxSynchronize_v2, (CUcontext ctx), (ctx), nvs_context_gpu(ctx))
+NVS_WAITS(cuEventSynchronize, (CUevent hEvent), (hEvent), nvs_current_gpu())
+NVS_WAITS(cuStreamSynchronize, (CUstream hStream), (hStream), nvs_stream_gpu(hStream))
+NVS_WAITS(cuStreamSynchronize_ptsz, (CUstream hStream), (hStream), nvs_stream_gpu(hStream))

@@ -1,13 +1,15 @@
 /* Wrappers and answers about memory in chunks (mode `swap`), of which the driver knows only the parts that are on the GPU now.
  *
- * A pointer must look like what cuMemAlloc gives, whether its chunks are there or not: so the answers come from the registry
- * alone.  What makes memory known to others by its physical place (descriptors, handles) cannot be had for memory that moves.
+ * A pointer must look like what cuMemAlloc gives, or what the application mapped itself, whether its chunks are there or not: so the
+ * answers come from the registry alone.  What makes memory known to others by its physical place (descriptors, handles) cannot be
+ * had for memory that moves.
  */
 #include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "log.h"
 #include "memory.h"
+#include "swap.h"
 
 static bool in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
 {
@@ -15,8 +17,29 @@ static bool in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
            nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
 }
 
+/* The same of what the application mapped itself: only where that differs. */
+static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const nvs_allocation *handle, CUdeviceptr address)
+{
+    const CUmemAllocationProp *prop = &((const nvs_segment *)handle->kept)->own->properties;
+    const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)nvs_current_gpu()};
+    unsigned long long access;
+    switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = NULL; break; /* it belongs to none */
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = handle->serial; break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = prop->requestedHandleTypes; break;
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(unsigned int *)data = prop->allocFlags.gpuDirectRDMACapable; break;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        nvs_view_access(handle->kept, address, &here, &access);
+        *(unsigned int *)data = (unsigned int)access; /* the two kinds of flags have the same values */
+        break;
+    default: break;
+    }
+    return CUDA_SUCCESS;
+}
+
 /* What the driver would say of plain device memory. */
-CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
+static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
 {
     switch ((int)attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = as->context; break;
@@ -24,7 +47,7 @@ CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = NULL; return CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return CUDA_ERROR_NOT_SUPPORTED; /* for RDMA: this memory moves */
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = nvs_swap_sync_memops(as->gpu, as->kept); break;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = as->serial; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; break;
@@ -42,6 +65,35 @@ CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs
     default: return NVS_REAL(cuPointerGetAttribute)(data, attribute, pointer); /* newer than this list */
     }
     return CUDA_SUCCESS;
+}
+
+CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
+{
+    nvs_allocation at, *handle;
+    if (as->kind != NVS_MEMORY_MAPPING)
+        return answer_plain(data, attribute, as, pointer);
+    if ((handle = nvs_allocation_pin_mapping(pointer, 1, &at)) == NULL)
+        return CUDA_ERROR_INVALID_VALUE; /* unmapped in this very moment */
+    at.kept = handle->kept;
+    CUresult result = answer_plain(data, attribute, &at, pointer);
+    if (result == CUDA_SUCCESS)
+        result = answer_mapped(data, attribute, handle, at.key);
+    nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+    nvs_allocation as, at, *handle;
+    if (value == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !in_chunks(ptr, &as))
+        return NVS_REAL(cuPointerSetAttribute)(value, attribute, ptr);
+    if (as.kind != NVS_MEMORY_MAPPING)
+        return nvs_swap_set_sync_memops(as.gpu, as.kept, *(const unsigned int *)value);
+    if ((handle = nvs_allocation_pin_mapping(ptr, 1, &at)) == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = nvs_swap_set_sync_memops(handle->gpu, handle->kept, *(const unsigned int *)value);
+    nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+    return result;
 }
 
 NVS_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)

@@ -1,23 +1,31 @@
-/* What the hook tells the bypass detector (verify.h): is the calling thread inside the gate? */
-#define _GNU_SOURCE /* gettid */
+/* What the hook does for the bypass detector (verify.h): is the calling thread inside the gate, and is the process about to end?
+ *
+ * _exit runs no handler, and Python's multiprocessing ends its processes by it: without a word from us nobody would know what
+ * they did.  The function is ours in every process; outside of `nvshare-run --verify` it hands on at once.
+ */
+#define _GNU_SOURCE /* gettid, RTLD_NEXT */
 #include "base.h"
 #include "gate.h"
 #include "nvshare.h"
+#include "resolve.h"
 
+#include <dlfcn.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The agent's thread moves memory while the gate is closed to all others: that is no bypass.  It is told by its name, as the
+/* Our own threads move memory while the gate is closed to all others: that is no bypass.  They are told by their names, as the
  * thread that started the process cannot be meant. */
-static bool on_agent_thread(void)
+static bool on_own_thread(void)
 {
-    static _Thread_local int known; /* 0: not asked yet, 1: the agent's, 2: another */
+    static _Thread_local int known; /* 0: not asked yet, 1: ours, 2: another */
     char name[16] = "";
     if (known == 0) {
         (void)prctl(PR_GET_NAME, name, 0, 0, 0);
-        known = strcmp(name, "nvshare") == 0 && syscall(SYS_gettid) != getpid() ? 1 : 2;
+        bool ours = strcmp(name, "nvshare") == 0 || strcmp(name, "nvshare-mover") == 0;
+        known = ours && syscall(SYS_gettid) != getpid() ? 1 : 2;
     }
     return known == 1;
 }
@@ -27,5 +35,40 @@ NVS_EXPORT uint32_t nvshare_gate_depth(void)
     const nvs_slot *slot = nvs_self;
     if (slot != NULL && slot->depth != 0)
         return slot->depth;
-    return on_agent_thread() ? UINT32_MAX : 0;
+    return on_own_thread() ? UINT32_MAX : 0;
+}
+
+static _Atomic(nvshare_at_end *) before_end;         /* release and acquire: whatever it needs was set up before */
+static _Atomic(void (*)(int)) next_exit;             /* relaxed: one word; NULL: not found */
+
+__attribute__((constructor)) static void at_load(void)
+{
+    nvs_dlsym_function *look_up = nvs_libc_dlsym();
+    void *found = look_up != NULL ? look_up(RTLD_NEXT, "_exit") : NULL;
+    void (*next)(int);
+    memcpy(&next, &found, sizeof next); /* POSIX promises that it works */
+    atomic_store_explicit(&next_exit, next, memory_order_relaxed); /* see its declaration */
+}
+
+NVS_EXPORT void nvshare_before_quick_exit(nvshare_at_end *function)
+{
+    atomic_store_explicit(&before_end, function, memory_order_release); /* see its declaration */
+}
+
+/* Also called in a child of vfork, on its parent's memory, and in signal handlers: nothing but the word is touched. */
+NVS_EXPORT void _exit(int status)
+{
+    nvshare_at_end *last = atomic_load_explicit(&before_end, memory_order_acquire); /* see its declaration */
+    void (*next)(int) = atomic_load_explicit(&next_exit, memory_order_relaxed);    /* see its declaration */
+    if (NVS_UNLIKELY(last != NULL))
+        last();
+    if (next != NULL)
+        next(status);
+    for (;;)
+        syscall(SYS_exit_group, status);
+}
+
+NVS_EXPORT void _Exit(int status)
+{
+    _exit(status);
 }

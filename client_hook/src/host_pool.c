@@ -1,32 +1,31 @@
 /* Pinned host memory in grains: see host_pool.h for what it promises. */
-#define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
+#define _GNU_SOURCE /* syscall */
 #include "host_pool.h"
 
 #include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
+#include "host_system.h"
 #include "log.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { SLAB_GRAINS = 128, FIRST_GRAINS = 32, MAX_SLABS = 8192, MAX_TOUCHERS = 8, HELPERS = 2 };
-#define IDLE_S 10              /* unused for so long with nobody else on the GPU: given back */
+enum { SLAB_GRAINS = 128, FIRST_GRAINS = 32, AHEAD_GRAINS = 8, MAX_SLABS = 8192, HELPERS = 2 };
+enum { REST_FACTOR = 9 };      /* a tenth of one thread's time, while the program may run */
+#define IDLE_NS 10000000000u   /* unused for so long, and not to be ready: given back */
 #define LOOK_AGAIN_NS 50000000 /* how old the system's word about free memory may be */
 
 typedef struct slab { /* memory of one growth; never moves while a grain is taken */
     char *memory; /* NULL: none here */
-    char *raw;
-    size_t raw_bytes;
+    nvs_host_mapping mapping;
     uint32_t grains, free_grains;
     CUcontext registered; /* in which it was; NULL: it is not, and copies are slower */
     uint64_t used[SLAB_GRAINS / 64];
@@ -41,49 +40,14 @@ static uint64_t reserved_bytes, grown_grains, taken_grains;
 static uint64_t growing_grains; /* that helpers are at */
 static uint64_t announced_grains; /* that an eviction under way will take */
 static uint32_t near_gpu;
-static bool expected, grow_failed;
+static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to be ready ahead of need */
+static bool grow_failed, keeps;
 static unsigned helpers; /* two, so that one registers while the other touches */
+static bool share_known; /* the coordinator has a budget */
+static uint64_t share_bytes;
 static uint64_t available_bytes, looked_ns;
 
-/* --- what the system has left --- */
-
-/* A number behind a word in a small file, or the file's only number when there is no word; UINT64_MAX when it is not there. */
-static uint64_t number_in(const char *path, const char *word)
-{
-    char text[4096];
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return UINT64_MAX;
-    ssize_t size = read(file, text, sizeof text - 1);
-    close(file);
-    if (size <= 0)
-        return UINT64_MAX;
-    text[size] = 0;
-    const char *at = word != NULL ? strstr(text, word) : text;
-    if (at == NULL)
-        return UINT64_MAX;
-    at += word != NULL ? strlen(word) : 0;
-    while (*at == ' ' || *at == ':')
-        at++;
-    return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : UINT64_MAX;
-}
-
-/* What may still be taken so that a tenth stays free. */
-static uint64_t ask_system(void)
-{
-    uint64_t total = number_in("/proc/meminfo", "MemTotal"), left = number_in("/proc/meminfo", "MemAvailable");
-    if (total == UINT64_MAX || left == UINT64_MAX)
-        return UINT64_MAX;
-    uint64_t keep = total / 10;
-    left = left > keep ? (left - keep) * 1024 : 0;
-    uint64_t bound = number_in("/sys/fs/cgroup/memory.max", NULL), used = number_in("/sys/fs/cgroup/memory.current", NULL);
-    if (bound != UINT64_MAX && used != UINT64_MAX) {
-        uint64_t usable = bound - bound / 10;
-        uint64_t of_group = usable > used ? usable - used : 0;
-        left = of_group < left ? of_group : left;
-    }
-    return left;
-}
+/* --- room --- */
 
 /* Locked. */
 static bool system_has(uint64_t bytes)
@@ -91,26 +55,43 @@ static bool system_has(uint64_t bytes)
     uint64_t now = nvs_now_ns();
     if (looked_ns == 0 || now > looked_ns + LOOK_AGAIN_NS || bytes > available_bytes) {
         int saved = errno; /* the application's */
-        available_bytes = ask_system();
+        available_bytes = nvs_host_system_left();
         looked_ns = now;
         errno = saved;
     }
     return bytes <= available_bytes;
 }
 
+/* Locked. */
+static bool fits_here(uint64_t bytes)
+{
+    uint64_t sum = reserved_bytes + bytes, grown = grown_grains * NVS_HOST_GRAIN;
+    return sum >= bytes && (nvs_config.host_limit == 0 || sum <= nvs_config.host_limit) && (sum <= grown || system_has(sum - grown));
+}
+
+static uint64_t whole_steps(uint64_t bytes)
+{
+    return (bytes + NVS_HOST_STEP - 1) / NVS_HOST_STEP * NVS_HOST_STEP;
+}
+
 bool nvs_host_reserve(uint64_t bytes)
 {
-    pthread_mutex_lock(&lock);
-    uint64_t sum = reserved_bytes + bytes, grown = grown_grains * NVS_HOST_GRAIN;
-    bool granted = sum >= bytes && (nvs_config.host_limit == 0 || sum <= nvs_config.host_limit) &&
-                   (sum <= grown || system_has(sum - grown));
-    if (granted) {
-        reserved_bytes = sum;
-        if (expected)
-            pthread_cond_broadcast(&changed);
+    enum { TRIES = 2 }; /* a whole step, and then no more than is needed */
+    for (int i = 0;; i++) {
+        pthread_mutex_lock(&lock);
+        bool fits = fits_here(bytes), covered = !share_known || reserved_bytes + bytes <= share_bytes;
+        uint64_t sum = reserved_bytes + bytes;
+        if (fits && covered) {
+            reserved_bytes = sum;
+            pthread_cond_broadcast(&changed); /* more may be made ready ahead */
+        }
+        pthread_mutex_unlock(&lock);
+        if (!fits || covered)
+            return fits;
+        if (i == TRIES)
+            return false;
+        nvs_agent_reserve_host(i == 0 ? whole_steps(sum) : sum);
     }
-    pthread_mutex_unlock(&lock);
-    return granted;
 }
 
 void nvs_host_unreserve(uint64_t bytes)
@@ -120,58 +101,34 @@ void nvs_host_unreserve(uint64_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
+void nvs_host_set_share(bool known, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    share_known = known;
+    share_bytes = bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t nvs_host_share_in_use(void)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t bytes = whole_steps(reserved_bytes);
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+bool nvs_host_spare_share(uint64_t *out)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t keep = whole_steps(reserved_bytes);
+    bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one stays, for the next allocation */
+    if (spare)
+        *out = share_bytes = keep + NVS_HOST_STEP;
+    pthread_mutex_unlock(&lock);
+    return spare;
+}
+
 /* --- growing --- */
-
-typedef struct stretch {
-    char *from, *to;
-} stretch;
-
-static void *touch(void *argument)
-{
-    const stretch *mine = argument;
-    for (volatile char *at = mine->from; at < mine->to; at += 4096)
-        *at = 0;
-    return NULL;
-}
-
-/* The first touch is what takes the time: by several threads, each its own part. */
-static void touch_all(char *memory, size_t bytes)
-{
-    stretch parts[MAX_TOUCHERS];
-    pthread_t threads[MAX_TOUCHERS];
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    unsigned count = bytes < (32u << 20) || processors < 2 ? 1 : processors > MAX_TOUCHERS ? MAX_TOUCHERS : (unsigned)processors;
-    unsigned started = 0;
-    size_t share = (bytes / count + 4095) / 4096 * 4096;
-    for (unsigned i = 0; i < count; i++) {
-        char *from = memory + i * share, *end = memory + bytes;
-        parts[i] = (stretch){from < end ? from : end, i + 1 < count && from + share < end ? from + share : end};
-    }
-    while (started + 1 < count && pthread_create(&threads[started], NULL, touch, &parts[started]) == 0)
-        started++;
-    for (unsigned i = started; i < count; i++)
-        touch(&parts[i]);
-    while (started > 0)
-        pthread_join(threads[--started], NULL);
-}
-
-/* Near the GPU, where the system has several memories; a preference only. */
-static void bind_near(char *memory, size_t bytes, uint32_t gpu)
-{
-    enum { PREFERRED = 1 }; /* MPOL_PREFERRED */
-    char id[32], path[96];
-    if (NVS_REAL(cuDeviceGetPCIBusId)(id, sizeof id, (CUdevice)gpu) != CUDA_SUCCESS)
-        return;
-    id[sizeof id - 1] = 0;
-    for (char *at = id; *at != 0; at++)
-        *at = *at >= 'A' && *at <= 'F' ? (char)(*at - 'A' + 'a') : *at;
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", id);
-    uint64_t node = number_in(path, NULL);
-    if (node >= 64)
-        return;
-    unsigned long mask = 1ul << node;
-    (void)syscall(SYS_mbind, memory, bytes, PREFERRED, &mask, 8 * sizeof mask, 0);
-}
 
 typedef struct registration {
     void *memory;
@@ -206,21 +163,14 @@ static bool unregister_in(CUcontext context, void *argument)
 }
 
 /* Unlocked.  A slab of so many grains, ready for use. */
-static bool make_slab(slab *out, uint32_t grains, uint32_t gpu)
+static bool make_slab(slab *out, uint32_t grains, uint32_t gpu, bool gently)
 {
-    size_t bytes = grains * NVS_HOST_GRAIN, raw_bytes = bytes + NVS_HOST_GRAIN;
-    char *raw = mmap(NULL, raw_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED)
+    nvs_host_mapping mapping;
+    if (!nvs_host_map(gpu, grains * NVS_HOST_GRAIN, NVS_HOST_GRAIN, gently, &mapping))
         return false;
-    uintptr_t aligned = ((uintptr_t)raw + NVS_HOST_GRAIN - 1) & ~(uintptr_t)(NVS_HOST_GRAIN - 1);
-    char *memory = raw + (aligned - (uintptr_t)raw);
-    (void)madvise(memory, bytes, MADV_HUGEPAGE);
-    (void)madvise(memory, bytes, MADV_DONTFORK);
-    bind_near(memory, bytes, gpu);
-    touch_all(memory, bytes);
-    registration r = {memory, bytes, NULL};
+    registration r = {mapping.memory, grains * NVS_HOST_GRAIN, NULL};
     nvs_each_context(gpu, register_in, &r);
-    *out = (slab){.memory = memory, .raw = raw, .raw_bytes = raw_bytes, .grains = grains, .free_grains = grains, .registered = r.in};
+    *out = (slab){.memory = mapping.memory, .mapping = mapping, .grains = grains, .free_grains = grains, .registered = r.in};
     return true;
 }
 
@@ -229,32 +179,42 @@ static void end_slab(const slab *of, uint32_t gpu)
     registration r = {of->memory, of->grains * NVS_HOST_GRAIN, of->registered};
     if (of->registered != NULL)
         nvs_each_context(gpu, unregister_in, &r);
-    munmap(of->raw, of->raw_bytes);
+    nvs_host_unmap(&of->mapping);
 }
 
-/* Locked: how many grains there should be. */
+/* Locked: how many grains there must be now. */
+static uint64_t demand(void)
+{
+    return taken_grains + announced_grains;
+}
+
+/* Locked: how many there should be. */
 static uint64_t target(void)
 {
-    uint64_t demand = taken_grains + announced_grains, all = reserved_bytes / NVS_HOST_GRAIN;
-    return expected && all > demand ? all : demand;
+    uint64_t ahead = 0, all = reserved_bytes / NVS_HOST_GRAIN;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        ahead += (ahead_bytes[gpu] + NVS_HOST_GRAIN - 1) / NVS_HOST_GRAIN;
+    ahead = ahead < all ? ahead : all; /* more can never be taken */
+    return ahead > demand() ? ahead : demand();
 }
 
-/* Locked; unlocks meanwhile.  One step towards the target. */
-static void grow(void)
+/* Locked; unlocks meanwhile.  One slab of at most so many grains, towards `wanted`. */
+static void grow(uint64_t wanted, uint32_t most, bool gently)
 {
-    uint64_t missing = target() - grown_grains - growing_grains;
-    uint32_t most = grown_grains + growing_grains < SLAB_GRAINS ? FIRST_GRAINS : SLAB_GRAINS; /* the first ones are soon there */
+    uint64_t missing = wanted - grown_grains - growing_grains;
     uint32_t grains = (uint32_t)(missing < most ? missing : most), gpu = near_gpu, index = 0;
     slab made;
     growing_grains += grains;
     pthread_mutex_unlock(&lock);
-    bool done = make_slab(&made, grains, gpu);
+    bool done = make_slab(&made, grains, gpu, gently);
     pthread_mutex_lock(&lock);
     growing_grains -= grains;
     while (index < MAX_SLABS && slabs[index].memory != NULL)
         index++;
     if (done && index == MAX_SLABS) {
-        munmap(made.raw, made.raw_bytes);
+        pthread_mutex_unlock(&lock);
+        end_slab(&made, gpu);
+        pthread_mutex_lock(&lock);
         done = false;
     }
     grow_failed = !done;
@@ -267,12 +227,18 @@ static void grow(void)
     pthread_cond_broadcast(&changed);
 }
 
-/* Locked; unlocks meanwhile.  Gives one slab back that nobody uses; false when there is none. */
+static void grow_for_demand(void)
+{
+    /* The first ones are soon there. */
+    grow(demand(), grown_grains + growing_grains < SLAB_GRAINS ? FIRST_GRAINS : SLAB_GRAINS, false);
+}
+
+/* Locked; unlocks meanwhile.  Gives one slab back that nobody uses and that is beyond the target; false when there is none. */
 static bool shrink(void)
 {
     for (uint32_t i = 0; i < slab_count; i++) {
         slab of = slabs[i];
-        if (of.memory == NULL || of.free_grains != of.grains)
+        if (of.memory == NULL || of.free_grains != of.grains || grown_grains < target() + of.grains)
             continue;
         slabs[i] = (slab){0};
         grown_grains -= of.grains;
@@ -285,24 +251,64 @@ static bool shrink(void)
     return false;
 }
 
+/* For evictions under way. */
 static void *help(void *nothing)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     pthread_mutex_lock(&lock);
+    for (;;) {
+        if (demand() > grown_grains + growing_grains && !grow_failed)
+            grow_for_demand();
+        else
+            pthread_cond_wait(&changed, &lock);
+    }
+    return NULL;
+}
+
+/* Locked.  True when the time has passed. */
+static bool wait_for(uint64_t length_ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until); /* what pthread_cond_timedwait wants */
+    uint64_t end = (uint64_t)until.tv_nsec + length_ns;
+    until.tv_sec += (time_t)(end / 1000000000u);
+    until.tv_nsec = (long)(end % 1000000000u);
+    return pthread_cond_timedwait(&changed, &lock, &until) == ETIMEDOUT;
+}
+
+static bool program_may_run(uint32_t gpu)
+{
+    /* Relaxed: only how gently we go on depends on it. */
+    return (atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
+}
+
+/* Locked.  A piece ahead of need, and the rest after it. */
+static void grow_ahead(void)
+{
+    uint64_t began = nvs_now_ns();
+    const uint32_t gpu = near_gpu;
+    grow(target(), AHEAD_GRAINS, true);
+    uint64_t end = nvs_now_ns() + REST_FACTOR * (nvs_now_ns() - began);
+    for (uint64_t now = began; program_may_run(gpu) && (now = nvs_now_ns()) < end && demand() <= grown_grains;)
+        (void)wait_for(end - now);
+}
+
+/* Makes ready ahead of need, and gives back what is not needed. */
+static void *keep(void *nothing)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
+    pthread_mutex_lock(&lock);
     for (bool idle = false;;) {
-        if (target() > grown_grains + growing_grains && !grow_failed) {
-            grow();
+        const uint64_t before = taken_grains, wanted = target();
+        if (demand() <= grown_grains && wanted > grown_grains + growing_grains && !grow_failed) {
+            grow_ahead();
             idle = false;
-        } else if (idle && !expected && shrink()) {
-            continue;
-        } else if (!expected && grown_grains > target()) {
-            struct timespec until;
-            clock_gettime(CLOCK_REALTIME, &until);
-            until.tv_sec += IDLE_S;
-            uint64_t before = taken_grains;
-            idle = pthread_cond_timedwait(&changed, &lock, &until) == ETIMEDOUT && before == taken_grains;
-        } else {
+        } else if (grown_grains > wanted && !idle) {
+            idle = wait_for(IDLE_NS) && before == taken_grains && wanted == target();
+        } else if (grown_grains <= wanted || !shrink()) {
             pthread_cond_wait(&changed, &lock);
             idle = false;
         }
@@ -310,22 +316,26 @@ static void *help(void *nothing)
     return NULL;
 }
 
-/* Locked. */
-static void have_helper(void)
+static bool have_thread(void *(*role)(void *))
 {
     sigset_t all, before;
     pthread_t thread;
-    grow_failed = false;
-    while (helpers < HELPERS) {
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        bool runs = pthread_create(&thread, NULL, help, NULL) == 0;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (!runs)
-            break;
-        helpers++;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool runs = pthread_create(&thread, NULL, role, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (runs)
         pthread_detach(thread);
-    }
+    return runs;
+}
+
+/* Locked. */
+static void have_helpers(void)
+{
+    grow_failed = false;
+    keeps = keeps || have_thread(keep);
+    while (helpers < HELPERS && have_thread(help))
+        helpers++;
     pthread_cond_broadcast(&changed);
 }
 
@@ -334,21 +344,20 @@ void nvs_host_prepare(uint32_t gpu, uint64_t grains)
     pthread_mutex_lock(&lock);
     announced_grains = grains;
     near_gpu = gpu;
-    if (target() > grown_grains)
-        have_helper();
+    if (demand() > grown_grains)
+        have_helpers();
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_host_expect(uint32_t gpu, bool likely)
+void nvs_host_ahead(uint32_t gpu, uint64_t bytes)
 {
     pthread_mutex_lock(&lock);
-    if (expected != likely) {
-        expected = likely;
+    if (ahead_bytes[gpu] != bytes) {
+        ahead_bytes[gpu] = bytes;
         near_gpu = gpu;
-        if (likely && reserved_bytes != 0)
-            have_helper();
-        else
-            pthread_cond_broadcast(&changed);
+        grow_failed = false;
+        keeps = keeps || have_thread(keep);
+        pthread_cond_broadcast(&changed);
     }
     pthread_mutex_unlock(&lock);
 }
@@ -401,14 +410,14 @@ bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
         near_gpu = gpu;
         if (announced_grains < grains)
             announced_grains = grains;
-        if (target() > grown_grains && grow_failed)
+        if (demand() > grown_grains && grow_failed)
             break;
         if (helpers == 0)
-            have_helper();
+            have_helpers();
         if (helpers != 0)
             pthread_cond_wait(&changed, &lock);
         else
-            grow(); /* no thread to be had: by ourselves */
+            grow_for_demand(); /* no thread to be had: by ourselves */
         taken = try_take(grains, out);
     }
     pthread_mutex_unlock(&lock);
@@ -430,7 +439,7 @@ void nvs_host_give(uint32_t grains, void *const *taken)
             taken_grains--;
             break;
         }
-    if (helpers != 0 && !expected)
+    if (grown_grains > target())
         pthread_cond_broadcast(&changed); /* time begins to run for what is unused */
     pthread_mutex_unlock(&lock);
 }
@@ -461,7 +470,9 @@ void nvs_host_after_fork(void)
     slab_count = 0;
     reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
     growing_grains = 0;
-    expected = grow_failed = false;
+    memset(ahead_bytes, 0, sizeof ahead_bytes);
+    share_known = keeps = grow_failed = false;
+    share_bytes = 0;
     helpers = 0;
     looked_ns = 0;
 }

@@ -1,7 +1,7 @@
 /* See lease.h.  Each event has one function; each answers with what the agent is to do. */
 #include "lease.h"
 
-enum { LONGEST_TICK_NS = 1000000 };
+enum { LONGEST_TICK_NS = 1000000, LONGEST_BACKOFF = 4 };
 
 static uint32_t open_gate(nvs_lease *lease)
 {
@@ -105,6 +105,7 @@ static uint32_t on_grant(nvs_lease *lease, const nvs_lease_event *event)
     lease->newest_id = event->lease_id;
     lease->waiters = (uint32_t)event->number;
     lease->idle_since_ns = event->now_ns;
+    lease->idle_backoff = 0;
     return open_gate(lease);
 }
 
@@ -155,9 +156,10 @@ static uint32_t on_tick(nvs_lease *lease, const nvs_lease_event *event)
     if (event->flag || event->number != lease->last_calls) {
         lease->last_calls = event->number;
         lease->idle_since_ns = event->now_ns;
+        lease->idle_backoff = 0; /* and when it does nothing any more that is noticed soon */
         return 0;
     }
-    if (event->now_ns < later(lease->idle_since_ns, lease->idle_release_ns))
+    if (event->now_ns < later(lease->idle_since_ns, lease->idle_release_ns << lease->idle_backoff))
         return 0;
     return begin_end(lease, NVS_RELEASE_REASON_IDLE, false, later(event->now_ns, NVS_LEASE_DRAIN_NS));
 }
@@ -168,6 +170,7 @@ static uint32_t on_busy(nvs_lease *lease, const nvs_lease_event *event)
         return 0; /* too late: it goes back all the same */
     lease->state = NVS_LEASE_HELD;
     lease->idle_since_ns = event->now_ns;
+    lease->idle_backoff += lease->idle_backoff < LONGEST_BACKOFF; /* so late the next look at most, and no later than it has run */
     return open_gate(lease);
 }
 

@@ -33,7 +33,7 @@ typedef enum nvs_lease_event_kind {
     NVS_LEASE_ON_REVOKE,       /* lease_id, number = drain deadline, relative ns */
     NVS_LEASE_ON_WAITERS,      /* lease_id, number = waiters */
     NVS_LEASE_ON_SETTINGS,     /* number = pacing budget, other = idle_release_ns */
-    NVS_LEASE_ON_TICK,         /* number = gated calls ever, flag = a thread is in a call or work is unfinished */
+    NVS_LEASE_ON_TICK,         /* number = gated calls ever, flag = a thread is in a call, or waits in one for its work */
     NVS_LEASE_ON_BUSY,         /* the gate was closed for idleness, but work had slipped in before it shut */
     NVS_LEASE_ON_DRAINED,      /* flag = a thread waits */
     NVS_LEASE_ON_YIELD,        /* the application gives the lease back if somebody waits */
@@ -77,6 +77,7 @@ typedef struct nvs_lease {
     uint64_t pacing_budget_ns;
     uint64_t idle_release_ns;
     uint64_t idle_since_ns; /* while HELD with waiters */
+    uint32_t idle_backoff;  /* doublings of idle_release_ns: looking whether the GPU is idle stops the program for a moment */
     uint64_t last_calls;
     bool run_on_loss;
     uint64_t loss_timeout_ns;

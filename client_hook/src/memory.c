@@ -27,7 +27,7 @@ typedef struct ledger {
     _Atomic uint64_t pinned;
     _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
     _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
-    _Atomic uint64_t limit, capacity, reserved;
+    _Atomic uint64_t limit, capacity, reserved, resident_limit;
     _Atomic bool reserve;
 } ledger;
 
@@ -43,12 +43,28 @@ static uint64_t smaller_set(uint64_t a, uint64_t b) /* 0 means not set */
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
 
-/* The size of the virtual card, 0 when it is the real one.  One process may not fill more than the capacity: what lies
- * beyond could never be resident at once. */
-static uint64_t ceiling_of(ledger *of)
+static uint64_t limit_of(ledger *of)
 {
     uint64_t limit = load(&of->limit);
-    return smaller_set(limit != 0 ? limit : nvs_config.memory_limit, load(&of->capacity));
+    return limit != 0 ? limit : nvs_config.memory_limit;
+}
+
+/* The size of the virtual card, 0 when it is the real one. */
+static uint64_t card_of(ledger *of)
+{
+    return smaller_set(limit_of(of), load(&of->capacity));
+}
+
+static bool oversubscribes(void)
+{
+    return nvs_config.oversubscribe && nvs_config.memory_mode == 2;
+}
+
+/* What may be allocated; 0: as much as there is.  One process may not fill more than the capacity: what lies beyond could never be
+ * resident at once.  Unless it asks for that. */
+static uint64_t ceiling_of(ledger *of)
+{
+    return oversubscribes() ? limit_of(of) : card_of(of);
 }
 
 /* --- backends --- */
@@ -145,6 +161,35 @@ bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
     return reserved_up_to(gpu, resident_bytes + (charged > chunked ? charged - chunked : 0));
 }
 
+bool nvs_memory_runs_from_host(uint32_t gpu)
+{
+    return oversubscribes() || load(&ledgers[gpu].resident_limit) != 0;
+}
+
+/* What may be on the GPU beside what is charged and in no chunk; UINT64_MAX: no bound. */
+static uint64_t most_resident(ledger *of)
+{
+    uint64_t charged = load(&of->charged), chunked = load(&of->chunked), bound = load(&of->resident_limit);
+    uint64_t others = charged > chunked ? charged - chunked : 0;
+    if (oversubscribes())
+        bound = smaller_set(bound, load(&of->capacity));
+    if (bound == 0)
+        return UINT64_MAX;
+    return bound > others ? bound - others : 0;
+}
+
+uint64_t nvs_memory_resident_room(uint32_t gpu, uint64_t resident_bytes)
+{
+    uint64_t most = most_resident(&ledgers[gpu]);
+    return most > resident_bytes ? most - resident_bytes : 0;
+}
+
+uint64_t nvs_memory_resident_excess(uint32_t gpu, uint64_t resident_bytes)
+{
+    uint64_t most = most_resident(&ledgers[gpu]);
+    return resident_bytes > most ? resident_bytes - most : 0;
+}
+
 static bool charge_and_reserve(uint32_t gpu, uint64_t bytes)
 {
     uint64_t total;
@@ -226,6 +271,8 @@ static void settle(nvs_allocation *taken, bool kept)
 
 void nvs_memory_drop(nvs_allocation *taken)
 {
+    if (taken->kind == NVS_MEMORY_HANDLE && taken->chunked && taken->kept != NULL)
+        nvs_backend_swap.release(taken->gpu, 0, 0, taken->kept);
     settle(taken, taken->serial != 0); /* a serial is given when an entry goes into the registry */
 }
 
@@ -240,6 +287,14 @@ void nvs_memory_drop_all(nvs_allocation *list)
 
 /* --- allocate and release --- */
 
+/* What the driver says to an allocation without a context: in a child that was forked after cuInit something else. */
+static CUresult no_context(void)
+{
+    CUcontext none;
+    CUresult result = NVS_REAL(cuCtxGetCurrent)(&none);
+    return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
 {
     const nvs_backend *backend = nvs_memory_backend(gpu);
@@ -248,13 +303,13 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, backend->kind, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
-    NVS_REAL(cuCtxGetCurrent)(&entry->context);
+    entry->context = nvs_owner_context();
     entry->chunked = backend->chunked;
     if (backend->chunked)
         atomic_fetch_add_explicit(&ledgers[gpu].chunked, entry->charged_bytes, memory_order_relaxed); /* see ledger */
     entry->movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
     do
-        result = backend->chunked && entry->context == NULL ? CUDA_ERROR_INVALID_CONTEXT /* as the driver has it */
+        result = backend->chunked && entry->context == NULL ? no_context()
                                                             : backend->allocate(gpu, &pointer, bytes, &entry->kept);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
     if (result != CUDA_SUCCESS) {
@@ -266,6 +321,41 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     return CUDA_SUCCESS;
 }
 
+/* Numbers of handles: no address that a processor of today has, and never two the same.  So the driver's are told apart, and what
+ * was released is. */
+static const uint64_t NUMBERS = UINT64_C(0x6e76) << 48, NUMBERS_MASK = UINT64_C(0xffff) << 48;
+
+bool nvs_memory_is_number(uint64_t handle)
+{
+    return (handle & NUMBERS_MASK) == NUMBERS;
+}
+
+CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, CUmemGenericAllocationHandle *out)
+{
+    static _Atomic uint64_t last;
+    const nvs_backend *backend = nvs_memory_backend(gpu);
+    nvs_allocation *entry;
+    if (!backend->chunked)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult result = nvs_memory_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, gpu, bytes, &entry);
+    if (result != CUDA_SUCCESS)
+        return result;
+    entry->references = 1;
+    entry->chunked = true;
+    atomic_fetch_add_explicit(&ledgers[gpu].chunked, entry->charged_bytes, memory_order_relaxed); /* see ledger */
+    do
+        result = backend->create(gpu, bytes, properties, &entry->kept);
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        return result;
+    }
+    /* Relaxed: only that no two are the same matters. */
+    *out = NUMBERS | (atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1);
+    nvs_memory_keep(entry, *out, 1);
+    return CUDA_SUCCESS;
+}
+
 CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream)
 {
     nvs_allocation wanted = {.gpu = gpu, .freed_on = stream};
@@ -273,7 +363,7 @@ CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t byt
     uint64_t pointer;
     if (stream != 0 && nvs_allocation_deferred(gpu) != 0 && bytes <= UINT64_MAX - CHARGE_GRAIN) {
         wanted.charged_bytes = grains(bytes);
-        NVS_REAL(cuCtxGetCurrent)(&wanted.context);
+        wanted.context = nvs_owner_context();
         if (wanted.context != NULL && nvs_allocation_revive(&wanted, bytes, &pointer, &event)) {
             NVS_REAL(cuEventDestroy_v2)(event);
             *out = pointer;
@@ -292,11 +382,15 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     uint64_t allocated = load(&of->charged), pinned = load(&of->pinned);
     int64_t evicted = atomic_load_explicit(&of->evicted, memory_order_relaxed);
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
+    out->mapped_bytes = 0;
     if (nvs_config.memory_mode == 2) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */
-        uint64_t committed, resident, chunked = load(&of->chunked);
-        nvs_backend_swap.figures(gpu, &committed, &resident);
-        allocated = committed + (allocated > chunked ? allocated - chunked : 0);
-        out_bytes += committed - resident;
+        uint64_t chunked = load(&of->chunked);
+        nvs_chunk_figures chunks;
+        nvs_backend_swap.figures(gpu, &chunks);
+        allocated = chunks.committed_bytes + (allocated > chunked ? allocated - chunked : 0);
+        out_bytes += chunks.committed_bytes - chunks.resident_bytes;
+        pinned += chunks.pinned_bytes;
+        out->mapped_bytes = chunks.hosted_bytes;
     }
     if (out_bytes > allocated)
         out_bytes = allocated;
@@ -304,7 +398,6 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     out->resident_bytes = allocated - out_bytes;
     out->pinned_bytes = pinned < out->resident_bytes ? pinned : out->resident_bytes;
     out->host_bytes = out_bytes;
-    out->mapped_bytes = 0;
 }
 
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve)
@@ -316,6 +409,11 @@ void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity
     atomic_store_explicit(&of->reserve, reserve, memory_order_relaxed);
 }
 
+void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes)
+{
+    atomic_store_explicit(&ledgers[gpu].resident_limit, bytes, memory_order_relaxed); /* see ledger */
+}
+
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 {
     atomic_store_explicit(&ledgers[gpu].reserved, reserved_bytes, memory_order_relaxed); /* see ledger */
@@ -324,10 +422,10 @@ void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total_bytes)
 {
     ledger *of = &ledgers[gpu];
-    uint64_t ceiling = ceiling_of(of);
-    if (ceiling == 0)
+    uint64_t card = card_of(of);
+    if (card == 0)
         return;
-    uint64_t total = smaller_set(ceiling, *total_bytes), charged = load(&of->charged);
+    uint64_t total = smaller_set(card, *total_bytes), charged = load(&of->charged);
     uint64_t left = charged < total ? total - charged : 0;
     /* Managed memory of others makes room when it must; memory that stays on the device does not. */
     if (!nvs_memory_backend(gpu)->movable && *free_bytes < left)
@@ -343,7 +441,7 @@ static uint64_t resident_bytes(uint32_t gpu)
     return usage.resident_bytes;
 }
 
-nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     const nvs_backend *backend = nvs_memory_backend(gpu);
     uint64_t before = resident_bytes(gpu), more = 0;
@@ -352,38 +450,39 @@ nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
     if (freed < bytes)
-        status = backend->evict(gpu, bytes - freed, progress, argument, moved_bytes);
+        status = backend->evict(gpu, bytes - freed, watch, moved_bytes);
     *moved_bytes += freed;
     /* The application's own managed memory, which is in no chunk. */
     if (backend->chunked && status == NVS_OK && *moved_bytes < bytes && nvs_allocation_extents(gpu, true, NULL, 0) != 0)
-        status = nvs_backend_managed.evict(gpu, bytes - *moved_bytes, NULL, NULL, &more);
+        status = nvs_backend_managed.evict(gpu, bytes - *moved_bytes, NULL, &more);
     *moved_bytes += more;
     return status;
 }
 
-nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     const nvs_backend *backend = nvs_memory_backend(gpu);
     uint64_t more = 0;
-    nvs_status status = backend->restore(gpu, bytes, progress, argument, moved_bytes);
+    nvs_status status = backend->restore(gpu, bytes, watch, moved_bytes);
     if (backend->chunked && status == NVS_OK && *moved_bytes < bytes && nvs_allocation_extents(gpu, false, NULL, 0) != 0)
-        status = nvs_backend_managed.restore(gpu, bytes - *moved_bytes, NULL, NULL, &more);
+        status = nvs_backend_managed.restore(gpu, bytes - *moved_bytes, NULL, &more);
     *moved_bytes += more;
     return status;
 }
 
-bool nvs_memory_open_gate(uint32_t gpu, bool paced)
+bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)
 {
     if (nvs_config.memory_mode == 2 && nvs_memory_backend(gpu)->chunked)
-        return nvs_backend_swap.open_gate(gpu, paced);
+        return nvs_backend_swap.open_gate(gpu, paced, missing_bytes);
+    *missing_bytes = 0;
     nvs_gate_open(gpu, paced);
     return true;
 }
 
-void nvs_memory_expect_eviction(uint32_t gpu, bool likely)
+void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes)
 {
     if (nvs_config.memory_mode == 2)
-        nvs_host_expect(gpu, likely);
+        nvs_host_ahead(gpu, bytes);
 }
 
 void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evicted_bytes)

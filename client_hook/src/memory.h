@@ -20,8 +20,20 @@ typedef struct nvs_usage {
     uint64_t mapped_bytes; /* evicted, and reached by the GPU where it is */
 } nvs_usage;
 
-/* Called now and then while bytes move. */
-typedef void nvs_progress(void *argument, uint64_t moved_bytes);
+/* Who gave an order to move memory, asked and told while it is carried out, on threads of the mover. */
+typedef struct nvs_watch {
+    void (*moved)(void *argument, uint64_t moved_bytes); /* now and then, how much in all: what left is off the GPU for good */
+    /* Whether so many bytes in all may have moved; with `wait` only when they may, or the order is to end with what has moved. */
+    bool (*room)(void *argument, uint64_t bytes, bool wait);
+    void *argument;
+    bool promised; /* there is said to be room: if there is none, it will come in a moment */
+} nvs_watch;
+
+typedef struct nvs_chunk_figures {
+    uint64_t committed_bytes; /* of all chunks */
+    uint64_t resident_bytes, hosted_bytes; /* of these, on the GPU; reached by it on the host */
+    uint64_t pinned_bytes; /* of the resident ones */
+} nvs_chunk_figures;
 
 typedef struct nvs_backend {
     const char *name;
@@ -32,13 +44,16 @@ typedef struct nvs_backend {
     /* Current context is set by the caller.  Real CUDA results.  `kept` is the backend's own word about an allocation. */
     CUresult (*allocate)(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept);
     CUresult (*release)(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept);
-    /* Agent thread, gate closed and drained.  Move at least `bytes` (or all) out, or up to `bytes` in. */
-    nvs_status (*evict)(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes);
-    nvs_status (*restore)(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes);
+    /* The GPU's mover thread, gate closed and drained.  Move at least `bytes` (or all) out, or up to `bytes` in.  `watch` may be NULL. */
+    nvs_status (*evict)(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+    nvs_status (*restore)(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
     void (*context_gone)(CUcontext context); /* forget what was cached for it */
-    /* Chunked ones only.  Opens the gate if all memory is on the GPU, after trying to bring it there. */
-    bool (*open_gate)(uint32_t gpu, bool paced);
-    void (*figures)(uint32_t gpu, uint64_t *committed_bytes, uint64_t *resident_bytes);
+    /* Chunked ones only.  Opens the gate if nothing is missing on the GPU. */
+    bool (*open_gate)(uint32_t gpu, bool paced, uint64_t *missing_bytes);
+    void (*figures)(uint32_t gpu, nvs_chunk_figures *out);
+    /* What stands for a physical handle of the application's own (`kept`), given back by `release`.  CUDA_ERROR_NOT_SUPPORTED: this
+     * one must be the driver's. */
+    CUresult (*create)(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept);
 } nvs_backend;
 extern const nvs_backend nvs_backend_device, nvs_backend_managed, nvs_backend_swap;
 bool nvs_backend_managed_works(uint32_t gpu); /* can this GPU's managed memory be moved by us? Asked once per GPU. */
@@ -50,17 +65,19 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out);
 /* What the coordinator set; 0 means none.  A limit below what is in use lets nothing more be allocated.
  * While the coordinator sets no limit, the one of the environment holds. */
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve);
+/* No more of this client is brought to the GPU; the rest runs from the host (0: no bound).  Holds from the next move on. */
+void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes);
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes);
 /* The virtual card: in, the real figures; out, what cuMemGetInfo must say. */
 void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total_bytes);
-nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *, void *argument, uint64_t *moved_bytes);
-nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *, void *argument, uint64_t *moved_bytes);
+nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
+nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 void nvs_memory_after_fork(void);
 
-/* Agent thread, instead of nvs_gate_open: opens the gate, unless there is memory that cannot be brought to the GPU now. */
-bool nvs_memory_open_gate(uint32_t gpu, bool paced);
-/* Whether others use this GPU, so that an eviction is likely: host memory is made ready ahead of it, or given back. */
-void nvs_memory_expect_eviction(uint32_t gpu, bool likely);
+/* Agent thread, instead of nvs_gate_open: opens the gate, unless so much is missing on the GPU that must be restored first. */
+bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes);
+/* So much will probably be evicted at a time: host memory for it is made ready in the background, or given back. */
+void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes);
 
 /* Called by the context hooks once the driver has destroyed or reset a context: what lived in it is gone. */
 void nvs_memory_context_gone(CUcontext context);
@@ -83,7 +100,17 @@ void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evi
 /* For backends: what all clients together may have resident (0: not known), and whether this one may have so much. */
 uint64_t nvs_memory_capacity(uint32_t gpu);
 uint64_t nvs_memory_ceiling(uint32_t gpu); /* of what this client may have in all; 0: none */
+/* May what has no place on the GPU be used from the host?  Then: how much more may be on it, and how much is too much, where the
+ * backend has so much there. */
+bool nvs_memory_runs_from_host(uint32_t gpu);
+uint64_t nvs_memory_resident_room(uint32_t gpu, uint64_t resident_bytes);
+uint64_t nvs_memory_resident_excess(uint32_t gpu, uint64_t resident_bytes);
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes);
+
+/* cuMemCreate through the backend: an entry whose key is a number of ours.  CUDA_ERROR_NOT_SUPPORTED: this handle must be the
+ * driver's. */
+CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, CUmemGenericAllocationHandle *out);
+bool nvs_memory_is_number(uint64_t handle); /* one that nvs_memory_create gave out once */
 
 /* cuMemAlloc through the backend. */
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes);

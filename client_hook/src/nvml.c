@@ -57,6 +57,13 @@ void *nvs_nvml_real(nvs_nvml_id id)
     return address;
 }
 
+bool nvs_nvml_found(nvs_nvml_id id, void *handle)
+{
+    nvs_dlsym_function *real = nvs_libc_dlsym();
+    void *address = real != NULL ? real(handle, names[id]) : NULL;
+    return address != NULL && address == nvs_nvml_symbol(names[id]);
+}
+
 /* Does this process compute on this GPU?  Only then is there a ledger, and only then may the coordinator be asked. */
 static bool found_one(CUcontext context, void *argument)
 {

@@ -76,6 +76,7 @@ void *nvs_nvml_wrapper(nvs_nvml_id id);            /* hook_nvml.c */
 /* NVML's own function; NULL when the library is not loaded, or has none.  Leaves no trace in dlerror(). */
 void *nvs_nvml_symbol(const char *name);
 void *nvs_nvml_real(nvs_nvml_id id);
+bool nvs_nvml_found(nvs_nvml_id id, void *handle); /* is it what this library and those that it is linked with find? */
 
 /* After a call that succeeded: what the process shall see instead.  errno stays. */
 void nvs_nvml_show_memory(nvs_nvml_device device, nvs_nvml_memory *memory);

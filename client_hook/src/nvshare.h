@@ -45,4 +45,8 @@ int nvshare_yield(uint32_t gpu);
  * detector. */
 uint32_t nvshare_gate_depth(void);
 
+/* What is to be called, on the calling thread, when the process ends by _exit.  For the bypass detector. */
+typedef void nvshare_at_end(void);
+void nvshare_before_quick_exit(nvshare_at_end *function);
+
 #endif

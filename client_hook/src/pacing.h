@@ -1,7 +1,7 @@
-/* Bounded in-flight work, and how to wait for its end.
+/* Bounded in-flight work (pacing.c), and how to wait for its end (drain.c).
  *
  * Pacing: events every k submissions, k adapted so that the estimated GPU time in flight stays below the budget
- * that the coordinator sets.  Nothing here touches a stream that is being captured.
+ * that the coordinator sets; coarsely for who has the GPU to itself.  Nothing here touches a stream that is being captured.
  */
 #ifndef NVS_PACING_H
 #define NVS_PACING_H
@@ -12,7 +12,12 @@
  * application gave it; per_thread when the entry point was a _ptsz/_ptds one.  May wait until enough work is done. */
 void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread);
 
-void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns); /* 0: unbounded */
+/* Application thread, after a call that waited for submitted work: if the GPU is idle now, that is no harm of ours. */
+void nvs_pace_synchronized(void);
+
+/* 0: nobody else uses the GPU; then the last other value, or 10 ms, bounds what the first one to come would wait for.  Never
+ * called for a GPU: not paced at all. */
+void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns);
 
 /* Agent thread, gate closed: waits until everything submitted on this GPU is done, or the deadline (absolute) passed. */
 nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns);

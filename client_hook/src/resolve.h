@@ -1,10 +1,9 @@
 /* How the real functions are found, and how an application's own look-ups are answered.
  *
- * Caught: the PLT (our exported symbols come first), dlsym and dlvsym (resolve.c), cuGetProcAddress in both ABIs.
- * Not caught, and cannot be from an interposed library:
- *  - a library opened with RTLD_DEEPBIND finds libc's own dlsym before ours, and libcuda's functions before ours if it is
- *    linked with libcuda;
- *  - dlmopen into a new namespace loads a second libc and a second libcuda that know nothing of a preload.
+ * Caught: the PLT (our exported symbols come first), dlsym and dlvsym (resolve.c), cuGetProcAddress in both ABIs, and libraries
+ * that are opened with RTLD_DEEPBIND (deepbind.c), but for what their constructors call.
+ * Not caught, and cannot be from an interposed library: dlmopen into a new namespace, which loads a second libc and a second
+ * libcuda that know nothing of a preload.
  */
 #ifndef NVS_RESOLVE_H
 #define NVS_RESOLVE_H

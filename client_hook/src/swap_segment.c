@@ -2,14 +2,18 @@
 #include "swap.h"
 
 #include "cuda_api.h"
+#include "handdown.h"
 #include "log.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
 nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "swap" in the lock order of base.h */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* of a claim */
 
 void nvs_swap_lock(void)
 {
@@ -19,6 +23,16 @@ void nvs_swap_lock(void)
 void nvs_swap_unlock(void)
 {
     pthread_mutex_unlock(&lock);
+}
+
+void nvs_swap_wait(void)
+{
+    pthread_cond_wait(&changed, &lock);
+}
+
+void nvs_swap_wake(void)
+{
+    pthread_cond_broadcast(&changed);
 }
 
 static CUmemAllocationProp on_gpu(uint32_t gpu)
@@ -134,7 +148,7 @@ static uint64_t next_chunk(uint64_t bytes, uint64_t left, uint64_t chunk_bytes, 
     enum { LARGE = 8 }; /* chunks */
     if (left > chunk_bytes)
         return chunk_bytes;
-    if (bytes < LARGE * chunk_bytes)
+    if (bytes < LARGE * chunk_bytes || chunk_bytes == unit)
         return left;
     uint64_t size = chunk_bytes / 2;
     while (size > unit && size > left / 2)
@@ -142,7 +156,7 @@ static uint64_t next_chunk(uint64_t bytes, uint64_t left, uint64_t chunk_bytes, 
     return size < left ? size : left;
 }
 
-CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, bool arena, nvs_segment **out)
+CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint64_t chunk_bytes, uint32_t block_bytes, nvs_segment **out)
 {
     const uint64_t unit = nvs_swap_unit(gpu), most = bytes / chunk_bytes + 16; /* the end is halved six times at most */
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -159,9 +173,9 @@ CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint32_t chunk_bytes, boo
         chunk->at = (uint32_t)(at / NVS_HOST_GRAIN);
         chunk->grains = (uint32_t)(size / NVS_HOST_GRAIN);
     }
-    if (arena) {
-        segment->block_bytes = NVS_ARENA_BLOCK;
-        segment->blocks = segment->free_blocks = segment->longest = (uint32_t)(bytes / NVS_ARENA_BLOCK);
+    if (block_bytes != 0) {
+        segment->block_bytes = block_bytes;
+        segment->blocks = segment->free_blocks = segment->longest = (uint32_t)(bytes / block_bytes);
         segment->used = calloc((segment->blocks + 63) / 64, sizeof *segment->used);
         if (segment->used == NULL)
             goto out;
@@ -183,30 +197,64 @@ out:
     return result;
 }
 
-static CUresult give_access(uint32_t owner, CUdeviceptr address, uint64_t bytes, uint32_t accessors)
+static CUresult map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle)
 {
-    CUmemAccessDesc who[NVS_MAX_GPUS];
-    size_t count = 0;
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (gpu == owner || ((accessors >> gpu) & 1))
-            who[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu},
-                                             .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    return NVS_REAL(cuMemSetAccess)(address, bytes, who, count);
-}
-
-static CUresult create_and_map(const nvs_segment *segment, uint32_t chunk)
-{
-    const CUmemAllocationProp prop = on_gpu(segment->gpu);
     const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
-    CUmemGenericAllocationHandle handle;
-    CUresult result = NVS_REAL(cuMemCreate)(&handle, bytes, &prop, 0);
+    const CUdeviceptr address = nvs_segment_chunk_address(segment, chunk);
+    CUresult result = NVS_REAL(cuMemMap)(address, bytes, 0, handle, 0);
     if (result != CUDA_SUCCESS)
         return result;
-    result = NVS_REAL(cuMemMap)(nvs_segment_chunk_address(segment, chunk), bytes, 0, handle, 0);
+    result = nvs_views_map(segment, chunk, handle);
+    if (result != CUDA_SUCCESS && NVS_REAL(cuMemUnmap)(address, bytes) != CUDA_SUCCESS)
+        NVS_REAL(cuMemUnmap)(address, bytes);
+    return result;
+}
+
+static CUresult make(const nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted, CUmemGenericAllocationHandle *handle)
+{
+    const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
+    CUmemAllocationProp prop = segment->own != NULL ? segment->own->properties : on_gpu(segment->gpu);
+    if (hosted != NULL)
+        prop = *hosted;
+    else if (segment->own == NULL && nvs_heir_possible(segment->gpu))
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUresult result = NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_inheritance_drop(segment->gpu)) /* what came and is of no use was in the way */
+        result = NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
+    return result;
+}
+
+static void drop_descriptor(nvs_segment *segment, uint32_t chunk)
+{
+    if (segment->chunks[chunk].descriptor > 0)
+        nvs_descriptor_drop(segment->chunks[chunk].descriptor);
+    segment->chunks[chunk].descriptor = 0;
+}
+
+static CUresult create_and_map(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted)
+{
+    CUmemGenericAllocationHandle handle;
+    int descriptor = 0;
+    CUresult result = CUDA_SUCCESS;
+    if (hosted != NULL || !nvs_heir_take(segment, chunk, &handle, &descriptor))
+        result = make(segment, chunk, hosted, &handle);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = map(segment, chunk, handle);
+    segment->chunks[chunk].descriptor = descriptor;
+    if (result != CUDA_SUCCESS)
+        drop_descriptor(segment, chunk);
     /* From here on the mapping keeps the memory, and to unmap it is to give it up: one step that can fail, not two. */
     if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
     return result;
+}
+
+static void set_mapped(nvs_segment *segment, uint32_t chunk, bool mapped)
+{
+    nvs_swap_lock();
+    segment->chunks[chunk].mapped = mapped;
+    nvs_swap_unlock();
 }
 
 bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after)
@@ -216,41 +264,79 @@ bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after)
            (before->segment == after->segment || (!before->segment->own_range && !after->segment->own_range));
 }
 
-CUresult nvs_chunks_map(const nvs_place *places, size_t count)
+/* Within claims. */
+static CUresult unmap(nvs_segment *segment, uint32_t chunk)
+{
+    CUresult result = nvs_views_unmap(segment, chunk);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = NVS_REAL(cuMemUnmap)(nvs_segment_chunk_address(segment, chunk), nvs_segment_chunk_bytes(segment, chunk));
+    if (result == CUDA_SUCCESS)
+        drop_descriptor(segment, chunk);
+    else
+        nvs_views_map_again(segment, chunk);
+    return result;
+}
+
+static CUresult map_all(const nvs_place *places, size_t count, const CUmemAllocationProp *hosted)
 {
     const uint32_t gpu = places[0].segment->gpu;
     CUresult result = CUDA_SUCCESS;
     uint64_t bytes = 0;
     size_t mapped = 0;
+    for (size_t i = 0; i < count; i++)
+        nvs_segment_claim(places[i].segment, false);
     for (; mapped < count && result == CUDA_SUCCESS; mapped += result == CUDA_SUCCESS) {
-        result = create_and_map(places[mapped].segment, places[mapped].chunk);
+        result = create_and_map(places[mapped].segment, places[mapped].chunk, hosted);
         bytes += places[mapped].bytes;
     }
     if (result == CUDA_SUCCESS) {
-        nvs_swap_lock();
-        uint32_t accessors = nvs_swap_gpus[gpu].accessors;
-        nvs_swap_unlock();
-        result = give_access(gpu, nvs_segment_chunk_address(places[0].segment, places[0].chunk), bytes, accessors);
+        result = nvs_rights_of_access(gpu, nvs_segment_chunk_address(places[0].segment, places[0].chunk), bytes);
+    }
+    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++) {
+        nvs_rights_of_attributes(places[i].segment, places[i].chunk);
+        set_mapped(places[i].segment, places[i].chunk, true);
     }
     for (size_t i = 0; result != CUDA_SUCCESS && i < mapped; i++)
-        if (nvs_chunk_unmap(places[i].segment, places[i].chunk) != CUDA_SUCCESS)
-            nvs_chunk_unmap(places[i].segment, places[i].chunk);
+        if (unmap(places[i].segment, places[i].chunk) != CUDA_SUCCESS)
+            unmap(places[i].segment, places[i].chunk);
+    for (size_t i = 0; i < count; i++)
+        nvs_segment_unclaim(places[i].segment);
     return result;
+}
+
+CUresult nvs_chunks_map(const nvs_place *places, size_t count)
+{
+    return map_all(places, count, NULL);
+}
+
+CUresult nvs_chunk_map_hosted(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted)
+{
+    return map_all(&(nvs_place){segment, chunk, nvs_segment_chunk_bytes(segment, chunk), 0}, 1, hosted);
 }
 
 CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk)
 {
-    return NVS_REAL(cuMemUnmap)(nvs_segment_chunk_address(segment, chunk), nvs_segment_chunk_bytes(segment, chunk));
+    nvs_segment_claim(segment, false);
+    CUresult result = unmap(segment, chunk);
+    if (result == CUDA_SUCCESS)
+        set_mapped(segment, chunk, false);
+    nvs_segment_unclaim(segment);
+    return result;
 }
 
-CUresult nvs_segment_back(nvs_segment *segment)
+CUresult nvs_segment_back(nvs_segment *segment, uint64_t bytes)
 {
     enum { AT_ONCE = 32 };
     nvs_place places[AT_ONCE];
     CUresult result = CUDA_SUCCESS;
-    for (uint32_t first = 0, count; first < segment->chunk_count && result == CUDA_SUCCESS; first += count) {
-        for (count = 0; count < AT_ONCE && first + count < segment->chunk_count; count++)
+    for (uint32_t first = 0, count; bytes != 0 && first < segment->chunk_count && result == CUDA_SUCCESS; first += count) {
+        for (count = 0; bytes != 0 && count < AT_ONCE && first + count < segment->chunk_count; count++) {
             places[count] = (nvs_place){segment, first + count, nvs_segment_chunk_bytes(segment, first + count), 0};
+            bytes -= places[count].bytes < bytes ? places[count].bytes : bytes;
+        }
+        if (segment->chunks[first].state == NVS_CHUNK_RESIDENT)
+            continue; /* by a try before this one, which ended at such a boundary */
         result = nvs_chunks_map(places, count);
         for (uint32_t i = first; i < first + count && result == CUDA_SUCCESS; i++)
             segment->chunks[i].state = NVS_CHUNK_RESIDENT;
@@ -279,6 +365,17 @@ void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
     }
 }
 
+void nvs_segment_hosted(nvs_segment *segment, int64_t bytes)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    of->hosted += (uint64_t)bytes; /* as above */
+    segment->hosted += (uint64_t)bytes;
+    if (segment->doomed) {
+        of->committed += (uint64_t)bytes;
+        segment->counted += (uint64_t)bytes;
+    }
+}
+
 bool nvs_segment_doom(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
@@ -286,29 +383,36 @@ bool nvs_segment_doom(nvs_segment *segment)
     *(segment->next != NULL ? &segment->next->previous : &of->last) = segment->previous;
     segment->next = segment->previous = NULL;
     segment->doomed = true;
-    of->committed -= segment->counted - segment->on_gpu;
-    segment->counted = segment->on_gpu;
+    of->committed -= segment->counted - segment->on_gpu - segment->hosted;
+    segment->counted = segment->on_gpu + segment->hosted;
     return segment->users == 0;
 }
 
 void nvs_segment_destroy(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    uint64_t lost = 0;
+    uint64_t lost = 0, pinned = 0;
     for (uint32_t i = 0; i < segment->chunk_count; i++) {
         nvs_chunk *chunk = &segment->chunks[i];
-        if (chunk->state == NVS_CHUNK_RESIDENT && nvs_chunk_unmap(segment, i) != CUDA_SUCCESS && nvs_chunk_unmap(segment, i) != CUDA_SUCCESS)
+        if (nvs_chunk_is_mapped(chunk->state) && nvs_chunk_unmap(segment, i) != CUDA_SUCCESS && nvs_chunk_unmap(segment, i) != CUDA_SUCCESS)
             lost += nvs_segment_chunk_bytes(segment, i);
         if (chunk->state == NVS_CHUNK_EVICTED)
             nvs_host_give(chunk->grains, chunk->host);
+        if (chunk->state == NVS_CHUNK_PINNED)
+            pinned += nvs_segment_chunk_bytes(segment, i);
     }
     if (lost != 0)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back %llu MiB; they stay counted until the program ends",
                      (unsigned long long)(lost >> 20));
     else
         give_addresses(segment);
+    nvs_own_free(segment->own);
+    if (lost > segment->on_gpu)
+        lost = segment->on_gpu; /* the rest is the host's */
     nvs_swap_lock();
     of->resident -= segment->on_gpu - lost;
+    of->hosted -= segment->hosted;
+    of->pinned -= pinned;
     of->committed -= segment->counted - lost;
     nvs_swap_unlock();
     nvs_host_unreserve(segment->bytes);
@@ -316,43 +420,31 @@ void nvs_segment_destroy(nvs_segment *segment)
     free(segment);
 }
 
-/* The driver's cuCtxEnablePeerAccess does not reach this memory, so the rights are given chunk by chunk, now and at every
- * restoration.  A chunk is held by `users` meanwhile; one that moves gets them from who moves it. */
-void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
+void nvs_segment_let_go(nvs_segment *segment)
 {
-    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     nvs_swap_lock();
-    of->accessors |= UINT32_C(1) << accessor;
-    uint32_t accessors = of->accessors;
-    for (nvs_segment *segment = of->first; segment != NULL;) {
-        segment->users++;
-        nvs_swap_unlock();
-        for (uint32_t i = 0; i < segment->chunk_count; i++) {
-            nvs_swap_lock();
-            bool resident = segment->chunks[i].state == NVS_CHUNK_RESIDENT;
-            nvs_swap_unlock();
-            /* Moved away in this very moment: then it gets the rights when it comes back. */
-            if (resident && give_access(gpu, nvs_segment_chunk_address(segment, i), nvs_segment_chunk_bytes(segment, i), accessors) != CUDA_SUCCESS)
-                NVS_LOG_ONCE(NVS_LOG_INFO, "peer access to a chunk could not be given now");
-        }
-        nvs_swap_lock();
-        nvs_segment *next = segment->next;
-        bool destroy = --segment->users == 0 && segment->doomed;
-        if (segment->doomed)
-            next = of->first; /* its place in the list is gone: once more from the start, which changes nothing */
-        if (destroy) {
-            nvs_swap_unlock();
-            nvs_segment_destroy(segment);
-            nvs_swap_lock();
-        }
-        segment = next;
-    }
+    bool destroy = --segment->users == 0 && segment->doomed;
     nvs_swap_unlock();
+    if (destroy)
+        nvs_segment_destroy(segment);
+}
+
+bool nvs_swap_patience(uint64_t *waited_ns)
+{
+    static const uint64_t LONGEST_NS = 400000000, NAP_NS = 2000000;
+    if (*waited_ns >= LONGEST_NS)
+        return false;
+    const int saved = errno; /* the application's, whatever a nap does */
+    nanosleep(&(struct timespec){.tv_nsec = (long)NAP_NS}, NULL);
+    errno = saved;
+    *waited_ns += NAP_NS;
+    return true;
 }
 
 void nvs_swap_segments_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    pthread_cond_init(&changed, NULL);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         nvs_swap_gpus[gpu] = (nvs_swap_gpu){0};
 }

@@ -48,6 +48,7 @@ typedef struct nvs_findings {
 
 /* JSON, replaced at once.  Where to: see nvs_report_open; nothing happens in a child of a fork. */
 void nvs_report_open(const char *directory);
+bool nvs_report_is_ours(void);
 void nvs_report_write(const nvs_findings *findings);
 
 #endif

@@ -14,10 +14,12 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 NVS_OLD(dlsym) /* not in glibc_floor.h: the hook has its own */
+NVS_OLD(dlopen)
 
 int InitializeInjection(void);
 
@@ -184,8 +186,12 @@ static bool watch(void)
     return true;
 }
 
+/* At exit, or from the hook's _exit: then perhaps in a child that has only borrowed this memory. */
 static void at_end(void)
 {
+    static atomic_flag done = ATOMIC_FLAG_INIT;
+    if (!nvs_report_is_ours() || atomic_flag_test_and_set_explicit(&done, memory_order_relaxed)) /* only who is first matters */
+        return;
     if (findings.error == NULL)
         (void)flush_all(NVS_CUPTI_FLUSH_FORCED);
     findings.complete = true;
@@ -211,5 +217,10 @@ NVS_EXPORT int InitializeInjection(void)
         findings.error = problem;
     nvs_report_write(&findings);
     (void)atexit(at_end); /* without it the report stays incomplete, which says enough */
+    address = dlsym(RTLD_DEFAULT, "nvshare_before_quick_exit");
+    void (*before_quick_exit)(void (*)(void));
+    memcpy(&before_quick_exit, &address, sizeof address);
+    if (before_quick_exit != NULL)
+        before_quick_exit(at_end);
     return 1;
 }

@@ -80,12 +80,17 @@ static void put_report(FILE *file, const nvs_findings *findings, const nvs_books
     fputs("]}\n", file);
 }
 
+bool nvs_report_is_ours(void)
+{
+    return path[0] != 0 && getpid() == owner;
+}
+
 void nvs_report_write(const nvs_findings *findings)
 {
     static nvs_books books;
     char fresh[PATH_MAX + 8];
     int saved = errno;
-    if (path[0] == 0 || getpid() != owner)
+    if (!nvs_report_is_ours())
         return;
     nvs_books_copy(&books);
     snprintf(fresh, sizeof fresh, "%s.new", path);

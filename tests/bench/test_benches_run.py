@@ -62,3 +62,11 @@ def test_timeline(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_alloc() -> None:
+    """Without figures nobody would notice that allocating in mode `swap` has become slow."""
+    told = run("bench.alloc", "--simulate", "--pairs=1", "--rounds=2")
+    assert set(told["sizes"]) == {"512", str(64 << 10), str(2 << 20), str(64 << 20)}
+    assert all(one["plain_alloc_ns"] > 0 and one["swap_alloc_ns"] > 0 for one in told["sizes"].values())
+    assert told["simulated"] is True

@@ -52,7 +52,7 @@ def settings(tmp_path: Path, *, left_s: float) -> Run:
     program = tmp_path / "program.sh"
     program.write_text(PROGRAM, encoding="utf-8")
     program.chmod(0o755)
-    return Run("1x1GiB", 0.01, 1, time.monotonic() + left_s, tmp_path, {"shell": program, "absent": "no compiler"})
+    return Run("1x1GiB", 0.01, 2, time.monotonic() + left_s, tmp_path, {"shell": program, "absent": "no compiler"})
 
 
 def test_verdicts() -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
 
 def test_matrix_on_the_simulated_gpu(built: Built) -> None:
     """The matrix runs: baseline, alone, two at a time, with a program that really is under the hook."""
-    lines = run("bench.compatibility", "--simulate", "--case=driver", "--mode=device", "--seconds=0.05", "--pairs=1")
+    lines = run("bench.compatibility", "--simulate", "--case=driver", "--mode=device", "--seconds=0.2")
     rows = compatibility_page.final_rows(lines)
     assert [(row["result"], row["alone"], row["two"]) for row in rows] == [("ok", "identical", ["identical"] * 2)] * 3
     assert sum(row["handovers"] for row in rows) > 0, "two at a time were never at the same time"
@@ -150,7 +150,7 @@ def test_startup(built: Built) -> None:
 
 def test_graphs(built: Built) -> None:
     """Replays compute the same under the hook, and drains are seen."""
-    words = ("--seconds=1", "--repetitions=1", "--pairs=1", "--replay-seconds=0.05")
+    words = ("--seconds=1", "--repetitions=1", "--processes=1", "--replay-seconds=0.3")
     (told,) = run("bench.graphs", "--simulate", *words)
     assert {name: one["identical"] for name, one in told["replay"].items()} == dict.fromkeys(
         ("graph", "graph1", "launches"), True

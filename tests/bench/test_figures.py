@@ -8,6 +8,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from bench.crew import figures
 from bench.handover import evaluate, turns
 from bench.rig import percentile, spread
 from bench.summary import FILES
@@ -70,3 +73,25 @@ def test_summary_knows_every_file_of_the_hardware_run() -> None:
         assert f" {name} " in script
     told = {"handover_us": {"p50": 1}, "handovers": 2, "details": {"drain_us": None}}
     assert "2 hand-overs" in FILES["handover.json"](json.loads(json.dumps(told)))[0]
+
+
+def turns_of(step_ns: float, *, disturbed: int = 10) -> list[float]:
+    """Forty turns, some of them disturbed by others on the machine."""
+    return [step_ns * (1 + 0.001 * (number % 7)) for number in range(40 - disturbed)] + [2 * step_ns] * disturbed
+
+
+def test_a_slower_program_is_shown_through_the_noise() -> None:
+    """A statistic that noise can hide one percent from would pass any hook."""
+    found = figures([turns_of(1000, disturbed=12)], [turns_of(1010, disturbed=4)])
+    assert 0.008 < found["slowdown_min"] <= found["slowdown"] <= found["slowdown_max"] < 0.012
+    assert found["share"] == pytest.approx(1 / 1.01, abs=1e-3)
+    same = figures([turns_of(1000, disturbed=12)], [turns_of(1000, disturbed=4)])
+    assert abs(same["slowdown"]) < 0.001
+    assert same["alike"] is None
+
+
+def test_luck_of_a_process_is_not_the_hook() -> None:
+    """Processes that are alike can differ by 13 %: one of each kind would show that as the hook's cost, or gain."""
+    found = figures([turns_of(1130), turns_of(1000)], [turns_of(1000), turns_of(1130)])
+    assert abs(found["slowdown"]) < 0.001
+    assert found["alike"] == pytest.approx(0.13, abs=0.001)

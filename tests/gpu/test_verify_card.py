@@ -24,7 +24,7 @@ from client_hook.verify import find_cupti
 from coordinator.runtime_dir import RuntimeDir
 from tests.conftest import ROOT, Built
 from tests.hook.compiled import compile_c
-from tests.hook.test_interception import PROGRAMS
+from tests.hook.interception_programs import PROGRAMS
 from tests.launch.conftest import WAIT_S, runtime
 
 __all__ = ["runtime"]  # the fixture

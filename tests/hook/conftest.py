@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Built
 from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
+from tests.hook.interception_programs import programs as programs
 from tests.hook.memory_library import Memory, compile_library
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
@@ -25,8 +26,8 @@ SANITIZE = os.environ.get("NVSHARE_TEST_SANITIZE", "")
 
 _numbers = itertools.count()
 STANDALONE = (
-    "gate", "lease", "agent", "agent_lease", "agent_link", "agent_loop", "agent_moves", "transport", "pacing", "init",
-    "log",
+    "gate", "lease", "agent", "agent_host", "agent_lease", "agent_link", "agent_loop", "agent_moves", "handdown",
+    "transport", "pacing", "pace_stream", "drain", "init", "log",
 )
 
 

@@ -16,6 +16,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = (
     *(
         "allocation",
+        "allocation_vmm",
         "memory",
         "memory_release",
         "backend_device",
@@ -24,7 +25,8 @@ SOURCES: Final = (
         "hook_memory",
         "hook_pool",
     ),
-    *("hook_swap", "hook_vmm", "swap_arena", "swap_move", "swap_segment", "host_pool"),
+    *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_move"),
+    *("swap_pipeline", "swap_rights", "swap_segment", "swap_view", "handdown", "host_pool", "host_system"),
 )
 
 MIB: Final = 1 << 20
@@ -68,11 +70,12 @@ def compile_library(target: Path) -> Path:
 class Usage(ctypes.Structure):
     """nvs_usage"""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("allocated", "resident", "pinned", "host")]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("allocated", "resident", "pinned", "host", "mapped")]
     allocated: int
     resident: int
     pinned: int
     host: int
+    mapped: int
 
 
 class Prefetch(ctypes.Structure):
@@ -204,7 +207,7 @@ class Memory:
         moved = ctypes.c_uint64()
         self.context(0)
         function = self.c.nvs_memory_evict if out else self.c.nvs_memory_restore
-        status = function(0, ctypes.c_uint64(size), None, None, ctypes.byref(moved)) & 0xFFFFFFFF
+        status = function(0, ctypes.c_uint64(size), None, ctypes.byref(moved)) & 0xFFFFFFFF
         self.context(0x100)
         return status, moved.value
 

@@ -36,6 +36,8 @@ class ScriptedCoordinator:
         self._context = zmq.Context()
         self.peer = b""
         self.received: list[wire.Message] = []
+        self.has_host_budget = False
+        """Else it says at once, as an older coordinator does, that it does not know of one."""
         try:
             self._bind()
         except zmq.ZMQError:
@@ -85,6 +87,8 @@ class ScriptedCoordinator:
         message = wire.decode(frame, wire.TO_COORDINATOR)
         assert isinstance(message, wire.Message)
         self.received.append(message)
+        if isinstance(message, wire.ReserveHost) and not self.has_host_budget:
+            self.send(wire.Rejected(code=wire.Rejection.UNKNOWN_MESSAGE, final=False, text="unknown message"))
         return message
 
     def expect(self, kind: type[M]) -> M:

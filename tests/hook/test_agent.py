@@ -161,9 +161,10 @@ def test_waiting_thread_makes_the_release_a_request(coordinator: ScriptedCoordin
     assert client.answer() == "background launched"
 
 
-def test_paced_work_and_captures(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+@pytest.mark.parametrize("budget_ns", [0, 2 * MS], ids=["alone", "paced"])
+def test_paced_work_and_captures(coordinator: ScriptedCoordinator, client: ScriptedClient, budget_ns: int) -> None:
     """Broken: pacing loses work, deadlocks, or breaks a stream capture."""
-    hold(coordinator, client, pacing_budget_ns=2 * MS)
+    hold(coordinator, client, pacing_budget_ns=budget_ns)
     assert client.do("count 3000 10000") == "counted"
     assert client.do("captured 50 10000") == "captured 0"
     assert client.do("count 500 1000000") == "counted"

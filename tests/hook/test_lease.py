@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import itertools
 
 import pytest
 from hypothesis import given, settings
@@ -190,6 +191,24 @@ def test_busy_after_all(held: Lease) -> None:
     held.on(On.REVOKE, lease_id=5, number=MS)
     assert held.on(On.BUSY) == Do.NOTHING, "revoked meanwhile: it ends"
     assert held.on(On.DRAINED) == Do.RELEASE
+
+
+def test_a_long_kernel_is_not_disturbed_again_and_again(held: Lease) -> None:
+    """Broken: looking whether a holder is idle closes its gate every few ms, or its end is noticed far too late."""
+    held.on(On.WAITERS, lease_id=5, number=1)
+    held.on(On.TICK, number=1)
+    looks = []
+    for ms in range(1, 201):
+        held.now_ns += MS
+        if held.on(On.TICK, number=1) == Do.CLOSE:
+            looks.append(ms)
+            assert held.on(On.BUSY) == Do.OPEN
+    assert looks[:5] == [2, 6, 14, 30, 62], "twice as late each time"
+    assert all(after - before == 32 for before, after in itertools.pairwise(looks[4:])), "within a bound"
+    held.now_ns += MS
+    assert held.on(On.TICK, number=1, flag=True) == Do.NOTHING, "it waits for its kernel in a call"
+    held.now_ns += 2 * MS
+    assert held.on(On.TICK, number=1) == Do.CLOSE, "which has come back: as soon as ever"
 
 
 def test_pacing_follows_the_settings(held: Lease) -> None:

@@ -54,6 +54,8 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **values: Any) ->
     coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
     coordinator.expect(wire.AttachGpu)
     settings(coordinator, **values)
+    if not any(isinstance(message, wire.ReserveHost) for message in coordinator.received):
+        coordinator.expect(wire.ReserveHost)
     assert client.result()[0] == 0
 
 

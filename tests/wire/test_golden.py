@@ -124,8 +124,8 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "9444000801",
     ),
     (
-        wire.Evict(gpu=0, order_id=13, bytes=1073741824),
-        "9445000dce40000000",
+        wire.Evict(gpu=0, order_id=13, bytes=1073741824, heir=7),
+        "9545000dce4000000007",
     ),
     (
         wire.Restore(gpu=31, order_id=14, bytes=18446744073709551615, credit_bytes=67108864),

@@ -7,6 +7,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "host_pool.h"
 #include "memory.h"
 #include "pacing.h"
 
@@ -88,7 +89,7 @@ static _Atomic bool reserve_first;
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
 {
     uint64_t bytes = atomic_load_explicit(&allocated, memory_order_relaxed);
-    *out = (nvs_usage){bytes, bytes, 0, 0};
+    *out = (nvs_usage){.allocated_bytes = bytes, .resident_bytes = bytes};
 }
 
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve)
@@ -96,35 +97,56 @@ void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity
     atomic_store_explicit(&reserve_first, reserve, memory_order_relaxed);
 }
 
+void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes)
+{
+}
+
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 {
     atomic_store_explicit(&reserved, reserved_bytes, memory_order_relaxed);
 }
 
-nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    progress(argument, 0);
     *moved_bytes = 0;
+    if (watch->room(watch->argument, bytes, true))
+        watch->moved(watch->argument, 0);
     return NVS_OK;
 }
 
-nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, nvs_progress *progress, void *argument, uint64_t *moved_bytes)
+nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    return nvs_memory_evict(gpu, bytes, progress, argument, moved_bytes);
+    return nvs_memory_evict(gpu, bytes, watch, moved_bytes);
 }
 
 void nvs_memory_after_fork(void)
 {
 }
 
-bool nvs_memory_open_gate(uint32_t gpu, bool paced)
+bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)
 {
     nvs_gate_open(gpu, paced);
     return true;
 }
 
-void nvs_memory_expect_eviction(uint32_t gpu, bool likely)
+void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes)
 {
+}
+
+/* --- host memory: none --- */
+
+void nvs_host_set_share(bool known, uint64_t bytes)
+{
+}
+
+uint64_t nvs_host_share_in_use(void)
+{
+    return 0;
+}
+
+bool nvs_host_spare_share(uint64_t *out)
+{
+    return false;
 }
 
 /* --- the calls of agent_client.c --- */

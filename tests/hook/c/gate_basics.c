@@ -65,7 +65,22 @@ int main(void)
     nvs_gate_open(0, true);
     MUST(nvs_gate_leave(nvs_gate_enter(0), 0));
     nvs_gate_open(0, false);
+    (void)nvs_gate_unseen(nvs_self, 3);
     MUST(!nvs_gate_leave(nvs_gate_enter(0), 0));
+
+    /* Alone: one in so many, and again until somebody has looked; after what may be much, at once. */
+    MUST(!nvs_gate_leave(nvs_gate_enter(0), 0));
+    MUST(nvs_gate_leave(nvs_gate_enter(0), 0) && nvs_gate_leave(nvs_gate_enter(0), 0));
+    MUST(nvs_gate_unseen(nvs_self, 1000) == 4 && nvs_gate_unseen(nvs_self, 1000) == 0);
+    MUST(!nvs_gate_leave(nvs_gate_enter(0), 0) && nvs_gate_leave_heavy(nvs_gate_enter(0), 0));
+    MUST(nvs_gate_unseen(nvs_self, 1000) == 2);
+
+    /* Waiting for work is use, but no reason to wait for the thread. */
+    slot = nvs_gate_await(3);
+    MUST(slot == nvs_self && nvs_gate_in_use(3) && !nvs_gate_in_use(2) && !nvs_gate_inside(3));
+    MUST(nvs_gate_close(3, 0) == NVS_OK);
+    nvs_gate_awaited(slot);
+    MUST(!nvs_gate_in_use(3) && nvs_gate_await(NVS_NO_GPU) == NULL);
 
     /* The process ends: through a closed gate. */
     MUST(nvs_gate_close(0, nvs_now_ns() + 1000000) == NVS_OK);

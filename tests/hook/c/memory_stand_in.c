@@ -47,9 +47,20 @@ nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
     return fake_reserve_answer;
 }
 
+void nvs_agent_reserve_host(uint64_t total_bytes)
+{
+}
+
 _Atomic uint32_t nvs_only_gpu; /* one GPU, number 0 */
 _Atomic uint32_t nvs_gpu_generation;
 _Thread_local nvs_gpu_cache nvs_cached_gpu;
+
+CUcontext nvs_owner_context(void)
+{
+    CUcontext context = NULL;
+    NVS_REAL(cuCtxGetCurrent)(&context);
+    return context;
+}
 
 uint32_t nvs_ask_current_gpu(void)
 {
@@ -62,6 +73,26 @@ uint32_t nvs_ask_stream_gpu(CUstream stream)
 }
 
 nvs_gate nvs_gates[NVS_MAX_GPUS];
+_Thread_local nvs_slot *nvs_self; /* none: every call goes ungated */
+bool nvs_gate_needs_fence;
+
+nvs_slot *nvs_slot_register(void)
+{
+    return NULL;
+}
+
+void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
+{
+}
+
+bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
+{
+    return false;
+}
+
+void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread)
+{
+}
 
 void nvs_gate_open(uint32_t gpu, bool paced)
 {

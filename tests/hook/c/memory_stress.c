@@ -66,13 +66,13 @@ static void *agent(void *argument)
     nvs_usage usage;
     fake_set_context(0);
     while (!atomic_load_explicit(&stop, memory_order_relaxed)) {
-        nvs_memory_evict(0, 1 + dice(&seed) % (64u << 20), NULL, NULL, &moved);
+        nvs_memory_evict(0, 1 + dice(&seed) % (64u << 20), NULL, &moved);
         nvs_memory_usage(0, &usage);
         if (usage.resident_bytes > usage.allocated_bytes || usage.pinned_bytes > usage.resident_bytes)
             abort();
         nvs_memory_set_limits(0, (dice(&seed) % 3) * (100u << 20), 0, dice(&seed) % 2);
         fake_set_events_done(dice(&seed) % 4 != 0);
-        nvs_memory_restore(0, 1 + dice(&seed) % (64u << 20), NULL, NULL, &moved);
+        nvs_memory_restore(0, 1 + dice(&seed) % (64u << 20), NULL, &moved);
     }
     return NULL;
 }

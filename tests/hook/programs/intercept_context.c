@@ -34,11 +34,12 @@ static CUcontext memory_gone; /* the last context that the memory side was told 
 
 void nvs_init(void) {}
 void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
+void nvs_agent_hurry_moves(uint32_t gpu) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_pacing_context_gone(void) {}
 nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }
-bool nvs_gate_leave_slow(uint32_t gpu) { (void)gpu; return false; }
+bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu) { (void)gpu; return false; }
 bool nvs_real_exists(nvs_id id) { return id != NVS_ID_cuStreamGetDevice; }
 
 /* ---- The driver ---- */

@@ -1,7 +1,8 @@
 /* A libcuda.so.1 that does nothing but say which of its functions was reached, with which arguments.
  *
  * One function for every row of cuda_api.def, whatever CUDA it is of, and some that no table knows.  It is not compiled
- * against cuda.h: every function here has the same shape.  The environment says how many GPUs it has: INTERCEPT_GPUS.
+ * against cuda.h: every function here has the same shape.  The environment says how many GPUs it has: INTERCEPT_GPUS; and
+ * of which CUDA it is: INTERCEPT_VERSION.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -26,16 +27,16 @@ EXPORT int intercept_shift;   /* added to the GPU of every stream: its handle no
 /* Functions that must answer, beside saying that they were reached. */
 static void answer(const char *name, const word *a)
 {
-    if (strcmp(name, "cuDeviceGetCount") == 0) {
+    if (strcmp(name, "cuDeviceGetCount") == 0 && a[0] != 0) {
         const char *gpus = getenv("INTERCEPT_GPUS");
         *(int *)a[0] = gpus != NULL ? atoi(gpus) : 1;
-    } else if (strcmp(name, "cuCtxGetDevice") == 0) {
+    } else if (strcmp(name, "cuCtxGetDevice") == 0 && a[0] != 0) {
         *(int *)a[0] = intercept_current;
-    } else if (strcmp(name, "cuStreamGetDevice") == 0) {
+    } else if (strcmp(name, "cuStreamGetDevice") == 0 && a[1] != 0) {
         *(int *)a[1] = ((int)(a[0] >> 12) + intercept_shift) & 7; /* stream 0x3000 is of GPU 3 */
-    } else if (strcmp(name, "cuCtxGetCurrent") == 0) {
+    } else if (strcmp(name, "cuCtxGetCurrent") == 0 && a[0] != 0) {
         *(word *)a[0] = 0x100 + (word)intercept_current;
-    } else if (strcmp(name, "cuDevicePrimaryCtxRetain") == 0) {
+    } else if (strcmp(name, "cuDevicePrimaryCtxRetain") == 0 && a[0] != 0) {
         *(word *)a[0] = 0x100 + a[1];
     }
 }
@@ -72,6 +73,17 @@ static int reach(const char *name, const word *arguments)
 REACHED(cuLaunchNextGeneration)
 REACHED(cuMemcpyNextGenerationAsync)
 REACHED(cuNextGenerationGetState)
+
+/* Of a signature that nobody can guess: vectors in registers, and more of everything than registers take. */
+EXPORT double cuLaunchNextVectors(double d0, word a0, double d1, word a1, double d2, word a2, double d3, word a3, double d4, word a4,
+                                  double d5, word a5, double d6, word a6, double d7, word a7, double d8, word a8);
+double cuLaunchNextVectors(double d0, word a0, double d1, word a1, double d2, word a2, double d3, word a3, double d4, word a4,
+                           double d5, word a5, double d6, word a6, double d7, word a7, double d8, word a8)
+{
+    const word passed[] = {a0, a1, a2, a3, a4, a5, a6, a7, a8, 0, 0, 0, 0, 0};
+    reach("cuLaunchNextVectors", passed);
+    return d0 + 2 * d1 + 4 * d2 + 8 * d3 + 16 * d4 + 32 * d5 + 64 * d6 + 128 * d7 + 256 * d8;
+}
 EXPORT int cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags);
 EXPORT int cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status);
 
@@ -91,13 +103,17 @@ static const struct {
     ROW(cuLaunchNextGeneration, 14000)
     ROW(cuMemcpyNextGenerationAsync, 14000)
     ROW(cuNextGenerationGetState, 14000)
+    ROW(cuLaunchNextVectors, 14000)
 };
 
 /* The newest signature that is not newer than asked for, per-thread if that is asked for and there. */
 int cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags, int *status)
 {
     const size_t length = strlen(symbol);
+    const char *limit = getenv("INTERCEPT_VERSION");
     int best = -1;
+    if (limit != NULL && atoi(limit) < version)
+        version = atoi(limit);
     *out = NULL;
     if (status != NULL)
         *status = 1;

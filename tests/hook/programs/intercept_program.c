@@ -81,6 +81,14 @@ static int call(void *address)
     return f((word)buffer, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13);
 }
 
+/* With nothing to look into: for functions that would, and must let the driver complain. */
+static int call_with_nothing(void *address)
+{
+    function *f;
+    memcpy(&f, &address, sizeof f);
+    return f(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+}
+
 /* Calling `address` reaches the driver's function of this name with what was passed. */
 static void check_call(const char *name, void *address, unsigned arguments)
 {
@@ -141,8 +149,22 @@ static void *untranslated(const char *name, int version, uint64_t flags)
     return out;
 }
 
+/* A function of unknown signature: its thunk must hand on every register and the stack, and the result in either kind of register. */
+static void check_thunk_keeps_everything(void)
+{
+    double (*f)(double, word, double, word, double, word, double, word, double, word, double, word, double, word, double, word, double, word);
+    const word *passed = dlsym(driver, "intercept_arguments");
+    *(void **)&f = translated("cuLaunchNextVectors", 14000, 0);
+    CHECK(*(void **)&f != raw("cuLaunchNextVectors"), "an unknown launching function with vectors is not gated");
+    const double sum = f(1, 10, 2, 11, 3, 12, 4, 13, 5, 14, 6, 15, 7, 16, 8, 17, 9, 18);
+    CHECK(sum == 1 + 4 + 12 + 32 + 80 + 192 + 448 + 1024 + 2304, "a thunk changes numbers in vectors: %g", sum);
+    for (unsigned i = 0; i < 9; i++)
+        CHECK(passed[i] == 10 + i, "a thunk changes argument %u to %#lx", i, (unsigned long)passed[i]);
+}
+
 static void by_proc_address(void)
 {
+    check_thunk_keeps_everything();
     static void *own_of[ROWS], *found_of[ROWS];
     for (unsigned i = 0; i < ROWS; i++) {
         own_of[i] = raw(rows[i].name);
@@ -276,6 +298,63 @@ static void unexported(void)
     CHECK(gated(0) - before == 2, "a function that is not exported does not pass the gate");
 }
 
+/* The hook's own function of this name, which only a program that is linked with libcuda would have. */
+static void *wrapper_of(const char *name)
+{
+    void *(*real)(void *, const char *);
+    Dl_info hook;
+    *(void **)&real = dlsym(dlopen("libc.so.6", RTLD_LAZY), "dlsym"); /* libc's, which does not translate */
+    CHECK(dladdr(dlsym(RTLD_DEFAULT, "nvshare_gpu_state"), &hook) != 0, "the hook is not there");
+    return real(dlopen(hook.dli_fname, RTLD_NOLOAD | RTLD_LAZY), name);
+}
+
+/* With a driver of CUDA 12.1: what came later is absent, and a call of it all the same is an error like any other. */
+static void older(void)
+{
+    enum { DRIVER = 12010 };
+    for (unsigned i = 0; i < ROWS; i++) {
+        const char *name = rows[i].name;
+        const bool there = rows[i].since <= DRIVER;
+        CHECK((dlsym(driver, name) != NULL) == there, "%s: dlsym %s", name, there ? "does not find it" : "finds it");
+        const bool anywhere = there && rows[i].kind != PASS; /* the driver was opened for us alone */
+        CHECK((dlsym(RTLD_DEFAULT, name) != NULL) == anywhere, "%s: dlsym with RTLD_DEFAULT %s", name, there ? "does not find it" : "finds it");
+        CHECK((dlsym(RTLD_NEXT, name) != NULL) == anywhere, "%s: dlsym with RTLD_NEXT %s", name, there ? "does not find it" : "finds it");
+        dlerror();
+        for (uint64_t flags = 0; flags < 3; flags++) {
+            void *own = untranslated(name, 13000, flags), *got = translated(name, 13000, flags);
+            CHECK((own == NULL) == (got == NULL), "%s: found and not found", name);
+            CHECK(own == NULL || got != own || rows[i].kind == PASS, "%s: handed out raw", name);
+        }
+        void *wrapper = rows[i].kind == GATED || rows[i].kind == CUSTOM ? wrapper_of(name) : NULL;
+        if (there || wrapper == NULL)
+            continue;
+        const int said = call_with_nothing(wrapper);
+        CHECK(said == 801, "%s: a function that the driver lacks says %d", name, said);
+    }
+    const uint64_t before = gated(0);
+    check_call("cuLaunchKernel", dlsym(driver, "cuLaunchKernel"), 11);
+    CHECK(gated(0) - before == 1, "after all that a launch does not pass the gate once");
+}
+
+/* Whatever a wrapped function of the driver says is what the application hears. */
+static void errors(void)
+{
+    static const int codes[] = {1, 2, 201, 719, 801, 999};
+    int *result = dlsym(driver, "intercept_result");
+    for (unsigned i = 0; i < ROWS; i++)
+        for (unsigned k = 0; rows[i].kind != PASS && k < sizeof codes / sizeof codes[0]; k++) {
+            if (strncmp(rows[i].name, "cuGetProcAddress", 16) == 0)
+                continue; /* it has a body of its own here */
+            *result = codes[k];
+            const int said = call_with_nothing(dlsym(driver, rows[i].name));
+            *result = 0;
+            CHECK(said == codes[k], "%s: %d became %d", rows[i].name, codes[k], said);
+        }
+    const uint64_t before = gated(0);
+    check_call("cuLaunchKernel", dlsym(driver, "cuLaunchKernel"), 11);
+    CHECK(gated(0) - before == 1, "after all that a launch does not pass the gate once");
+}
+
 static void *resolve_all(void *argument)
 {
     pthread_barrier_wait(argument);
@@ -324,6 +403,10 @@ int main(int argc, char **argv)
             several_gpus();
         else if (strcmp(mode, "unexported") == 0)
             unexported();
+        else if (strcmp(mode, "older") == 0)
+            older();
+        else if (strcmp(mode, "errors") == 0)
+            errors();
         else
             printf("no such mode: %s\n", mode);
     }

@@ -108,6 +108,53 @@ def unmap(address: int, size: int) -> int:
     return int(cuda.cuMemUnmap(u64(address), size_t(size)) or cuda.cuMemAddressFree(u64(address), size_t(size)))
 
 
+def create_as(size: int, handle_types: int, rdma: int) -> list[int]:
+    """[CUresult, handle] of device memory that wants to be exportable, or reachable by other devices."""
+    wanted = Property(type=1, handle_types=handle_types, location_type=1)
+    wanted.rest[1] = rdma << 8  # behind win32HandleMetaData: allocFlags.gpuDirectRDMACapable
+    return allocate("cuMemCreate", size_t(size), ctypes.byref(wanted), u64(0))
+
+
+class Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location_type", ctypes.c_int), ("location_id", ctypes.c_int), ("flags", ctypes.c_int)]
+
+
+def allow(address: int, size: int, gpu: int, flags: int) -> int:
+    """cuMemSetAccess for a GPU."""
+    return int(cuda.cuMemSetAccess(u64(address), size_t(size), ctypes.byref(Access(1, gpu, flags)), size_t(1)))
+
+
+def access(address: int, gpu: int) -> list[int]:
+    """[CUresult, flags]"""
+    return allocate("cuMemGetAccess", ctypes.byref(Access(1, gpu, 0)), u64(address))
+
+
+def properties(handle: int) -> list[int]:
+    """[CUresult, kinds of descriptors, GPU]"""
+    out = Property()
+    result = int(cuda.cuMemGetAllocationPropertiesFromHandle(ctypes.byref(out), u64(handle)))
+    return [result, out.handle_types, out.location_id]
+
+
+def export(handle: int, kind: int) -> list[int]:
+    """[CUresult, descriptor]"""
+    descriptor = ctypes.c_int(-1)
+    result = cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), u64(handle), kind, u64(0))
+    return [int(result), descriptor.value]
+
+
+def imported(descriptor: int) -> list[int]:
+    """[CUresult, handle]"""
+    return allocate("cuMemImportFromShareableHandle", ctypes.c_void_p(descriptor), 1)
+
+
+def set_sync(pointer: int, on: int) -> int:
+    """CU_POINTER_ATTRIBUTE_SYNC_MEMOPS"""
+    return int(cuda.cuPointerSetAttribute(ctypes.byref(ctypes.c_uint(on)), 6, u64(pointer)))
+
+
 def info() -> list[int]:
     """[CUresult, free, total, total by cuDeviceTotalMem]"""
     free, total, of_device, gpu = size_t(), size_t(), size_t(), ctypes.c_int()
@@ -175,6 +222,18 @@ def storm(threads: int, rounds: int) -> int:
     return len(failed)
 
 
+def busy(duration_ns: int) -> int:
+    """Launches a kernel that takes so long on a simulated GPU, which knows its name; does not wait for it."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    head = b".version 7.0\n.target sm_70\n.address_size 64\n"
+    image = head + b".visible .entry nvs_busy(.param .u64 duration)\n{\n  ret;\n}\n"
+    result = cuda.cuModuleLoadData(ctypes.byref(module), image)
+    result = result or cuda.cuModuleGetFunction(ctypes.byref(function), module, b"nvs_busy")
+    duration = u64(duration_ns)
+    arguments = (ctypes.c_void_p * 1)(ctypes.addressof(duration))
+    return int(result or cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, None))
+
+
 def fork() -> int:
     """A child that asks the hook, and ends; its exit code."""
     child = os.fork()
@@ -195,6 +254,24 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "create": create,
     "map_released": map_released,
     "unmap": unmap,
+    "create_as": create_as,
+    "reserve": lambda size: allocate("cuMemAddressReserve", size_t(size), size_t(0), u64(0), u64(0)),
+    "unreserve": lambda address, size: cuda.cuMemAddressFree(u64(address), size_t(size)),
+    "map": lambda address, size, offset, handle: cuda.cuMemMap(
+        u64(address), size_t(size), size_t(offset), u64(handle), u64(0)
+    ),
+    "unmap_only": lambda address, size: cuda.cuMemUnmap(u64(address), size_t(size)),
+    "allow": allow,
+    "access": access,
+    "retain": lambda address: allocate("cuMemRetainAllocationHandle", ctypes.c_void_p(address)),
+    "properties": properties,
+    "export": export,
+    "import": imported,
+    "set_sync": set_sync,
+    "peer_copy": lambda to, source, size: cuda.cuMemcpyPeer(u64(to), context, u64(source), context, size_t(size)),
+    "descriptor": lambda pointer, size: cuda.cuMemGetHandleForAddressRange(
+        ctypes.byref(ctypes.c_int()), u64(pointer), size_t(size), 1, u64(0)
+    ),
     "release": lambda handle: cuda.cuMemRelease(u64(handle)),
     "free": lambda pointer: cuda.cuMemFree_v2(u64(pointer)),
     "free_async": lambda pointer: cuda.cuMemFreeAsync(u64(pointer), stream),
@@ -208,6 +285,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "ipc": lambda pointer: cuda.cuIpcGetMemHandle(ctypes.create_string_buffer(64), u64(pointer)),
     "synchronize": lambda: cuda.cuStreamSynchronize(stream),
     "storm": storm,
+    "busy": busy,
     "fork": fork,
 }
 

@@ -4,8 +4,8 @@
  *   raw        the same, and beside the gate: 3 launches, 2 copies, 1 graph of 3 kernels
  *   raw-fails  1 launch beside the gate, then exit code 7
  *   threads    4 threads of 50 launches; beside each, 1 raw launch in a fifth thread
- *   quick      1 launch, then _exit(0), so that no report is complete
- *   killed     1 launch, then dies by SIGTERM
+ *   quick      1 launch, then _exit(0)
+ *   killed     1 launch, then dies by SIGTERM, so that no report is complete
  *   nothing    no CUDA at all
  *   two        a child, forked before CUDA is used, does `gated`, and so does the parent
  *

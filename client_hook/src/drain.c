@@ -1,0 +1,147 @@
+/* Draining: the second half of pacing.h.
+ *
+ * With the gate closed nothing new is submitted, so one look at each stream, or at the whole context, that finds nothing
+ * pending is final.  cuCtxRecordEvent (CUDA 12.5) sees all of a context, per-thread default streams of other threads and
+ * internal streams included, and can be polled against a deadline.  Without it the known streams are polled until the
+ * deadline and then cuCtxSynchronize, which by then has little left to wait for, covers the others.
+ *
+ * May not go here: anything that an application's thread runs.
+ */
+#include "pacing.h"
+
+#include "context.h"
+#include "cuda_api.h"
+
+#include <time.h>
+
+enum { LOOK_NS = 100000 }; /* for one look at a context */
+
+typedef struct look {
+    bool pending;   /* something is not done */
+    bool capturing; /* a stream is being captured: nothing context-wide may be asked */
+} look;
+
+static void look_at(CUstream stream, look *found)
+{
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = NVS_REAL(cuStreamIsCapturing)(stream, &capture);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        found->capturing = true;
+    else if ((result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED) && /* a driver from before captures */
+             NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY)
+        found->pending = true; /* any other error: nothing runs there that could be waited for */
+}
+
+static bool look_at_stream(CUstream stream, void *argument)
+{
+    look *found = argument;
+    look_at(stream, found);
+    return !found->pending;
+}
+
+static void look_at_streams(CUcontext context, look *found)
+{
+    *found = (look){.capturing = nvs_capturing()};
+    if (!found->capturing)
+        look_at(CU_STREAM_LEGACY, found);
+    if (!found->pending)
+        nvs_each_stream(context, look_at_stream, found);
+}
+
+typedef struct drain {
+    uint64_t deadline_ns;
+    bool look_only; /* do not wait for what a stream has pending */
+    nvs_status status;
+} drain;
+
+/* The first looks follow each other at once, then with naps that grow to a bound: late by at most that much. */
+static bool nap(unsigned *looks, uint64_t deadline_ns)
+{
+    uint64_t now = nvs_now_ns();
+    if (now >= deadline_ns)
+        return false;
+    unsigned count = ++*looks;
+    if (count <= 16)
+        return true;
+    uint64_t length = count <= 64 ? 10000 : 30000;
+    if (length > deadline_ns - now)
+        length = deadline_ns - now;
+    struct timespec wait = {0, (long)length};
+    (void)nanosleep(&wait, NULL);
+    return true;
+}
+
+/* The whole context by one event.  UNAVAILABLE when the driver cannot do it (now). */
+static nvs_status drain_by_event(CUcontext context, uint64_t deadline_ns)
+{
+    CUevent event;
+    nvs_status status = NVS_UNAVAILABLE;
+    unsigned looks = 0;
+    CUresult result;
+#if CUDA_VERSION >= 12050
+    if (!NVS_HAS(cuCtxRecordEvent) || NVS_REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        return NVS_UNAVAILABLE;
+    if (NVS_REAL(cuCtxRecordEvent)(context, event) != CUDA_SUCCESS)
+        goto out;
+    while ((result = NVS_REAL(cuEventQuery)(event)) == CUDA_ERROR_NOT_READY && nap(&looks, deadline_ns)) {
+    }
+    status = result == CUDA_ERROR_NOT_READY ? NVS_TIMED_OUT : NVS_OK;
+out:
+    (void)NVS_REAL(cuEventDestroy_v2)(event);
+#endif
+    return status;
+}
+
+static nvs_status drain_context(CUcontext context, const drain *job)
+{
+    look found;
+    unsigned looks = 0;
+    nvs_status status = NVS_UNAVAILABLE;
+    if (!job->look_only && !nvs_capturing())
+        status = drain_by_event(context, job->deadline_ns);
+    if (status == NVS_TIMED_OUT)
+        return status;
+    for (;;) {
+        look_at_streams(context, &found);
+        if (!found.pending)
+            break;
+        if (job->look_only || !nap(&looks, job->deadline_ns))
+            return NVS_TIMED_OUT;
+    }
+    if (status == NVS_OK || found.capturing || nvs_capturing())
+        return NVS_OK;
+    if (job->look_only)
+        return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;
+    (void)NVS_REAL(cuCtxSynchronize)(); /* an error is the application's; what failed does not run */
+    return NVS_OK;
+}
+
+static bool visit_context(CUcontext context, void *argument)
+{
+    drain *job = argument;
+    CUcontext popped;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return true; /* it has died: so has its work */
+    bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    job->status = drain_context(context, job);
+    if (exchanged)
+        (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    (void)NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+    return job->status == NVS_OK;
+}
+
+nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
+{
+    drain job = {deadline_ns, false, NVS_OK};
+    nvs_each_context(gpu, visit_context, &job);
+    return job.status;
+}
+
+bool nvs_gpu_idle(uint32_t gpu)
+{
+    /* An event on an idle context takes the GPU some microseconds. */
+    drain job = {nvs_now_ns() + LOOK_NS, true, NVS_OK};
+    nvs_each_context(gpu, visit_context, &job);
+    return job.status == NVS_OK;
+}

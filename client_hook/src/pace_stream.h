@@ -1,0 +1,68 @@
+/* The queue of one thread on one stream: how much of it is pending, and waiting until it is less.
+ *
+ * A ring of events, one recorded every `every` submissions.  The GPU time of one submission is estimated from two events that
+ * completed one after the other with no gap between (the second was recorded while the first was still pending), so that
+ * idle time is not taken for work; the time between them is divided among the submissions of all threads and streams.  With a gap,
+ * as in programs that are bound by launching, it is still an upper bound, and lowers an estimate above it.  What the oldest
+ * event has taken so far is a lower bound, and counts when kernels suddenly become longer.  When what is pending exceeds the
+ * budget, the thread sleeps until a part of it is done; the rest keeps the GPU busy meanwhile.
+ *
+ * May not go here: whose turn it is to be looked at, and who shares what (pacing.c).
+ */
+#ifndef NVS_PACE_STREAM_H
+#define NVS_PACE_STREAM_H
+
+#include "base.h"
+
+enum { NVS_PACE_RING = 16 }; /* events a stream and thread; one more is kept as the reference for times */
+
+typedef struct nvs_pace_event {
+    CUevent event;
+    uint32_t work;      /* submissions since the one before */
+    uint64_t span;      /* the same of all threads and streams, as far as known: they run in between */
+    bool follows;       /* recorded while the one before was pending: the time between them is work */
+} nvs_pace_event;
+
+typedef struct nvs_pace_stream {
+    CUstream stream;    /* never NULL when in use */
+    CUcontext context;  /* of a default stream, of which each context has its own; else NULL */
+    CUcontext owner;    /* of another stream, where its events must be made; NULL: not asked yet, or not known */
+    uint32_t gpu;
+    bool refused;       /* something failed: left alone for long */
+    bool lone;          /* what `every` was chosen for */
+    bool exact;         /* each_ns is an estimate and not only an upper bound */
+    bool guessed;       /* each_ns is what another stream had */
+    bool stuck;         /* waited for in vain: not again before its oldest event is done */
+    bool throttled;     /* was made to wait while alone, and its GPU has not been seen idle since */
+    uint32_t synchronized; /* the thread's, at the last look */
+    uint8_t relief;     /* harm done lately to who is alone; every second one doubles the budget, so that one mishap does not */
+    uint8_t waits;      /* without harm */
+    uint32_t since;     /* submissions since the last event */
+    uint32_t every;
+    uint32_t first, count; /* pending events in the ring */
+    uint32_t work;      /* submissions that the pending events stand for */
+    uint64_t last_total; /* of the GPU, at the newest event */
+    uint64_t each_ns;   /* estimate; 0: none yet */
+    uint64_t looked_ns; /* when an event was last thought of */
+    uint64_t oldest_ns; /* since when the oldest pending event has been the oldest */
+    uint64_t used;      /* for replacement */
+    CUevent done;       /* the last one that completed, reference of times */
+    nvs_pace_event ring[NVS_PACE_RING];
+} nvs_pace_stream;
+
+typedef struct nvs_pace_terms { /* of one look */
+    uint64_t budget_ns; /* this stream's share */
+    uint64_t parts;     /* among so many threads and streams */
+    uint64_t now_ns;
+    bool lone;
+} nvs_pace_terms;
+
+/* After a submission, at most once in `every`: takes what is done out, records, waits if too much is pending.  `synchronized`
+ * grows whenever the thread has waited for work by itself.  What fails makes it forget the stream for long. */
+void nvs_pace_stream_look(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *now);
+void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now);
+bool nvs_pace_stream_rare(const nvs_pace_stream *entry); /* looked at as seldom as can be */
+void nvs_pace_stream_drop(nvs_pace_stream *entry);       /* its events, before the entry is used for another stream */
+void nvs_pace_stream_after_fork(void);
+
+#endif

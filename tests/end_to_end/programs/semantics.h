@@ -1,0 +1,123 @@
+/* What the programs of test_semantics.py share: a kernel that takes its time, memory whose contents are known, complaints.
+ *
+ * semantics_* CASE runs one case and prints a line for each thing that is not as CUDA promises it; the exit code is 1 then.
+ */
+#ifndef SEMANTICS_H
+#define SEMANTICS_H
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "nvshare.h"
+
+enum { MIB = 1 << 20 };
+
+static unsigned complaints;
+
+/* A check, and a call that must succeed. */
+#define CHECK(condition, ...)      \
+    do {                           \
+        if (!(condition)) {        \
+            printf(__VA_ARGS__);   \
+            putchar('\n');         \
+            fflush(stdout);        \
+            complaints++;          \
+        }                          \
+    } while (0)
+#define OK(call)                                                             \
+    do {                                                                     \
+        const CUresult said = (call);                                        \
+        CHECK(said == CUDA_SUCCESS, "line %d: %s says %d", __LINE__, #call, (int)said); \
+    } while (0)
+
+static CUcontext primary;
+static CUfunction busy;
+static CUmodule module;
+
+static const char image[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
+                            ".visible .entry nvs_busy(.param .u64 ns) { ret; }\n";
+
+static inline void load(void)
+{
+    OK(cuModuleLoadData(&module, image));
+    OK(cuModuleGetFunction(&busy, module, "nvs_busy"));
+}
+
+static inline void begin(void)
+{
+    OK(cuInit(0));
+    OK(cuDevicePrimaryCtxRetain(&primary, 0));
+    OK(cuCtxSetCurrent(primary));
+    load();
+}
+
+static inline CUresult launch(CUstream stream, uint64_t ns)
+{
+    void *parameters[] = {&ns};
+    return cuLaunchKernel(busy, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL);
+}
+
+static inline CUdeviceptr filled(size_t bytes, unsigned value)
+{
+    CUdeviceptr pointer = 0;
+    OK(cuMemAlloc(&pointer, bytes));
+    OK(cuMemsetD32(pointer, value, bytes / 4));
+    return pointer;
+}
+
+static inline bool holds(CUdeviceptr pointer, size_t bytes, unsigned value)
+{
+    unsigned *words = malloc(bytes);
+    CUresult result = words != NULL ? cuMemcpyDtoH(words, pointer, bytes) : CUDA_ERROR_OUT_OF_MEMORY;
+    CHECK(result == CUDA_SUCCESS, "reading memory back says %d", (int)result);
+    bool same = result == CUDA_SUCCESS;
+    for (size_t i = 0; same && i < bytes / 4; i++)
+        same = words[i] == value;
+    free(words);
+    return same;
+}
+
+/* Calls that the hook has let through its gate of GPU 0. */
+static inline uint64_t gated(void)
+{
+    int (*state)(uint32_t, struct nvshare_gpu *);
+    struct nvshare_gpu out = {.size = sizeof out};
+    *(void **)&state = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
+    CHECK(state != NULL && state(0, &out) == 0, "the hook is not there");
+    return out.calls;
+}
+
+/* The lease goes around while this works: so what comes after it meets memory that was away. */
+static inline void let_others(void)
+{
+    for (int i = 0; i < 4; i++) {
+        OK(launch(NULL, 2000000));
+        OK(cuCtxSynchronize());
+    }
+}
+
+typedef struct named_case {
+    const char *name;
+    void (*run)(void);
+} named_case;
+
+static inline int run_case(const named_case *cases, int count, char **arguments)
+{
+    for (const named_case *one = cases; count > 1 && one->name != NULL; one++)
+        if (strcmp(one->name, arguments[1]) == 0) {
+            one->run();
+            printf("%s\n", complaints == 0 ? "good" : "bad");
+            return complaints != 0;
+        }
+    printf("no such case\n");
+    return 2;
+}
+
+#endif

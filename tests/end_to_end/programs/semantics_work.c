@@ -1,0 +1,382 @@
+/* Contexts, captures, graphs, kinds of launches, while the GPU is shared.  See semantics.h. */
+#include "semantics.h"
+
+#include <poll.h>
+
+/* ---- Somebody else on the same GPU, with most of its memory, until its input ends ---- */
+
+static void rival(void)
+{
+    enum { BYTES = 56 * MIB };
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    begin();
+    CUdeviceptr memory = filled(BYTES, 0);
+    printf("ready\n");
+    fflush(stdout);
+    for (unsigned round = 1; poll(&input, 1, 0) == 0; round++) {
+        OK(cuMemsetD32(memory, round, BYTES / 4));
+        for (int i = 0; i < 3; i++) {
+            OK(launch(NULL, 1000000));
+            OK(cuCtxSynchronize());
+        }
+        CHECK(holds(memory, BYTES, round), "the rival's memory has changed");
+    }
+}
+
+/* ---- Contexts ---- */
+
+static CUgreenCtx make_green(unsigned processors, CUcontext *context)
+{
+    CUdevResource all, part;
+    CUdevResourceDesc description;
+    CUgreenCtx green = NULL;
+    unsigned groups = 1;
+    OK(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM));
+    OK(cuDevSmResourceSplitByCount(&part, &groups, &all, NULL, 0, processors));
+    OK(cuDevResourceGenerateDesc(&description, &part, 1));
+    OK(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+    OK(cuCtxFromGreenCtx(context, green));
+    return green;
+}
+
+static void green_contexts(void)
+{
+    CUcontext contexts[2], seen;
+    CUstream streams[2], plain;
+    CUdeviceptr memory[2];
+    CUgreenCtx greens[2];
+    CUevent event;
+    begin();
+    CUdeviceptr before = filled(MIB, 7);
+    for (unsigned i = 0; i < 2; i++) {
+        greens[i] = make_green(4, &contexts[i]);
+        OK(cuGreenCtxStreamCreate(&streams[i], greens[i], CU_STREAM_NON_BLOCKING, 0));
+        OK(cuCtxSetCurrent(contexts[i]));
+        OK(cuCtxGetCurrent(&seen));
+        CHECK(seen == contexts[i], "the green context is not current");
+        memory[i] = filled(4 * MIB, 100 + i);
+        uint64_t calls = gated();
+        OK(launch(streams[i], 1000000));
+        CHECK(gated() == calls + 1, "a launch on a green context's stream passed the gate %d times", (int)(gated() - calls));
+        OK(cuMemsetD32Async(memory[i], 200 + i, MIB, streams[i]));
+    }
+    OK(cuStreamCreate(&plain, CU_STREAM_NON_BLOCKING)); /* in the second one, which is current */
+    OK(launch(plain, 1000));
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    OK(cuGreenCtxRecordEvent(greens[0], event));
+    OK(cuGreenCtxWaitEvent(greens[1], event));
+    let_others();
+    OK(cuStreamSynchronize(streams[0]));
+    OK(cuStreamSynchronize(streams[1]));
+    OK(cuGreenCtxDestroy(greens[0]));
+    CHECK(cuStreamQuery(streams[0]) != CUDA_SUCCESS, "a stream outlives its green context");
+    OK(cuStreamDestroy(streams[0]));
+    let_others();
+    OK(cuGreenCtxDestroy(greens[1]));
+    OK(cuStreamDestroy(streams[1]));
+    OK(cuCtxSetCurrent(primary));
+    let_others();
+    /* What was allocated in a green context is the primary one's. */
+    CHECK(holds(memory[0], 4 * MIB, 200), "memory of the first green context has changed");
+    CHECK(holds(memory[1], 4 * MIB, 201), "memory of the second green context has changed");
+    CHECK(holds(before, MIB, 7), "memory of the primary context has changed");
+    size_t free_before, free_after, total;
+    OK(cuMemGetInfo(&free_before, &total));
+    OK(cuMemFree(memory[0]));
+    OK(cuMemFree(memory[1]));
+    OK(cuMemGetInfo(&free_after, &total));
+    CHECK(free_after >= free_before, "freeing took memory away");
+}
+
+static void several_contexts(void)
+{
+    CUcontext others[2];
+    CUdeviceptr memory[2];
+    CUstream stream;
+    begin();
+    CUdeviceptr own = filled(MIB, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        OK(cuCtxCreate(&others[i], NULL, 0, 0));
+        memory[i] = filled(MIB, 10 + i);
+    }
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuCtxSetCurrent(primary));
+    let_others();
+    OK(cuCtxPushCurrent(others[0]));
+    CHECK(holds(memory[0], MIB, 10), "memory of another context has changed");
+    OK(cuCtxPopCurrent(&others[0]));
+    OK(cuCtxDestroy(others[1])); /* and its memory and stream */
+    let_others();
+    OK(cuCtxPushCurrent(others[0]));
+    CHECK(holds(memory[0], MIB, 10), "memory of another context has changed after one has ended");
+    OK(cuMemFree(memory[0]));
+    OK(cuCtxPopCurrent(&others[0]));
+    CHECK(holds(own, MIB, 1), "memory of the primary context has changed");
+    OK(cuCtxDestroy(others[0]));
+    OK(cuMemFree(own));
+}
+
+static void primary_reset(void)
+{
+    size_t at_first, total, at_last;
+    CUstream stream;
+    begin();
+    OK(cuMemGetInfo(&at_first, &total));
+    for (int round = 0; round < 3; round++) {
+        CUdeviceptr memory = filled(8 * MIB, 5);
+        OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+        OK(launch(stream, 3000000));
+        OK(cuMemsetD32Async(memory, 6, 2 * MIB, stream));
+        OK(cuDevicePrimaryCtxReset(0));
+        if (cuCtxSetCurrent(primary) != CUDA_SUCCESS) { /* a driver may want it retained again */
+            OK(cuDevicePrimaryCtxRetain(&primary, 0));
+            OK(cuCtxSetCurrent(primary));
+        }
+        load(); /* the module went with the context */
+        let_others();
+    }
+    OK(cuMemGetInfo(&at_last, &total));
+    CHECK(at_last == at_first, "after the resets %zu bytes are free, %zu were", at_last, at_first);
+}
+
+static void module_unload(void)
+{
+    begin();
+    for (int round = 0; round < 5; round++) {
+        OK(launch(NULL, 2000000));
+        OK(cuCtxSynchronize());
+        OK(cuModuleUnload(module));
+        load();
+    }
+}
+
+/* ---- Captures ---- */
+
+static void into_capture(CUstream stream, CUdeviceptr memory, unsigned value)
+{
+    OK(launch(stream, 100000));
+    OK(cuMemsetD32Async(memory, value, MIB / 4, stream));
+    OK(cuMemcpyDtoDAsync(memory + MIB, memory, MIB, stream));
+}
+
+static void replay(CUgraph graph, CUstream stream, CUdeviceptr memory, unsigned value)
+{
+    CUgraphExec executable;
+    OK(cuGraphInstantiate(&executable, graph, 0));
+    OK(cuGraphUpload(executable, stream));
+    for (int i = 0; i < 4; i++) {
+        uint64_t calls = gated();
+        OK(cuMemsetD32(memory, 0, MIB / 2));
+        OK(cuGraphLaunch(executable, stream));
+        CHECK(gated() == calls + 2, "a graph launch passed the gate %d times", (int)(gated() - calls - 1));
+        OK(cuStreamSynchronize(stream));
+        CHECK(holds(memory, 2 * MIB, value), "a replayed graph left something else in memory");
+        let_others();
+    }
+    OK(cuGraphExecDestroy(executable));
+}
+
+static void capture_modes(void)
+{
+    static const CUstreamCaptureMode modes[] = {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+                                                CU_STREAM_CAPTURE_MODE_RELAXED};
+    CUstream stream, other;
+    CUgraph graph;
+    begin();
+    CUdeviceptr memory = filled(2 * MIB, 3), beside = filled(MIB, 4);
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    for (unsigned i = 0; i < 3; i++) {
+        OK(cuStreamBeginCapture(stream, modes[i]));
+        for (int k = 0; k < 6; k++) { /* hand-overs while it captures */
+            OK(launch(other, 2000000));
+            OK(cuMemsetD32Async(beside, 40 + i, MIB / 4, other));
+        }
+        into_capture(stream, memory, 20 + i);
+        OK(cuStreamEndCapture(stream, &graph));
+        OK(cuStreamSynchronize(other));
+        replay(graph, stream, memory, 20 + i);
+        OK(cuGraphDestroy(graph));
+        CHECK(holds(beside, MIB, 40 + i), "work beside a capture was lost");
+    }
+    /* What is not allowed during a capture fails, and ends it, as without the hook. */
+    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    CHECK(cuStreamSynchronize(stream) != CUDA_SUCCESS, "a capturing stream can be synchronised");
+    CHECK(cuStreamEndCapture(stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "an invalid capture ends well");
+    let_others();
+}
+
+static void capture_to_graph(void)
+{
+    CUstream stream;
+    CUgraph graph, same;
+    begin();
+    CUdeviceptr memory = filled(2 * MIB, 3);
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuGraphCreate(&graph, 0));
+    OK(cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED));
+    into_capture(stream, memory, 9);
+    OK(cuStreamEndCapture(stream, &same));
+    CHECK(same == graph, "the capture made another graph");
+    replay(graph, stream, memory, 9);
+}
+
+/* ---- Graphs by hand: memory that was away when nodes or parameters were made ---- */
+
+static CUgraph fill_graph(CUdeviceptr memory, unsigned value, CUgraphNode *node)
+{
+    CUgraph graph;
+    const CUDA_MEMSET_NODE_PARAMS what = {.dst = memory, .value = value, .elementSize = 4, .width = MIB / 4, .height = 1};
+    OK(cuGraphCreate(&graph, 0));
+    OK(cuGraphAddMemsetNode(node, graph, NULL, 0, &what, primary));
+    return graph;
+}
+
+static void graph_edits(void)
+{
+    CUgraphNode node, ignored, error;
+    CUgraphExec executable;
+    CUstream stream;
+    begin();
+    CUdeviceptr first = filled(MIB, 1), second = filled(MIB, 2);
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CUgraph graph = fill_graph(first, 50, &node);
+    OK(cuGraphInstantiate(&executable, graph, 0));
+    let_others();
+    OK(cuGraphLaunch(executable, stream));
+    OK(cuStreamSynchronize(stream));
+    CHECK(holds(first, MIB, 50) && holds(second, MIB, 2), "the graph did not do what it was made for");
+    let_others();
+    const CUDA_MEMSET_NODE_PARAMS changed = {.dst = second, .value = 51, .elementSize = 4, .width = MIB / 4, .height = 1};
+    OK(cuGraphExecMemsetNodeSetParams(executable, node, &changed, primary));
+    OK(cuGraphLaunch(executable, stream));
+    OK(cuStreamSynchronize(stream));
+    CHECK(holds(first, MIB, 50) && holds(second, MIB, 51), "changed parameters of a node were not used");
+    let_others();
+    CUgraph update = fill_graph(first, 52, &ignored);
+    CUgraphExecUpdateResultInfo info;
+    (void)error;
+    OK(cuGraphExecUpdate(executable, update, &info));
+    OK(cuGraphLaunch(executable, stream));
+    OK(cuStreamSynchronize(stream));
+    CHECK(holds(first, MIB, 52), "an updated graph did not do what it was updated to");
+    OK(cuGraphExecDestroy(executable));
+}
+
+static void memory_nodes(void)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUdeviceptr inside;
+    begin();
+    CUdeviceptr result = filled(2 * MIB, 3);
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cuMemAllocAsync(&inside, 2 * MIB, stream));
+    OK(cuMemsetD32Async(inside, 77, MIB / 2, stream));
+    OK(cuMemcpyDtoDAsync(result, inside, 2 * MIB, stream));
+    OK(cuMemFreeAsync(inside, stream));
+    OK(cuStreamEndCapture(stream, &graph));
+    replay(graph, stream, result, 77);
+    OK(cuGraphDestroy(graph));
+}
+
+static void ordered_memory(void)
+{
+    CUstream stream;
+    CUmemoryPool pool;
+    CUdeviceptr memory;
+    const CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    begin();
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuMemPoolCreate(&pool, &properties));
+    for (unsigned i = 0; i < 12; i++) {
+        OK(i % 2 ? cuMemAllocAsync(&memory, 3 * MIB, stream) : cuMemAllocFromPoolAsync(&memory, 3 * MIB, pool, stream));
+        OK(cuMemsetD32Async(memory, i, 3 * MIB / 4, stream));
+        OK(launch(stream, 1500000));
+        OK(cuStreamSynchronize(stream));
+        CHECK(holds(memory, 3 * MIB, i), "stream-ordered memory has changed");
+        OK(cuMemFreeAsync(memory, stream));
+    }
+    OK(cuStreamSynchronize(stream));
+    OK(cuMemPoolDestroy(pool));
+}
+
+/* ---- Kinds of launches, and the host's part in a stream ---- */
+
+static void launches(void)
+{
+    uint64_t ns = 500000, calls;
+    void *parameters[] = {&ns};
+    CUevent event;
+    CUstream stream;
+    begin();
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CUlaunchAttribute attributes[] = {
+        {.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.clusterDim = {2, 1, 1}},
+        {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.programmaticStreamSerializationAllowed = 1},
+        {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT, .value.programmaticEvent = {.event = event}},
+        {.id = CU_LAUNCH_ATTRIBUTE_PRIORITY, .value.priority = 0},
+        {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1},
+    };
+    for (unsigned i = 0; i <= sizeof attributes / sizeof attributes[0]; i++) {
+        const CUlaunchConfig config = {.gridDimX = 2, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
+                                       .hStream = stream, .attrs = i ? &attributes[i - 1] : NULL, .numAttrs = i != 0};
+        calls = gated();
+        OK(cuLaunchKernelEx(&config, busy, parameters, NULL));
+        CHECK(gated() == calls + 1, "launch attribute %u: passed the gate %d times", i, (int)(gated() - calls));
+        let_others();
+    }
+    calls = gated();
+    OK(cuLaunchCooperativeKernel(busy, 4, 1, 1, 1, 1, 1, 0, stream, parameters));
+    CHECK(gated() == calls + 1, "a cooperative launch passed the gate %d times", (int)(gated() - calls));
+    OK(cuStreamSynchronize(stream));
+}
+
+static unsigned order[3];
+
+static void note(void *data)
+{
+    order[*(unsigned *)data]++;
+}
+
+static void CUDA_CB note_status(CUstream stream, CUresult status, void *data)
+{
+    (void)stream;
+    order[*(unsigned *)data] += status == CUDA_SUCCESS;
+}
+
+static void host_callbacks(void)
+{
+    static unsigned numbers[] = {0, 1, 2};
+    CUstream stream;
+    CUgraph graph;
+    CUgraphExec executable;
+    begin();
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(cuLaunchHostFunc(stream, note, &numbers[2]));
+    OK(cuStreamEndCapture(stream, &graph));
+    OK(cuGraphInstantiate(&executable, graph, 0));
+    for (unsigned i = 0; i < 20; i++) {
+        OK(launch(stream, 500000));
+        OK(cuLaunchHostFunc(stream, note, &numbers[0]));
+        OK(cuStreamAddCallback(stream, note_status, &numbers[1], 0));
+        OK(cuGraphLaunch(executable, stream));
+    }
+    OK(cuStreamSynchronize(stream));
+    CHECK(order[0] == 20 && order[1] == 20 && order[2] == 20, "host functions ran %u, %u and %u times, not 20", order[0], order[1], order[2]);
+}
+
+int main(int count, char **arguments)
+{
+    static const named_case cases[] = {
+        {"green_contexts", green_contexts}, {"several_contexts", several_contexts}, {"primary_reset", primary_reset},
+        {"module_unload", module_unload},   {"capture_modes", capture_modes},       {"capture_to_graph", capture_to_graph},
+        {"graph_edits", graph_edits},       {"memory_nodes", memory_nodes},         {"ordered_memory", ordered_memory},
+        {"launches", launches},             {"host_callbacks", host_callbacks},     {"rival", rival},
+        {NULL, NULL},
+    };
+    return run_case(cases, count, arguments);
+}

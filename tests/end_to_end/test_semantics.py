@@ -1,0 +1,131 @@
+"""CUDA's own semantics under the hook, in each memory mode, while another program has the GPU every few milliseconds
+and most of its memory: contexts, captures, graphs, signals, threads, and the ways in which a process begins and ends.
+
+The programs (programs/semantics_*.c) say what they find wrong; the GPU's trace says whether anything ran beside
+somebody else.
+
+May not go here: cases that are about leases or memory alone (tests/hook).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client_hook.launcher import ClientOptions, client_environment
+from simulated_gpu.environment import simulated_environment
+from simulated_gpu.trace import overlaps
+from tests.conftest import Built
+from tests.end_to_end.conftest import Node
+from tests.hook.compiled import SOURCE, cuda_include
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+MODES = ("device", "managed", "swap")
+BOUND_S = 60
+LIMIT = 60 << 20
+"""Bytes of the card that each program sees, so that what it reads does not depend on the other."""
+
+
+def cases(program: str) -> list[str]:
+    """The cases that a program names in its table."""
+    table = (PROGRAMS / f"{program}.c").read_text(encoding="utf-8").partition("named_case cases[]")[2]
+    return [name for name in re.findall(r'\{"(\w+)",', table) if name not in ("rival", "fresh")]
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
+    """Folder of the programs, linked with the driver as C programs are."""
+    folder = tmp_path_factory.mktemp("semantics")
+    for program in ("semantics_work", "semantics_life"):
+        flags = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
+        include = ("-I", str(SOURCE), "-isystem", cuda_include())
+        parts = (str(PROGRAMS / f"{program}.c"), str(built.sim_dir / "libcuda.so.1"), "-ldl", "-lpthread")
+        command = [os.environ.get("CC", "cc"), *flags, *include, *parts, "-o", str(folder / program)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+class Shared:
+    """A node whose GPU somebody else uses too."""
+
+    def __init__(self, node: Node, mode: str, built: Built) -> None:
+        self.node = node
+        base = simulated_environment(node.state, node.simulate, node.environment())
+        options = ClientOptions(memory=mode, name="case", memory_limit_bytes=LIMIT)
+        self.environment = client_environment(base, hook=built.hook, runtime_dir=node.directory, options=options)
+
+    def start(self, program: Path, case: str) -> subprocess.Popen[str]:
+        """One case under the hook."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [program, case],
+            env=self.environment,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+            cwd=self.node.directory,
+        )
+
+
+@pytest.fixture(scope="module", params=MODES)
+def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iterator[Shared]:
+    """In one memory mode, with the rival at work."""
+    directory = Path(tempfile.mkdtemp(prefix="nvs-"))
+    node = Node(directory, "1x128MiB" if request.param == "device" else "1x64MiB")
+    try:
+        node.start_coordinator("--quantum=4ms")
+        made = Shared(node, request.param, built)
+        rival = made.start(compiled / "semantics_work", "rival")
+        node.started.append(rival)
+        assert rival.stdout is not None
+        assert select.select([rival.stdout], [], [], BOUND_S)[0], node.log()
+        assert rival.stdout.readline() == "ready\n"
+        yield made
+        output, errors = rival.communicate(timeout=BOUND_S)
+        assert (rival.returncode, output, errors) == (0, "good\n", "")
+        assert overlaps([busy for busy in node.trace() if busy.kind == "kernel" or request.param == "device"]) == []
+    finally:
+        node.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def run(shared: Shared, compiled: Path, program: str, case: str) -> None:
+    """Runs a case to its end; nothing is wrong."""
+    process = shared.start(compiled / program, case)
+    try:
+        output, errors = process.communicate(timeout=BOUND_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, set(output.splitlines()), errors) == (0, {"good"}, ""), (
+        output + shared.node.log()[-2000:]
+    )
+
+
+@pytest.mark.parametrize("case", cases("semantics_work"))
+def test_work(shared: Shared, compiled: Path, case: str) -> None:
+    """A framework would compute something else, or fail, where it does not without the hook."""
+    run(shared, compiled, "semantics_work", case)
+
+
+@pytest.mark.parametrize("case", cases("semantics_life"))
+def test_life(shared: Shared, compiled: Path, case: str) -> None:
+    """A process would hang, crash or be let past the gate where it forks, ends, is interrupted or loses a thread."""
+    run(shared, compiled, "semantics_life", case)
+
+
+def test_the_gpu_is_shared(shared: Shared, compiled: Path) -> None:
+    """The tests above would pass without anybody else: this case alone works for thirty quanta."""
+    before = shared.node.control("status")["gpus"][0]["handovers"]
+    run(shared, compiled, "semantics_work", "capture_modes")
+    assert shared.node.control("status")["gpus"][0]["handovers"] - before >= 10

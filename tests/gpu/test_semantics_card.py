@@ -1,0 +1,73 @@
+"""CUDA's own semantics under the hook on a real card, which another program shares: what the simulated driver takes
+from the documentation (green contexts, resets, forks) is here as it is.
+
+No program has more than 64 MiB.
+
+May not go here: what the simulated GPU shows as well (tests/end_to_end/test_semantics.py has the cases).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.runtime_dir import RuntimeDir
+from tests.conftest import ROOT
+from tests.end_to_end.test_semantics import BOUND_S, LIMIT, MODES, cases, compiled
+from tests.launch.conftest import runtime
+
+__all__ = ["compiled", "runtime"]  # fixtures
+
+pytestmark = pytest.mark.gpu
+
+CASES = [(program, case) for program in ("semantics_work", "semantics_life") for case in cases(program)]
+
+
+def start(runtime_dir: Path, mode: str, program: Path, case: str) -> subprocess.Popen[str]:
+    """One case under the hook, with a coordinator that the first one starts."""
+    options = (f"--memory={mode}", f"--gpu-memory-limit={LIMIT}", "--name=case")
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment |= {"NVSHARE_RUNTIME_DIR": str(runtime_dir), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "coordinator.run", *options, "--", str(program), case]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest, runtime: RuntimeDir, compiled: Path) -> Iterator[str]:
+    """A memory mode, in which another program works on the card meanwhile."""
+    chosen = str(request.param)
+    rival = start(runtime.path, chosen, compiled / "semantics_work", "rival")
+    try:
+        assert rival.stdout is not None
+        assert select.select([rival.stdout], [], [], BOUND_S)[0]
+        assert rival.stdout.readline() == "ready\n"
+        yield chosen
+        output, errors = rival.communicate(timeout=BOUND_S)
+        assert (rival.returncode, output) == (0, "good\n"), errors
+    finally:
+        rival.kill()
+        rival.wait()
+
+
+def test_all_cases_on_the_card(runtime: RuntimeDir, compiled: Path, mode: str) -> None:
+    """A framework would compute something else, fail or hang on the driver that matters."""
+    wrong = {}
+    for program, case in CASES:
+        process = start(runtime.path, mode, compiled / program, case)
+        try:
+            output, errors = process.communicate(timeout=BOUND_S)
+            if (process.returncode, set(output.splitlines())) != (0, {"good"}):
+                wrong[case] = output + errors
+        except subprocess.TimeoutExpired:
+            wrong[case] = "it did not end"
+        finally:
+            process.kill()
+            process.wait()
+    assert wrong == {}

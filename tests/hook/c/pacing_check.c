@@ -1,0 +1,395 @@
+/* Pacing against a driver that is a model: one GPU that works in the order of submission, in a time that only we move.
+ *
+ * What is checked is exact and repeatable: how much GPU time is pending after each submission, how long the GPU has been idle, how many
+ * calls pacing makes of the driver.  One scenario a run, named by the argument.
+ */
+#include "context.h"
+#include "cuda_api.h"
+#include "gate.h"
+#include "pacing.h"
+
+#include "agent.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { STREAMS = 4, LAUNCH_NS = 2600, CALL_NS = 200, WAKE_NS = 140000 };
+#define MS 1000000u
+#define NEVER UINT64_MAX
+
+typedef struct model_stream {
+    uint64_t ends_ns; /* of its last work; NEVER: it waits for something that does not come */
+    CUcontext context;
+    bool capturing;
+} model_stream;
+
+struct CUevent_st {
+    uint64_t at_ns;
+    CUcontext context;
+};
+
+static struct {
+    uint64_t now_ns, busy_until_ns, idle_ns, most_pending_ns;
+    unsigned calls, records, pushes, naps;
+    CUcontext current;
+    bool capturing;
+    model_stream streams[STREAMS];
+} model = {.now_ns = 1000u * MS};
+
+static CUcontext const first_context = (CUcontext)(uintptr_t)0x1000, second_context = (CUcontext)(uintptr_t)0x2000;
+
+static void tell(int line, const char *what)
+{
+    fprintf(stderr, "line %d: %s (pending %.3f ms, idle %.3f ms, %u events, %u calls, %u naps)\n", line, what,
+            (double)model.most_pending_ns / 1e6, (double)model.idle_ns / 1e6, model.records, model.calls, model.naps);
+}
+
+#define MUST(condition)                                                \
+    do {                                                               \
+        if (!(condition)) {                                            \
+            tell(__LINE__, #condition);                                \
+            exit(1);                                                   \
+        }                                                              \
+    } while (0)
+
+/* ---- What the hook's other parts would say ---- */
+
+uint64_t nvs_now_ns(void) { return model.now_ns; }
+bool nvs_agent_wait_for_lease(uint32_t gpu) { return false; }
+bool nvs_capturing(void) { return model.capturing; }
+
+int nanosleep(const struct timespec *length, struct timespec *left)
+{
+    model.now_ns += (uint64_t)length->tv_sec * 1000000000u + (uint64_t)length->tv_nsec + WAKE_NS;
+    model.naps++;
+    return 0;
+}
+
+/* ---- The driver ---- */
+
+static model_stream *stream_of(CUstream stream)
+{
+    return &model.streams[(uintptr_t)stream - 0x100];
+}
+
+static void called(void)
+{
+    model.calls++;
+    model.now_ns += CALL_NS;
+}
+
+static CUresult event_create(CUevent *event, unsigned int flags)
+{
+    called();
+    *event = calloc(1, sizeof **event);
+    (*event)->context = model.current;
+    return *event == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult event_destroy(CUevent event)
+{
+    called();
+    free(event);
+    return CUDA_SUCCESS;
+}
+
+static CUresult event_record(CUevent event, CUstream stream)
+{
+    const model_stream *on = stream_of(stream);
+    called();
+    MUST(!on->capturing && !model.capturing);
+    if (event->context != on->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    model.records++;
+    event->at_ns = on->ends_ns > model.now_ns ? on->ends_ns : model.now_ns;
+    return CUDA_SUCCESS;
+}
+
+static CUresult event_query(CUevent event)
+{
+    called();
+    return event->at_ns <= model.now_ns ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult event_elapsed(float *milliseconds, CUevent from, CUevent to)
+{
+    called();
+    *milliseconds = (float)((double)(int64_t)(to->at_ns - from->at_ns) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    called();
+    *status = stream_of(stream)->capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+static CUresult exchange_mode(CUstreamCaptureMode *mode) { called(); return CUDA_SUCCESS; }
+
+static CUresult stream_context(CUstream stream, CUcontext *context)
+{
+    called();
+    *context = stream_of(stream)->context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult current_context(CUcontext *context) { *context = model.current; return CUDA_SUCCESS; }
+
+static CUcontext before_push;
+
+static CUresult push(CUcontext context)
+{
+    called();
+    model.pushes++;
+    before_push = model.current;
+    model.current = context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pop(CUcontext *context)
+{
+    called();
+    *context = model.current;
+    model.current = before_push;
+    return CUDA_SUCCESS;
+}
+
+_Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
+
+nvs_function nvs_real_resolve(nvs_id id)
+{
+    switch ((int)id) {
+    case NVS_ID_cuEventCreate: return (nvs_function)event_create;
+    case NVS_ID_cuEventDestroy_v2: return (nvs_function)event_destroy;
+    case NVS_ID_cuEventRecord: return (nvs_function)event_record;
+    case NVS_ID_cuEventQuery: return (nvs_function)event_query;
+    case NVS_ID_cuEventElapsedTime: return (nvs_function)event_elapsed;
+    case NVS_ID_cuStreamIsCapturing: return (nvs_function)is_capturing;
+    case NVS_ID_cuThreadExchangeStreamCaptureMode: return (nvs_function)exchange_mode;
+    case NVS_ID_cuStreamGetCtx: return (nvs_function)stream_context;
+    case NVS_ID_cuCtxGetCurrent: return (nvs_function)current_context;
+    case NVS_ID_cuCtxPushCurrent_v2: return (nvs_function)push;
+    case NVS_ID_cuCtxPopCurrent_v2: return (nvs_function)pop;
+    default: fprintf(stderr, "pacing calls function %d\n", (int)id); exit(1);
+    }
+}
+
+bool nvs_real_exists(nvs_id id) { return true; }
+
+/* ---- The application ---- */
+
+static void submit(unsigned which, uint64_t work_ns, bool graph)
+{
+    model_stream *stream = &model.streams[which];
+    nvs_slot *slot = nvs_gate_enter(0);
+    uint64_t start;
+    model.now_ns += LAUNCH_NS;
+    if (model.busy_until_ns != 0 && model.now_ns > model.busy_until_ns)
+        model.idle_ns += model.now_ns - model.busy_until_ns;
+    start = model.now_ns > model.busy_until_ns ? model.now_ns : model.busy_until_ns;
+    model.busy_until_ns = start + work_ns;
+    if (stream->ends_ns != NEVER)
+        stream->ends_ns = model.busy_until_ns;
+    if (graph ? nvs_gate_leave_heavy(slot, 0) : nvs_gate_leave(slot, 0))
+        nvs_pace_after(0, (CUstream)(uintptr_t)(0x100 + which), false);
+    if (model.busy_until_ns > model.now_ns && model.busy_until_ns - model.now_ns > model.most_pending_ns)
+        model.most_pending_ns = model.busy_until_ns - model.now_ns;
+}
+
+static void synchronize(void)
+{
+    if (model.now_ns < model.busy_until_ns)
+        model.now_ns = model.busy_until_ns;
+    nvs_pace_synchronized();
+}
+
+/* Counts begin here: what comes before taught pacing how long the work is. */
+static void count_from_here(void)
+{
+    model.calls = model.records = model.naps = 0;
+    model.idle_ns = model.most_pending_ns = 0;
+    if (model.busy_until_ns < model.now_ns)
+        model.busy_until_ns = model.now_ns;
+}
+
+static void begin(uint64_t budget_ns, bool paced)
+{
+    model.current = first_context;
+    for (unsigned i = 0; i < STREAMS; i++)
+        model.streams[i].context = first_context;
+    nvs_gate_init();
+    nvs_pacing_set_budget(0, budget_ns);
+    nvs_gate_open(0, paced);
+}
+
+/* ---- Scenarios ---- */
+
+/* A GPU that is never idle, a queue within the budget, and next to no calls of the driver: `share_of_launches` per mille. */
+static void saturated(bool paced, uint64_t kernel_ns, bool graph, unsigned streams)
+{
+    const unsigned count = (unsigned)(1000 * MS / kernel_ns);
+    begin(paced ? 10 * MS : 0, paced);
+    for (unsigned i = 0; i < count; i++)
+        submit(i % streams, kernel_ns, graph);
+    MUST(model.most_pending_ns <= 10 * MS); /* from the first submission on */
+    count_from_here();
+    for (unsigned i = 0; i < count; i++)
+        submit(i % streams, kernel_ns, graph);
+    MUST(model.most_pending_ns <= 10 * MS && model.most_pending_ns >= 2 * MS);
+    MUST(model.idle_ns == 0);
+    if (!paced && kernel_ns < MS) /* per stream and millisecond of work: an event, and what belongs to it */
+        MUST(model.records <= 1000 * streams && model.calls <= 16000 * streams);
+}
+
+/* Bound by launching: nothing is pending, so nothing may wait, and looks are rare. */
+static void light(void)
+{
+    begin(0, false);
+    for (unsigned i = 0; i < 10000; i++)
+        submit(0, 1000, false);
+    count_from_here();
+    const uint64_t began = model.now_ns;
+    for (unsigned i = 0; i < 100000; i++)
+        submit(0, 1000, false);
+    const uint64_t ours = model.now_ns - began - 100000ull * LAUNCH_NS;
+    MUST(model.naps == 0 && ours * 1000 <= 2 * (model.now_ns - began)); /* at most 0.2 % */
+}
+
+static void step(bool synchronizes)
+{
+    for (unsigned i = 0; i < 1000; i++)
+        submit(0, 50000, false); /* 50 ms of work ... */
+    if (synchronizes)
+        synchronize();
+    model.now_ns += 40 * MS; /* ... and 40 ms of something else, meanwhile or after it */
+}
+
+/* Runs ahead for a reason: at the latest after some steps it must be as fast as without the hook. */
+static void run_ahead(void)
+{
+    begin(0, false);
+    for (unsigned i = 0; i < 8; i++)
+        step(false);
+    count_from_here();
+    for (unsigned i = 0; i < 20; i++)
+        step(false);
+    MUST(model.idle_ns < 20 * 50 * MS / 100); /* the GPU is busy but for 1 % */
+}
+
+/* Waits for its own work: that the GPU is idle afterwards is not pacing's doing, and the queue stays bounded. */
+static void synchronizing(void)
+{
+    begin(0, false);
+    for (unsigned i = 0; i < 30; i++)
+        step(true);
+    MUST(model.most_pending_ns <= 10 * MS);
+}
+
+/* What is submitted next may be what the work waits for: whoever submits it must get there. */
+static void blocked(bool paced, bool from_the_start)
+{
+    begin(paced ? 10 * MS : 0, paced);
+    for (unsigned i = 0; i < 100 && !from_the_start; i++)
+        submit(0, 5 * MS, false);
+    model.streams[0].ends_ns = NEVER;
+    const uint64_t began = model.now_ns;
+    for (unsigned i = 0; i < 200; i++)
+        submit(0, 5 * MS, false);
+    MUST(model.now_ns - began < 500 * MS); /* held up once, and not for good */
+}
+
+static void other_context(void)
+{
+    begin(10 * MS, true);
+    model.streams[0].context = second_context;
+    for (unsigned i = 0; i < 20000; i++)
+        submit(0, 50000, false);
+    MUST(model.most_pending_ns <= 10 * MS && model.pushes > 0 && model.current == first_context);
+}
+
+static void capturing(void)
+{
+    begin(10 * MS, true);
+    model.capturing = true;
+    for (unsigned i = 0; i < 1000; i++)
+        submit(0, 0, false);
+    MUST(model.calls == 0);
+    model.capturing = false;
+    model.streams[0].capturing = true; /* one that no hook has seen begin */
+    for (unsigned i = 0; i < 1000; i++)
+        submit(0, 0, false);
+    MUST(model.records == 0 && model.naps == 0);
+}
+
+/* Threads in turns, one submission each, so that the order is the same each time. */
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t turned = PTHREAD_COND_INITIALIZER;
+static unsigned turn;
+
+static void *one_of_them(void *argument)
+{
+    const unsigned self = (unsigned)(uintptr_t)argument;
+    for (unsigned i = 0; i < 20000; i++) {
+        pthread_mutex_lock(&turn_lock);
+        while (turn != self)
+            pthread_cond_wait(&turned, &turn_lock);
+        submit(self, 20000, false);
+        turn = (turn + 1) % STREAMS;
+        pthread_cond_broadcast(&turned);
+        pthread_mutex_unlock(&turn_lock);
+    }
+    return NULL;
+}
+
+static void threads(bool paced)
+{
+    pthread_t all[STREAMS];
+    begin(paced ? 10 * MS : 0, paced);
+    for (unsigned i = 0; i < STREAMS; i++)
+        MUST(pthread_create(&all[i], NULL, one_of_them, (void *)(uintptr_t)i) == 0);
+    for (unsigned i = 0; i < STREAMS; i++)
+        MUST(pthread_join(all[i], NULL) == 0);
+    MUST(model.most_pending_ns <= 10 * MS);
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc == 3 ? argv[1] : "";
+    const bool paced = argc == 3 && strcmp(argv[2], "paced") == 0;
+    if (strcmp(what, "kernels") == 0)
+        saturated(paced, 5000, false, 1);
+    else if (strcmp(what, "long-kernels") == 0)
+        saturated(paced, MS, false, 1);
+    else if (strcmp(what, "streams") == 0)
+        saturated(paced, 5000, false, STREAMS);
+    else if (strcmp(what, "graphs") == 0)
+        saturated(paced, 20000, true, 1);
+    else if (strcmp(what, "long-graphs") == 0)
+        saturated(paced, 400000, true, 1);
+    else if (strcmp(what, "threads") == 0)
+        threads(paced);
+    else if (strcmp(what, "blocked") == 0)
+        blocked(paced, false);
+    else if (strcmp(what, "blocked-at-first") == 0)
+        blocked(paced, true);
+    else if (strcmp(what, "light") == 0)
+        light();
+    else if (strcmp(what, "run-ahead") == 0)
+        run_ahead();
+    else if (strcmp(what, "synchronizing") == 0)
+        synchronizing();
+    else if (strcmp(what, "other-context") == 0)
+        other_context();
+    else if (strcmp(what, "capturing") == 0)
+        capturing();
+    else
+        return 2;
+    if (getenv("TELL") != NULL)
+        tell(0, "good");
+    puts("good");
+    return 0;
+}

@@ -1,0 +1,85 @@
+"""The driver that only says which of its functions was reached, and the programs that look at it.
+
+May not go here: tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from client_hook.find_cuda_header import candidates
+from tests.conftest import ROOT, Built
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+SOURCE = ROOT / "client_hook" / "src"
+
+
+def compile_c(out: Path, *arguments: str) -> Path:
+    """Compiles a program or library of this folder, warnings being errors."""
+    flags = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", str(SOURCE))
+    done = subprocess.run(
+        [os.environ.get("CC", "cc"), *flags, *arguments, "-o", str(out), "-ldl", "-lpthread"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What the tests below run."""
+
+    directory: Path
+    look: Path
+    linked: Path
+    hook: Path
+
+    def run(
+        self,
+        program: Path,
+        *arguments: str,
+        preload: bool = True,
+        gpus: int = 1,
+        driver: Path | None = None,
+        **more: str,
+    ) -> str:
+        """What a program under the hook says, all of it; `more` are variables of its environment."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_")}
+        environment |= {"LD_LIBRARY_PATH": str(driver or self.directory), "INTERCEPT_GPUS": str(gpus)} | more
+        if preload:
+            environment["LD_PRELOAD"] = str(self.hook)
+        done = subprocess.run(
+            [str(program), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+        assert done.stderr == ""
+        return done.stdout
+
+
+def compile_driver(directory: Path, *more: str) -> Path:
+    """libcuda.so.1 in this directory."""
+    flags = ("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic-functions", "-Wl,-soname,libcuda.so.1")
+    return compile_c(directory / "libcuda.so.1", str(PROGRAMS / "intercept_driver.c"), *flags, *more)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Programs:
+    """The driver that says what was reached, and programs that look at it."""
+    directory = tmp_path_factory.mktemp("interception")
+    header = next(d for d in candidates() if (d / "cuda.h").is_file()) / "cuda.h"
+    version = re.findall(r"#define CUDA_VERSION (\d+)", header.read_text(encoding="utf-8"))[0]
+    driver = compile_driver(directory)
+    return Programs(
+        directory,
+        compile_c(directory / "look", str(PROGRAMS / "intercept_program.c"), f"-DCUDA_VERSION={version}"),
+        compile_c(directory / "linked", str(PROGRAMS / "intercept_linked.c"), str(driver)),
+        built.hook,
+    )

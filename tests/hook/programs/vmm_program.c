@@ -1,0 +1,206 @@
+/* A program that manages virtual memory itself, at random: vmm_program SEED ROUNDS MIB
+ *
+ * It creates, maps (several times), unmaps, retains, releases, writes and reads physical memory by handles, up to MIB in all,
+ * and checks what it reads against what it wrote last, through whichever mapping.  At the end everything is given back.
+ * One line of JSON says what happened; anything that the driver refuses is a failure.
+ */
+#include <cuda.h>
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB ((size_t)1 << 20)
+enum { HANDLES = 12, VIEWS = 3 };
+
+typedef struct owned {
+    CUmemGenericAllocationHandle handle;
+    size_t bytes;
+    uint64_t generation; /* what is in it; 0: nothing was written */
+    int references, views;
+    CUdeviceptr view[VIEWS];
+} owned;
+
+static owned all[HANDLES];
+static uint64_t dice, generations;
+static unsigned long failures, mismatches, checks, maps;
+static size_t in_use, most;
+static unsigned char *buffer;
+
+static uint32_t roll(uint32_t sides)
+{
+    dice ^= dice << 13;
+    dice ^= dice >> 7;
+    dice ^= dice << 17;
+    return (uint32_t)(dice >> 32) % sides;
+}
+
+static int failed(const char *what, CUresult result)
+{
+    if (result == CUDA_SUCCESS)
+        return 0;
+    failures++;
+    fprintf(stderr, "%s: %d\n", what, (int)result);
+    return 1;
+}
+
+static void fill(uint64_t generation, size_t bytes)
+{
+    uint64_t value = generation * UINT64_C(0x9e3779b97f4a7c15), *at = (uint64_t *)(void *)buffer;
+    for (size_t i = 0; i < bytes / sizeof *at; i++) {
+        value += UINT64_C(0x9e3779b97f4a7c15);
+        at[i] = value ^ (value >> 29);
+    }
+}
+
+static int same(uint64_t generation, size_t bytes)
+{
+    uint64_t value = generation * UINT64_C(0x9e3779b97f4a7c15);
+    const uint64_t *at = (const uint64_t *)(const void *)buffer;
+    for (size_t i = 0; i < bytes / sizeof *at; i++) {
+        value += UINT64_C(0x9e3779b97f4a7c15);
+        if (at[i] != (value ^ (value >> 29)))
+            return 0;
+    }
+    return 1;
+}
+
+static void create(owned *one)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    size_t bytes = (1 + roll(12)) * 2 * MIB;
+    if (in_use + bytes > most)
+        return;
+    if (roll(4) == 0)
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    *one = (owned){.bytes = bytes, .references = 1};
+    if (failed("cuMemCreate", cuMemCreate(&one->handle, bytes, &prop, 0)))
+        one->references = 0;
+    else
+        in_use += bytes;
+}
+
+static void map(owned *one)
+{
+    const CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr at;
+    if (one->references == 0 || one->views == VIEWS || failed("cuMemAddressReserve", cuMemAddressReserve(&at, one->bytes, 0, 0, 0)))
+        return;
+    if (failed("cuMemMap", cuMemMap(at, one->bytes, 0, one->handle, 0))) {
+        cuMemAddressFree(at, one->bytes);
+        return;
+    }
+    failed("cuMemSetAccess", cuMemSetAccess(at, one->bytes, &access, 1));
+    one->view[one->views++] = at;
+    maps++;
+}
+
+static void gone(owned *one)
+{
+    if (one->references != 0 || one->views != 0)
+        return;
+    in_use -= one->bytes;
+    *one = (owned){0};
+}
+
+static void unmap(owned *one)
+{
+    if (one->views == 0)
+        return;
+    CUdeviceptr at = one->view[--one->views];
+    failed("cuMemUnmap", cuMemUnmap(at, one->bytes));
+    failed("cuMemAddressFree", cuMemAddressFree(at, one->bytes));
+    gone(one);
+}
+
+static void release(owned *one)
+{
+    if (one->references == 0)
+        return;
+    failed("cuMemRelease", cuMemRelease(one->handle));
+    one->references--;
+    gone(one);
+}
+
+static void retain(owned *one)
+{
+    CUmemGenericAllocationHandle handle;
+    if (one->views == 0 || one->references == 2)
+        return;
+    size_t inside = roll((uint32_t)(one->bytes / 4096)) * (size_t)4096;
+    if (failed("cuMemRetainAllocationHandle", cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)(one->view[0] + inside))))
+        return;
+    if (one->handle != handle) {
+        fprintf(stderr, "another handle for the same memory\n");
+        failures++;
+    }
+    one->references++;
+}
+
+static void put(owned *one)
+{
+    if (one->views == 0)
+        return;
+    one->generation = ++generations;
+    fill(one->generation, one->bytes);
+    failed("cuMemcpyHtoD", cuMemcpyHtoD(one->view[roll((uint32_t)one->views)], buffer, one->bytes));
+}
+
+static void check(owned *one)
+{
+    if (one->views == 0 || one->generation == 0)
+        return;
+    memset(buffer, 0, one->bytes);
+    failed("cuMemcpyDtoH", cuMemcpyDtoH(buffer, one->view[roll((uint32_t)one->views)], one->bytes));
+    checks++;
+    mismatches += !same(one->generation, one->bytes);
+}
+
+static void step(void)
+{
+    owned *one = &all[roll(HANDLES)];
+    switch (roll(12)) {
+    case 0: case 1: case 2:
+        if (one->references == 0 && one->views == 0) {
+            create(one);
+            map(one);
+        } else {
+            map(one);
+        }
+        break;
+    case 3: unmap(one); break;
+    case 4: release(one); break;
+    case 5: retain(one); break;
+    case 6: case 7: put(one); break;
+    default: check(one); break;
+    }
+}
+
+int main(int count, char **words)
+{
+    CUcontext context;
+    if (count != 4)
+        return 2;
+    dice = strtoull(words[1], NULL, 10) * 2654435761u + 88172645463325252u;
+    most = strtoull(words[3], NULL, 10) * MIB;
+    buffer = malloc(32 * MIB);
+    if (buffer == NULL || failed("cuInit", cuInit(0)) || failed("retain", cuDevicePrimaryCtxRetain(&context, 0)) ||
+        failed("current", cuCtxSetCurrent(context)))
+        return 1;
+    for (unsigned long left = strtoul(words[2], NULL, 10); left != 0 && failures == 0; left--)
+        step();
+    for (owned *one = all; one < all + HANDLES; one++) {
+        check(one);
+        while (one->references != 0)
+            release(one);
+        while (one->views != 0)
+            unmap(one);
+    }
+    size_t free_bytes = 0, total = 0;
+    failed("cuMemGetInfo", cuMemGetInfo(&free_bytes, &total));
+    printf("{\"checks\": %lu, \"maps\": %lu, \"mismatches\": %lu, \"failures\": %lu, \"left\": %zu}\n", checks, maps, mismatches, failures,
+           total - free_bytes);
+    free(buffer);
+    return mismatches != 0 || failures != 0;
+}

@@ -1,0 +1,48 @@
+"""The scenes of test_swap_orders.py with hook and simulated GPU under sanitizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.test_sanitized import sanitized
+from tests.hook import test_swap_orders as orders
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.test_swap_orders import environment
+
+__all__ = ["environment"]
+pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(400)]
+Scene = Callable[[ScriptedCoordinator, dict[str, str], Path], None]
+SCENES: tuple[Scene, ...] = (
+    orders.test_credit_lets_it_go_on_to_the_end,
+    orders.test_another_order_ends_the_waiting,
+    orders.test_a_lost_coordinator_ends_it,
+    orders.test_a_context_may_end_meanwhile,
+    orders.test_memory_may_be_freed_meanwhile,
+    orders.test_forks_and_exits_meanwhile,
+    orders.test_a_lost_device_ends_every_order,
+    orders.test_host_memory_is_asked_for_in_steps,
+)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_orders_under_sanitizers(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, kind: str, scene: Scene
+) -> None:
+    """Broken: a race or a use after free between agent, movers, the stages of a move and the program's threads."""
+    variables = sanitized(kind)
+    told = f":log_path={tmp_path}/complaint:die_after_fork=0"  # else it ends a child that makes a thread
+    scene(
+        coordinator,
+        {
+            **environment,
+            **{name: value + told if name.endswith("SAN_OPTIONS") else value for name, value in variables.items()},
+            "LD_PRELOAD": f"{variables['LD_PRELOAD']}:{variables['NVSHARE_HOOK_LIBRARY']}",
+            "LD_LIBRARY_PATH": f"{variables['NVSHARE_SIM_LIBRARY_DIR']}:{environment.get('LD_LIBRARY_PATH', '')}",
+        },
+        tmp_path,
+    )
+    assert [path.read_text() for path in tmp_path.glob("complaint*")] == []
