@@ -39,7 +39,7 @@ static CUresult destroy(CUstream handle)
     if (stream->capture != NULL)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     nvs_sim_stream_destroy(stream);
-    return CUDA_SUCCESS;
+    return result == SIM_STREAM_DETACHED ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; /* as a driver of version 580 answers */
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)

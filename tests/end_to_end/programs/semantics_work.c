@@ -70,10 +70,10 @@ static void green_contexts(void)
     OK(cuStreamSynchronize(streams[1]));
     OK(cuGreenCtxDestroy(greens[0]));
     CHECK(cuStreamQuery(streams[0]) != CUDA_SUCCESS, "a stream outlives its green context");
-    OK(cuStreamDestroy(streams[0]));
+    CHECK(cuStreamDestroy(streams[0]) == CUDA_ERROR_CONTEXT_IS_DESTROYED, "a stream outlives its green context");
     let_others();
     OK(cuGreenCtxDestroy(greens[1]));
-    OK(cuStreamDestroy(streams[1]));
+    CHECK(cuStreamDestroy(streams[1]) == CUDA_ERROR_CONTEXT_IS_DESTROYED, "a stream outlives its green context");
     OK(cuCtxSetCurrent(primary));
     let_others();
     /* What was allocated in a green context is the primary one's. */
