@@ -41,7 +41,7 @@ class Plan:
 
 @dataclass(slots=True, eq=False)
 class Move:
-    """A memory order that a model carries out, a quarter at a time."""
+    """A memory order that a model carries out, in pieces."""
 
     evict: bool
     order_id: int

@@ -20,6 +20,7 @@ from typing import Final
 
 from coordinator import commands, events, wire
 from coordinator.scheduler import PolicyFactory, Scheduler, Settings
+from coordinator.simulated_client import Move
 from coordinator.snapshot import GpuSnapshot
 from coordinator.state import MILLISECOND_NS, SECOND_NS
 
@@ -49,22 +50,10 @@ class Job:
     lease_id: int = 0
     open: bool = False
     alive: bool = True
-    order: Transfer | None = None
+    order: Move | None = None
     held_ns: int = 0
     granted_at_ns: int = 0
     turns: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Transfer:
-    """An order being carried out."""
-
-    evict: bool
-    order_id: int
-    size: int
-    credit: int
-    moved: int = 0
-    waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +226,9 @@ class LinkWorld:
         elif isinstance(message, wire.Revoke):
             self.after(self.drain_ns, lambda: self._release(job, message.lease_id))
         elif isinstance(message, wire.Evict):
-            self._begin(job, Transfer(True, message.order_id, message.bytes, message.bytes))
+            self._begin(job, Move(True, message.order_id, message.bytes, message.bytes))
         elif isinstance(message, wire.Restore):
-            self._begin(job, Transfer(False, message.order_id, message.bytes, message.credit_bytes))
+            self._begin(job, Move(False, message.order_id, message.bytes, message.credit_bytes))
         elif isinstance(message, wire.MoveCredit) and job.order is not None:
             job.order.credit = max(job.order.credit, message.credit_bytes)
             if job.order.waiting:
@@ -256,13 +245,13 @@ class LinkWorld:
 
     # --- the link ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, job: Job, transfer: Transfer) -> None:
+    def _begin(self, job: Job, transfer: Move) -> None:
         assert not job.open, "memory moves under running work"
         assert job.order is None, "a second order"
         job.order = transfer
         self._step(job, transfer)
 
-    def _step(self, job: Job, transfer: Transfer) -> None:
+    def _step(self, job: Job, transfer: Move) -> None:
         size = min(STEP_BYTES, transfer.credit - transfer.moved)
         if size <= 0:
             transfer.waiting = True
@@ -275,7 +264,7 @@ class LinkWorld:
             self._check()
         self.after(int(size / rate), lambda: self._arrive(job, transfer, size))
 
-    def _arrive(self, job: Job, transfer: Transfer, size: int) -> None:
+    def _arrive(self, job: Job, transfer: Move, size: int) -> None:
         self._flowing[transfer.evict] -= 1
         if job.order is not transfer:  # killed meanwhile, or the coordinator was: what was mapped for nothing goes
             if job.alive and not transfer.evict:
