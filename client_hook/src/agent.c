@@ -16,12 +16,12 @@
 #include "log.h"
 #include "memory.h"
 #include "nvshare.h"
+#include "thread.h"
 #include "transport.h"
 #include "version.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -65,16 +65,8 @@ void nvs_agent_poke(void)
 
 static bool make_thread(void)
 {
-    sigset_t all, before;
-    pthread_t thread;
-    sigfillset(&all);
-    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
-        return false;
-    int failed = pthread_create(&thread, NULL, nvs_agent_main, NULL);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed == 0)
-        (void)pthread_detach(thread);
-    else
+    int failed = nvs_thread_start(NULL, nvs_agent_main, NULL);
+    if (failed != 0)
         nvs_log(NVS_LOG_ERROR, "cannot make a thread: %s; not sharing", strerror(failed));
     return failed == 0;
 }

@@ -9,8 +9,8 @@
 #include "log.h"
 #include "memory.h"
 #include "pacing.h"
+#include "thread.h"
 
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -154,17 +154,8 @@ static void *mover(void *argument)
 
 static bool have_mover(desk *mine)
 {
-    sigset_t all, before;
-    pthread_t thread;
-    if (mine->has_mover)
-        return true;
-    sigfillset(&all);
-    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
-        return false;
-    mine->has_mover = pthread_create(&thread, NULL, mover, mine) == 0;
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (mine->has_mover)
-        (void)pthread_detach(thread);
+    if (!mine->has_mover)
+        mine->has_mover = nvs_thread_start(NULL, mover, mine) == 0;
     return mine->has_mover;
 }
 

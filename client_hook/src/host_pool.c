@@ -8,6 +8,7 @@
 #include "gate.h"
 #include "host_system.h"
 #include "log.h"
+#include "thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -318,15 +319,7 @@ static void *keep(void *nothing)
 
 static bool have_thread(void *(*role)(void *))
 {
-    sigset_t all, before;
-    pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool runs = pthread_create(&thread, NULL, role, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (runs)
-        pthread_detach(thread);
-    return runs;
+    return nvs_thread_start(NULL, role, NULL) == 0;
 }
 
 /* Locked. */

@@ -16,9 +16,9 @@
 
 #include "cuda_api.h"
 #include "log.h"
+#include "thread.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 enum { STREAMS = 2, IN_FLIGHT = 6, RING = 16, MOST_IN_A_ROW = 8 };
@@ -456,24 +456,13 @@ static void *finish_all(void *argument)
     return NULL;
 }
 
-static bool have_thread(pthread_t *thread, void *(*stage)(void *), pipeline *p)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    if (pthread_sigmask(SIG_SETMASK, &all, &before) != 0)
-        return false;
-    bool made = pthread_create(thread, NULL, stage, p) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return made;
-}
-
 /* False: nothing was begun. */
 static bool run_together(pipeline *p)
 {
     pthread_t first, last;
-    if (!have_thread(&last, finish_all, p))
+    if (nvs_thread_start(&last, finish_all, p) != 0)
         return false;
-    if (!have_thread(&first, prepare_all, p)) {
+    if (nvs_thread_start(&first, prepare_all, p) != 0) {
         pthread_mutex_lock(&p->lock);
         p->all_prepared = true;
         pthread_cond_broadcast(&p->changed);

@@ -26,7 +26,7 @@ SOURCES: Final = (
         "hook_pool",
     ),
     *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_move"),
-    *("swap_pipeline", "swap_rights", "swap_segment", "swap_view", "handdown", "host_pool", "host_system"),
+    *("swap_pipeline", "swap_rights", "swap_segment", "swap_view", "handdown", "host_pool", "host_system", "thread"),
 )
 
 MIB: Final = 1 << 20
