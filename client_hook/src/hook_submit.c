@@ -10,6 +10,15 @@
 /* One graph may stand for many kernels.  A constant, as the name is one. */
 #define NVS_HEAVY(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
 
+/* What pacing tells kinds of work by.  A wrapper's parameters have cuda.h's names, which hide these where they exist. */
+static const CUfunction f = NULL;
+static const CUgraphExec hGraph = NULL, hGraphExec = NULL;
+static const unsigned int gridDimX = 0, gridDimY = 1, gridDimZ = 1;
+static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
+#define NVS_WHAT(symbol)                                                                                     \
+    nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : hGraph != NULL ? (const void *)hGraph : hGraphExec, \
+                  (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
+
 #define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream)         \
     NVS_EXPORT __attribute__((flatten)) CUresult CUDAAPI symbol parameters          \
     {                                                                              \
@@ -17,7 +26,7 @@
         nvs_slot *const slot = nvs_gate_enter(gpu);                                \
         const CUresult result = NVS_REAL(symbol) arguments;                        \
         if (NVS_HEAVY(#symbol) ? nvs_gate_leave_heavy(slot, gpu) : nvs_gate_leave(slot, gpu)) \
-            nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
+            nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
         return result;                                                             \
     }
 
@@ -56,7 +65,8 @@ NVS_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PAR
     nvs_slot *const slot = nvs_gate_enter(gpu);
     const CUresult result = NVS_REAL(cuLaunchCooperativeKernelMultiDevice)(launchParamsList, numDevices, flags);
     if (nvs_gate_leave(slot, gpu))
-        nvs_pace_after(gpu, launchParamsList[0].hStream, false);
+        nvs_pace_after(gpu, launchParamsList[0].hStream, false,
+                       nvs_pace_what(NVS_ID_cuLaunchCooperativeKernelMultiDevice, launchParamsList[0].function, 0));
     return result;
 }
 

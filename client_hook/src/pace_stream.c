@@ -28,6 +28,7 @@ enum {
 #define RETRY_EVERY (1u << 16)      /* submissions to a stream that could not be paced */
 
 static _Atomic uint64_t totals[NVS_MAX_GPUS];       /* submissions that events stand for */
+static _Atomic uint64_t totals_ns[NVS_MAX_GPUS];    /* what they were thought to take */
 static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* when the work of all is done, by the estimates */
 
 /* Something failed: the stream, its context or the device is gone, or broken by the application.  Not ours to report. */
@@ -41,8 +42,29 @@ void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *
 {
     const uint64_t longest = entry->guessed ? GUESSED_EVERY : now->lone ? LONE_EVERY : LONGEST_EVERY;
     uint64_t every = entry->each_ns == 0 ? 1 : now->budget_ns / (now->lone ? 6 : 8) / entry->each_ns;
+    if (!now->lone) { /* by what is submitted, then */
+        if (entry->lone)
+            entry->stretch.ns = entry->stretch.guess_ns = entry->since * entry->each_ns;
+        entry->every_ns = now->budget_ns / 8;
+        every = entry->each_ns == 0 ? 1 : longest;
+    }
     entry->lone = now->lone;
     entry->every = every < 1 ? 1 : every > longest ? (uint32_t)longest : (uint32_t)every;
+}
+
+bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, const nvs_pace_costs *costs)
+{
+    const uint32_t kind = nvs_pace_kind(what), known_ns = costs->ns[kind];
+    entry->stretch.kinds.bits[kind / 64] |= (uint64_t)1 << kind % 64;
+    entry->stretch.ns += known_ns != 0 ? known_ns : entry->each_ns;
+    entry->stretch.guess_ns += known_ns != 0 ? 0 : entry->each_ns;
+    return known_ns == 0 || entry->stretch.ns >= entry->every_ns;
+}
+
+void nvs_pace_stream_nothing_since(nvs_pace_stream *entry)
+{
+    entry->since = 0;
+    entry->stretch = (nvs_pace_stretch){0};
 }
 
 static void adapt(nvs_pace_stream *entry, uint64_t sample_ns, bool exact, const nvs_pace_terms *now)
@@ -62,6 +84,14 @@ static void adapt(nvs_pace_stream *entry, uint64_t sample_ns, bool exact, const 
     nvs_pace_stream_choose_every(entry, now);
 }
 
+static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns, const nvs_pace_terms *now)
+{
+    const uint64_t work_ns = took->stretch.ns;
+    const double own = took->span_ns > work_ns ? (double)work_ns / (double)took->span_ns : 1.0;
+    nvs_pace_learn(now->costs, &took->stretch, (uint64_t)(ns * own), took->follows);
+    adapt(entry, (uint64_t)ns / took->span, took->follows, now);
+}
+
 /* Takes the oldest event, which is done, out of the ring. */
 static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
@@ -69,11 +99,12 @@ static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
     float milliseconds = 0;
     if (entry->done != NULL &&
         NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
-        adapt(entry, (uint64_t)((double)milliseconds * 1e6) / oldest->span, oldest->follows, now);
+        learn(entry, oldest, (double)milliseconds * 1e6, now);
     CUevent spare = entry->done;
     entry->done = oldest->event;
     oldest->event = spare; /* used again, or made when it is NULL */
     entry->work -= oldest->work;
+    entry->work_ns -= oldest->stretch.ns;
     entry->first = (entry->first + 1) % NVS_PACE_RING;
     entry->count--;
     entry->oldest_ns = now->now_ns;
@@ -93,31 +124,38 @@ static bool take_what_is_done(nvs_pace_stream *entry, const nvs_pace_terms *now)
     return true;
 }
 
-/* For who is alone an upper bound is no reason to wait: as far as one knows, the GPU waits for the program. */
-static uint64_t estimate_ns(const nvs_pace_stream *entry, const nvs_pace_terms *now)
+/* What is thought to be pending.  For who is alone an upper bound is no reason to wait: as far as one knows, the GPU waits for the
+ * program. */
+static double pending_ns(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    const uint64_t known = now->lone && !entry->exact ? 0 : entry->each_ns;
+    const double known = now->lone && !entry->exact ? 0 : (double)entry->work_ns;
     if (entry->count == 0 || now->now_ns <= entry->oldest_ns)
         return known;
-    const uint64_t so_far = (now->now_ns - entry->oldest_ns) / entry->ring[entry->first].span;
+    const nvs_pace_event *oldest = &entry->ring[entry->first];
+    const double passed = (double)(now->now_ns - entry->oldest_ns);
+    const double so_far = oldest->span_ns != 0 ? passed * (double)entry->work_ns / (double)oldest->span_ns
+                                               : passed * entry->work / (double)oldest->span;
     return so_far > known ? so_far : known;
 }
 
 /* How many of the oldest events must be done before more may be submitted: none below the budget, else so many that a
  * good part of it is free again, because each wait costs a wake-up.  One always stays, to keep the GPU busy.  What follows until
- * the next event is recorded comes on top (choose_every), and, when others come, what the estimate was wrong by. */
+ * the next event is recorded comes on top (choose_every), and, when others come, what the estimates were wrong by. */
 static uint32_t surplus(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    const uint64_t eighth = now->budget_ns / 8, each = estimate_ns(entry, now);
-    const uint64_t most = eighth * (now->lone ? 4 : 6), enough = eighth * (now->lone ? 3 : 4);
-    uint64_t pending = entry->work;
+    const double eighth = (double)now->budget_ns / 8;
+    const double most = eighth * (now->lone ? 4 : 6), enough = eighth * (now->lone ? 3 : 4);
+    double pending = pending_ns(entry, now);
     uint32_t drop = 0;
     if (entry->each_ns == 0 && entry->count > UNMEASURED)
         return entry->count - UNMEASURED;
-    if (each * pending <= most)
+    if (pending <= most)
         return 0;
-    while (drop + 1 < entry->count && each * pending > enough)
-        pending -= entry->ring[(entry->first + drop++) % NVS_PACE_RING].work;
+    const double scale = entry->work_ns != 0 ? pending / (double)entry->work_ns : 0;
+    while (drop + 1 < entry->count && pending > enough) {
+        const nvs_pace_event *next = &entry->ring[(entry->first + drop++) % NVS_PACE_RING];
+        pending -= scale != 0 ? scale * (double)next->stretch.ns : pending * next->work / entry->work;
+    }
     return drop;
 }
 
@@ -137,11 +175,14 @@ static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now
 {
     const uint64_t began = now->now_ns;
     const CUevent last = entry->ring[(entry->first + count - 1) % NVS_PACE_RING].event;
-    uint64_t work = 0;
+    uint64_t work = 0, work_ns = 0;
     CUresult result;
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         work += entry->ring[(entry->first + i) % NVS_PACE_RING].work;
-    const uint64_t expected = work * estimate_ns(entry, now);
+        work_ns += entry->ring[(entry->first + i) % NVS_PACE_RING].stretch.ns;
+    }
+    const double share = entry->work_ns != 0 ? (double)work_ns / (double)entry->work_ns : (double)work / entry->work;
+    const uint64_t expected = (uint64_t)(share * pending_ns(entry, now));
     /* Who is alone is stopped at first only to find out how long its work is, for little longer each time. */
     const bool first = now->lone && entry->each_ns == 0;
     const uint64_t guess = 2 * expected + FIRST_PATIENCE_NS;
@@ -169,18 +210,27 @@ static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
     }
     if (NVS_REAL(cuEventRecord)(next->event, entry->stream) != CUDA_SUCCESS)
         return false;
-    const uint64_t total = entry->since + atomic_fetch_add_explicit(&totals[entry->gpu], entry->since, memory_order_relaxed);
+    if (now->lone)
+        entry->stretch = (nvs_pace_stretch){.ns = entry->since * entry->each_ns};
+    entry->stretch.basis_ns = nvs_pace_basis(now->costs, &entry->stretch.kinds);
+    const uint64_t since = entry->since, since_ns = entry->stretch.ns;
+    const uint64_t total = since + atomic_fetch_add_explicit(&totals[entry->gpu], since, memory_order_relaxed);
+    const uint64_t total_ns = since_ns + atomic_fetch_add_explicit(&totals_ns[entry->gpu], since_ns, memory_order_relaxed);
     next->work = entry->since;
-    next->span = entry->last_total == 0 ? next->work : total - entry->last_total;
+    next->stretch = entry->stretch;
+    next->span = entry->last_total == 0 ? since : total - entry->last_total;
     next->span += next->span == 0;
+    next->span_ns = entry->last_total == 0 ? since_ns : total_ns - entry->last_total_ns;
     entry->last_total = total;
+    entry->last_total_ns = total_ns;
     next->follows = entry->count > 0;
     if (entry->count == 0)
         entry->oldest_ns = now->now_ns;
     entry->work += next->work;
-    entry->since = 0;
+    entry->work_ns += next->stretch.ns;
+    nvs_pace_stream_nothing_since(entry);
     entry->count++;
-    const uint64_t end_ns = now->now_ns + entry->each_ns * entry->work * now->parts;
+    const uint64_t end_ns = now->now_ns + entry->work_ns * now->parts;
     if (end_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed)) /* who loses the race is near enough */
         atomic_store_explicit(&ends_ns[entry->gpu], end_ns, memory_order_relaxed);
     return true;
@@ -232,7 +282,7 @@ static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *
         return false;
     judge(entry, synchronized, now);
     if (now->lone && entry->relief == MOST_RELIEF) {
-        entry->since = 0;
+        nvs_pace_stream_nothing_since(entry);
         entry->every = LONE_EVERY;
         return true; /* not bounded any more */
     }

@@ -1,10 +1,11 @@
 /* The queue of one thread on one stream: how much of it is pending, and waiting until it is less.
  *
- * A ring of events, one recorded every `every` submissions.  The GPU time of one submission is estimated from two events that
- * completed one after the other with no gap between (the second was recorded while the first was still pending), so that
- * idle time is not taken for work; the time between them is divided among the submissions of all threads and streams.  With a gap,
- * as in programs that are bound by launching, it is still an upper bound, and lowers an estimate above it.  What the oldest
- * event has taken so far is a lower bound, and counts when kernels suddenly become longer.  When what is pending exceeds the
+ * A ring of events.  What submissions take is estimated from two events that completed one after the other with no gap between (the
+ * second was recorded while the first was still pending), so that idle time is not taken for work; the time between them is
+ * divided among the submissions of all threads and streams.  With a gap, as in programs that are bound by launching, it is still
+ * an upper bound, and lowers an estimate above it.  Among others each submission is seen, and its kind has an estimate of its own
+ * (pace_cost.h); of who is alone only samples are seen, and an average has to do.  What the oldest event has taken so far is a lower
+ * bound, and counts when kernels suddenly become longer.  When what is pending exceeds the
  * budget, the thread sleeps until a part of it is done; the rest keeps the GPU busy meanwhile.
  *
  * May not go here: whose turn it is to be looked at, and who shares what (pacing.c).
@@ -13,6 +14,7 @@
 #define NVS_PACE_STREAM_H
 
 #include "base.h"
+#include "pace_cost.h"
 
 enum { NVS_PACE_RING = 16 }; /* events a stream and thread; one more is kept as the reference for times */
 
@@ -20,6 +22,8 @@ typedef struct nvs_pace_event {
     CUevent event;
     uint32_t work;      /* submissions since the one before */
     uint64_t span;      /* the same of all threads and streams, as far as known: they run in between */
+    uint64_t span_ns;   /* what those are thought to take */
+    nvs_pace_stretch stretch; /* the work; kinds where each submission was seen */
     bool follows;       /* recorded while the one before was pending: the time between them is work */
 } nvs_pace_event;
 
@@ -38,11 +42,14 @@ typedef struct nvs_pace_stream {
     uint8_t relief;     /* harm done lately to who is alone; every second one doubles the budget, so that one mishap does not */
     uint8_t waits;      /* without harm */
     uint32_t since;     /* submissions since the last event */
-    uint32_t every;
+    uint32_t every;     /* so many at most between two events ... */
+    uint64_t every_ns;  /* ... nor more than this */
+    nvs_pace_stretch stretch; /* since the last event */
     uint32_t first, count; /* pending events in the ring */
     uint32_t work;      /* submissions that the pending events stand for */
-    uint64_t last_total; /* of the GPU, at the newest event */
-    uint64_t each_ns;   /* estimate; 0: none yet */
+    uint64_t work_ns;   /* and what they are thought to take */
+    uint64_t last_total, last_total_ns; /* of the GPU, at the newest event */
+    uint64_t each_ns;   /* what a submission takes on average; 0: not known yet */
     uint64_t looked_ns; /* when an event was last thought of */
     uint64_t oldest_ns; /* since when the oldest pending event has been the oldest */
     uint64_t used;      /* for replacement */
@@ -55,9 +62,13 @@ typedef struct nvs_pace_terms { /* of one look */
     uint64_t parts;     /* among so many threads and streams */
     uint64_t now_ns;
     bool lone;
+    nvs_pace_costs *costs; /* the thread's */
 } nvs_pace_terms;
 
-/* After a submission, at most once in `every`: takes what is done out, records, waits if too much is pending.  `synchronized`
+/* A submission that was seen.  True: time to look. */
+bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, const nvs_pace_costs *costs);
+void nvs_pace_stream_nothing_since(nvs_pace_stream *entry); /* what was submitted since the last event does not count */
+/* After submissions: takes what is done out, records, waits if too much is pending.  `synchronized`
  * grows whenever the thread has waited for work by itself.  What fails makes it forget the stream for long. */
 void nvs_pace_stream_look(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *now);
 void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now);

@@ -44,6 +44,7 @@ typedef struct pace_thread {
     uint64_t each_ns;   /* the last estimate: a guess for streams that are new */
     uint32_t window[NVS_MAX_GPUS]; /* in which it joined the crowd of a GPU */
     nvs_pace_stream *last;
+    nvs_pace_costs costs;
     nvs_pace_stream streams[STREAMS];
 } pace_thread;
 
@@ -161,7 +162,7 @@ static void choose_stride(pace_thread *thread, const nvs_pace_stream *looked_at)
     }
 }
 
-void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread)
+void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what)
 {
     nvs_slot *slot = nvs_self;
     if (gpu == NVS_NO_GPU || slot == NULL)
@@ -188,10 +189,13 @@ void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread)
     if (NVS_UNLIKELY(entry->lone != now.lone || entry->every == 0) && !entry->refused)
         nvs_pace_stream_choose_every(entry, &now);
     entry->since += unseen;
-    if (NVS_LIKELY(entry->since < entry->every))
+    bool look = entry->since >= entry->every;
+    if (!now.lone)
+        look |= nvs_pace_stream_add(entry, what, &thread->costs);
+    if (NVS_LIKELY(!look))
         return;
     if (nvs_capturing()) {
-        entry->since = 0; /* what is captured does not run now */
+        nvs_pace_stream_nothing_since(entry); /* what is captured does not run now */
         return;
     }
     now.now_ns = nvs_now_ns();
@@ -202,6 +206,7 @@ void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread)
     entry->looked_ns = now.now_ns;
     now.parts = parts(thread, entry, now.now_ns);
     now.budget_ns /= now.parts;
+    now.costs = &thread->costs;
     const int saved = errno;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;

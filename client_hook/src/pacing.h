@@ -1,16 +1,18 @@
 /* Bounded in-flight work (pacing.c), and how to wait for its end (drain.c).
  *
- * Pacing: events every k submissions, k adapted so that the estimated GPU time in flight stays below the budget
+ * Pacing: events between submissions, so many that the estimated GPU time in flight stays below the budget
  * that the coordinator sets; coarsely for who has the GPU to itself.  Nothing here touches a stream that is being captured.
  */
 #ifndef NVS_PACING_H
 #define NVS_PACING_H
 
 #include "base.h"
+#include "pace_cost.h"
 
 /* Application thread, after a submission to `stream` when nvs_gate_leave() said so; outside the gate. `stream` as the
- * application gave it; per_thread when the entry point was a _ptsz/_ptds one.  May wait until enough work is done. */
-void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread);
+ * application gave it; per_thread when the entry point was a _ptsz/_ptds one; `what` by nvs_pace_what().  May wait until enough
+ * work is done. */
+void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what);
 
 /* Application thread, after a call that waited for submitted work: if the GPU is idle now, that is no harm of ours. */
 void nvs_pace_synchronized(void);

@@ -15,9 +15,8 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("pacing") / "check"
     flags = ("-fsanitize=address,undefined",)
-    return compile_c(
-        out, PROGRAMS / "pacing_check.c", SOURCE / "pacing.c", SOURCE / "pace_stream.c", SOURCE / "gate.c", flags=flags
-    )
+    sources = (SOURCE / f"{name}.c" for name in ("pacing", "pace_stream", "pace_cost", "gate"))
+    return compile_c(out, PROGRAMS / "pacing_check.c", *sources, flags=flags)
 
 
 def run(program: Path, scenario: str, regime: str) -> None:
@@ -37,6 +36,12 @@ def run(program: Path, scenario: str, regime: str) -> None:
 def test_bounds(check: Path, scenario: str, regime: str) -> None:
     """Broken: a revoke waits for more than the budget, the GPU falls idle for it, or a program is held up for good."""
     run(check, scenario, regime)
+
+
+@pytest.mark.parametrize("scenario", ["mixture", "medley", "medley-streams", "many-kernels", "longer"])
+def test_kinds_of_work_that_differ(check: Path, scenario: str) -> None:
+    """Broken: short work after long lets the GPU fall idle, long work after short makes a revoke wait."""
+    run(check, scenario, "paced")
 
 
 @pytest.mark.parametrize("scenario", ["light", "run-ahead", "synchronizing"])

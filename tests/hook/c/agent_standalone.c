@@ -166,7 +166,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned
     nvs_slot *slot = nvs_gate_enter(gpu);
     CUresult result = NVS_REAL(cuLaunchKernel)(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
     if (nvs_gate_leave(slot, gpu))
-        nvs_pace_after(gpu, stream, false);
+        nvs_pace_after(gpu, stream, false, nvs_pace_what(NVS_ID_cuLaunchKernel, f, gx));
     return result;
 }
 
@@ -176,7 +176,7 @@ CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream)
     nvs_slot *slot = nvs_gate_enter(gpu);
     CUresult result = NVS_REAL(cuGraphLaunch)(graph, stream);
     if (nvs_gate_leave(slot, gpu))
-        nvs_pace_after(gpu, stream, false);
+        nvs_pace_after(gpu, stream, false, nvs_pace_what(NVS_ID_cuGraphLaunch, graph, 0));
     return result;
 }
 

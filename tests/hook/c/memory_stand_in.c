@@ -90,7 +90,7 @@ bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
     return false;
 }
 
-void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread)
+void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what)
 {
 }
 
