@@ -30,22 +30,35 @@ PACED = {"handler_launches", "handler_jumps"}
 """They work until a signal falls into a wait for the lease, and count on the simulated GPU's pace for that."""
 
 CASES = [
-    (program, case)
-    for program in ("semantics_work", "semantics_life")
-    for case in cases(program)
-    if case not in PACED
+    (program, case) for program in ("semantics_work", "semantics_life") for case in cases(program) if case not in PACED
 ]
 
 
 def start(runtime_dir: Path, mode: str, program: Path, case: str) -> subprocess.Popen[str]:
-    """One case under the hook, with a coordinator that the first one starts."""
+    """One case under the hook, with a coordinator that the first one starts; without either where mode is empty."""
     options = (f"--memory={mode}", f"--gpu-memory-limit={LIMIT}", "--name=case")
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment |= {"NVSHARE_RUNTIME_DIR": str(runtime_dir), "PYTHONPATH": path}
-    command = [sys.executable, "-m", "coordinator.run", *options, "--", str(program), case]
+    command = [sys.executable, "-m", "coordinator.run", *options, "--"] if mode else []
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [*command, str(program), case], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def outcome(runtime_dir: Path, mode: str, program: Path, case: str) -> str:
+    """What is wrong, or nothing."""
+    process = start(runtime_dir, mode, program, case)
+    try:
+        output, errors = process.communicate(timeout=BOUND_S)
+    except subprocess.TimeoutExpired:
+        return "it did not end"
+    finally:
+        process.kill()
+        process.wait()
+    good = (process.returncode, set(output.splitlines())) == (0, {"good"})
+    return "" if good else f"exit {process.returncode}: {output}{errors}"
 
 
 @pytest.fixture(params=MODES)
@@ -69,14 +82,7 @@ def test_all_cases_on_the_card(runtime: RuntimeDir, compiled: Path, mode: str) -
     """A framework would compute something else, fail or hang on the driver that matters."""
     wrong = {}
     for program, case in CASES:
-        process = start(runtime.path, mode, compiled / program, case)
-        try:
-            output, errors = process.communicate(timeout=BOUND_S)
-            if (process.returncode, set(output.splitlines())) != (0, {"good"}):
-                wrong[case] = output + errors
-        except subprocess.TimeoutExpired:
-            wrong[case] = "it did not end"
-        finally:
-            process.kill()
-            process.wait()
-    assert wrong == {}
+        if why := outcome(runtime.path, mode, compiled / program, case):
+            alone = outcome(runtime.path, "", compiled / program, case)
+            wrong[case] = f"{why}; without the hook: {alone or 'good'}"
+    assert wrong == {}, "\n".join(f"{case}: {why}" for case, why in wrong.items())

@@ -128,10 +128,8 @@ static void primary_reset(void)
         OK(launch(stream, 3000000));
         OK(cuMemsetD32Async(memory, 6, 2 * MIB, stream));
         OK(cuDevicePrimaryCtxReset(0));
-        if (cuCtxSetCurrent(primary) != CUDA_SUCCESS) { /* a driver may want it retained again */
-            OK(cuDevicePrimaryCtxRetain(&primary, 0));
-            OK(cuCtxSetCurrent(primary));
-        }
+        OK(cuDevicePrimaryCtxRetain(&primary, 0)); /* else what is current stays destroyed, 709 */
+        OK(cuCtxSetCurrent(primary));
         load(); /* the module went with the context */
         let_others();
     }
