@@ -1,4 +1,4 @@
-"""What the operator changes while clients run: quantum, policy, sharing, priority, limits, pauses.
+"""What the operator changes while clients run: quantum, policy, sharing, priority, weight, limits, pauses.
 
 Invariants: every change keeps the leases' invariants by going through lease.py; an order for a client or GPU that is
 not there (any more) changes nothing and is logged.
@@ -11,14 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from coordinator import events, lease, moves, orders
+from coordinator import events, lease, orders, sharing
 from coordinator.commands import Log, Notify
 from coordinator.quantum import automatic_quantum_ns
-from coordinator.record import record
 from coordinator.state import HOLDING, NEXT, WAITING, Client, Gpu, Node
-from coordinator.tell import settings_changed, tell_everybody, tell_settings
+from coordinator.tell import settings_changed, tell_settings
 from coordinator.umpire import PolicyFactory
-from coordinator.wire import Sharing
 from scheduler_policies.api import Policy
 
 
@@ -69,52 +67,12 @@ def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: Policy
 
 
 def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[Gpu]:
-    """To exclusive: one holder may stay, several are revoked, and nobody is granted until all have released."""
+    """Side by side only as long as memory allows it; see sharing.py."""
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
-        if gpu.sharing is event.sharing:
-            continue
-        gpu.sharing = event.sharing
-        if event.sharing is Sharing.CONCURRENT:
-            _open_to_all(node, gpu, now_ns)
-        else:
-            _one_at_a_time(node, gpu, now_ns)
-        record(node, gpu)
-        tell_everybody(node, gpu)
-        node.out.append(Notify("sharing", {"uuid": gpu.uuid, "sharing": event.sharing.name.lower()}))
+        gpu.sharing_wanted = event.sharing
+        sharing.settle(node, gpu, now_ns)
     return gpus
-
-
-def _open_to_all(node: Node, gpu: Gpu, now_ns: int) -> None:
-    gpu.turn_closed_ns = gpu.turn_clock_ns(now_ns)
-    gpu.holder = None
-    _cancel_switch(gpu, now_ns)
-    for seat in gpu.leases.values():
-        seat.told_waiters = False
-
-
-def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
-    holding = [seat for seat in gpu.leases.values() if seat.phase is HOLDING]
-    # The holder of an earlier coordinator, who has not come back yet, is at work too.
-    if len(gpu.leases) == 1 and holding and not gpu.recovering:
-        seat = gpu.holder = holding[0]
-        # Its turn begins now, for the others who could run all the time until now.
-        gpu.turn_closed_ns -= now_ns - (seat.granted_at_ns or now_ns)
-        seat.quantum_ends_ns = now_ns + gpu.quantum_ns
-        return
-    for seat in holding:
-        lease.revoke(node, gpu, seat, "sharing", now_ns)
-
-
-def _cancel_switch(gpu: Gpu, now_ns: int) -> None:
-    """The seat for which memory moves goes back to the others who wait."""
-    if gpu.switch is None:
-        return
-    seat = gpu.switch.seat
-    moves.cancel(gpu, now_ns)
-    seat.enter(WAITING)
-    if not seat.client.paused:
-        gpu.line.join(seat)
 
 
 def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable[Gpu]:
@@ -128,6 +86,19 @@ def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable
         seat.gpu.line.changed(seat)
         seat.gpu.rank_epoch += 1
         lease.consider_preemption(node, seat.gpu, now_ns)
+    return [seat.gpu for seat in client.seats.values()]
+
+
+def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu]:
+    """Matters to policies that divide time; what was used before was paid at the weight of then."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    client.weight = event.weight
+    node.out.append(Notify("weight", {"client": event.client, "weight": event.weight}))
+    for seat in client.seats.values():
+        seat.gpu.line.changed(seat)
+        seat.gpu.rank_epoch += 1
     return [seat.gpu for seat in client.seats.values()]
 
 
@@ -198,7 +169,7 @@ def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
         if seat in seat.gpu.line:
             seat.gpu.line.leave(seat)
         elif seat.phase is NEXT:
-            _cancel_switch(seat.gpu, now_ns)
+            sharing.cancel_switch(seat.gpu, now_ns)
         elif seat.phase is HOLDING:
             lease.revoke(node, seat.gpu, seat, "paused", now_ns)
     return [seat.gpu for seat in client.seats.values()]

@@ -65,7 +65,8 @@ class Administration:
             gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
         clients = [plain(client) for client in snapshot.clients] if request.clients else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
-        return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **self._slots(snapshot)}
+        more = {"gangs": [plain(gang) for gang in snapshot.gangs], **self._slots(snapshot)}
+        return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
 
     def _slots(self, snapshot: Snapshot) -> dict[str, Any]:
         """Nothing where there are none, as on every machine without Kubernetes."""
@@ -96,6 +97,11 @@ class Administration:
         client = self._client(request.client, now_ns)
         self._dispatcher.event(events.PrioritySet(client.client, request.priority), now_ns)
         return {**_who(client), "priority": request.priority}
+
+    def _set_weight(self, request: api.SetWeight, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        self._dispatcher.event(events.WeightSet(client.client, request.weight), now_ns)
+        return {**_who(client), "weight": request.weight}
 
     def _set_limit(self, request: api.SetLimit, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
@@ -177,6 +183,7 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, A
     api.SetPolicy: Administration._set_policy,
     api.SetSharing: Administration._set_sharing,
     api.SetPriority: Administration._set_priority,
+    api.SetWeight: Administration._set_weight,
     api.SetLimit: Administration._set_limit,
     api.SetResidentLimit: Administration._set_resident_limit,
     api.SetHostBudget: Administration._set_host_budget,

@@ -22,13 +22,12 @@ from typing import Final
 
 from coordinator import growth, moves, orders, tell
 from coordinator.memory_plan import Eviction, plan_ahead
+from coordinator.quantum import move_rate
 from coordinator.state import HOLDING, WITH_LEASE, Gpu, Node
 from coordinator.wire import Sharing
 
 PIECE_BYTES: Final = 512 << 20
 """10 ms of the link: the longest that a change of mind has to wait."""
-DEFAULT_RATE: Final = 8.0
-"""Bytes a nanosecond, before anything has been measured."""
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -69,7 +68,7 @@ def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
         moves.farthest_first(node, gpu, seat, now_ns),
         orders.room(gpu),
         piece_bytes=PIECE_BYTES,
-        affordable_bytes=int(max(0, left_ns) * (gpu.move_rate or DEFAULT_RATE)),
+        affordable_bytes=int(max(0, left_ns) * move_rate(gpu)),
     )
     orders.evict(node, gpu, plan.evictions, now_ns, heir=seat)
     if plan.restore_bytes > 0 and seat.order is None and not orders.stuck_in(seat, plan.credit_bytes):

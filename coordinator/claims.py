@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coordinator import lease, orders
+from coordinator import gangs, lease, orders
 from coordinator.commands import MANY_HOLDERS, Notify, Send
 from coordinator.events import GpuAttached
 from coordinator.record import record
@@ -72,6 +72,7 @@ def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int)
     gpu.next_turn += 1
     client.seats[event.gpu] = seat
     gpu.seats[client.client] = seat
+    gangs.enter(node, seat)
     orders.set_figures(
         seat,
         allocated=event.allocated_bytes,

@@ -204,7 +204,7 @@ def set_quantum(
 @settings.command("policy")
 def set_policy(
     context: typer.Context,
-    policy: Annotated[str, typer.Argument(help="round_robin, priority, or one that a package brings")],
+    policy: Annotated[str, typer.Argument(help="round_robin, priority, fair_share, or one that a package brings")],
     gpu: Gpu = None,
     as_json: Json = False,
     where: Where = None,
@@ -238,6 +238,19 @@ def set_priority(
     """A client's rank."""
     request = _request(api.SetPriority, client=client, priority=priority)
     _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} has priority {priority}"))
+
+
+@settings.command("weight")
+def set_weight(
+    context: typer.Context,
+    client: ClientName,
+    weight: Annotated[int, typer.Argument(help="1 to 10000: its part of the time under the policy fair_share")],
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """A client's share of the time."""
+    request = _request(api.SetWeight, client=client, weight=weight)
+    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} has weight {weight}"))
 
 
 @settings.command("limit")

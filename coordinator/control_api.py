@@ -84,6 +84,14 @@ class SetPriority(_Request):
     priority: int = Field(ge=I32_MIN, le=I32_MAX)
 
 
+class SetWeight(_Request):
+    """For policies that divide time; `client` as above."""
+
+    ask: Literal["set_weight"] = "set_weight"
+    client: ClientName
+    weight: int = Field(ge=1, le=10_000)
+
+
 class SetLimit(_Request):
     """Memory limit; 0 lifts it."""
 
@@ -138,6 +146,7 @@ Request = (
     | SetPolicy
     | SetSharing
     | SetPriority
+    | SetWeight
     | SetLimit
     | SetResidentLimit
     | SetHostBudget

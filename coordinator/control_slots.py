@@ -16,7 +16,10 @@ from rich.table import Table
 
 from coordinator.units import format_duration, format_size
 
-_TITLES: Final = ("slot", "pod", "GPU", "clients", "priority", "allocated", "limit", "leases", "held", "waited", "hook")
+_TITLES: Final = (
+    *("slot", "pod", "GPU", "clients", "priority", "weight", "gang"),
+    *("allocated", "limit", "leases", "held", "waited", "hook"),
+)
 
 
 def pod_of(slot: Mapping[str, Any]) -> str:
@@ -43,6 +46,8 @@ def show_slots(status: Mapping[str, Any]) -> None:
             ",".join(indices.get(uuid, "?") for uuid in slot["gpus"]),
             str(slot["clients"]),
             "-" if slot["priority"] is None else str(slot["priority"]),
+            "-" if slot["weight"] is None else str(slot["weight"]),
+            escape(slot["gang"] or "-"),
             format_size(slot["allocated_bytes"]),
             format_size(slot["limit_bytes"]) if slot["limit_bytes"] else "-",
             str(slot["leases"]),

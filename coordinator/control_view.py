@@ -51,6 +51,12 @@ def show_status(status: Mapping[str, Any]) -> None:
     console.print(f"coordinator {status['pid']} in {escape(status['runtime_dir'])}, {len(status['gpus'])} {kind}GPU(s)")
     console.print(table)
     console.print(_host_line(status))
+    indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
+    for gang in status.get("gangs", ()):
+        members = ", ".join(names.get(client, str(client)) for client in gang["clients"])
+        where = ", ".join(indices[uuid] for uuid in gang["gpus"])
+        turns = f"{gang['turns']} turns together"
+        console.print(escape(f"gang {gang['name']}: {members} on GPU {where}, {gang['state']}, {turns}"))
 
 
 def _host_line(status: Mapping[str, Any]) -> str:
@@ -122,14 +128,16 @@ def show_clients(status: Mapping[str, Any]) -> None:
         _console().print("no clients")
         return
     indices = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
-    table = _table("id", "pid", "name", "GPU", "state", "priority", "leases", "held", "longest wait", "allocated")
-    table.add_column("resident")
-    table.add_column("limit")
+    table = _table("id", "pid", "name", "GPU", "state", "priority", "weight", "leases", "held", "longest wait")
+    for title in ("allocated", "resident", "limit"):
+        table.add_column(title)
     pods = {slot["slot"]: pod_of(slot) for slot in status.get("slots", ())}
-    for title in ("slot", "pod") if pods else ():
+    gangs = any(client["gang"] for client in status["clients"])
+    for title in (*(("gang",) if gangs else ()), *(("slot", "pod") if pods else ())):
         table.add_column(title)
     for client in status["clients"]:
-        tail = (escape(client["group"]) or "-", escape(pods.get(client["group"], "-"))) if pods else ()
+        tail = [escape(client["gang"]) or "-"] if gangs else []
+        tail += [escape(client["group"]) or "-", escape(pods.get(client["group"], "-"))] if pods else []
         head = (str(client["client"]), str(client["process_id"]), escape(client["name"]))
         for seat in client["seats"]:
             state = "paused" if client["paused"] else seat["phase"]
@@ -140,6 +148,7 @@ def show_clients(status: Mapping[str, Any]) -> None:
                 str(indices[seat["uuid"]]),
                 state,
                 str(client["priority"]),
+                str(client["weight"]),
                 str(seat["leases"]),
                 format_duration(seat["used_ns"]),
                 format_duration(seat["max_wait_ns"]),
@@ -149,7 +158,8 @@ def show_clients(status: Mapping[str, Any]) -> None:
                 *tail,
             )
         if not client["seats"]:
-            table.add_row(*head, "-", "paused" if client["paused"] else "idle", str(client["priority"]))
+            state = "paused" if client["paused"] else "idle"
+            table.add_row(*head, "-", state, str(client["priority"]), str(client["weight"]))
     _console().print(table)
 
 

@@ -330,7 +330,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_
 def run(
     context: typer.Context,
     config_file: Annotated[Path | None, typer.Option("--config", help="TOML file with settings")] = None,
-    policy: Annotated[str | None, typer.Option(help="who runs next: round_robin, priority, ...")] = None,
+    policy: Annotated[str | None, typer.Option(help="who runs next: round_robin, priority, fair_share, ...")] = None,
     quantum: Annotated[str | None, typer.Option(help="how long a turn lasts: 100ms, 2s, auto")] = None,
     sharing: Annotated[str | None, typer.Option(help="exclusive (in turns) or concurrent")] = None,
     capacity: Annotated[str | None, typer.Option(help="how much of each GPU clients may have resident: 4GiB")] = None,

@@ -28,13 +28,14 @@ from rich.console import Console
 from rich.live import Live
 
 from bench.workloads.busy import read_log
-from client_hook.embedded import Launch, last_words, prepare_client
-from client_hook.launcher import ClientOptions, LaunchError, coordinator_environment
+from client_hook.embedded import Launch, prepare_client
+from client_hook.launcher import ClientOptions, LaunchError
 from coordinator.control_api import decode_event
 from coordinator.demo_ledger import Ledger, percentile
 from coordinator.demo_proof import violations
 from coordinator.demo_view import live, summary
 from coordinator.runtime_dir import RuntimeDir
+from coordinator.temporary import temporary_coordinator
 from coordinator.transport_admin import EventReader
 from coordinator.units import parse_quantum
 from simulated_gpu.trace import overlaps, read_trace
@@ -49,10 +50,6 @@ MAX_SECONDS = 120.0
 _REDRAW_S = 0.1
 _GRACE_S = 60.0
 """How much longer than asked for the programs may take, start and end together."""
-
-
-class DemoError(Exception):
-    """The demo cannot run here.  The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,36 +88,12 @@ def stage(simulate: str | None, policy: str | None, quantum: str) -> Iterator[St
     """A coordinator for the length of the block."""
     with tempfile.TemporaryDirectory(prefix="nvshare-demo-") as path:
         made = Stage(RuntimeDir(Path(path)), simulate)
-        ready, report = os.pipe()
-        command = [sys.executable, "-P", "-m", "coordinator.server", "--runtime-dir", path, "--ready-fd", str(report)]
-        command += ["--embedded"]  # should we be killed, it leaves by itself
-        command += ["--quantum", quantum, "--sharing", "exclusive"]
-        command += ["--policy", policy] if policy else []
-        command += [f"--simulate={simulate}"] if simulate is not None else []
-        output = made.output("coordinator")
-        with output.open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(report,),
-                cwd="/",
-                env=coordinator_environment(os.environ),
-            )
-        os.close(report)
-        try:
-            if os.read(ready, 1) == b"":
-                raise DemoError(f"the coordinator did not start:\n{last_words(output)}")
+        options = ["--embedded"]  # should we be killed, it leaves by itself
+        options += ["--quantum", quantum, "--sharing", "exclusive"]
+        options += ["--policy", policy] if policy else []
+        options += [f"--simulate={simulate}"] if simulate is not None else []
+        with temporary_coordinator(Path(path), options, log=made.output("coordinator")):
             yield made
-        finally:
-            os.close(ready)
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 def start(scene: Stage, name: str, seconds: float) -> subprocess.Popen[bytes]:
@@ -258,7 +231,7 @@ def demo(
             overlapping, traced = judge(scene)
             result = result_of(scene, ledger, overlapping)
             fine, verdict = verdict_of(result, failures, traced)
-    except (DemoError, LaunchError) as error:
+    except LaunchError as error:
         errors.print(f"nvshare-demo: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -131,6 +131,8 @@ class Dispatcher:
             return
         if hello.memory_mode not in MemoryMode.__members__.values():
             raise RemoteProtocolError(f"memory mode {hello.memory_mode}")
+        if not 1 <= hello.weight <= wire.MAX_WEIGHT:
+            raise RemoteProtocolError(f"weight {hello.weight}")
         peer = self._outbox.peer(connection)
         if peer is None:
             return
@@ -145,6 +147,9 @@ class Dispatcher:
             priority=hello.priority,
             memory_mode=MemoryMode(hello.memory_mode),
             memory_limit_bytes=hello.memory_limit_bytes,
+            weight=hello.weight,
+            # One user's gang is not another's, whatever they call it.  A slot has better names; see slots.py.
+            gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
         )
         if peer.slot:
             adopted = None if self.slots is None else self.slots.adopt(peer.slot, registered)

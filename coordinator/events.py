@@ -43,7 +43,8 @@ class HolderGone:
 class ClientRegistered:
     """A hook said hello.  `process_id`, `user_id` as the kernel says.
 
-    Clients of one `group` (other than "") have their memory limit together, not each for itself.
+    Clients of one `group` (other than "") have their memory limit together, not each for itself, and one share of time.
+    Clients of one `gang` (other than "") run at the same time on their GPUs; see gangs.py.
     """
 
     client: int
@@ -55,6 +56,8 @@ class ClientRegistered:
     memory_mode: MemoryMode
     memory_limit_bytes: int
     group: str = ""
+    weight: int = 1
+    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,22 @@ class PrioritySet:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightSet:
+    """For one client, on all its GPUs; from 1 to `wire.MAX_WEIGHT`."""
+
+    client: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangSet:
+    """The client belongs to this gang from now on; "": to none."""
+
+    client: int
+    gang: str
+
+
+@dataclass(frozen=True, slots=True)
 class LimitSet:
     """Memory limit of one client, on one GPU or all it uses; 0 lifts it."""
 
@@ -252,6 +271,8 @@ Event = (
     | PolicySet
     | SharingSet
     | PrioritySet
+    | WeightSet
+    | GangSet
     | LimitSet
     | ResidentLimitSet
     | HostBudgetSet

@@ -20,7 +20,7 @@ from __future__ import annotations
 from coordinator import moves, orders
 from coordinator.admission import answer, refuse
 from coordinator.memory_plan import evictions
-from coordinator.state import WITH_LEASE, Gpu, Growth, Node, Seat
+from coordinator.state import REVOKING, WITH_LEASE, Gpu, Growth, Node, Seat
 
 
 def ask(node: Node, seat: Seat, sequence: int, total_bytes: int, now_ns: int) -> None:
@@ -40,6 +40,13 @@ def settle(node: Node, gpu: Gpu, now_ns: int) -> None:
             del gpu.growing[client]
 
 
+def _turns_begin(gpu: Gpu) -> bool:
+    """Clients that ran side by side are giving their leases back, because memory does not fit: then it can move."""
+    if gpu.sharing_wanted is gpu.sharing:
+        return False
+    return any(seat.phase is REVOKING for seat in gpu.leases.values())
+
+
 def _settle(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
     room = orders.room(gpu)
     lacking = growth.total_bytes - orders.claimed_bytes(seat) - room.free_bytes
@@ -51,7 +58,7 @@ def _settle(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> No
     more = evictions(lacking - room.leaving_bytes, moves.farthest_first(node, gpu, seat, now_ns))
     if sum(order.bytes for order in more) >= lacking - room.leaving_bytes:
         orders.evict(node, gpu, more, now_ns)
-    if now_ns >= growth.deadline_ns or not orders.under_way(gpu):
+    if now_ns >= growth.deadline_ns or not (orders.under_way(gpu) or _turns_begin(gpu)):
         seat.growth = None
         seat.reserved_bytes = min(seat.reserved_bytes, seat.resident_bytes)
         refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

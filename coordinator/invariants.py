@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator import lease, moves
+from coordinator import gangs, lease, moves
 from coordinator.state import HOLDING, MILLISECOND_NS, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE, Gpu, Node
 from coordinator.wire import Sharing
 
@@ -50,7 +50,8 @@ class Thorough:
             cheap(gpu)
             self._leases(node, gpu)
             self._memory(gpu)
-            self._waiting(gpu, now_ns)
+            self._waiting(node, gpu, now_ns)
+        self._gangs(node, now_ns)
         shares = sum(client.host_share_bytes for client in node.clients.values())
         assert shares == node.host_shared_bytes, "invariant 6: sums of host memory"
         for client in node.clients.values():
@@ -90,15 +91,45 @@ class Thorough:
             if order is not None and not order.evict:
                 assert order.credit_bytes <= order.bytes <= gpu.capacity_bytes, f"invariant 4: {order}"
 
-    def _waiting(self, gpu: Gpu, now_ns: int) -> None:
-        """Invariant 5, on a clock that stands still while somebody drains or memory moves."""
+    def _gangs(self, node: Node, now_ns: int) -> None:
+        """A gang's leases end together, and nothing is kept for a gang that does not want it."""
+        assert not node.touched, "something was to be done, and is not"
+        for gang in node.gangs.values():
+            assert gang.seats, f"{gang.name}: a gang without members"
+            assert all(seat.gang is gang and seat.client.gang == gang.name for seat in gang.seats)
+            assert all(gpu.kept_for is gang for gpu in gang.kept.values()), f"{gang.name}: kept for two"
+            assert (gang.gathering_since_ns is None) or gang.kept, f"{gang.name} gathers nothing"
+            for gpu in gang.kept.values():
+                wants = gangs.holds_back(gpu) or gangs.next_member(node, gpu, now_ns) is not None
+                assert wants, f"{gpu.uuid} is kept for {gang.name}, and nobody of it waits there"
+        for gpu in node.gpus.values():
+            assert gpu.kept_for is None or gpu.kept_for.kept.get(gpu.uuid) is gpu
+        count = sum(client.gang != "" for client in node.clients.values() for _ in client.seats)
+        assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
+
+    def _bound_ns(self, node: Node, gpu: Gpu) -> int | None:
+        """What the policy states; with gangs, a gang's turn more for each turn that the policy gives.
+
+        Each of the two may last twice as long as the longest quantum: a member that had a turn alone is at work still
+        when its gang's begins."""
+        bound = gpu.umpire.wait_bound_ns(len(gpu.seats), gpu.look())
+        if bound is None or not node.gangs:
+            return bound
+        longest_ns = max(other.quantum_ns for other in node.gpus.values())
+        return bound + 2 * (bound // gpu.quantum_ns + 2) * longest_ns
+
+    def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
+        """Invariant 5, on a clock that stands still while somebody drains or memory moves.
+
+        A gang may have to wait until each of the others has had its turn on all of its GPUs."""
         clock = gpu.turn_clock_ns(now_ns)
         epoch = (gpu.umpire.policy, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
-        bound = gpu.umpire.wait_bound_ns(len(gpu.seats), gpu.look())
+        usual = self._bound_ns(node, gpu)
         here: set[tuple[str, int]] = set()
         for seat in gpu.line.seats():
-            if bound is None or seat.demoted or not moves.fits_beside_overdue(gpu, seat):
+            if usual is None or seat.demoted or not moves.fits_beside_overdue(gpu, seat):
                 continue
+            bound = usual if seat.gang is None else usual * (1 + len(node.gangs))
             key = (gpu.uuid, seat.client.client)
             here.add(key)
             wait = self._waits.get(key)

@@ -14,8 +14,10 @@ May not go here: who is next (the policy), what memory moves (moves.py, memory_p
 from __future__ import annotations
 
 import logging
+from functools import partial
+from typing import TYPE_CHECKING
 
-from coordinator import ahead, moves, orders, standby
+from coordinator import ahead, forecast, gangs, moves, orders, standby
 from coordinator.commands import Kill, Log, Notify, Send
 from coordinator.events import Released
 from coordinator.quantum import automatic_quantum_ns, blend
@@ -37,6 +39,9 @@ from coordinator.tell import tell_everybody, tell_settings
 from coordinator.wire import Grant, MemoryMode, RemoteProtocolError, Revoke, Sharing, Waiters
 from scheduler_policies.api import ClientView
 
+if TYPE_CHECKING:
+    from coordinator.gangs import Gang
+
 
 def want(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """A thread of the client waits.  Idempotent: a request that crosses a grant or a revocation says nothing new."""
@@ -48,7 +53,11 @@ def want(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     seat.view = None
     if not seat.client.paused:
         gpu.line.join(seat)
+        if len(gpu.line) == 1 and gpu.holder is not None and gpu.holder.phase is HOLDING:
+            _renew_quantum(node, gpu, gpu.holder, now_ns)
         consider_preemption(node, gpu, now_ns)
+        if seat.last_released_ns != now_ns:
+            gangs.join(node, seat, now_ns)
 
 
 def _works(node: Node, gpu: Gpu, seat: Seat) -> None:
@@ -64,10 +73,13 @@ def _works(node: Node, gpu: Gpu, seat: Seat) -> None:
 def consider_preemption(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Somebody began to wait, or an order of rank changed."""
     holder = gpu.holder
-    if holder is None or holder.phase is not HOLDING or not len(gpu.line):
+    if holder is None or holder.phase is not HOLDING or not len(gpu.line) or gangs.sheltered(holder):
         return
     seat = holder
     if gpu.umpire.preempt(lambda: seat.look(now_ns), gpu.line.views(), gpu.look(), now_ns, node.out):
+        for mate in gangs.companions(seat, now_ns):
+            if len(mate.gpu.line):
+                revoke(node, mate.gpu, mate, "gang", now_ns)
         revoke(node, gpu, seat, "preempted", now_ns)
 
 
@@ -87,10 +99,10 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
             _pass_deadline(node, gpu, seat, now_ns)
     if gpu.switch is not None:
         moves.advance(node, gpu, now_ns)
-        if gpu.switch is not None and gpu.switch.done:
+        if gpu.switch is not None and gpu.switch.done and not gangs.holds_back(gpu):
             seat, quantum = gpu.switch.seat, gpu.switch.quantum_ns
             moves.close(node, gpu, now_ns)
-            grant(node, gpu, seat, quantum or gpu.quantum_ns, now_ns)
+            grant(node, gpu, seat, quantum or _renew_quantum(node, gpu, seat, now_ns), now_ns)
             consider_preemption(node, gpu, now_ns)
     if len(gpu.line):
         if gpu.sharing is Sharing.CONCURRENT:
@@ -111,11 +123,33 @@ def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
     standby.before_the_end(node, gpu, seat, now_ns)
     if now_ns < seat.quantum_ends_ns:
         return
+    if seat.gang is not None and gangs.in_step(seat):
+        _end_turn(node, seat.gang, now_ns)
+        return
     if gpu.umpire.renew(lambda: seat.look(now_ns), gpu.line.views(), gpu.look(), now_ns, node.out):
         seat.quantum_ends_ns = now_ns + gpu.quantum_ns
         seat.alerted = False
         return
     revoke(node, gpu, seat, "quantum", now_ns)
+
+
+def _end_turn(node: Node, gang: Gang, now_ns: int) -> None:
+    """Of a gang: where somebody else waits, all leases end, unless all of the policies there would go on."""
+    seats = [seat for seat in gangs.at_work(gang) if gangs.in_step(seat)]
+    contended = [seat for seat in seats if len(seat.gpu.line)]
+    for seat in contended:
+        gpu = seat.gpu
+        if not gpu.umpire.renew(partial(seat.look, now_ns), gpu.line.views(), gpu.look(), now_ns, node.out):
+            break
+    else:
+        gang.ends_ns = now_ns + gang.quantum_ns
+        for seat in seats:
+            seat.quantum_ends_ns = gang.ends_ns
+            seat.alerted = False
+            node.touched[seat.gpu.uuid] = seat.gpu
+        return
+    for seat in contended:
+        revoke(node, seat.gpu, seat, "quantum", now_ns)
 
 
 def _fill(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -129,15 +163,32 @@ def _fill(node: Node, gpu: Gpu, now_ns: int) -> None:
         waiting = tuple(view for view in waiting if view.client in fitting)
         if not waiting:
             return
-    choice, gpu.wake_at_ns = gpu.umpire.choose(waiting, gpu.look(), now_ns, node.out)
-    if choice is None:
+    if gpu.kept_for is None:
+        choice = gangs.choose(node, gpu, waiting, now_ns)
+        if choice is None:
+            return
+        seat, quantum_ns = gpu.seats[choice.client], choice.quantum_ns
+    if gpu.kept_for is not None:
+        _take(node, gpu, now_ns)
         return
-    seat = gpu.seats[choice.client]
+    quantum_ns = gangs.time_for(seat, quantum_ns, now_ns)
     line.leave(seat)
-    if moves.begin(node, gpu, seat, choice.quantum_ns, now_ns):
+    if moves.begin(node, gpu, seat, quantum_ns, now_ns):
         seat.enter(NEXT)
     else:
-        grant(node, gpu, seat, choice.quantum_ns or gpu.quantum_ns, now_ns)
+        grant(node, gpu, seat, quantum_ns or _renew_quantum(node, gpu, seat, now_ns), now_ns)
+
+
+def _take(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """The GPU is kept for a gang: its member is next, and waits for the others of its gang."""
+    seat = gangs.next_member(node, gpu, now_ns)
+    if seat is None:
+        return
+    gpu.line.leave(seat)
+    if not moves.begin(node, gpu, seat, None, now_ns):
+        moves.hold(gpu, seat, now_ns)
+    seat.enter(NEXT)
+    node.touched[gpu.uuid] = gpu
 
 
 def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> None:
@@ -157,6 +208,8 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> Non
         gpu.max_wait_ns = max(gpu.max_wait_ns, waited_ns)
     take_up(node, gpu, seat, lease_id, quantum_ns, now_ns)
     seat.leases += 1
+    seat.rest_ns = 0
+    seat.immune, gpu.owed = gpu.owed, False
     gpu.grants += 1
     if gpu.last_holder != client:
         gpu.handovers += gpu.last_holder != 0
@@ -211,6 +264,8 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     seat.drain_deadline_ns = now_ns + deadline_ns
     seat.revokes += 1
     gpu.revokes += 1
+    if seat.gang is not None or seat.rest_ns:
+        node.touched[gpu.uuid] = gpu
     client = seat.client.client
     node.out.append(Send(client, Revoke(seat.ordinal, seat.lease_id, deadline_ns)))
     standby.alert_next(node, gpu, seat, now_ns)
@@ -220,6 +275,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
 def _pass_deadline(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """Invariant 10: a hung client does not hang the others."""
     seat.enter(OVERDUE)
+    seat.rest_ns = 0
     seat.drain_deadline_ns = None
     if seat is gpu.holder:
         gpu.holder = None
@@ -259,8 +315,9 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     seat.granted_at_ns = None
     seat.drain_deadline_ns = None
     seat.last_released_ns = now_ns
-    seat.turn = gpu.next_turn
-    gpu.next_turn += 1
+    if not seat.rest_ns:
+        seat.turn = gpu.next_turn
+        gpu.next_turn += 1
     seat.told_waiters = False
     seat.stray = False
     seat.view = None
@@ -286,6 +343,8 @@ def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> N
         count_overdue(node, gpu, seat)
     elif in_time:
         seat.demoted = False
+    if not event.wanted:
+        seat.rest_ns = 0
     held_ns = end_lease(node, gpu, seat, now_ns)
     gpu.umpire.released(lambda: seat.look(now_ns), now_ns, node.out)
     values: dict[str, int | str | bool | float | None] = {
@@ -312,6 +371,7 @@ def leave(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
         end_lease(node, gpu, seat, now_ns)
     del gpu.seats[seat.client.client]
     moves.forget(node, seat, now_ns)
+    gangs.leave(node, seat)
     gpu.umpire.gone(seat.client.client, node.out)
     if seat.works:
         gpu.working -= 1
@@ -341,14 +401,25 @@ def measure(gpu: Gpu, node: Node, seat: Seat, *, drain_ns: int, opened_at_ns: in
 
 
 def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
-    """The quantum in force; for the lease at hand too."""
-    if quantum_ns == gpu.quantum_ns:
+    """The quantum in force; for the lease at hand too, unless the policy chose another one for it."""
+    before_ns = gpu.quantum_ns
+    if quantum_ns == before_ns:
         return
     gpu.quantum_ns = quantum_ns
     gpu.view = None
     holder = gpu.holder
-    if holder is not None and holder.phase is HOLDING and holder.granted_at_ns is not None:
+    if holder is None or holder.phase is not HOLDING or holder.granted_at_ns is None:
+        return
+    if holder.quantum_ends_ns == holder.granted_at_ns + before_ns and not gangs.in_step(holder):
         holder.quantum_ends_ns = holder.granted_at_ns + quantum_ns
+
+
+def _renew_quantum(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> int:
+    """The quantum for whoever has the lease or is about to get it, with what is known now."""
+    if gpu.quantum_setting_ns is None and len(gpu.line) and gpu.sharing is Sharing.EXCLUSIVE:
+        forecast.look(node, gpu, holder, now_ns)
+        set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+    return gpu.quantum_ns
 
 
 def _tell_waiters(node: Node, gpu: Gpu) -> None:
@@ -368,8 +439,11 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
     if gpu.expected_holder is not None:
         due.append(gpu.recovery_deadline_ns)
     due += [seat.drain_deadline_ns for seat in gpu.leases.values() if seat.drain_deadline_ns is not None]
-    if gpu.switch is not None:
+    if gpu.switch is not None and not gpu.switch.done:
         due.append(gpu.switch.deadline_ns)
+    gang_ns = gangs.deadline_ns(gpu, now_ns)
+    if gang_ns is not None:
+        due.append(gang_ns)
     if gpu.switch is not None or gpu.growing:
         if gpu.settling(now_ns):
             due.append(gpu.settled_at_ns)

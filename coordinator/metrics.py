@@ -125,6 +125,13 @@ class Collector:
         yield GaugeMetricFamily(
             "nvshare_host_shared_bytes", "Pinned host memory that clients have", value=snapshot.host_shared_bytes
         )
+        yield GaugeMetricFamily("nvshare_gangs", "Gangs that have members", value=len(snapshot.gangs))
+        yield CounterMetricFamily("nvshare_gang_turns", "Turns that gangs had together", value=snapshot.gang_turns)
+        yield CounterMetricFamily(
+            "nvshare_gang_gather_seconds",
+            "Time for which GPUs of a gang were freed or waited for each other",
+            value=_seconds(snapshot.gang_gathered_ns),
+        )
         yield from _gpu_gauges(gpus)
         yield from _gpu_counters(gpus)
         yield _histogram("nvshare_wait_seconds", "From wanting a lease to its grant", gpus, picture.waits)
@@ -257,6 +264,7 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     )
     longest = GaugeMetricFamily("nvshare_client_wait_max_seconds", "Its longest wait", labels=_CLIENT)
     priority = GaugeMetricFamily("nvshare_client_priority", "Its priority", labels=_CLIENT)
+    weight = GaugeMetricFamily("nvshare_client_weight", "Its part of the time under fair_share", labels=_CLIENT)
     waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
     for labels, client, seat in seats:
         for kind in ("allocated", "resident", "pinned", "host", "evicted", "mapped"):
@@ -265,8 +273,9 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
         limit.add_metric(labels, seat.limit_bytes)
         longest.add_metric(labels, _seconds(seat.max_wait_ns))
         priority.add_metric(labels, client.priority)
+        weight.add_metric(labels, client.weight)
         waiting.add_metric(labels, float(seat.waiting_since_ns is not None))
-    yield from (memory, limit, resident, longest, priority, waiting)
+    yield from (memory, limit, resident, longest, priority, weight, waiting)
 
 
 class MetricsServer:

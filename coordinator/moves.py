@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from coordinator import orders
 from coordinator.commands import Log, Notify
 from coordinator.memory_plan import Eviction, Figures, Room, plan_switch
-from coordinator.quantum import blend
 from coordinator.state import OVERDUE, Gpu, Node, Seat
 from coordinator.tell import idle_release_ns, settings_changed
 from coordinator.wire import MemoryMode
@@ -36,7 +35,14 @@ class Switch:
     """As the policy chose it; None: the GPU's at the time of the grant."""
     started_ns: int
     deadline_ns: int
+    out_before: int
+    in_before: int
+    """What the GPU had moved when it began."""
+    fresh: bool
+    """Nothing of the seat was ever evicted, as far as is known: what comes in is new, and not copied."""
     done: bool = False
+    ready_ns: int | None = None
+    """When it was done, if the grant had to wait for more than memory."""
 
 
 def farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Figures]:
@@ -74,13 +80,22 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
 def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> bool:
     """Start what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
     if seat.order is not None or orders.missing_bytes(seat) > 0 or orders.above_limit_bytes(seat) > 0:
-        gpu.switch = Switch(seat, quantum_ns, now_ns, now_ns + node.settings.move_deadline_ns)
+        deadline_ns = now_ns + node.settings.move_deadline_ns
+        before = (gpu.evicted_bytes, gpu.restored_bytes)
+        gpu.switch = Switch(seat, quantum_ns, now_ns, deadline_ns, *before, fresh=seat.moved_out_bytes == 0)
         advance(node, gpu, now_ns)
         if not gpu.switch.done:
             return True
         gpu.switch = None
-    _average(node, gpu, 0)
+    if gpu.last_holder != seat.client.client:
+        _account(node, gpu, 0, 0)
     return False
+
+
+def hold(gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """Nothing must move, but the grant waits for something else; see gathering.py."""
+    before = (gpu.evicted_bytes, gpu.restored_bytes)
+    gpu.switch = Switch(seat, None, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns)
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -147,16 +162,16 @@ def close(node: Node, gpu: Gpu, now_ns: int) -> None:
     switch = gpu.switch
     assert switch is not None
     cancel(gpu, now_ns)
-    elapsed_ns = now_ns - switch.started_ns
+    elapsed_ns = (now_ns if switch.ready_ns is None else switch.ready_ns) - switch.started_ns
     gpu.moved_ns += elapsed_ns
-    _average(node, gpu, elapsed_ns)
+    out_bytes = gpu.evicted_bytes - switch.out_before
+    if out_bytes or not switch.fresh:  # making memory that is new is not switching
+        in_bytes = 0 if switch.fresh else gpu.restored_bytes - switch.in_before
+        _account(node, gpu, elapsed_ns, max(out_bytes, in_bytes))
 
 
-def _average(node: Node, gpu: Gpu, elapsed_ns: int) -> None:
-    if elapsed_ns == 0 and gpu.move_average_ns == 0.0:
-        return
+def _account(node: Node, gpu: Gpu, waited_ns: int, moved_bytes: int) -> None:
     before = idle_release_ns(gpu, node)
-    average = blend(gpu.move_average_ns, elapsed_ns)
-    gpu.move_average_ns = average if average >= 1000.0 else 0.0
+    gpu.cost.waited(waited_ns, moved_bytes)
     if idle_release_ns(gpu, node) != before:
         settings_changed(gpu)

@@ -1,10 +1,13 @@
 """The automatic quantum: long enough that switching costs at most a target share, short enough to be fair.
 
 With a share s of the time for switching and a cost c per switch, c / (c + q) = s gives q = c (1 - s) / s.  What a
-switch costs is measured: the drain, the hand-over, and the time that the grant waited for memory.  What moved beside
+switch costs is measured: the drain, the hand-over, and the time that the grant waited for memory.  Of the latter the
+plain average over the last switches counts, so that one that was dear (the first eviction) is made up for; but no less
+than what the next ones will have to move at the link's speed, and no more than twice that: so the first quantum is
+right, what is not true any more is forgotten at once, and nobody waits long for what was dear once.  What moved beside
 the one who computed costs nothing; but there must be time for it, so a quantum is at least twice what moves beside it.
 
-Invariants: pure; the result is within the bounds that the settings give; before anything is measured it is
+Invariants: pure; the result is within the bounds that the settings give; before anything is measured or foreseen it is
 `INITIAL_NS`.
 
 May not go here: who is granted what.
@@ -21,6 +24,9 @@ WEIGHT: Final = 0.125
 """Of the newest sample in the moving averages."""
 
 ROOM_FOR_HIDDEN: Final = 2
+MOST_OVER_FORESEEN: Final = 2
+DEFAULT_RATE: Final = 8.0
+"""Bytes a nanosecond that move beside a program that computes, before anything has been measured."""
 
 
 def blend(average: float, sample: int) -> float:
@@ -28,17 +34,26 @@ def blend(average: float, sample: int) -> float:
     return float(sample) if average == 0.0 else average + WEIGHT * (sample - average)
 
 
+def move_rate(gpu: Gpu) -> float:
+    """Bytes a nanosecond of one order."""
+    return gpu.move_rate or DEFAULT_RATE
+
+
 def switch_cost_ns(gpu: Gpu) -> float:
     """Average cost of a switch as measured so far."""
-    return gpu.drain_average_ns + gpu.handover_average_ns + gpu.move_average_ns
+    return gpu.drain_average_ns + gpu.handover_average_ns + gpu.cost.average_ns
 
 
 def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
     """The quantum at which switching costs `gpu.switch_share`."""
-    if not gpu.switches_measured:
+    least_ns, most_ns = gpu.cost.bounds_ns(gpu.working)
+    if not gpu.switches_measured and most_ns == 0.0:
         return INITIAL_NS
+    fixed_ns = gpu.drain_average_ns + gpu.handover_average_ns
+    cost_ns = min(max(switch_cost_ns(gpu), fixed_ns + least_ns), MOST_OVER_FORESEEN * (fixed_ns + most_ns))
+    hidden_ns = max(gpu.hidden_average_ns, gpu.cost.hidden_bytes() / move_rate(gpu))
     share = gpu.switch_share
-    quantum_ns = int(max(switch_cost_ns(gpu) * (1.0 - share) / share, ROOM_FOR_HIDDEN * gpu.hidden_average_ns))
+    quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
     # Steps of a millisecond, so that the figure does not flicker.
     quantum_ns -= quantum_ns % MILLISECOND_NS
     return max(settings.quantum_min_ns, min(settings.quantum_max_ns, quantum_ns))

@@ -23,10 +23,11 @@ import sys
 from collections.abc import Sequence
 
 from client_hook.embedded import Launch, prepare_client
-from client_hook.launcher import MEMORY_MODES, ClientOptions, LaunchError
+from client_hook.launcher import MEMORY_MODES, ClientOptions, LaunchError, names_hook_for_glibc_alone, without_hook
+from client_hook.obstacles import find_obstacle
 from coordinator.units import parse_size
 
-_WITH_VALUE = ("--memory", "--priority", "--name", "--gpu-memory-limit", "--runtime-dir")
+_WITH_VALUE = ("--memory", "--priority", "--weight", "--gang", "--name", "--gpu-memory-limit", "--runtime-dir")
 _NAME_BYTES = 63
 
 
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="nvshare-run [options] -- COMMAND [argument...]",
         description="Run a command as a client of this user's GPU coordinator; one is started if none runs.",
         epilog="The command replaces nvshare-run: exit code, signals and terminal are its own. "
-        "With --verify it is a child of it.",
+        "With --verify it is a child of it. Where the hook cannot get into it (musl, static, setuid), a line says so.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -80,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--priority", type=_priority, metavar="N", help="higher runs first, under a policy that knows it (0)"
+    )
+    parser.add_argument(
+        "--weight", type=_weight, metavar="N", help="1 to 10000: its part of the time under the policy fair_share (1)"
+    )
+    parser.add_argument(
+        "--gang",
+        type=_name,
+        metavar="NAME",
+        help="programs of yours with the same gang run at the same time, each on its GPU; so do a program's own GPUs",
     )
     parser.add_argument("--name", type=_name, metavar="S", help="how tools show it (the program's name)")
     parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="such as 4GiB: more is out of memory")
@@ -118,6 +128,12 @@ def _priority(text: str) -> int:
     return value
 
 
+def _weight(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to 10000")
+    return int(text)
+
+
 def _name(text: str) -> str:
     if not text or len(os.fsencode(text)) > _NAME_BYTES:
         raise argparse.ArgumentTypeError(f"a name has 1 to {_NAME_BYTES} bytes")
@@ -139,6 +155,8 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str]) -> dict[str, 
         options=ClientOptions(
             memory=options.memory or ("swap" if options.oversubscribe else None),
             priority=options.priority,
+            weight=options.weight,
+            gang=options.gang,
             name=options.name,
             memory_limit_bytes=options.gpu_memory_limit,
             oversubscribe=options.oversubscribe,
@@ -149,6 +167,7 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str]) -> dict[str, 
 
 def _become(command: list[str], environ: dict[str, str]) -> int:
     """Replaces this process by the command; returns only with a shell's exit code for why it could not."""
+    environ = _told_of_obstacles(command[0], environ)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on
     try:
@@ -157,8 +176,22 @@ def _become(command: list[str], environ: dict[str, str]) -> int:
         if error.errno == errno.ENOEXEC and (script := shutil.which(command[0], path=environ.get("PATH"))):
             os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], environ)  # no #! line: as execvp(3) has it
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        sys.stderr.write(f"nvshare-run: {command[0]}: {'command not found' if missing else error.strerror}\n")
+        reason = error.strerror
+        if missing:
+            there = shutil.which(command[0], path=environ.get("PATH")) is not None
+            reason = "its interpreter or loader does not exist" if there else "command not found"
+        sys.stderr.write(f"nvshare-run: {command[0]}: {reason}\n")
         return 127 if missing else 126
+
+
+def _told_of_obstacles(program: str, environ: dict[str, str]) -> dict[str, str]:
+    """Says why the hook will not be in the program, if so; the environment in which that does no harm."""
+    path = shutil.which(program, path=environ.get("PATH"))
+    obstacle = find_obstacle(path) if path is not None else None
+    if obstacle is None:
+        return environ
+    sys.stderr.write(f"nvshare-run: {obstacle.text}\n")
+    return without_hook(environ) if obstacle.deadly and not names_hook_for_glibc_alone(environ) else environ
 
 
 if __name__ == "__main__":

@@ -18,7 +18,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from coordinator import admin, admission, claims, events, growth, host_budget, invariants, lease, orders, snapshot
+from coordinator import (
+    admin,
+    admission,
+    claims,
+    events,
+    gathering,
+    growth,
+    host_budget,
+    invariants,
+    lease,
+    orders,
+    sharing,
+    snapshot,
+)
 from coordinator.commands import MANY_HOLDERS, Command, Notify, Send, SetTimer
 from coordinator.quantum import automatic_quantum_ns
 from coordinator.record import record
@@ -67,6 +80,8 @@ class Scheduler:
             events.PolicySet: lambda event, now: admin.set_policy(self._node, event, now, self._factory),
             events.SharingSet: lambda event, now: admin.set_sharing(self._node, event, now),
             events.PrioritySet: lambda event, now: admin.set_priority(self._node, event, now),
+            events.WeightSet: lambda event, now: admin.set_weight(self._node, event, now),
+            events.GangSet: lambda event, now: gathering.set_gang(self._node, event, now),
             events.LimitSet: lambda event, now: admin.set_limit(self._node, event, now),
             events.ResidentLimitSet: lambda event, now: admin.set_resident_limit(self._node, event, now),
             events.HostBudgetSet: lambda event, now: host_budget.set_budget(self._node, event),
@@ -105,8 +120,13 @@ class Scheduler:
         out: list[Command] = []
         node.out = out
         try:
-            for gpu in self._handlers[type(event)](event, now_ns):
+            gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
+            for gpu in gpus.values():
+                sharing.settle(node, gpu, now_ns)
                 lease.advance(node, gpu, now_ns)
+            if node.gangs or node.touched:
+                gpus.update(gathering.settle(node, now_ns))
+            for gpu in gpus.values():
                 gpu.free_since_ns = None  # nobody took over at once: no hand-over to measure
                 self._deadlines[gpu.uuid] = lease.deadline_ns(node, gpu, now_ns)
                 invariants.cheap(gpu)
@@ -141,6 +161,7 @@ class Scheduler:
             capacity_bytes=event.capacity_bytes,
             umpire=Umpire(event.uuid, settings.policy, self._factory(settings.policy, event.uuid), self._factory),
             sharing=settings.sharing,
+            sharing_wanted=settings.sharing,
             next_lease_id=max(1, event.next_lease_id),
             next_turn=1,
             quantum_setting_ns=settings.quantum_ns,
@@ -198,6 +219,8 @@ class Scheduler:
             memory_limit_bytes=event.memory_limit_bytes,
             registered_at_ns=now_ns,
             group=event.group,
+            weight=event.weight,
+            gang=event.gang,
         )
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
         values: dict[str, int | str | bool | float | None] = {

@@ -37,6 +37,10 @@ class Plan:
     crash_every_ns: int = 0
     admin_every_ns: int = 0
     short_move_chance: float = 0.0
+    gangs: int = 0
+    """Most processes belong to one of so many gangs; 0: there are none."""
+    gangs_are_told: bool = True
+    """False: the core does not hear of them, for comparison."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,13 +80,18 @@ class Side:
     """What it has asked to grow to."""
     asked_for_room: int = 0
     """Number of its last question."""
+    bringing: bool = False
+    """The question is whether what is missing at a grant may come in: nothing runs before it is there."""
 
 
 class Process:
     """A model of a hooked process.  It survives the coordinator; its connection does not."""
 
-    def __init__(self, world: World, pid: int, uuids: list[str], mode: wire.MemoryMode, priority: int) -> None:
+    def __init__(
+        self, world: World, pid: int, uuids: list[str], mode: wire.MemoryMode, priority: int, gang: str = ""
+    ) -> None:
         self.world = world
+        self.gang = gang
         self.pid = pid
         self.mode = mode
         self.priority = priority
@@ -100,7 +109,12 @@ class Process:
             return
         self.connection = world.new_connection(self)
         number = self.connection
-        self.tell(events.ClientRegistered(number, f"p{self.pid}", "model", self.pid, 0, self.priority, self.mode, 0))
+        weight, gang = 1 + self.pid % 3, self.gang if world.plan.gangs_are_told else ""
+        self.tell(
+            events.ClientRegistered(
+                number, f"p{self.pid}", "model", self.pid, 0, self.priority, self.mode, 0, weight=weight, gang=gang
+            )
+        )
         for side in self.sides.values():
             lease = side.lease_id if side.open or side.closing else 0
             side.asked = side.wanted and not lease
@@ -119,6 +133,9 @@ class Process:
             side.asked = False
             side.move = None
             side.growing = 0
+            if side.bringing:  # nobody answers any more
+                side.bringing = False
+                self.world.after(0, lambda s=side: self.work(s) if s.open and not s.closing else None)  # type: ignore[misc]
         self.world.after(self.world.chance.randint(1, 800) * MILLISECOND_NS, self.connect)
 
     def tell(self, event: events.Event) -> None:
@@ -206,7 +223,22 @@ class Process:
             self._finish_move(side, side.move, 0)
         side.reserved = side.resident
         side.growing = 0
-        self.work(side)
+        side.bringing = False
+        if self.mode is wire.MemoryMode.SWAP and self._missing(side):
+            side.bringing = True
+            self._ask_for_room(side, side.resident + self._missing(side))
+        else:
+            self.work(side)
+
+    def _missing(self, side: Side) -> int:
+        limit = side.settings.resident_limit_bytes if side.settings else 0
+        return max(0, min(side.allocated, limit or side.allocated) - side.resident)
+
+    def _ask_for_room(self, side: Side, total: int) -> None:
+        assert self.connection is not None
+        side.growing = total
+        side.asked_for_room += 1
+        self.tell(events.ReservationAsked(self.connection, side.ordinal, side.asked_for_room, total))
 
     def _consider_idle(self, side: Side) -> None:
         if side.open and not side.closing and side.waiters and self.world.now_ns >= side.busy_until_ns:
@@ -272,9 +304,7 @@ class Process:
             self.tell(events.HostAsked(self.connection, side.ordinal, wanted))
         if self.mode is wire.MemoryMode.SWAP and wanted > side.allocated:
             if self.connection is not None and not side.growing:
-                side.growing = wanted
-                side.asked_for_room += 1
-                self.tell(events.ReservationAsked(self.connection, side.ordinal, side.asked_for_room, wanted))
+                self._ask_for_room(side, wanted)
             return
         side.allocated = wanted
         room = plan.capacity_bytes - world.resident(side.uuid) + side.resident
@@ -287,12 +317,34 @@ class Process:
         if answer.sequence != side.asked_for_room or not side.growing:
             return
         wanted, side.growing = side.growing, 0
+        if side.bringing:
+            self._bring(side, wanted, there_is_room=answer.bytes >= wanted)
+            return
         if answer.bytes < wanted:
             return
         side.allocated = max(side.allocated, wanted)
         if side.open and not side.closing:
             self.world.occupy(side, max(0, wanted - side.resident))
         self._report(side)
+
+    def _bring(self, side: Side, wanted: int, *, there_is_room: bool) -> None:
+        """What is missing at a grant comes in; without room the lease goes back, so that room can be made."""
+        side.bringing = False
+        if not side.open or side.closing:
+            return
+        if there_is_room:
+            left = min(wanted - side.resident, self._missing(side))  # some may be freed by now
+            self.world.occupy(side, max(0, left))
+            self._report(side)
+            self.work(side)
+            return
+        side.wanted, lease = True, side.lease_id
+        patience_ns = self.world.chance.randint(2, 200) * MILLISECOND_NS
+        self.world.after(patience_ns, lambda: self._give_back(side, lease))
+
+    def _give_back(self, side: Side, lease: int) -> None:
+        if side.open and not side.closing and side.lease_id == lease:
+            self._finish(side, idle=False, drained=True)
 
     def _more_credit(self, side: Side, message: wire.MoveCredit) -> None:
         move = side.move

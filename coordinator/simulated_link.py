@@ -36,6 +36,10 @@ class Link:
 
     one_way: float = 50 * GIB / SECOND_NS
     both_ways: float = 85 * GIB / SECOND_NS
+    first_out: float | None = None
+    """Out, as long as host memory has to be made for it; None: as fast as any."""
+    fresh: float | None = None
+    """In, what was never out: nothing to copy; None: as fast as any."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +58,13 @@ class Job:
     held_ns: int = 0
     granted_at_ns: int = 0
     turns: int = 0
+    asks: bool = True
+    """It wants the GPU whenever it has not got it."""
+    left_ns: int | None = None
+    """How much it has still to compute, as of its last grant, before it ends; None: it never ends."""
+    ended_ns: int = 0
+    host_ready_bytes: int = 0
+    """Host memory that it has made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +105,19 @@ class LinkWorld:
         *,
         link: Link | None = None,
         drain_ns: int = 2 * MILLISECOND_NS,
+        open_ns: int = 0,
+        asks: bool = True,
     ) -> None:
         self.policies = policies
         self.capacity_bytes = capacity_bytes
         self.settings = settings
         self.link = link or Link()
         self.drain_ns = drain_ns
+        self.open_ns = open_ns
+        """From a grant to the first work: the program has to wake up."""
         self.now_ns = SECOND_NS
         self.most_resident_bytes = 0
-        self.jobs = [Job(number, size) for number, size in enumerate(sizes)]
+        self.jobs = [Job(number, size, asks=asks) for number, size in enumerate(sizes)]
         self.connections: dict[int, Job] = {}
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
@@ -195,11 +210,14 @@ class LinkWorld:
         pid = 100 + job.number
         self._give(events.ClientRegistered(number, f"j{job.number}", "job", pid, 0, 0, wire.MemoryMode.SWAP, 0))
         lease = job.lease_id if job.open else 0
-        self._give(events.GpuAttached(number, 0, UUID, lease, not job.open, job.size_bytes, job.resident_bytes))
+        self._give(
+            events.GpuAttached(number, 0, UUID, lease, job.asks and not job.open, job.size_bytes, job.resident_bytes)
+        )
         self._report(job)
 
     def _report(self, job: Job) -> None:
-        self._give(events.MemoryReported(job.connection, 0, job.size_bytes, job.resident_bytes, 0, job.host_bytes))
+        off = job.size_bytes - job.resident_bytes  # a hook does not say which of it was never there
+        self._give(events.MemoryReported(job.connection, 0, job.size_bytes, job.resident_bytes, 0, off))
 
     def kill(self, job: Job) -> None:
         """SIGKILL; the coordinator hears of it a millisecond later."""
@@ -223,6 +241,9 @@ class LinkWorld:
                 assert job.order is None, "a grant while memory moves"
                 job.open, job.lease_id, job.granted_at_ns = True, message.lease_id, self.now_ns
                 job.turns += 1
+                if job.left_ns is not None:
+                    lease_id = job.lease_id
+                    self.after(self.open_ns + job.left_ns, lambda: self._done(job, lease_id))
         elif isinstance(message, wire.Revoke):
             self.after(self.drain_ns, lambda: self._release(job, message.lease_id))
         elif isinstance(message, wire.Evict):
@@ -240,8 +261,30 @@ class LinkWorld:
             return
         job.open = False
         job.held_ns += self.now_ns - job.granted_at_ns
+        if job.left_ns is not None:
+            job.left_ns -= max(0, self.now_ns - job.granted_at_ns - self.open_ns)
         opened_ns, drain_ns = job.granted_at_ns, self.drain_ns
-        self._give(events.Released(job.connection, 0, lease_id, False, True, True, drain_ns, opened_ns, 1))
+        self._give(events.Released(job.connection, 0, lease_id, False, True, job.asks, drain_ns, opened_ns, 1))
+
+    def ask(self, job: Job) -> None:
+        """From now on it computes whenever it may."""
+        job.asks = True
+        if not job.open:
+            self._give(events.Requested(job.connection, 0))
+
+    def begin(self, job: Job, work_ns: int) -> None:
+        """From now on it has so much to compute, and then it ends."""
+        job.left_ns = work_ns
+        if job.open:
+            lease_id = job.lease_id
+            job.granted_at_ns = self.now_ns
+            self.after(work_ns, lambda: self._done(job, lease_id))
+        self.ask(job)
+
+    def _done(self, job: Job, lease_id: int) -> None:
+        if job.open and job.lease_id == lease_id:
+            job.ended_ns = self.now_ns
+            self.kill(job)
 
     # --- the link ---------------------------------------------------------------------------------------------------
 
@@ -259,6 +302,10 @@ class LinkWorld:
         self._flowing[transfer.evict] += 1
         opposite = self._flowing[not transfer.evict] > 0
         rate = (self.link.both_ways / 2 if opposite else self.link.one_way) / self._flowing[transfer.evict]
+        if transfer.evict and self.link.first_out is not None and job.host_bytes + size > job.host_ready_bytes:
+            rate = min(rate, self.link.first_out)
+        if not transfer.evict and self.link.fresh is not None and job.host_bytes == 0:
+            rate = self.link.fresh
         if not transfer.evict:  # it is mapped before it is filled
             job.resident_bytes += size
             self._check()
@@ -272,6 +319,7 @@ class LinkWorld:
             return
         transfer.moved += size
         job.host_bytes += size if transfer.evict else -min(size, job.host_bytes)
+        job.host_ready_bytes = max(job.host_ready_bytes, job.host_bytes)
         if transfer.evict:
             job.resident_bytes -= size
         finished = transfer.moved >= transfer.size
@@ -315,3 +363,37 @@ class Meter:
             waited_ns=now.moved_ns - start.moved_ns,
             quantum_ns=now.quantum_ns,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Makespan:
+    """Jobs that began together and had as much to compute each."""
+
+    over_sum: float
+    """From their beginning to the end of the last, over the sum of their times alone."""
+    quanta_ns: tuple[int, ...]
+    """Of the turns, in their order."""
+    between_ends_ns: int
+
+
+def train(world: LinkWorld, work_ns: int) -> Makespan:
+    """As bench.oversubscribe does: each job works for a moment by itself, then all begin."""
+    for job in world.jobs:
+        world.ask(job)
+        world.run(SECOND_NS // 2)
+        job.asks = False
+    start_ns = world.now_ns
+    for job in world.jobs:
+        world.begin(job, work_ns)
+    grants, quanta = -1, []
+
+    def turned() -> bool:
+        return world.sight().grants != grants or not any(job.alive for job in world.jobs)
+
+    while any(job.alive for job in world.jobs):
+        world.until(turned)
+        if world.sight().grants != grants and len(world.connections) > 1:
+            quanta.append(world.sight().quantum_ns)
+        grants = world.sight().grants
+    ends = [job.ended_ns for job in world.jobs]
+    return Makespan((max(ends) - start_ns) / (len(ends) * work_ns), tuple(quanta), max(ends) - min(ends))

@@ -9,6 +9,7 @@ believes:
   that GPU, except one that is excused (its drain is past the deadline; its connection broke while it was at work; it
   was let in concurrently before);
 - invariant 4: what is really on a card never exceeds its capacity, while the core knows of everybody (`occupy`);
+- gangs: how long members have had their gates open at the same time, and how long one had while another waited;
 - invariant 7: after everything has calmed down nobody waits, and every process that asked was served.
 
 The core's own checks (invariants.py) run after each event.
@@ -55,10 +56,15 @@ class World:
         self.excused = 0
         self.restores = 0
         self.credits = 0
+        self.gathered = 0
+        self.together_ns = 0
+        self.apart_ns = 0
         self.unknown_until_ns = 0
         """Somebody may have memory that the core has not heard of (yet, or any more)."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
+        self._turned: set[object] = set()
+        """GPUs whose sharing the event at hand changed."""
         self._next_connection = 1
         self._next_pid = 100
         self._timer = 0
@@ -98,7 +104,10 @@ class World:
 
     def _run_until(self, end_ns: int) -> None:
         while self._queue and self._queue[0][0] <= end_ns:
-            self.now_ns, _, action = heapq.heappop(self._queue)
+            at_ns, _, action = heapq.heappop(self._queue)
+            if self.plan.gangs:
+                self._watch_gangs(at_ns - self.now_ns)
+            self.now_ns = at_ns
             action()
         self.now_ns = max(self.now_ns, end_ns if self._queue else self.now_ns)
 
@@ -149,7 +158,10 @@ class World:
         if self.scheduler is None:
             return
         self.handled += 1
-        for command in self.scheduler.handle(event, self.now_ns):
+        out = self.scheduler.handle(event, self.now_ns)
+        # A claim that is confirmed among others, and brings more memory than fits beside theirs: now they take turns.
+        self._turned = {c.values["uuid"] for c in out if isinstance(c, commands.Notify) and c.kind == "sharing"}
+        for command in out:
             if isinstance(command, commands.Send):
                 self._check_send(command)
                 self._send_down(command.client, command.message)
@@ -157,6 +169,8 @@ class World:
                 self.journal[command.uuid] = (command.lease_id, command.process_id)
             elif isinstance(command, commands.SetTimer):
                 self._set_timer(command.deadline_ns)
+            elif isinstance(command, commands.Notify):
+                self.gathered += command.kind == "gang_gathered"
             elif isinstance(command, commands.Kill):
                 victim = self.connections.get(command.client)
                 if victim is not None:
@@ -216,7 +230,11 @@ class World:
             mode = wire.MemoryMode.DEVICE
         elif kind < self.plan.device_share + self.plan.swap_share:
             mode = wire.MemoryMode.SWAP
-        process = Process(self, self._next_pid, self.chance.sample(self.uuids, count), mode, self.chance.randint(-1, 2))
+        uuids, priority = self.chance.sample(self.uuids, count), self.chance.randint(-1, 2)
+        gang = ""
+        if self.plan.gangs and self.chance.random() < 0.7:
+            gang = f"g{self.chance.randrange(self.plan.gangs)}"
+        process = Process(self, self._next_pid, uuids, mode, priority, gang)
         self.processes[process.pid] = process
         process.connect()
         for side in process.sides.values():
@@ -267,9 +285,10 @@ class World:
         uuid = chance.choice([None, *self.uuids])
         choices: list[events.Event] = [
             events.QuantumSet(chance.choice([None, 20 * MILLISECOND_NS, 200 * MILLISECOND_NS]), uuid),
-            events.PolicySet(chance.choice(["round_robin", "priority"]), {}, uuid),
+            events.PolicySet(chance.choice(["round_robin", "priority", "fair_share"]), {}, uuid),
             events.SharingSet(chance.choice(list(wire.Sharing)), uuid),
             events.PrioritySet(client, chance.randint(-2, 3)),
+            events.WeightSet(client, chance.choice([1, 2, 5])),
             events.LimitSet(client, chance.choice([0, 100])),
             events.ResidentLimitSet(client, chance.choice([0, 200]), uuid),
             events.HostBudgetSet(chance.choice([500, 5000])),
@@ -277,6 +296,8 @@ class World:
             events.Paused(client),
             events.Resumed(client),
         ]
+        if self.plan.gangs:
+            choices.append(events.GangSet(client, chance.choice(["", "g0"])))
         self.give(chance.choice(choices))
         self.after(self.plan.admin_every_ns, self.meddle)
 
@@ -297,6 +318,23 @@ class World:
         side.resident += (size := max(0, min(size, room)))
         return size
 
+    def _watch_gangs(self, elapsed_ns: int) -> None:
+        """So long nothing has changed."""
+        at_work: dict[str, set[str]] = {}
+        waiting: dict[str, set[str]] = {}
+        for process in self.processes.values():
+            if process.alive and process.gang:
+                for side in process.sides.values():
+                    if side.open:
+                        at_work.setdefault(process.gang, set()).add(side.uuid)
+                    elif side.asked:
+                        waiting.setdefault(process.gang, set()).add(side.uuid)
+        for gang, gpus in at_work.items():
+            if len(gpus) > 1:
+                self.together_ns += elapsed_ns
+            elif waiting.get(gang, gpus) - gpus:
+                self.apart_ns += elapsed_ns
+
     def _check_send(self, command: commands.Send) -> None:
         process, message = self.connections.get(command.client), command.message
         if process is None:
@@ -314,7 +352,7 @@ class World:
             self.after(message.drain_deadline_ns, lambda: process.excuse(side, lease))
             return
         self.grants += 1
-        if self._sight(uuid).sharing is wire.Sharing.CONCURRENT:
+        if self._sight(uuid).sharing is wire.Sharing.CONCURRENT or uuid in self._turned:
             return
         for other in self.processes.values():
             for its in other.sides.values():

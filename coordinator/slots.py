@@ -75,8 +75,8 @@ class SlotPicture:
 class _Record:
     slot: Slot
     registered: bool = False
-    clients: dict[int, int] = field(default_factory=dict)
-    """Client -> the priority that its hook wished for."""
+    clients: dict[int, events.ClientRegistered] = field(default_factory=dict)
+    """Client -> what its hook wished for."""
     past: Figures = Figures()
 
 
@@ -115,7 +115,11 @@ class SlotBook:
             if slot.limit_bytes != before.limit_bytes:
                 changes.append(events.LimitSet(client, slot.limit_bytes))
             if slot.policy.priority != before.policy.priority:
-                changes.append(events.PrioritySet(client, _or(slot.policy.priority, wished)))
+                changes.append(events.PrioritySet(client, _or(slot.policy.priority, wished.priority)))
+            if slot.policy.weight != before.policy.weight:
+                changes.append(events.WeightSet(client, _or(slot.policy.weight, wished.weight)))
+            if slot.policy.gang != before.policy.gang:
+                changes.append(events.GangSet(client, _gang(slot, wished)))
         return changes
 
     def take_away(self, name: str) -> None:
@@ -136,7 +140,7 @@ class SlotBook:
             record.registered = True
             if self.first_hello is not None:
                 self.first_hello(slot)
-        record.clients[wish.client] = wish.priority
+        record.clients[wish.client] = wish
         self._homes[wish.client] = name
         return events.ClientRegistered(
             client=wish.client,
@@ -148,6 +152,8 @@ class SlotBook:
             memory_mode=wish.memory_mode,
             memory_limit_bytes=slot.limit_bytes or wish.memory_limit_bytes,
             group=name,
+            weight=_or(slot.policy.weight, wish.weight),
+            gang=_gang(slot, wish),
         )
 
     def refuses(self, client: int, uuid: str) -> str | None:
@@ -195,6 +201,13 @@ class SlotBook:
 
 def _or(first: int | None, second: int) -> int:
     return second if first is None else first
+
+
+def _gang(slot: Slot, wish: events.ClientRegistered) -> str:
+    """What the annotation says; else what the hook wishes, among the processes of this slot alone, since users of
+    different pods have the same numbers."""
+    wished = wish.gang.partition("/")[2]
+    return slot.policy.gang or (f"slot:{slot.slot}/{wished}" if wished else "")
 
 
 def _sum(clients: list[ClientSnapshot], past: Figures | None = None) -> Figures:

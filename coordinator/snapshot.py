@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator import gangs
+from coordinator.gangs import Gang
 from coordinator.quantum import switch_cost_ns
 from coordinator.state import NEXT, Client, Gpu, Node, Seat
 from coordinator.wire import MemoryMode, Sharing
@@ -73,6 +75,8 @@ class ClientSnapshot:
     seats: tuple[SeatSnapshot, ...]
     group: str = ""
     """The slot that it belongs to, if any."""
+    weight: int = 1
+    gang: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,21 @@ class GpuSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class GangSnapshot:
+    """One gang.  `turns` and `gathered_ns` are counters."""
+
+    name: str
+    clients: tuple[int, ...]
+    gpus: tuple[str, ...]
+    state: str
+    """`running`: in its turn.  `gathering`: its GPUs are being freed.  `due`: its turn has come, its GPUs have not.
+    Else `idle`."""
+    turns: int
+    gathered_ns: int
+    """For how long its GPUs were kept until all were free."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything at `now_ns`."""
 
@@ -143,6 +162,28 @@ class Snapshot:
     host_shared_bytes: int
     gpus: tuple[GpuSnapshot, ...]
     clients: tuple[ClientSnapshot, ...]
+    gangs: tuple[GangSnapshot, ...] = ()
+    gang_turns: int = 0
+    gang_gathered_ns: int = 0
+    """Counters, over all gangs that there ever were."""
+
+
+def _gang(gang: Gang, now_ns: int) -> GangSnapshot:
+    state = "idle"
+    if gangs.in_turn(gang, now_ns):
+        state = "running"
+    elif gang.gathering_since_ns is not None:
+        state = "gathering"
+    elif gang.due_since_ns is not None:
+        state = "due"
+    return GangSnapshot(
+        name=gang.name,
+        clients=tuple(dict.fromkeys(seat.client.client for seat in gang.seats)),
+        gpus=tuple(dict.fromkeys(seat.gpu.uuid for seat in gang.seats)),
+        state=state,
+        turns=gang.turns,
+        gathered_ns=gang.gathered_ns,
+    )
 
 
 def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
@@ -250,6 +291,8 @@ def take_client(client: Client, now_ns: int) -> ClientSnapshot:
         host_share_bytes=client.host_share_bytes,
         seats=tuple(_seat(seat, now_ns) for seat in client.seats.values()),
         group=client.group,
+        weight=client.weight,
+        gang=client.gang,
     )
 
 
@@ -257,4 +300,13 @@ def take(node: Node, now_ns: int) -> Snapshot:
     """The whole core at this time."""
     clients = tuple(take_client(client, now_ns) for client in node.clients.values())
     gpus = tuple(_gpu(gpu, now_ns) for gpu in node.gpus.values())
-    return Snapshot(now_ns, node.host_budget_bytes, node.host_shared_bytes, gpus, clients)
+    return Snapshot(
+        now_ns,
+        node.host_budget_bytes,
+        node.host_shared_bytes,
+        gpus,
+        clients,
+        tuple(_gang(gang, now_ns) for gang in node.gangs.values()),
+        node.gang_turns,
+        node.gang_gathered_ns,
+    )

@@ -20,11 +20,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from coordinator.switch_cost import SwitchCost
 from coordinator.wire import UNBOUNDED, GpuSettings, MemoryMode, Sharing
 from scheduler_policies.api import ClientView, GpuView
 
 if TYPE_CHECKING:
     from coordinator.commands import Command
+    from coordinator.gangs import Gang
     from coordinator.moves import Switch
     from coordinator.umpire import Umpire
 
@@ -119,6 +121,8 @@ class Client:
     host_share_bytes: int = 0
     seats: dict[int, Seat] = field(default_factory=dict)
     group: str = ""
+    weight: int = 1
+    gang: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -222,6 +226,11 @@ class Seat:
     exposed_move_ns: int = 0
     failed_orders: int = 0
     growth: Growth | None = None
+    gang: Gang | None = None
+    immune: bool = False
+    """No gang may interrupt this turn."""
+    rest_ns: int = 0
+    """A gang interrupted its turn: what is left of it.  Its place in turn order stays."""
     view: ClientView | None = None
     """Cached while the seat waits; None when something in it has changed."""
 
@@ -253,6 +262,8 @@ class Seat:
             self.allocated_bytes,
             self.resident_bytes,
             client.user_id,
+            client.weight,
+            client.group,
         )
         return self.view
 
@@ -326,6 +337,8 @@ class Gpu:
     capacity_bytes: int
     umpire: Umpire
     sharing: Sharing
+    sharing_wanted: Sharing
+    """By the operator; `sharing` is in force, see sharing.py."""
     next_lease_id: int
     next_turn: int
     quantum_setting_ns: int | None
@@ -353,6 +366,9 @@ class Gpu:
     """Sums over the seats."""
     switch: Switch | None = None
     """Memory moves before the next grant."""
+    kept_for: Gang | None = None
+    owed: bool = False
+    """A gang was called here: the next turn is the policy's to give, and immune."""
     moving: dict[int, Seat] = field(default_factory=dict)
     """By client: those with an open memory order."""
     growing: dict[int, Seat] = field(default_factory=dict)
@@ -367,8 +383,8 @@ class Gpu:
     last_holder: int = 0
     drain_average_ns: float = 0.0
     handover_average_ns: float = 0.0
-    move_average_ns: float = 0.0
-    """What a switch waits for memory."""
+    cost: SwitchCost = field(default_factory=SwitchCost)
+    """What switches wait for memory."""
     hidden_average_ns: float = 0.0
     """What moves during a turn beside the one who computes."""
     turn_hidden_out_ns: int = 0
@@ -382,7 +398,7 @@ class Gpu:
     view: GpuView | None = None
     settings_epoch: int = 0
     rank_epoch: int = 0
-    """Grows when the operator changes a priority."""
+    """Grows when the operator changes a priority or a weight."""
     turn_closed_ns: int = 0
     """Time that exclusive holders have had in finished turns; see `turn_clock_ns`."""
     grants: int = 0
@@ -450,3 +466,8 @@ class Node:
     host_shared_bytes: int = 0
     """The sum of the clients' shares."""
     policy_failures: int = 0
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    touched: dict[str, Gpu] = field(default_factory=dict)
+    """Other GPUs that the event at hand is about; see gathering.py."""
+    gang_turns: int = 0
+    gang_gathered_ns: int = 0

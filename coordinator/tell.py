@@ -24,7 +24,7 @@ def idle_release_ns(gpu: Gpu, node: Node) -> int:
     move time; in powers of two, because each change is a message to each client.
     """
     base_ns = node.settings.idle_release_ns
-    wanted_ns = 2 * gpu.move_average_ns
+    wanted_ns = 2 * gpu.cost.average_ns
     if wanted_ns <= base_ns:
         return base_ns
     return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()

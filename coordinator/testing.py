@@ -155,13 +155,19 @@ class Desk:
         limit: int = 0,
         process_id: int | None = None,
         user_id: int = 0,
+        weight: int = 1,
+        group: str = "",
+        gang: str = "",
     ) -> ScriptedClient:
         """A client that has said hello, and attached to the first GPU."""
         number = self._next
         self._next += 1
         pid = 1000 + number if process_id is None else process_id
         client = self.clients[number] = ScriptedClient(self, number, pid)
-        self.handle(events.ClientRegistered(number, name or f"c{number}", "test", pid, user_id, priority, mode, limit))
+        named = name or f"c{number}"
+        self.handle(
+            events.ClientRegistered(number, named, "test", pid, user_id, priority, mode, limit, group, weight, gang)
+        )
         if attach:
             client.attach(wanted=wanted, memory=memory)
         return client

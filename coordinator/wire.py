@@ -36,12 +36,8 @@ from coordinator.wire_fields import (
     declare,
     limits,
 )
-from coordinator.wire_fields import (
-    TO_CLIENT as TO_CLIENT,
-)
-from coordinator.wire_fields import (
-    TO_COORDINATOR as TO_COORDINATOR,
-)
+from coordinator.wire_fields import TO_CLIENT as TO_CLIENT
+from coordinator.wire_fields import TO_COORDINATOR as TO_COORDINATOR
 from coordinator.wire_fields import (
     Message as Message,
 )
@@ -57,6 +53,8 @@ MAX_FRAME_BYTES: Final = 1024
 
 UNBOUNDED: Final = (1 << 64) - 1
 """In a field of bytes: as many as there are."""
+
+MAX_WEIGHT: Final = 10_000
 
 MAX_GPUS_PER_CLIENT: Final = 32
 """A client names its GPUs by its own CUDA ordinals, below this."""
@@ -98,13 +96,13 @@ class Rejection(enum.IntEnum):
 # --- from a client -------------------------------------------------------------------------------------------------
 
 
-@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, U64, NAME)
+@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, U64, NAME, U16, NAME)
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
     """First message of a connection.
 
     `process_id` is the client's own view (its PID namespace) and only shown; who it is comes from the kernel.
-    `memory_limit_bytes` 0 means no limit asked for.
+    `memory_limit_bytes` 0 means no limit asked for.  `weight` is from 1 to `MAX_WEIGHT`; `gang` "": in none.
     """
 
     protocol: int
@@ -115,6 +113,8 @@ class Hello(Message):
     memory_mode: int
     memory_limit_bytes: int
     library_version: str
+    weight: int = 1
+    gang: str = ""
 
 
 @declare(TO_COORDINATOR, 2, U8, UUID, U64, U64, BOOL, U64, U64, U64)

@@ -49,6 +49,7 @@ def _constants() -> list[str]:
         f"#define NVS_PROTOCOL_VERSION {wire.PROTOCOL_VERSION}u",
         f"#define NVS_MAX_FRAME_BYTES {wire.MAX_FRAME_BYTES}u",
         f"#define NVS_WIRE_MAX_GPUS {wire.MAX_GPUS_PER_CLIENT}u",
+        f"#define NVS_WIRE_MAX_WEIGHT {wire.MAX_WEIGHT}u",
         "",
     ]
     for enum in ENUMS:

@@ -36,6 +36,10 @@ class ClientView:
     allocated_bytes: int
     resident_bytes: int
     user_id: int = 0
+    weight: int = 1
+    """From 1 to 10 000, for policies that divide time."""
+    group: str = ""
+    """Not "": clients of one group have one share together; the processes of a Kubernetes slot are one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,9 @@ class Policy(Protocol):
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
         """Who gets the free lease.
 
+        Called again in the same moment, with fewer clients, when the one that was chosen is in a gang that cannot have
+        all of its GPUs yet.
+
         `waiting` is in turn order: who released longest ago stands first, a client that never held the lease counts
         from when it attached.  It is a fresh tuple that may be kept.  Paused clients are not in it.
 
@@ -83,7 +90,9 @@ class PolicyBase:
         """Whether to revoke the lease before its quantum ends.
 
         Called when somebody starts to wait, when a priority changes, and when a client is granted that was chosen
-        before its memory moved.  Not called for a holder that is already being revoked, nor with nobody waiting.
+        before its memory moved; also of a member of a gang that waits (its `holding_since_ns` is None), to learn
+        whether it could keep this GPU if it had it.  Not called for a holder that is already being revoked, nor with
+        nobody waiting.
         """
         return False
 

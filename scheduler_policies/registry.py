@@ -20,6 +20,7 @@ from scheduler_policies.api import Policy
 
 GROUP: Final = "nvshare.policies"
 BUILT_IN: Final = {
+    "fair_share": "scheduler_policies.fair_share:FairShare",
     "priority": "scheduler_policies.priority:Priority",
     "round_robin": "scheduler_policies.round_robin:RoundRobin",
 }

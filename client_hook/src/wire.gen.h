@@ -7,6 +7,7 @@
 #define NVS_PROTOCOL_VERSION 1u
 #define NVS_MAX_FRAME_BYTES 1024u
 #define NVS_WIRE_MAX_GPUS 32u
+#define NVS_WIRE_MAX_WEIGHT 10000u
 
 enum {
     NVS_MEMORY_MODE_DEVICE = 0,
@@ -66,13 +67,15 @@ typedef struct nvs_hello {
     uint8_t memory_mode;
     uint64_t memory_limit_bytes;
     char library_version[64];
+    uint16_t weight;
+    char gang[64];
 } nvs_hello;
 
 /* Bytes written, or 0 when hello does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_hello(const nvs_hello *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x99, 0, 0);
+    nvs_wire_put(&out, 0x9b, 0, 0);
     nvs_wire_put_uint(&out, 1);
     nvs_wire_put_uint(&out, message->protocol);
     nvs_wire_put_text(&out, message->name, 63);
@@ -82,6 +85,8 @@ static inline size_t nvs_encode_hello(const nvs_hello *message, uint8_t *frame, 
     nvs_wire_put_uint(&out, message->memory_mode);
     nvs_wire_put_uint(&out, message->memory_limit_bytes);
     nvs_wire_put_text(&out, message->library_version, 63);
+    nvs_wire_put_uint(&out, message->weight);
+    nvs_wire_put_text(&out, message->gang, 63);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -113,7 +118,20 @@ static inline bool nvs_read_hello(nvs_wire_in *in, uint64_t present, nvs_hello *
     message->memory_limit_bytes = (uint64_t)number;
     if (!nvs_wire_get_text(in, message->library_version, 63))
         return false;
-    return nvs_wire_skip(in, present > 8 ? present - 8 : 0);
+    if (present <= 8) {
+        message->weight = 1u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT16_MAX, &number))
+            return false;
+        message->weight = (uint16_t)number;
+    }
+    if (present <= 9) {
+        memcpy(message->gang, "", sizeof "");
+    } else {
+        if (!nvs_wire_get_text(in, message->gang, 63))
+            return false;
+    }
+    return nvs_wire_skip(in, present > 10 ? present - 10 : 0);
 }
 
 typedef struct nvs_attach_gpu {

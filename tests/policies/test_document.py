@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.scheduler import Settings
 from coordinator.testing import Desk
 from scheduler_policies import registry
-from scheduler_policies.api import GpuView, Policy
+from scheduler_policies.api import ClientView, GpuView, Policy
+from scheduler_policies.fair_share import FairShare
 from scheduler_policies.priority import Priority
 from scheduler_policies.round_robin import RoundRobin
 
@@ -59,3 +61,7 @@ def test_the_table_of_policies_is_true() -> None:
     for clients in (1, 2, 10):
         assert RoundRobin().wait_bound_ns(clients, gpu) == clients - 1
         assert Priority().wait_bound_ns(clients, gpu) == 20 + 21 * clients
+    policy = FairShare()
+    views = [ClientView(n, "", 0, 0, 1, None, None, 0, 0, 0, 0, 0, weight=n) for n in (1, 2, 4)]
+    policy.choose(views, gpu, 1)
+    assert policy.wait_bound_ns(3, replace(gpu, quantum_ns=10)) == 10 * (3 - 1) * (1 + 5.5 * 4)

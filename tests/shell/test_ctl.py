@@ -73,6 +73,7 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     answer(running, "set", "policy", "priority", "--gpu", uuid_of(1))
     answer(running, "set", "sharing", "concurrent", "--gpu", "0")
     answer(running, "set", "priority", "train", "-5")
+    answer(running, "set", "weight", "train", "12")
     assert hook.next(wire.GpuSettings).sharing == wire.Sharing.CONCURRENT
     answer(running, "set", "limit", "train", "2GiB")
     assert hook.next(wire.GpuSettings).memory_limit_bytes == 2 << 30
@@ -83,6 +84,7 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     assert (second["policy"], second["sharing"], second["quantum_automatic"]) == ("priority", "exclusive", True)
     client = status["clients"][0]
     assert (client["priority"], client["paused"], client["limit_bytes"]) == (-5, True, 2 << 30)
+    assert (client["weight"], client["gang"], status["gangs"]) == (12, "", [])
     answer(running, "limit", "train", "--memory", "3GiB", "--resident", "1GiB")
     assert hook.next(wire.GpuSettings).memory_limit_bytes == 3 << 30
     assert hook.next(wire.GpuSettings).resident_limit_bytes == 1 << 30
@@ -151,6 +153,7 @@ def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Conne
         (["set", "host-budget", "0"], 2, "budget_bytes"),
         (["set", "sharing", "sometimes"], 2, "exclusive"),
         (["set", "priority", "twin", "9999999999"], 2, "priority"),
+        (["set", "weight", "twin", "0"], 2, "weight"),
         (["set", "nothing"], 2, "nothing"),
         (["frobnicate"], 2, "frobnicate"),
     ],

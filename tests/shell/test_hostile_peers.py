@@ -116,6 +116,23 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     until(lambda: served.ask(api.Ping())["clients"] == 1, "their end")
 
 
+def test_a_weight_beyond_its_bounds_is_refused(served: Running, connect: Connect) -> None:
+    """Broken if a client could have all of the time under fair shares, or divide by zero."""
+    for weight in (0, 10_001):
+        hook = connect(served)
+        hook.send(wire.Hello(1, "greedy", "bad", 1, 0, 1, 0, "", weight))
+        assert refusal(hook).code == wire.Rejection.MALFORMED
+
+
+def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
+    """Broken if a name alone made a client a member of another user's gang."""
+    hook = connect(served)
+    hook.send(wire.Hello(1, "member", "bad", 1, 0, 1, 0, "", 1, "ml/pair"))
+    hook.next(wire.Welcome)
+    client = next(c for c in served.ask(api.Status())["clients"] if c["name"] == "member")
+    assert client["gang"] == f"user:{os.getuid()}/ml/pair"
+
+
 def test_a_message_without_end_is_refused(served: Running) -> None:
     """Broken if the parts of a message that never ends were kept."""
     link = Link(served.directory.hooks_socket)

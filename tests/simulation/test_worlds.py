@@ -41,9 +41,27 @@ PLANS = {
     "swapped memory and an operator": Plan(
         memory_bytes=600, swap_share=1.0, admin_every_ns=50 * MILLISECOND_NS, duration_ns=8 * SECOND_NS
     ),
+    "gangs": Plan(gpus=3, processes=9, gangs=2, duration_ns=6 * SECOND_NS),
+    "many gangs": Plan(gpus=4, processes=16, gangs=5, duration_ns=4 * SECOND_NS),
+    "gangs and trouble": Plan(
+        gpus=3, processes=9, gangs=2, hang_chance=0.03, death_chance=0.03, drop_chance=0.02, duration_ns=6 * SECOND_NS
+    ),
+    "gangs, an operator and crashes": Plan(
+        gpus=3,
+        processes=8,
+        gangs=2,
+        admin_every_ns=50 * MILLISECOND_NS,
+        crash_every_ns=2 * SECOND_NS,
+        hang_chance=0.01,
+        duration_ns=8 * SECOND_NS,
+    ),
+    "gangs and swapped memory": Plan(
+        gpus=2, processes=6, gangs=2, memory_bytes=600, swap_share=1.0, death_chance=0.02, duration_ns=8 * SECOND_NS
+    ),
     "device and managed memory": Plan(memory_bytes=600, device_share=0.4, death_chance=0.02),
 }
 EVERYTHING = Plan(
+    gangs=2,
     memory_bytes=600,
     device_share=0.2,
     swap_share=0.5,
@@ -72,7 +90,7 @@ def live(seed: int, plan: Plan, core: Settings) -> World:
 def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     """Broken: invariants 1, 4, 5, 6, 7, 8 or 10 under this kind of trouble, or somebody is lost."""
     plan = PLANS[name]
-    grants = restores = credits_given = crashes = excused = 0
+    grants = restores = credits_given = crashes = excused = gathered = 0
     for seed in range(5):
         world = live(seed, plan, replace(SETTINGS, policy=policy))
         grants += world.grants
@@ -80,10 +98,12 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
         credits_given += world.credits
         crashes += world.crashes
         excused += world.excused
+        gathered += world.gathered
     assert grants > 100, "the world must have lived"
     assert bool(restores) == bool(plan.memory_bytes), "and met the trouble that it is about"
     assert bool(credits_given) == bool(plan.memory_bytes), "memory goes out and comes in at the same time"
     assert bool(crashes) == bool(plan.crash_every_ns)
+    assert bool(gathered) == bool(plan.gangs)
     may_overlap = plan.hang_chance or plan.drop_chance
     assert may_overlap or excused == 0, "no process ever had an excuse to overlap"
 
@@ -97,6 +117,7 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     st.sampled_from([None, 2 * MILLISECOND_NS, 100 * MILLISECOND_NS]),
 )
 @example(686290, "priority", Sharing.CONCURRENT, OverdueAction.NOTHING, None)  # exclusive again during recovery
+@example(728830787, "round_robin", Sharing.EXCLUSIVE, OverdueAction.DEMOTE, 2 * MILLISECOND_NS)  # demoted
 def test_everything_at_once(
     seed: int, policy: str, sharing: Sharing, action: OverdueAction, quantum_ns: int | None
 ) -> None:

@@ -111,7 +111,20 @@ def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -
     mode = st.sampled_from(MemoryMode)
     name = st.just("n")
     event = st.one_of(
-        st.builds(events.ClientRegistered, client, name, name, st.integers(10, 13), small, gpu, mode, small),
+        st.builds(
+            events.ClientRegistered,
+            client,
+            name,
+            name,
+            st.integers(10, 13),
+            small,
+            gpu,
+            mode,
+            small,
+            st.sampled_from(["", "slot"]),
+            st.integers(1, 3),
+            st.sampled_from(["", "g", "h"]),
+        ),
         st.builds(events.GpuAttached, client, gpu, st.sampled_from("AB"), st.integers(0, 9), flag, small, small, small),
         st.builds(events.Requested, client, gpu),
         st.builds(events.Released, client, gpu, st.integers(1, 9), flag, flag, flag, small, small, small),
@@ -123,9 +136,13 @@ def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),
         st.builds(events.QuantumSet, st.none() | st.integers(1, 50), st.none() | st.sampled_from("ABX")),
-        st.builds(events.PolicySet, st.sampled_from(["round_robin", "priority", "?"]), st.just({}), st.none()),
+        st.builds(
+            events.PolicySet, st.sampled_from(["round_robin", "priority", "fair_share", "?"]), st.just({}), st.none()
+        ),
         st.builds(events.SharingSet, st.sampled_from(wire.Sharing), st.none() | st.sampled_from("ABX")),
         st.builds(events.PrioritySet, client, gpu),
+        st.builds(events.WeightSet, client, st.integers(1, 9)),
+        st.builds(events.GangSet, client, st.sampled_from(["", "g", "h"])),
         st.builds(events.LimitSet, client, small),
         st.builds(events.ResidentLimitSet, client, small),
         st.builds(events.HostBudgetSet, small),

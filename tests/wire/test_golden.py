@@ -23,8 +23,10 @@ GOLDEN: list[tuple[wire.Message, str]] = [
             memory_mode=1,
             memory_limit_bytes=4294967296,
             library_version="0.1.0",
+            weight=300,
+            gang="pair",
         ),
-        "990101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30",
+        "9b0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972",
     ),
     (
         wire.AttachGpu(
@@ -164,6 +166,16 @@ def test_golden(library: ctypes.CDLL, message: wire.Message, text: str) -> None:
     assert wire.encode(message) == frame
     assert wire.decode(frame, codec.TABLES[direction]) == message
     assert codec.c_decode(library, direction, frame) == (codec.OK, frame)
+
+
+def test_a_hello_from_before_weights_is_understood(library: ctypes.CDLL) -> None:
+    """Broken: a hook of an earlier version would be refused."""
+    frame = bytes.fromhex("990101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30")
+    message = wire.decode(frame, wire.TO_COORDINATOR)
+    assert isinstance(message, wire.Hello)
+    assert (message.weight, message.gang) == (1, "")
+    verdict, read = codec.c_decode(library, "to_coordinator", frame)
+    assert (verdict, wire.decode(read, wire.TO_COORDINATOR)) == (codec.OK, message)
 
 
 @pytest.mark.parametrize(
