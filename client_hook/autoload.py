@@ -44,7 +44,11 @@ def _start() -> None:
     if arguments is None or _is_own_tool(arguments):
         return
     from client_hook.embedded import Launch, prepare_client
+    from client_hook.obstacles import find_obstacle
 
+    obstacle = find_obstacle(os.readlink("/proc/self/exe"))
+    if obstacle is not None:
+        raise RuntimeError(obstacle.text)
     environ = prepare_client(Launch(), os.environ)
     environ[MARKER] = str(os.getpid())
     os.execve(os.readlink("/proc/self/exe"), arguments, environ)

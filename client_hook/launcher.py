@@ -13,7 +13,8 @@ May not go here: starting a coordinator (embedded.py), command lines (coordinato
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ MEMORY_MODES = ("managed", "device", "swap")
 _SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
 _CLIENT_ONLY = frozenset(
     f"NVSHARE_{name}"
-    for name in ("SOCKET", "ENABLE", "REEXEC", "NAME", "PRIORITY", "MEMORY", "MEMORY_LIMIT", "OVERSUBSCRIBE")
+    for name in (
+        "SOCKET", "ENABLE", "REEXEC", "NAME", "PRIORITY", "WEIGHT", "GANG", "MEMORY", "MEMORY_LIMIT", "OVERSUBSCRIBE",
+    )
 )
 
 
@@ -39,6 +42,8 @@ class ClientOptions:
     name: str | None = None
     memory_limit_bytes: int | None = None
     oversubscribe: bool = False
+    weight: int | None = None
+    gang: str | None = None
 
 
 def package_root() -> Path:
@@ -98,6 +103,21 @@ def _is_hook(entry: str) -> bool:
     return entry.rpartition("/")[2] == HOOK_NAME
 
 
+def without_hook(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` with no hook in LD_PRELOAD, all else as it was."""
+    others = [entry for entry in preload_entries(environ.get("LD_PRELOAD", "")) if not _is_hook(entry)]
+    made = {name: value for name, value in environ.items() if name != "LD_PRELOAD"}
+    if others:
+        made["LD_PRELOAD"] = ":".join(others)
+    return made
+
+
+def names_hook_for_glibc_alone(environ: Mapping[str, str]) -> bool:
+    """Whether only glibc's loader finds the hook that this LD_PRELOAD names; others look for what is not there."""
+    entries = [entry for entry in preload_entries(environ.get("LD_PRELOAD", "")) if _is_hook(entry)]
+    return all("$LIB" in entry for entry in entries)
+
+
 def with_preload(value: str, hook: Path) -> str:
     """`value` with the hook in it exactly once: first, but behind sanitizer runtimes, which insist on that place."""
     entries = [entry for entry in preload_entries(value) if not _is_hook(entry)]
@@ -110,10 +130,12 @@ def with_preload(value: str, hook: Path) -> str:
 def preloadable(path: Path, runtime_dir: Path) -> Path:
     """A path of the hook that LD_PRELOAD can name: without spaces and colons, which separate its entries.
 
+    Where the hook is installed as our build installs it, the path has a literal `$LIB`, which glibc's loader alone
+    replaces.  Another libc's (musl) would load the hook, miss glibc's functions and end the program; it finds none.
     A hook that lies elsewhere is linked into the runtime directory.  Raises LaunchError when that has such a path too.
     """
     if not _separates(path) and path.name == HOOK_NAME:
-        return path
+        return _for_glibc_alone(path) or path
     link = runtime_dir / HOOK_NAME
     if _separates(link):
         raise LaunchError(
@@ -134,6 +156,30 @@ def preloadable(path: Path, runtime_dir: Path) -> Path:
     return link
 
 
+def _for_glibc_alone(path: Path) -> Path | None:
+    """The same hook by a path with `$LIB`; None unless it is there for every value that programs here may have."""
+    if path.parent.name != "lib":
+        return None
+    root = path.parent.parent
+    values = ("lib64", f"lib/{os.uname().machine}-linux-gnu")
+    try:
+        size = path.stat().st_size
+        complete = all((root / value / HOOK_NAME).stat().st_size == size for value in values)
+    except OSError:
+        return None
+    return root / "$LIB" / HOOK_NAME if complete and _libc_lies_in(("lib", *values)) else None
+
+
+def _libc_lies_in(values: Sequence[str]) -> bool:
+    """Whether this machine's glibc has one of these as its `$LIB`: it is the end of the directory that libc lies in."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    found = re.search(r"(/\S+)/libc(?:\.so\.6|-2\.[0-9]+\.so)$", maps, re.MULTILINE)
+    return found is not None and found[1].endswith(tuple(f"/{value}" for value in values))
+
+
 def _separates(path: Path) -> bool:
     return " " in str(path) or ":" in str(path)
 
@@ -152,6 +198,8 @@ def client_environment(
     chosen = {
         "NVSHARE_MEMORY": options.memory,
         "NVSHARE_PRIORITY": options.priority,
+        "NVSHARE_WEIGHT": options.weight,
+        "NVSHARE_GANG": options.gang,
         "NVSHARE_NAME": options.name,
         "NVSHARE_MEMORY_LIMIT": options.memory_limit_bytes,
         "NVSHARE_OVERSUBSCRIBE": 1 if options.oversubscribe else None,
@@ -169,11 +217,7 @@ def check_memory_mode(mode: str) -> None:
 
 def coordinator_environment(base: Mapping[str, str]) -> dict[str, str]:
     """`base` for a coordinator: it is no client itself, and finds our packages also when they are not installed."""
-    environ = {name: value for name, value in base.items() if name not in _CLIENT_ONLY}
-    others = [entry for entry in preload_entries(base.get("LD_PRELOAD", "")) if not _is_hook(entry)]
-    environ.pop("LD_PRELOAD", None)
-    if others:
-        environ["LD_PRELOAD"] = ":".join(others)
+    environ = {name: value for name, value in without_hook(base).items() if name not in _CLIENT_ONLY}
     root = package_root()
     if root.name not in ("site-packages", "dist-packages"):
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), base.get("PYTHONPATH"))))

@@ -19,6 +19,8 @@ from tests.conftest import ROOT, Built, build
 
 LIBRARIES = (
     "client_hook/lib/libnvshare_hook.so",
+    "client_hook/lib64/libnvshare_hook.so",
+    f"client_hook/lib/{os.uname().machine}-linux-gnu/libnvshare_hook.so",
     "client_hook/lib/libnvshare_verify.so",
     "simulated_gpu/lib/libcuda.so.1",
     "simulated_gpu/lib/libnvidia-ml.so.1",

@@ -45,7 +45,7 @@ MUST_BE_GATED = {
 MUST_BE_CUSTOM = (
     r"cuMemAlloc(_v2|Pitch(_v2)?|Managed|Async(_ptsz)?|FromPoolAsync(_ptsz)?)?$|cuMemFree(_v2|Async(_ptsz)?)?$|"
     r"cuMemGetInfo|cuDeviceTotalMem|cuMemCreate$|cuMemRelease$|cuArray(3D)?Create|cuArrayDestroy|cuMipmappedArray(Create|Destroy)$|"
-    r"cuIpcGetMemHandle$|cuGetProcAddress|cuInit$|cuCtx(Create|Destroy|SetCurrent|PushCurrent|PopCurrent)|"
+    r"cuIpc(Get|Open|Close)MemHandle(_v2)?$|cuGetProcAddress|cuInit$|cuCtx(Create|Destroy|SetCurrent|PushCurrent|PopCurrent)|"
     r"cuDevicePrimaryCtx(Retain|Release|Reset)|cuStream(Create|Destroy|EndCapture)|cuGreenCtxStreamCreate$"
 )
 """Allocations, frees, figures, and what the registry of contexts and streams must hear of."""

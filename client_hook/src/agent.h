@@ -13,6 +13,8 @@ typedef struct nvs_settings { /* read once from the environment by init.c */
     char socket[108];        /* NVSHARE_SOCKET */
     char name[64];           /* NVSHARE_NAME, else the program's */
     int32_t priority;        /* NVSHARE_PRIORITY */
+    uint16_t weight;         /* NVSHARE_WEIGHT, 1 to 10000 */
+    char gang[64];           /* NVSHARE_GANG; empty: none */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: device | managed | swap */
     bool oversubscribe;      /* NVSHARE_OVERSUBSCRIBE=1: what does not fit on the GPU runs from the host, in mode swap */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */

@@ -74,6 +74,7 @@ static void say_hello(void)
         .protocol = NVS_PROTOCOL_VERSION,
         .process_id = (uint32_t)getpid(),
         .priority = nvs_config.priority,
+        .weight = nvs_config.weight,
         .memory_mode = nvs_config.memory_mode,
         .memory_limit_bytes = nvs_config.memory_limit,
         .library_version = NVS_VERSION,
@@ -82,6 +83,7 @@ static void say_hello(void)
     const char *program = program_invocation_short_name;
     size_t length = strnlen(program, sizeof hello.program - 1);
     memcpy(hello.name, nvs_config.name, sizeof hello.name);
+    memcpy(hello.gang, nvs_config.gang, sizeof hello.gang);
     memcpy(hello.program, program, length);
     if (!nvs_wire_text_valid((const uint8_t *)hello.program, length))
         memset(hello.program, 0, sizeof hello.program); /* it is only shown */
@@ -97,7 +99,7 @@ static void drop(const nvs_link_handlers *handlers)
     retry_at_ns = now + (refused ? REFUSED_RETRY_NS : retry_delay_ns);
     retry_delay_ns = retry_delay_ns * 2 < LONGEST_RETRY_NS ? retry_delay_ns * 2 : LONGEST_RETRY_NS;
     nvs_transport_close();
-    open_socket = up = broken = refused = false;
+    open_socket = up = broken = refused = restless = false; /* there is nothing to take before the next connection */
     if (was_up) {
         nvs_log(NVS_LOG_INFO, "connection to %s lost", nvs_config.socket);
         handlers->lost();

@@ -29,6 +29,7 @@ typedef struct order {
     uint32_t error;  /* CUresult; 0: none */
     bool news;       /* the coordinator is to hear of `moved_bytes` */
     bool running, ended;
+    bool on_mover;   /* not on the agent thread, which answers questions */
     bool hurried;    /* waits for nothing any more */
     bool void_;      /* nobody wants to know; ends as soon as it can */
     uint64_t began_ns, told_ns, told_bytes;
@@ -99,7 +100,8 @@ static bool settled(const order *o)
 
 static void carry_out(order *o)
 {
-    const nvs_watch watch = {on_moved, has_room, o, o->as.order_id != 0};
+    const bool own = o->as.order_id == 0;
+    const nvs_watch watch = {.moved = on_moved, .room = has_room, .argument = o, .promised = !own, .asks = own && o->on_mover};
     uint64_t moved = 0;
     uint32_t error = 0;
     pthread_mutex_lock(&lock);
@@ -187,6 +189,7 @@ void nvs_moves_begin(const nvs_move_order *as)
     *(mine->last != NULL ? &mine->last->next : &mine->first) = o;
     mine->last = o;
     o->hurried = !own_thread;
+    o->on_mover = own_thread;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     if (!own_thread)

@@ -12,10 +12,11 @@
  * hosted instead (swap_hosted.c).  Which: what comes last, by the order of allocation under a lease, and what a restoration finds no
  * room for.
  *
- * Access by RDMA and legacy IPC handles do not exist for this memory: who asks gets the driver's error and a word in the log.
+ * Access by RDMA does not exist for this memory: who asks gets the driver's error and a word in the log.  Legacy IPC pins it (ipc.h).
  */
 #include "cuda_api.h"
 #include "gate.h"
+#include "ipc.h"
 #include "log.h"
 #include "memory.h"
 #include "swap.h"
@@ -42,7 +43,7 @@ static uint32_t chunk_bytes_for(uint32_t gpu, uint64_t unit)
 /* Gate of the agent: see swap.h for why it is looked at under the lock.  Acquire pairs with the agent's stores in gate.c. */
 static bool gate_is_closed(uint32_t gpu)
 {
-    return (atomic_load_explicit(&nvs_gates[gpu].state, memory_order_acquire) & NVS_GATE_CLOSED) != 0;
+    return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & NVS_GATE_CLOSED) != 0;
 }
 
 /* Counts a new segment's bytes, unless all that is there could then never be resident at once. */
@@ -188,7 +189,7 @@ static CUresult back(nvs_segment *segment)
 }
 
 /* A new segment, listed and fit for use as things are: see the head of the file. */
-static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
+static CUresult make_now(const wanted *as, CUdeviceptr *first, nvs_segment **out)
 {
     nvs_segment *segment;
     bool closed;
@@ -216,6 +217,17 @@ static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
     }
     *out = segment;
     return CUDA_SUCCESS;
+}
+
+/* Where other GPUs reach the memory it must be there at once, so that is done under the lease. */
+static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
+{
+    if (!nvs_swap_is_reached(as->gpu))
+        return make_now(as, first, out);
+    nvs_slot *const slot = nvs_gate_enter(as->gpu);
+    const CUresult result = make_now(as, first, out);
+    nvs_gate_leave(slot, as->gpu);
+    return result;
 }
 
 static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes, uint32_t block_bytes, uint64_t *arenas_bytes)
@@ -311,6 +323,8 @@ static bool arena_ends(const nvs_segment *arena)
 static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
 {
     nvs_segment *segment = kept;
+    if (segment->own == NULL)
+        nvs_ipc_withdraw(gpu, pointer);
     nvs_swap_lock();
     bool ends = true;
     if (segment->used != NULL) {
@@ -336,12 +350,13 @@ static uint64_t excess(uint32_t gpu)
 static nvs_status evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     const uint64_t too_much = excess(gpu);
+    const bool reached = nvs_swap_is_reached(gpu);
     uint64_t freed = drop_empty(gpu);
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
     if (bytes < too_much)
         bytes = too_much;
-    if (freed < bytes)
+    if (freed < bytes && !reached) /* else the coordinator knows from the reports that it stays, and asking is no error */
         status = nvs_swap_move(gpu, true, bytes - freed, watch, moved_bytes);
     *moved_bytes += freed;
     return status;
@@ -366,17 +381,32 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* What comes in at a grant by itself: the coordinator may know nothing of it, and others may have the room. */
+static bool may_come(uint32_t gpu, uint64_t bytes)
+{
+    nvs_swap_lock();
+    uint64_t resident = nvs_swap_gpus[gpu].resident;
+    nvs_swap_unlock();
+    return bytes == 0 || nvs_memory_may_grow(gpu, resident + bytes);
+}
+
 /* Asked for more than is missing, it brings what is hosted to the GPU too. */
 static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     uint64_t missing, hosted, room, more = 0, too_much = excess(gpu);
+    const bool stays = nvs_swap_is_reached(gpu); /* what is there already; what is missing nobody uses yet */
     bool host_rest;
     *moved_bytes = 0;
-    if (too_much != 0)
+    if (too_much != 0 && !stays)
         nvs_swap_move(gpu, true, too_much, NULL, &more);
     look(gpu, &missing, &hosted, &room, &host_rest);
-    if (bytes > missing && hosted != 0 && room > missing)
+    if (bytes > missing && hosted != 0 && room > missing && !stays)
         nvs_hosted_give(gpu, least(bytes, room) - missing, &more);
+    if (watch != NULL && watch->asks && !may_come(gpu, least(least(bytes, missing), room))) {
+        if (!host_rest)
+            return NVS_NO_MEMORY;
+        room = 0;
+    }
     nvs_status status = nvs_swap_move(gpu, false, least(bytes, room), watch, moved_bytes);
     if (!host_rest || (status != NVS_OK && status != NVS_NO_MEMORY))
         return status;
@@ -400,6 +430,7 @@ static bool open_gate(uint32_t gpu, bool paced, uint64_t *missing)
         nvs_gate_open(gpu, paced);
     } else {
         of->host_rest = host_rest; /* in the restoration that comes now */
+        nvs_memory_set_reserved(gpu, of->resident);
     }
     nvs_swap_unlock();
     return *missing == 0;
@@ -409,7 +440,7 @@ static void figures(uint32_t gpu, nvs_chunk_figures *out)
 {
     const nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     nvs_swap_lock();
-    *out = (nvs_chunk_figures){of->committed, of->resident, of->hosted, of->pinned};
+    *out = (nvs_chunk_figures){of->committed, of->resident, of->hosted, of->reached ? of->resident : of->pinned};
     nvs_swap_unlock();
     if (out->committed_bytes < out->resident_bytes + out->hosted_bytes)
         out->committed_bytes = out->resident_bytes + out->hosted_bytes; /* a segment is being freed */

@@ -7,7 +7,8 @@
  *  - it holds no lock while it calls the CUDA driver or dlsym from an application's thread.
  *
  * Lock order (outer first): allocation registry, context registry, agent mailbox, swap, host pool.
- * Taken with no other: moves (agent_moves.c), and the pipeline of a move (swap_pipeline.c).  No other lock exists.
+ * Taken with no other: moves (agent_moves.c), the pipeline of a move (swap_pipeline.c), exports (ipc_export.c), imports (ipc_import.c).
+ * No other lock exists.
  */
 #ifndef NVS_BASE_H
 #define NVS_BASE_H

@@ -53,7 +53,6 @@ static struct {
 static _Atomic bool any_green;
 static atomic_uint capturing; /* relaxed: read when the gates are closed, which orders it */
 
-_Atomic uint32_t nvs_only_gpu = NVS_NO_GPU;
 static _Atomic uint32_t device_count; /* 0: not known.  Relaxed: one value only */
 _Atomic uint32_t nvs_gpu_generation = 1;
 _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec")));
@@ -92,7 +91,7 @@ void nvs_context_learn(void)
     if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
         nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
     if (count == 1)
-        atomic_store_explicit(&nvs_only_gpu, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_hot.only_gpu, 0, memory_order_relaxed);
     atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
 }
 
@@ -101,7 +100,7 @@ uint32_t nvs_ask_current_gpu(void)
     /* Acquire pairs with the release in outdated(): what the driver says afterwards is newer than the change. */
     const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire);
     nvs_context_learn();
-    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
+    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
     if (only != NVS_NO_GPU)
         return only;
     CUdevice device;
@@ -129,7 +128,7 @@ uint32_t nvs_ask_stream_gpu(CUstream stream)
 {
     const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire); /* as in nvs_ask_current_gpu */
     nvs_context_learn();
-    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
+    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
     if (only != NVS_NO_GPU)
         return only;
     const uint32_t gpu = gpu_by_driver(stream);

@@ -6,12 +6,9 @@
 #ifndef NVS_CONTEXT_H
 #define NVS_CONTEXT_H
 
-#include "base.h"
+#include "hot.h"
 
 #include <stdatomic.h>
-
-/* The GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known. */
-extern _Atomic uint32_t nvs_only_gpu __attribute__((visibility("hidden")));
 
 /* Grows when an answer that some thread has cached may have become wrong. */
 extern _Atomic uint32_t nvs_gpu_generation __attribute__((visibility("hidden")));
@@ -32,7 +29,7 @@ uint32_t nvs_ask_stream_gpu(CUstream stream);
 static inline uint32_t nvs_current_gpu(void)
 {
     /* Relaxed: one word, written with one value only. */
-    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed);
+    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
     nvs_gpu_cache *cached = &nvs_cached_gpu;
     if (NVS_LIKELY(only != NVS_NO_GPU))
         return only;
@@ -47,7 +44,7 @@ static inline uint32_t nvs_current_gpu(void)
 /* GPU of a stream handle; of the current context for the default streams.  Cached per thread. */
 static inline uint32_t nvs_stream_gpu(CUstream stream)
 {
-    const uint32_t only = atomic_load_explicit(&nvs_only_gpu, memory_order_relaxed); /* as above */
+    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed); /* as above */
     nvs_gpu_cache *cached = &nvs_cached_gpu;
     if (NVS_LIKELY(only != NVS_NO_GPU))
         return only;

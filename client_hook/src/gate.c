@@ -15,7 +15,7 @@
  * Leaving is the mirror image: L1: active = 0, L2: read state.  Either C3 sees L1, or L2 sees CLOSED and the caller wakes
  * the closer, which sleeps on `left` and had read its value before C3.  No wake-up is lost.
  *
- * Without membarrier (old kernels, some sandboxes) nvs_gate_needs_fence puts a full fence between E1 and E2, L1 and L2,
+ * Without membarrier (old kernels, some sandboxes) nvs_hot.needs_fence puts a full fence between E1 and E2, L1 and L2,
  * and the closer has one as well: the usual store-buffer argument.
  *
  * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
@@ -46,14 +46,13 @@
 #endif
 enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE_EXPEDITED and its registration */
 
-enum { SPINS = 200, STATIC_SLOTS = 16, NAP_NS = 25000 };
+enum { SPINS = 200, NAP_NS = 25000 };
 
+nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
 nvs_gate nvs_gates[NVS_MAX_GPUS];
 _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
-bool nvs_gate_needs_fence = false;
 
 static _Atomic(nvs_slot *) slots;         /* head of the list of all slots; only grows */
-static nvs_slot first_slots[STATIC_SLOTS]; /* most processes need no allocation */
 static _Atomic uint32_t first_slots_used;
 static pthread_key_t slot_key;
 static bool slot_key_made = false;
@@ -83,7 +82,7 @@ static void wake_closer(nvs_gate *gate)
 static void wake_closers(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) & NVS_GATE_CLOSED)
+        if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
             wake_closer(&nvs_gates[gpu]);
 }
 
@@ -119,10 +118,10 @@ static nvs_slot *slot_reuse(void)
 static nvs_slot *slot_make(void)
 {
     nvs_slot *slot = NULL;
-    if (atomic_load_explicit(&first_slots_used, memory_order_relaxed) < STATIC_SLOTS) {
+    if (atomic_load_explicit(&first_slots_used, memory_order_relaxed) < NVS_FIRST_SLOTS) {
         uint32_t index = atomic_fetch_add_explicit(&first_slots_used, 1, memory_order_relaxed); /* a counter only */
-        if (index < STATIC_SLOTS)
-            slot = &first_slots[index];
+        if (index < NVS_FIRST_SLOTS)
+            slot = &nvs_hot.first_slots[index];
     }
     if (slot == NULL) {
         void *memory = NULL;
@@ -164,12 +163,12 @@ void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
     slot->depth = 0; /* a handler that interrupts the wait is inside of nothing, and may jump out of it */
     for (;;) {
         atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
-        if (atomic_load_explicit(&gate->state, memory_order_relaxed) & NVS_GATE_CLOSED)
+        if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
             wake_closer(gate);
         bool look_again = nvs_agent_wait_for_lease(gpu);
         atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
         /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
-        if (!look_again || !(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED))
+        if (!look_again || !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED))
             break;
     }
     slot->depth = depth;
@@ -179,7 +178,7 @@ void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
 bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
 {
     nvs_gate *gate = &nvs_gates[gpu];
-    uint32_t state = atomic_load_explicit(&gate->state, memory_order_relaxed);
+    uint32_t state = atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed);
     bool look = slot->countdown == 0;
     if (look) { /* the next submission is looked at too if the caller has nothing to pace this one by */
         slot->unseen += slot->stride;
@@ -197,20 +196,20 @@ void nvs_gate_init(void)
     if (!slot_key_made)
         slot_key_made = pthread_key_create(&slot_key, slot_abandon) == 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_gates[gpu].state, NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
     armed = false;
 }
 
 void nvs_gate_arm(void)
 {
-    nvs_gate_needs_fence = true;
+    nvs_hot.needs_fence = true;
 #ifdef SYS_membarrier
     if (syscall(SYS_membarrier, MEMBARRIER_REGISTER, 0, 0) == 0)
-        nvs_gate_needs_fence = false;
+        nvs_hot.needs_fence = false;
 #endif
     armed = true;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_gates[gpu].state, NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
 }
 
 void nvs_gate_open(uint32_t gpu, bool paced)
@@ -218,7 +217,7 @@ void nvs_gate_open(uint32_t gpu, bool paced)
     nvs_gate *gate = &nvs_gates[gpu];
     /* release: what the opener did (memory brought in) happens before the calls that enter by their acquire load */
     uint32_t before =
-        atomic_exchange_explicit(&gate->state, paced ? NVS_GATE_PACED : NVS_GATE_OPEN, memory_order_acq_rel);
+        atomic_exchange_explicit(&nvs_hot.gates[gpu], paced ? NVS_GATE_PACED : NVS_GATE_OPEN, memory_order_acq_rel);
     if (before & NVS_GATE_CLOSED) {
         atomic_fetch_add_explicit(&gate->turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
         if (atomic_load_explicit(&gate->waiting, memory_order_seq_cst) != 0)
@@ -231,12 +230,12 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
     nvs_gate *gate = &nvs_gates[gpu];
     int saved = errno;
     nvs_status status = NVS_OK;
-    atomic_store_explicit(&gate->state, NVS_GATE_CLOSED, memory_order_seq_cst);
+    atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_CLOSED, memory_order_seq_cst);
 #ifdef SYS_membarrier
-    if (!nvs_gate_needs_fence)
+    if (!nvs_hot.needs_fence)
         (void)syscall(SYS_membarrier, MEMBARRIER_EXPEDITED, 0, 0);
 #endif
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of nvs_gate_needs_fence */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of nvs_hot.needs_fence */
     for (unsigned spins = 0;; spins++) {
         uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are looked at */
         if (!nvs_gate_inside(gpu))
@@ -314,7 +313,7 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
 {
     nvs_gate *gate = &nvs_gates[gpu];
     uint32_t turn = atomic_load_explicit(&gate->turn, memory_order_seq_cst); /* pairs with nvs_gate_open */
-    if (!(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED))
+    if (!(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED))
         return true;
     uint64_t now, alert = atomic_load_explicit(&gate->alert_until_ns, memory_order_relaxed); /* a hint */
     if (alert != 0 && (now = nvs_now_ns()) < alert &&
@@ -324,7 +323,7 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
     } else {
         nvs_futex_wait(&gate->turn, turn, deadline_ns);
     }
-    return !(atomic_load_explicit(&gate->state, memory_order_seq_cst) & NVS_GATE_CLOSED);
+    return !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED);
 }
 
 /* A processor that slept for long takes long to wake.  Whoever naps keeps its own from sleeping deeply. */
@@ -365,7 +364,7 @@ void nvs_gate_after_fork(void)
         atomic_store_explicit(&nvs_gates[gpu].waiting, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].watcher, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, 0, memory_order_relaxed);
-        atomic_store_explicit(&nvs_gates[gpu].state, armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN, memory_order_relaxed);
+        atomic_store_explicit(&nvs_hot.gates[gpu], armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN, memory_order_relaxed);
     }
     if (armed)
         nvs_gate_arm(); /* the registration for membarrier belongs to the parent's address space */

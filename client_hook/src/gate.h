@@ -8,9 +8,7 @@
 #ifndef NVS_GATE_H
 #define NVS_GATE_H
 
-#include "base.h"
-
-#include <stdatomic.h>
+#include "hot.h"
 
 enum {
     NVS_GATE_OPEN = 0u,   /* calls pass at full speed; nvs_pace_after() follows one in `stride` of them */
@@ -20,23 +18,8 @@ enum {
 
 enum { NVS_FIRST_STRIDE = 4u }; /* of a new thread: pacing has to see the first work early, to know its length */
 
-/* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
-typedef struct nvs_slot {
-    _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
-    uint32_t depth;                          /* nesting; only its thread touches it, as the next three */
-    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each */
-    uint32_t stride;                         /* where that countdown began */
-    uint32_t unseen;                         /* submissions before it that pacing has not seen */
-    _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
-    uint32_t waits;                          /* 0, or 1 + the GPU before whose gate it is counted as waiting */
-    _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
-    _Atomic uint32_t owned;
-    struct nvs_slot *next;
-} nvs_slot;
-
-typedef struct nvs_gate {
-    _Alignas(64) _Atomic uint32_t state;
-    _Atomic uint32_t turn;    /* futex word: changes whenever waiters must look again */
+typedef struct nvs_gate { /* beside its word in nvs_hot */
+    _Alignas(64) _Atomic uint32_t turn; /* futex word: changes whenever waiters must look again */
     _Atomic uint32_t waiting; /* threads asleep before the gate */
     _Atomic uint32_t left;    /* futex word: changes when a thread leaves while somebody closes */
     _Atomic uint32_t watcher; /* one waiting thread naps instead of sleeping, while alert_until_ns says so */
@@ -45,7 +28,6 @@ typedef struct nvs_gate {
 
 extern nvs_gate nvs_gates[NVS_MAX_GPUS];
 extern _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
-extern bool nvs_gate_needs_fence; /* membarrier is not to be had: the fast path pays instead */
 
 nvs_slot *nvs_slot_register(void);                         /* NULL when the host has no memory: the call goes ungated */
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu);    /* returns with the slot announced and the gate not closed */
@@ -65,9 +47,9 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
     /* Pairs with the membarrier in nvs_gate_close: either the closer sees `active`, or we see CLOSED. */
     atomic_store_explicit(&slot->active, gpu + 1, memory_order_relaxed);
     atomic_signal_fence(memory_order_seq_cst);
-    if (NVS_UNLIKELY(nvs_gate_needs_fence))
+    if (NVS_UNLIKELY(nvs_hot.needs_fence))
         atomic_thread_fence(memory_order_seq_cst);
-    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_acquire) & NVS_GATE_CLOSED))
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & NVS_GATE_CLOSED))
         nvs_gate_enter_slow(slot, gpu);
     return slot;
 }
@@ -83,10 +65,10 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
     atomic_store_explicit(&slot->active, 0, memory_order_release);
     /* As in nvs_gate_enter: either the closer sees us gone, or we see CLOSED and wake it. */
     atomic_signal_fence(memory_order_seq_cst);
-    if (NVS_UNLIKELY(nvs_gate_needs_fence))
+    if (NVS_UNLIKELY(nvs_hot.needs_fence))
         atomic_thread_fence(memory_order_seq_cst);
     const bool look = --slot->countdown == 0;
-    if (NVS_LIKELY(atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) == NVS_GATE_OPEN) && NVS_LIKELY(!look))
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) == NVS_GATE_OPEN) && NVS_LIKELY(!look))
         return false;
     return nvs_gate_leave_slow(slot, gpu);
 }

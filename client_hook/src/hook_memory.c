@@ -6,7 +6,7 @@
 #include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
-#include "log.h"
+#include "ipc.h"
 #include "memory.h"
 
 #include <stdatomic.h>
@@ -246,6 +246,9 @@ static void disguise(void *data, CUpointer_attribute attribute, const nvs_alloca
 NVS_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     nvs_allocation as;
+    nvs_ipc_import shared;
+    if (data != NULL && nvs_ipc_imported(ptr, &shared) && nvs_ipc_pointer_answer(&shared, data, attribute))
+        return CUDA_SUCCESS;
     if (data == NULL || !redirected(ptr, &as))
         return NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
     if (as.chunked)
@@ -262,29 +265,20 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
                                                    CUdeviceptr ptr)
 {
     nvs_allocation as;
+    nvs_ipc_import shared;
     if (numAttributes != 0 && attributes != NULL && data != NULL && redirected(ptr, &as) && as.chunked) {
         for (unsigned int i = 0; i < numAttributes; i++)
             nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* here what does not apply is empty, not an error */
         return CUDA_SUCCESS;
     }
     CUresult result = NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
+    if (result == CUDA_SUCCESS && nvs_ipc_imported(ptr, &shared))
+        for (unsigned int i = 0; i < numAttributes; i++)
+            (void)nvs_ipc_pointer_answer(&shared, data[i], attributes[i]);
     if (result != CUDA_SUCCESS || !redirected(ptr, &as))
         return result;
     for (unsigned int i = 0; i < numAttributes; i++)
         disguise(data[i], attributes[i], &as);
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
-{
-    nvs_allocation as;
-    bool chunks = redirected(dptr, &as) && as.chunked;
-    CUresult result = chunks ? CUDA_ERROR_NOT_SUPPORTED : NVS_REAL(cuIpcGetMemHandle)(pHandle, dptr);
-    if (result != CUDA_SUCCESS && redirected(dptr, &as))
-        NVS_LOG_ONCE(NVS_LOG_WARNING,
-                     "memory that moves cannot be shared with other processes (cuIpcGetMemHandle failed, error %d): "
-                     "run this program with --memory device (NVSHARE_MEMORY=device)",
-                     (int)result);
     return result;
 }
 

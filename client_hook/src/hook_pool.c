@@ -6,8 +6,11 @@
  * and is counted and pinned from the capture until a free names it.  What is charged is what is allocated, not what a
  * pool of the driver keeps back for later: it gives that up under pressure.
  */
+#include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
+#include "ipc.h"
+#include "log.h"
 #include "memory.h"
 
 #include <stdatomic.h>
@@ -176,7 +179,7 @@ static CUresult mark_place(CUstream stream, bool per_thread, CUevent *out)
     return result;
 }
 
-static CUresult free_later(CUdeviceptr dptr, CUstream stream, bool per_thread)
+static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool per_thread)
 {
     CUevent event;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
@@ -186,6 +189,8 @@ static CUresult free_later(CUdeviceptr dptr, CUstream stream, bool per_thread)
         NVS_REAL(cuEventDestroy_v2)(event);
         result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
     }
+    if (result == CUDA_SUCCESS)
+        nvs_ipc_withdraw(gpu, dptr); /* before the memory serves again (nvs_allocation_revive) */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     return result;
 }
@@ -199,7 +204,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool per_thread)
     if (found == NVS_DYING)
         return CUDA_ERROR_INVALID_VALUE; /* freed twice */
     if (known.kind == NVS_MEMORY_REDIRECTED)
-        return captures(stream, per_thread) ? free_by_driver(dptr, stream, per_thread) : free_later(dptr, stream, per_thread);
+        return captures(stream, per_thread) ? free_by_driver(dptr, stream, per_thread) : free_later(known.gpu, dptr, stream, per_thread);
     if (nvs_allocation_take(NVS_SPACE_ADDRESS, dptr, &entry) != NVS_FOUND)
         return CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
     CUresult result = free_by_driver(dptr, stream, per_thread);
@@ -234,6 +239,18 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolP
         return result;
     NVS_REAL(cuMemPoolDestroy)(*pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Memory in chunks does not know what was allowed to a pool: in mode `swap` one that other GPUs may reach stays the driver's. */
+NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
+{
+    const CUresult result = NVS_REAL(cuMemPoolSetAccess)(pool, map, count);
+    bool given = false;
+    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
+        given = given || map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (given && nvs_config.memory_mode == 2 && nvs_config.enabled && !is_special(pool) && !mark_special(pool, true))
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "no memory to remember that other GPUs may reach a pool; they may not reach what it gives from now on");
+    return result;
 }
 
 NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)

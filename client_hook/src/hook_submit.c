@@ -1,10 +1,12 @@
 /* Wrappers of everything that puts work on a GPU, or waits for it: bodies made from cuda_api.def, and those that fit no mould.
  *
- * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path.
+ * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path, for a process that sees one GPU.
  */
+#include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "memory.h"
 #include "pacing.h"
 
 /* One graph may stand for many kernels.  A constant, as the name is one. */
@@ -19,10 +21,58 @@ static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
     nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : hGraph != NULL ? (const void *)hGraph : hGraphExec, \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
 
+/* Where work may lie in memory of another GPU, as far as the call itself says it; by the same names.  Kernels get there by rights
+ * that they were given before. */
+static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0;
+static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
+static const size_t count = 0;
+static const void *const pCopy = NULL;
+
+static void meet_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, size_t length)
+{
+    for (size_t i = 0; targets != NULL && sources != NULL && i < length; i++)
+        nvs_swap_meet(gpu, targets[i], sources[i]);
+}
+
+static void meet_shape(uint32_t gpu, CUmemorytype to, CUdeviceptr target, CUmemorytype from, CUdeviceptr source)
+{
+    const bool there = to == CU_MEMORYTYPE_DEVICE || to == CU_MEMORYTYPE_UNIFIED;
+    const bool here = from == CU_MEMORYTYPE_DEVICE || from == CU_MEMORYTYPE_UNIFIED;
+    nvs_swap_meet(gpu, there ? target : 0, here ? source : 0);
+}
+
+#define NVS_MEET_SHAPE(name, type)                                                                              \
+    static void name(uint32_t gpu, const void *shape)                                                           \
+    {                                                                                                           \
+        const type *at = shape;                                                                                 \
+        if (at != NULL)                                                                                         \
+            meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice);                \
+    }
+NVS_MEET_SHAPE(meet_2d, CUDA_MEMCPY2D_v2)
+NVS_MEET_SHAPE(meet_3d, CUDA_MEMCPY3D_v2)
+NVS_MEET_SHAPE(meet_peer, CUDA_MEMCPY3D_PEER)
+static void meet_nothing(uint32_t gpu, const void *shape) {}
+
+/* A process that sees one GPU, or whose memory stays where it is, has nothing to meet. */
+#define NVS_MEET(gpu)                                                                                           \
+    do {                                                                                                        \
+        if ((dst + src + dstDevice + srcDevice != 0 || dsts != NULL || pCopy != NULL) && /* a constant for most */ \
+            NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed) == NVS_NO_GPU) && /* as in context.h */ \
+            (gpu) != NVS_NO_GPU && nvs_config.memory_mode == 2) {                                               \
+            if (dst + src + dstDevice + srcDevice != 0)                                                         \
+                nvs_swap_meet(gpu, dst + dstDevice, src + srcDevice); /* a call has one pair or the other */    \
+            if (dsts != NULL)                                                                                   \
+                meet_list(gpu, dsts, srcs, count);                                                              \
+            _Generic((pCopy), const CUDA_MEMCPY2D_v2 *: meet_2d, const CUDA_MEMCPY3D_v2 *: meet_3d,             \
+                     const CUDA_MEMCPY3D_PEER *: meet_peer, default: meet_nothing)(gpu, pCopy);                 \
+        }                                                                                                       \
+    } while (0)
+
 #define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream)         \
-    NVS_EXPORT __attribute__((flatten)) CUresult CUDAAPI symbol parameters          \
+    NVS_EXPORT __attribute__((flatten, aligned(64))) CUresult CUDAAPI symbol parameters \
     {                                                                              \
         const uint32_t gpu = (gpu_of_call);                                        \
+        NVS_MEET(gpu);                                                             \
         nvs_slot *const slot = nvs_gate_enter(gpu);                                \
         const CUresult result = NVS_REAL(symbol) arguments;                        \
         if (NVS_HEAVY(#symbol) ? nvs_gate_leave_heavy(slot, gpu) : nvs_gate_leave(slot, gpu)) \

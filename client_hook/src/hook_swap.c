@@ -7,6 +7,7 @@
 #include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
+#include "ipc.h"
 #include "log.h"
 #include "memory.h"
 #include "swap.h"
@@ -51,7 +52,9 @@ static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nv
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = as->serial; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(unsigned int *)data = as->kind == NVS_MEMORY_REDIRECTED && nvs_heir_possible(as->gpu);
+        break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = as->key; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = as->length; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(unsigned int *)data = 1; break;
@@ -99,7 +102,10 @@ NVS_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_a
 NVS_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
     nvs_allocation as;
-    if (!in_chunks(dptr, &as))
+    nvs_ipc_import shared;
+    if (nvs_ipc_imported(dptr, &shared))
+        as = (nvs_allocation){.key = shared.address, .length = shared.length};
+    else if (!in_chunks(dptr, &as))
         return NVS_REAL(cuMemGetAddressRange_v2)(pbase, psize, dptr);
     if (pbase != NULL)
         *pbase = as.key;
@@ -119,15 +125,42 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* The driver gives access to memory that it allocates itself; this memory gets it chunk by chunk.  Access is not taken back when
- * it is disabled: what no program does is then possible for it. */
+/* The driver gives access to memory that it allocates itself; this memory gets it chunk by chunk, and stays on the card from then on.
+ * Access is not taken back when it is disabled: what no program does is then possible for it. */
 NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 {
     CUresult result = NVS_REAL(cuCtxEnablePeerAccess)(peerContext, Flags);
     if (nvs_config.memory_mode != 2 || !nvs_config.enabled || result != CUDA_SUCCESS)
         return result;
     uint32_t owner = nvs_context_gpu(peerContext), accessor = nvs_current_gpu();
-    if (owner < NVS_MAX_GPUS && accessor < NVS_MAX_GPUS && nvs_memory_backend(owner)->chunked)
+    if (owner < NVS_MAX_GPUS && accessor < NVS_MAX_GPUS && nvs_memory_backend(owner)->chunked) {
+        nvs_swap_reach(owner);
         nvs_backend_swap_allow(owner, accessor);
+    }
     return result;
+}
+
+static bool can_reach(uint32_t accessor, uint32_t owner)
+{
+    int can = 0;
+    return NVS_REAL(cuDeviceCanAccessPeer)(&can, (CUdevice)accessor, (CUdevice)owner) == CUDA_SUCCESS && can != 0;
+}
+
+void nvs_swap_meet(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
+{
+    const CUdeviceptr ends[] = {one, other};
+    uint32_t parties[] = {gpu, gpu, gpu};
+    bool chunked[2] = {false, false};
+    nvs_allocation as;
+    for (size_t i = 0; i < 2; i++)
+        if (ends[i] != 0 && (chunked[i] = in_chunks(ends[i], &as))) {
+            parties[i] = as.gpu;
+            if (as.gpu != gpu)
+                nvs_swap_reach(as.gpu);
+        }
+    /* Between GPUs the driver copies its own memory in any case, this only with rights; which of them copies is not known. */
+    for (size_t i = 0; i < 2; i++)
+        for (size_t j = 0; j < 3 && chunked[i]; j++)
+            if (parties[j] != parties[i] && !nvs_swap_is_allowed(parties[i], parties[j]) && can_reach(parties[j], parties[i]))
+                nvs_backend_swap_allow(parties[i], parties[j]);
 }

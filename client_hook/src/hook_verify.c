@@ -3,39 +3,26 @@
  * _exit runs no handler, and Python's multiprocessing ends its processes by it: without a word from us nobody would know what
  * they did.  The function is ours in every process; outside of `nvshare-run --verify` it hands on at once.
  */
-#define _GNU_SOURCE /* gettid, RTLD_NEXT */
+#define _GNU_SOURCE /* RTLD_NEXT */
 #include "base.h"
 #include "gate.h"
 #include "nvshare.h"
 #include "resolve.h"
+#include "thread.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Our own threads move memory while the gate is closed to all others: that is no bypass.  They are told by their names, as the
- * thread that started the process cannot be meant. */
-static bool on_own_thread(void)
-{
-    static _Thread_local int known; /* 0: not asked yet, 1: ours, 2: another */
-    char name[16] = "";
-    if (known == 0) {
-        (void)prctl(PR_GET_NAME, name, 0, 0, 0);
-        bool ours = strcmp(name, "nvshare") == 0 || strcmp(name, "nvshare-mover") == 0;
-        known = ours && syscall(SYS_gettid) != getpid() ? 1 : 2;
-    }
-    return known == 1;
-}
-
+/* Our own threads move memory while the gate is closed to all others: that is no bypass, and no work of the application. */
 NVS_EXPORT uint32_t nvshare_gate_depth(void)
 {
     const nvs_slot *slot = nvs_self;
     if (slot != NULL && slot->depth != 0)
         return slot->depth;
-    return on_own_thread() ? UINT32_MAX : 0;
+    return nvs_thread_is_own() ? UINT32_MAX : 0;
 }
 
 static _Atomic(nvshare_at_end *) before_end;         /* release and acquire: whatever it needs was set up before */

@@ -282,7 +282,12 @@ static CUresult allow_number(nvs_segment *segment, CUdeviceptr address, size_t s
     const rights *given = argument;
     if (given->desc == NULL || given->count == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    return nvs_view_allow(segment, address, given->desc, given->count);
+    const CUresult result = nvs_view_allow(segment, address, given->desc, given->count);
+    for (size_t i = 0; result == CUDA_SUCCESS && i < given->count; i++)
+        if (given->desc[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && (uint32_t)given->desc[i].location.id != segment->gpu &&
+            given->desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+            nvs_swap_reach(segment->gpu);
+    return result;
 }
 
 static CUresult allow_driver(CUdeviceptr address, size_t size, void *argument)

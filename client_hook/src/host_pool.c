@@ -46,6 +46,7 @@ static bool grow_failed, keeps;
 static unsigned helpers; /* two, so that one registers while the other touches */
 static bool share_known; /* the coordinator has a budget */
 static uint64_t share_bytes;
+static uint64_t asked_bytes; /* by threads that ask for a larger share: not to be given back before they have taken it */
 static uint64_t available_bytes, looked_ns;
 
 /* --- room --- */
@@ -81,16 +82,19 @@ bool nvs_host_reserve(uint64_t bytes)
     for (int i = 0;; i++) {
         pthread_mutex_lock(&lock);
         bool fits = fits_here(bytes), covered = !share_known || reserved_bytes + bytes <= share_bytes;
+        bool done = !fits || covered || i == TRIES;
         uint64_t sum = reserved_bytes + bytes;
         if (fits && covered) {
             reserved_bytes = sum;
             pthread_cond_broadcast(&changed); /* more may be made ready ahead */
         }
+        if (i == 0 && !done)
+            asked_bytes += bytes;
+        else if (i > 0 && done)
+            asked_bytes -= bytes;
         pthread_mutex_unlock(&lock);
-        if (!fits || covered)
-            return fits;
-        if (i == TRIES)
-            return false;
+        if (done)
+            return fits && covered;
         nvs_agent_reserve_host(i == 0 ? whole_steps(sum) : sum);
     }
 }
@@ -121,7 +125,7 @@ uint64_t nvs_host_share_in_use(void)
 bool nvs_host_spare_share(uint64_t *out)
 {
     pthread_mutex_lock(&lock);
-    uint64_t keep = whole_steps(reserved_bytes);
+    uint64_t keep = whole_steps(reserved_bytes + asked_bytes);
     bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one stays, for the next allocation */
     if (spare)
         *out = share_bytes = keep + NVS_HOST_STEP;
@@ -281,7 +285,7 @@ static bool wait_for(uint64_t length_ns)
 static bool program_may_run(uint32_t gpu)
 {
     /* Relaxed: only how gently we go on depends on it. */
-    return (atomic_load_explicit(&nvs_gates[gpu].state, memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
+    return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
 }
 
 /* Locked.  A piece ahead of need, and the rest after it. */
@@ -465,6 +469,7 @@ void nvs_host_after_fork(void)
     growing_grains = 0;
     memset(ahead_bytes, 0, sizeof ahead_bytes);
     share_known = keeps = grow_failed = false;
+    asked_bytes = 0; /* their threads do not exist here */
     share_bytes = 0;
     helpers = 0;
     looked_ns = 0;

@@ -124,18 +124,28 @@ static uint64_t read_quantity(const char *variable, const struct unit *units, co
     return preset;
 }
 
-static int32_t read_priority(void)
+static int32_t read_number(const char *variable, int32_t low, int32_t high, int32_t preset)
 {
-    const char *text = getenv("NVSHARE_PRIORITY");
+    const char *text = getenv(variable);
     char *end;
     if (text == NULL || text[0] == 0)
-        return 0;
+        return preset;
     errno = 0;
     long value = strtol(text, &end, 10);
-    if (errno == 0 && *end == 0 && value >= INT32_MIN && value <= INT32_MAX)
+    if (errno == 0 && *end == 0 && value >= low && value <= high)
         return (int32_t)value;
-    nvs_log(NVS_LOG_WARNING, "NVSHARE_PRIORITY=%s is not a whole number; using 0", text);
-    return 0;
+    nvs_log(NVS_LOG_WARNING, "%s=%s is not a whole number from %d to %d; using %d", variable, text, low, high, preset);
+    return preset;
+}
+
+static void read_gang(void)
+{
+    const char *text = getenv("NVSHARE_GANG");
+    size_t length = text != NULL ? strlen(text) : 0;
+    if (length >= sizeof nvs_config.gang || !nvs_wire_text_valid((const uint8_t *)text, length))
+        nvs_log(NVS_LOG_WARNING, "NVSHARE_GANG is longer than %zu bytes or no UTF-8; ignored", sizeof nvs_config.gang - 1);
+    else if (length > 0)
+        memcpy(nvs_config.gang, text, length + 1);
 }
 
 static void read_path(const char *variable, char *out, size_t size)
@@ -165,7 +175,9 @@ static void read_environment(void)
         return;
     copy_text(nvs_config.name, sizeof nvs_config.name,
               name != NULL && name[0] != 0 ? name : program_invocation_short_name);
-    nvs_config.priority = read_priority();
+    nvs_config.priority = read_number("NVSHARE_PRIORITY", INT32_MIN, INT32_MAX, 0);
+    nvs_config.weight = (uint16_t)read_number("NVSHARE_WEIGHT", 1, (int32_t)NVS_WIRE_MAX_WEIGHT, 1);
+    read_gang();
     nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MEMORY_MODE_MANAGED);
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);

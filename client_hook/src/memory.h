@@ -27,6 +27,7 @@ typedef struct nvs_watch {
     bool (*room)(void *argument, uint64_t bytes, bool wait);
     void *argument;
     bool promised; /* there is said to be room: if there is none, it will come in a moment */
+    bool asks;     /* nobody has promised any: what comes in asks for room first, as an allocation does */
 } nvs_watch;
 
 typedef struct nvs_chunk_figures {
@@ -120,6 +121,13 @@ CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t byt
 
 /* cuPointerGetAttribute of memory in chunks.  hook_swap.c */
 CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer);
+
+/* Work of this GPU is going to use memory at these addresses (0: none).  Memory in chunks of another GPU stays on its card from then
+ * on, and so that it is there, its lease is waited for, once; and all of them may reach it.  Before the gate is entered.  hook_swap.c */
+void nvs_swap_meet(uint32_t gpu, CUdeviceptr one, CUdeviceptr other);
+
+/* Waits until nothing that was submitted in this context uses memory any more.  memory_release.c */
+CUresult nvs_memory_settle(uint32_t gpu, CUcontext context);
 
 /* cuMemFree: by the backend for what it made, by the driver for everything else. */
 CUresult nvs_memory_release(CUdeviceptr pointer);

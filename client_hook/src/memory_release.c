@@ -4,6 +4,7 @@
  */
 #include "context.h"
 #include "cuda_api.h"
+#include "ipc.h"
 #include "log.h"
 #include "memory.h"
 #include "pacing.h"
@@ -36,7 +37,7 @@ static CUresult settle_current(uint32_t gpu)
 }
 
 /* cuMemFree returns when nothing uses the memory any more.  Where the driver does not see to that, we do. */
-static CUresult settle_context(uint32_t gpu, CUcontext context)
+CUresult nvs_memory_settle(uint32_t gpu, CUcontext context)
 {
     CUcontext current = NULL, ignored;
     NVS_REAL(cuCtxGetCurrent)(&current);
@@ -65,7 +66,7 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
     case NVS_FOUND:
         break;
     }
-    CUresult result = entry->chunked ? settle_context(entry->gpu, entry->context) : CUDA_SUCCESS;
+    CUresult result = entry->chunked ? nvs_memory_settle(entry->gpu, entry->context) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
         result = entry->kind == NVS_MEMORY_REDIRECTED ? release_redirected(entry) : NVS_REAL(cuMemFree_v2)(pointer);
     if (result == CUDA_SUCCESS)
@@ -166,4 +167,5 @@ void nvs_memory_context_gone(CUcontext context)
     }
     nvs_backend_managed.context_gone(context);
     nvs_backend_swap.context_gone(context);
+    nvs_ipc_context_gone(context);
 }

@@ -41,7 +41,7 @@ int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out);
  * 0, or -1 as above. */
 int nvshare_yield(uint32_t gpu);
 
-/* Not 0 while the calling thread is in a call that passed the gate, and always on the hook's own thread.  For the bypass
+/* Not 0 while the calling thread is in a call that passed the gate; UINT32_MAX on a thread of the hook's own.  For the bypass
  * detector. */
 uint32_t nvshare_gate_depth(void);
 

@@ -41,7 +41,9 @@ static void forget(nvs_pace_stream *entry)
 void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     const uint64_t longest = entry->guessed ? GUESSED_EVERY : now->lone ? LONE_EVERY : LONGEST_EVERY;
-    uint64_t every = entry->each_ns == 0 ? 1 : now->budget_ns / (now->lone ? 6 : 8) / entry->each_ns;
+    /* Where nothing is ever pending a look costs more than what it may find. */
+    const uint64_t part = !now->lone ? 8 : entry->idle == NVS_PACE_IDLE ? 1 : 6;
+    uint64_t every = entry->each_ns == 0 ? 1 : now->budget_ns / part / entry->each_ns;
     if (!now->lone) { /* by what is submitted, then */
         if (entry->lone)
             entry->stretch.ns = entry->stretch.guess_ns = entry->since * entry->each_ns;
@@ -280,6 +282,7 @@ static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *
         now->budget_ns <<= entry->relief / 2;
     if (!take_what_is_done(entry, now))
         return false;
+    entry->idle = entry->count != 0 ? 0 : entry->idle < NVS_PACE_IDLE ? entry->idle + 1 : entry->idle;
     judge(entry, synchronized, now);
     if (now->lone && entry->relief == MOST_RELIEF) {
         nvs_pace_stream_nothing_since(entry);

@@ -17,6 +17,7 @@
 #include "pace_cost.h"
 
 enum { NVS_PACE_RING = 16 }; /* events a stream and thread; one more is kept as the reference for times */
+enum { NVS_PACE_IDLE = 8 };  /* so many looks that found nothing pending: the program is bound by launching */
 
 typedef struct nvs_pace_event {
     CUevent event;
@@ -41,6 +42,7 @@ typedef struct nvs_pace_stream {
     uint32_t synchronized; /* the thread's, at the last look */
     uint8_t relief;     /* harm done lately to who is alone; every second one doubles the budget, so that one mishap does not */
     uint8_t waits;      /* without harm */
+    uint8_t idle;       /* looks one after the other that found nothing pending, NVS_PACE_IDLE at most */
     uint32_t since;     /* submissions since the last event */
     uint32_t every;     /* so many at most between two events ... */
     uint64_t every_ns;  /* ... nor more than this */

@@ -29,6 +29,7 @@
 enum {
     STREAMS = 16,        /* streams that a thread has in mind; others take the place of the one not used for longest */
     LONE_STRIDE = 61,    /* no multiple of the number of streams that a program may use in turns */
+    IDLE_STRIDE = 251,   /* the same while nothing is ever pending */
     UNPACED_STRIDE = 1024, /* where nothing is paced at all */
     RECENT = 256,        /* looks of a thread: a stream not used for so long does not count as busy */
     WINDOW_BITS = 24,    /* 17 ms: a thread that was not here in this window or the one before does not share the budget */
@@ -154,7 +155,8 @@ static uint64_t parts(pace_thread *thread, const nvs_pace_stream *looked_at, uin
 /* While alone, the stream with the longest kernels says when this thread is looked at again. */
 static void choose_stride(pace_thread *thread, const nvs_pace_stream *looked_at)
 {
-    thread->stride = looked_at->every < LONE_STRIDE ? looked_at->every : LONE_STRIDE;
+    const uint32_t longest = looked_at->idle == NVS_PACE_IDLE ? IDLE_STRIDE : LONE_STRIDE;
+    thread->stride = looked_at->every < longest ? looked_at->every : longest;
     for (unsigned i = 0; i < STREAMS; i++) {
         const nvs_pace_stream *entry = &thread->streams[i];
         if (in_use(thread, entry) && entry->every < thread->stride)

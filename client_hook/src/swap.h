@@ -16,7 +16,8 @@
  * chunks are copied from and to, and each is mapped a second time wherever the application mapped the handle (swap_view.c).
  *
  * Threads: `state` and `host` of a chunk are written by who allocates it before it is listed, and afterwards only by the agent
- * thread and its movers, under the lock; an application's thread that stands in the open gate may pin.  The lock is never held
+ * thread and its movers, under the lock; an application's thread that stands in the open gate may pin, and who
+ * shared a chunk (swap_share.c) ends that at any time.  The lock is never held
  * across a call of the driver.
  *
  * May not go here: quotas, the registry of allocations, what the coordinator wants.
@@ -35,7 +36,7 @@ typedef enum nvs_chunk_state {
     NVS_CHUNK_RESIDENT, /* mapped */
     NVS_CHUNK_EVICTED,  /* on the host */
     NVS_CHUNK_HOSTED,   /* mapped, its memory being the host's: the GPU reaches it where it is.  swap_hosted.c */
-    NVS_CHUNK_PINNED,   /* mapped, and never moved again */
+    NVS_CHUNK_PINNED,   /* mapped, and not moved: others know of it */
 } nvs_chunk_state;
 
 static inline bool nvs_chunk_is_mapped(uint8_t state)
@@ -53,8 +54,9 @@ typedef struct nvs_chunk {
     uint64_t restored;            /* when it came to the GPU last, in restorations */
     uint32_t at, grains;          /* where in the segment, and its size */
     uint8_t state;
+    uint32_t shares; /* under the lock: of a PINNED one, how many exports to other processes keep it (swap_share.c) */
     bool mapped; /* of a segment with `own`: there is memory at its address.  Changes within a claim. */
-    int descriptor; /* of memory that another program handed down, kept to hand it on; 0: none */
+    int descriptor; /* of memory that another program handed down, kept to hand it on; 0: it is our own; -1: none could be kept */
 } nvs_chunk;
 
 /* A place where the application has mapped a handle. */
@@ -114,6 +116,8 @@ typedef struct nvs_swap_gpu {
     uint64_t restorations;
     bool host_rest;     /* the next restoration leaves nothing missing: what finds no room on the GPU is hosted */
     uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
+    uint32_t granted; /* of the accessors, those that have their rights to all that is mapped */
+    bool reached; /* another GPU of this process works on its memory, whatever lease there is: it stays.  swap_rights.c */
 } nvs_swap_gpu;
 
 /* --- swap_segment.c --- */
@@ -158,6 +162,10 @@ CUresult nvs_rights_of_access(uint32_t owner, CUdeviceptr address, uint64_t byte
 void nvs_rights_of_attributes(const nvs_segment *segment, uint32_t chunk);
 /* Another GPU may now reach this one's memory. */
 void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
+bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
+/* Another GPU of this process works on this one's memory from now on: all of it stays on the card.  Waits for the lease, once. */
+void nvs_swap_reach(uint32_t gpu);
+bool nvs_swap_is_reached(uint32_t gpu);
 /* CU_POINTER_ATTRIBUTE_SYNC_MEMOPS of all that a segment holds; the segment may be gone. */
 CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on);
 bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment);
@@ -196,6 +204,18 @@ bool nvs_heir_take(const nvs_segment *segment, uint32_t chunk, CUmemGenericAlloc
 /* Before a chunk is unmapped, a descriptor of its memory, for nvs_heir_give afterwards; -1: nobody wants it. */
 int nvs_heir_offer(const nvs_segment *segment, uint32_t chunk);
 void nvs_heir_give(const nvs_segment *segment, uint32_t chunk, int offered);
+
+/* --- swap_share.c: chunks that other processes map too --- */
+typedef struct nvs_share { /* the chunks that hold a range of addresses */
+    nvs_segment *segment;
+    uint32_t first, count;
+    uint64_t bytes, offset; /* of these chunks together, and where in them the range begins */
+} nvs_share;
+/* Pins them; the segment has one user more.  The caller stands in the open gate.  The segment may be gone. */
+CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out);
+void nvs_share_end(const nvs_share *share); /* takes the lock itself; may destroy the segment */
+/* A descriptor of a mapped chunk's memory, the caller's to close; -1: there is none. */
+int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
 
 /* --- swap_arena.c: blocks of 512 bytes, or of whole grains in an arena of large ones and in a space; all locked --- */
 #define NVS_ARENA_BLOCK 512u

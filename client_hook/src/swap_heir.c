@@ -7,7 +7,6 @@
 #include "cuda_api.h"
 #include "handdown.h"
 
-#include <fcntl.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -44,19 +43,7 @@ bool nvs_heir_take(const nvs_segment *segment, uint32_t chunk, CUmemGenericAlloc
 
 int nvs_heir_offer(const nvs_segment *segment, uint32_t chunk)
 {
-    const int kept = segment->chunks[chunk].descriptor;
-    CUmemGenericAllocationHandle handle;
-    int offered = -1;
-    if (segment->own != NULL || !nvs_bequest_open(segment->gpu))
-        return -1;
-    if (kept > 0) /* what was imported the driver does not export again */
-        return fcntl(kept, F_DUPFD_CLOEXEC, 0);
-    if (NVS_REAL(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)nvs_segment_chunk_address(segment, chunk)) != CUDA_SUCCESS)
-        return -1;
-    if (NVS_REAL(cuMemExportToShareableHandle)(&offered, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS)
-        offered = -1;
-    NVS_REAL(cuMemRelease)(handle);
-    return offered;
+    return segment->own == NULL && nvs_bequest_open(segment->gpu) ? nvs_chunk_descriptor(segment, chunk) : -1;
 }
 
 void nvs_heir_give(const nvs_segment *segment, uint32_t chunk, int offered)

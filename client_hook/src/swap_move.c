@@ -150,8 +150,8 @@ nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch
     if (m.count == 0)
         return NVS_OK;
     choose(&m, bytes);
-    qsort(m.places, m.count, sizeof *m.places, by_preference_in);
     if (out) {
+        qsort(m.places, m.count, sizeof *m.places, by_preference_in); /* what comes in was chosen in this order */
         uint64_t grains = 0;
         for (size_t i = 0; i < m.count; i++)
             grains += m.places[i].bytes / NVS_HOST_GRAIN;

@@ -4,7 +4,9 @@
  */
 #include "swap.h"
 
+#include "agent.h"
 #include "cuda_api.h"
+#include "gate.h"
 #include "log.h"
 
 CUresult nvs_rights_of_access(uint32_t owner, CUdeviceptr address, uint64_t bytes)
@@ -61,7 +63,40 @@ void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
         }
         segment = next;
     }
+    of->granted |= UINT32_C(1) << accessor;
     nvs_swap_unlock();
+}
+
+bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor)
+{
+    nvs_swap_lock();
+    const bool allowed = (nvs_swap_gpus[gpu].granted >> accessor & 1) != 0;
+    nvs_swap_unlock();
+    return allowed;
+}
+
+/* A lease is of one GPU, and so is a drain: nobody waits for what other GPUs do before this one's memory is moved, and nobody brings
+ * it back before they go on.  So what they reach is not moved at all.  In the gate everything is on the card, and no move is under
+ * way; what is allocated later is backed at once (backend_swap.c). */
+void nvs_swap_reach(uint32_t gpu)
+{
+    if (gpu >= NVS_MAX_GPUS || nvs_swap_is_reached(gpu))
+        return;
+    nvs_slot *const slot = nvs_gate_enter(gpu);
+    nvs_swap_lock();
+    nvs_swap_gpus[gpu].reached = true;
+    nvs_swap_unlock();
+    nvs_gate_leave(slot, gpu);
+    nvs_agent_memory_changed(gpu);
+    nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
+}
+
+bool nvs_swap_is_reached(uint32_t gpu)
+{
+    nvs_swap_lock();
+    const bool reached = nvs_swap_gpus[gpu].reached;
+    nvs_swap_unlock();
+    return reached;
 }
 
 /* A segment that is still listed gets one user more; who asks may hold a pointer to one that is no more. */

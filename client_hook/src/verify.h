@@ -23,14 +23,16 @@ enum { NVS_MOST_ESCAPES = 512 };
 
 typedef struct nvs_books {
     uint64_t ran[NVS_WORK_KINDS], gated[NVS_WORK_KINDS];
-    uint64_t own[NVS_WORK_KINDS]; /* the driver's: beside a call that submits nothing, such as loading a module */
+    uint64_t own[NVS_WORK_KINDS]; /* the driver's, beside a call that submits nothing, such as loading a module; and the hook's moves */
     uint64_t gated_calls, lost_records;
     nvs_escape escapes[NVS_MOST_ESCAPES]; /* the last one takes what finds no place */
     unsigned escape_count;
 } nvs_books;
 
+typedef enum nvs_passage { NVS_PASSAGE_NONE, NVS_PASSAGE_GATED, NVS_PASSAGE_HOOK } nvs_passage; /* HOOK: on a thread of the hook's */
+
 /* A driver call begins, on this thread; `correlations` are those that work may name it by (0: none). */
-void nvs_books_call(const char *function, const char *symbol, bool gated, uint32_t correlation, uint32_t outer_correlation);
+void nvs_books_call(const char *function, const char *symbol, nvs_passage passage, uint32_t correlation, uint32_t outer_correlation);
 
 /* Work ran.  `matched` false: nothing is known of it but that it did. */
 void nvs_books_work(nvs_work kind, const char *symbol, uint32_t correlation, bool matched);

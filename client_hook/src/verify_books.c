@@ -16,7 +16,7 @@
 enum { RING = 1 << 22, MOST_NAMES = 1024, NAME_CELLS = 4096 };
 
 /* What is known of a call, in the order in which it weighs when several share a correlation. */
-enum { UNSEEN, OTHER, GATED, ESCAPED };
+enum { UNSEEN, OTHER, HOOK, GATED, ESCAPED };
 
 typedef struct named {
     const char *name;
@@ -137,13 +137,13 @@ static nvs_escape *escape_locked(const char *function, const char *symbol)
     return made;
 }
 
-void nvs_books_call(const char *function, const char *symbol, bool gated, uint32_t correlation, uint32_t outer_correlation)
+void nvs_books_call(const char *function, const char *symbol, nvs_passage passage, uint32_t correlation, uint32_t outer_correlation)
 {
-    uint16_t what = GATED;
+    uint16_t what = passage == NVS_PASSAGE_HOOK ? HOOK : GATED;
     unsigned name = 0;
-    if (gated) {
+    if (passage == NVS_PASSAGE_GATED) {
         atomic_fetch_add_explicit(&gated_calls, 1, memory_order_relaxed);
-    } else {
+    } else if (passage == NVS_PASSAGE_NONE) {
         name = index_of(function);
         what = names[name].what; /* written once, before its index was given out */
         if (what == UNSEEN)
@@ -166,7 +166,7 @@ void nvs_books_work(nvs_work kind, const char *symbol, uint32_t correlation, boo
     books.ran[kind]++;
     if (!matched || what == GATED)
         books.gated[kind] += matched;
-    else if (kind != NVS_WORK_KERNEL && (what == OTHER || correlation == 0))
+    else if (what == HOOK || (kind != NVS_WORK_KERNEL && (what == OTHER || correlation == 0)))
         books.own[kind]++;
     else
         escape_locked(what == UNSEEN ? names[0].name : names[(uint16_t)seen].name, kind == NVS_WORK_KERNEL ? symbol : "")->ran++;

@@ -49,8 +49,9 @@ static void on_call(void *argument, uint32_t domain, uint32_t callback_id, const
     }
     if (domain != NVS_CUPTI_DRIVER || call->site != NVS_CUPTI_ENTER || call->function == NULL)
         return;
-    const bool gated = gate_depth != NULL && gate_depth() != 0;
-    nvs_books_call(call->function, call->symbol, gated, call->correlation, runtime_correlation);
+    const uint32_t depth = gate_depth != NULL ? gate_depth() : 0;
+    const nvs_passage passage = depth == 0 ? NVS_PASSAGE_NONE : depth == UINT32_MAX ? NVS_PASSAGE_HOOK : NVS_PASSAGE_GATED;
+    nvs_books_call(call->function, call->symbol, passage, call->correlation, runtime_correlation);
 }
 
 static void want_buffer(uint8_t **buffer, size_t *size, size_t *most_records)

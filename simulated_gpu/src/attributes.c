@@ -55,7 +55,7 @@ static CUresult get(void *out, CUpointer_attribute attribute, CUdeviceptr pointe
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: value = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; break;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: value = one->kind == MEM_POOL ? (uintptr_t)one->handle : 0; break;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: value = one->sync_memops; break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: value = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: value = one->kind == MEM_DEVICE && one->mapped_bytes != 0; break;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: value = one->kind == MEM_MAPPED ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : 0; break;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: value = 0; break;
     default: return CUDA_ERROR_INVALID_VALUE;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define ALIGNMENT 512u
 #define MAPPED_FROM (1u << 16)
@@ -128,6 +129,8 @@ CUresult nvs_sim_release(uintptr_t base)
         return CUDA_ERROR_INVALID_VALUE;
     sim_allocation allocation = *found;
     nvs_sim_remove(found);
+    if (allocation.shared_file != 0)
+        close(allocation.shared_file - 1); /* importers keep what they have mapped */
     if (allocation.kind == MEM_MANAGED && allocation.charged_bytes != 0)
         nvs_sim_managed_forget(&allocation);
     else if (allocation.charged_bytes != 0)

@@ -299,7 +299,7 @@ CUresult nvs_sim_copy_submit(sim_stream *stream, sim_copy *copy, bool host_waits
 void nvs_sim_copy_describe(const sim_copy *copy, CUDA_MEMCPY3D *out);
 
 /* memory.c */
-enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED };
+enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED };
 typedef struct sim_allocation {
     uintptr_t base;
     size_t bytes;         /* as asked for */
@@ -314,6 +314,10 @@ typedef struct sim_allocation {
     bool read_mostly, sync_memops;
     uint64_t accessed_by;
     void *handle; /* MEM_MAPPED: the physical handle; MEM_POOL: the pool */
+    int shared_file; /* of memory that was exported (ipc.c): its descriptor + 1 */
+    int32_t shared_by;   /* MEM_IMPORTED: whose it is, */
+    uint64_t shared_id;  /* its id there, */
+    uint32_t references; /* and how often it is open */
 } sim_allocation;
 sim_allocation *nvs_sim_find(uintptr_t address); /* whichever contains it; NULL: pageable host memory */
 CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, unsigned flags, CUdeviceptr *out);

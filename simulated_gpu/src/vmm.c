@@ -349,7 +349,10 @@ SIM_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
     NVS_SIM_CHECK(handle != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(shHandleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
     int file = fcntl((int)(uintptr_t)osHandle, F_DUPFD_CLOEXEC, 0);
-    NVS_SIM_CHECK(file >= 0 && fstat(file, &info) == 0 && info.st_size > TAIL, CUDA_ERROR_INVALID_VALUE);
+    const bool sized = file >= 0 && fstat(file, &info) == 0 && info.st_size > TAIL;
+    if (file >= 0 && !sized)
+        close(file);
+    NVS_SIM_CHECK(sized, CUDA_ERROR_INVALID_VALUE);
     const size_t bytes = (size_t)info.st_size - TAIL;
     bill found = {0};
     sim_device *device = NULL;

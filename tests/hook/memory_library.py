@@ -22,11 +22,23 @@ SOURCES: Final = (
         "backend_device",
         "backend_managed",
         "backend_swap",
+        "hook_ipc",
         "hook_memory",
         "hook_pool",
     ),
+    *("ipc_export", "ipc_import", "ipc_server", "ipc_socket"),
     *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_move"),
-    *("swap_pipeline", "swap_rights", "swap_segment", "swap_view", "handdown", "host_pool", "host_system", "thread"),
+    *(
+        "swap_pipeline",
+        "swap_rights",
+        "swap_segment",
+        "swap_share",
+        "swap_view",
+        "handdown",
+        "host_pool",
+        "host_system",
+        "thread",
+    ),
 )
 
 MIB: Final = 1 << 20

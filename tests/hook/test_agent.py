@@ -47,23 +47,45 @@ def test_waits_for_the_grant_and_releases_on_revoke(coordinator: ScriptedCoordin
 
 def test_hello_says_who(coordinator: ScriptedCoordinator, start: StartClient) -> None:
     """Broken: the environment of a client does not reach the coordinator."""
-    client = start(NVSHARE_PRIORITY="-3", NVSHARE_NAME="é" * 40, NVSHARE_MEMORY_LIMIT="1.5GiB")
+    client = start(
+        NVSHARE_PRIORITY="-3",
+        NVSHARE_NAME="é" * 40,
+        NVSHARE_MEMORY_LIMIT="1.5GiB",
+        NVSHARE_WEIGHT="300",
+        NVSHARE_GANG="pär",
+    )
     client.tell("launch 1000")
     hello = coordinator.expect(wire.Hello)
     assert (hello.protocol, hello.process_id) == (wire.PROTOCOL_VERSION, client.process.pid)
     assert (hello.priority, hello.memory_limit_bytes) == (-3, 3 << 29)
     assert (hello.name, hello.program) == ("é" * 31, "client")
+    assert (hello.weight, hello.gang) == (300, "pär")
 
 
 def test_bad_environment_is_said_and_ignored(coordinator: ScriptedCoordinator, start: StartClient) -> None:
     """Broken: a typing mistake in a variable stops a program, or is swallowed."""
-    client = start(NVSHARE_PRIORITY="high", NVSHARE_MEMORY_LIMIT="lots", NVSHARE_ON_LOSS="maybe", NVSHARE_MEMORY="disk")
+    client = start(
+        NVSHARE_PRIORITY="high",
+        NVSHARE_MEMORY_LIMIT="lots",
+        NVSHARE_ON_LOSS="maybe",
+        NVSHARE_MEMORY="disk",
+        NVSHARE_WEIGHT="10001",
+        NVSHARE_GANG="x" * 64,
+    )
     client.tell("launch 1000")
     hello = coordinator.expect(wire.Hello)
     assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, wire.MemoryMode.MANAGED)
+    assert (hello.weight, hello.gang) == (1, "")
     client.process.kill()
     _, errors = client.ended()
-    for variable in ("NVSHARE_PRIORITY", "NVSHARE_MEMORY_LIMIT", "NVSHARE_ON_LOSS", "NVSHARE_MEMORY=disk"):
+    for variable in (
+        "NVSHARE_WEIGHT",
+        "NVSHARE_GANG",
+        "NVSHARE_PRIORITY",
+        "NVSHARE_MEMORY_LIMIT",
+        "NVSHARE_ON_LOSS",
+        "NVSHARE_MEMORY=disk",
+    ):
         assert errors.count(variable) == 1
 
 

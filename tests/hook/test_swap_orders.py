@@ -298,6 +298,21 @@ def test_host_memory_is_asked_for_in_steps(
         reserved(coordinator, 256 * MIB, 256 * MIB)
 
 
+def test_a_share_is_not_given_back_before_it_is_taken(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: the agent returns what was just granted for a large allocation, which then finds no memory."""
+    with start(environment, tmp_path) as client:
+        with_budget(client, coordinator)
+        for _ in range(20):
+            client.tell(f"alloc {600 * MIB}")
+            reserved(coordinator, 768 * MIB, 768 * MIB)
+            result, pointer = client.result()
+            assert result == 0
+            assert client.ask("free", pointer) == 0
+            reserved(coordinator, 256 * MIB, 256 * MIB)
+
+
 def resident_bytes(client: Client) -> int:
     """Of the whole process."""
     pages = int(Path(f"/proc/{client.process.pid}/statm").read_text().split()[1])

@@ -189,6 +189,35 @@ def test_growth_under_a_lease_asks_for_room(
         assert client.ask("alloc", 20 * MIB)[0] == 0, "without a lease nobody needs to be asked"
 
 
+def test_what_comes_in_at_a_grant_asks_for_room(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: granted without its memory (a late switch), a client brings it in beside what others have there."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, pointer = client.ask("alloc", 60 * MIB)
+        assert client.ask("write", pointer, 60 * MIB, 5) == 0
+        coordinator.revoke(1)
+        assert order(coordinator, wire.Evict, 1, 60 * MIB) == (60 * MIB, 0)
+        settings(coordinator, reserve=True)
+        client.tell(f"same {pointer} {60 * MIB} 5")
+        coordinator.expect(wire.Request)
+        coordinator.grant(2)
+        for _ in range(2):  # in a whole step, and then no more than is needed
+            asked = coordinator.expect(wire.ReserveMemory)
+            assert 60 * MIB <= asked.bytes <= 64 * MIB
+            coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=0))
+            if asked.bytes == 60 * MIB:
+                break
+        assert coordinator.expect(wire.Release).lease_id == 2, "refused: the lease goes back, so that room is made"
+        assert last_report(coordinator).resident_bytes == 0
+        coordinator.grant(3)
+        asked = coordinator.expect(wire.ReserveMemory)
+        coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
+        assert client.result() is True
+
+
 def test_what_could_not_be_evicted_is_not_admitted(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -223,17 +252,15 @@ def test_pointers_look_like_plain_device_memory(
             assert client.ask("attribute", is_managed, inside) == [0, 0, 0, 0]
             assert client.ask("attribute", memory_type, inside) == [0, 2, 0, 2]
             assert client.ask("attribute", ordinal, inside) == [0, 0, 0, 0]
-            assert client.ask("attribute", ipc_capable, inside) == [0, 0, 0, 0]
+            assert client.ask("attribute", ipc_capable, inside) == [0, 1, 0, 1]
             assert client.ask("attribute", start_of, inside) == [0, pointer, 0, pointer]
             assert client.ask("attribute", size_of, small + 999) == [0, 1000, 0, 1000]
             assert client.ask("attribute", host_pointer, inside)[0] == INVALID_VALUE
             assert client.ask("range", inside) == [0, pointer, 5 * MIB]
             assert client.ask("range", small + 1) == [0, small, 1000]
-            assert client.ask("ipc", pointer) != 0
             if turn == 0:
                 coordinator.revoke(1)
                 assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
-        assert "--memory device" in (tmp_path / "log").read_text(), "the remedy is said"
 
 
 def test_a_reset_gives_everything_back(

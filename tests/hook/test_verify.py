@@ -6,6 +6,7 @@ How it behaves is tested in tests/launch/test_verify.py and, on a card, in tests
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -127,7 +128,10 @@ def test_the_hooks_own_moves_are_no_escape(
         assert client.ended() == (0, "")
     [report] = read_reports(reports)
     assert (report.problem, report.escapes) == (None, ())
-    assert report.copies_gated >= 1
+    assert (report.copies, report.copies_gated) == (1, 1), "what the program itself has copied"
+    [told] = reports.glob("*.json")
+    moves = json.loads(told.read_text(encoding="ascii"))["copies"]["own"]
+    assert moves >= 4 if mode == "swap" else moves == 0, "prefetches are no copies"
 
 
 def test_the_detector_is_no_part_of_the_hook() -> None:

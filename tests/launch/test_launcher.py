@@ -42,7 +42,9 @@ def test_preload_is_idempotent(entries: list[str], separator: str) -> None:
 def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tmp_path: Path) -> None:
     """Else the hook finds no coordinator, or the user's options get lost on the way."""
     base = {"PATH": "/bin", "NVSHARE_MEMORY": "managed", "NVSHARE_ON_LOSS": "run"}
-    options = ClientOptions(memory="device", priority=-3, name="train", memory_limit_bytes=4 << 30)
+    options = ClientOptions(
+        memory="device", priority=-3, name="train", memory_limit_bytes=4 << 30, weight=3, gang="pair"
+    )
     made = launcher.client_environment(base, hook=HOOK, runtime_dir=tmp_path, options=options)
     assert made == {
         "PATH": "/bin",
@@ -51,6 +53,8 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
         "NVSHARE_SOCKET": f"{tmp_path}/hooks.sock",
         "NVSHARE_MEMORY": "device",
         "NVSHARE_PRIORITY": "-3",
+        "NVSHARE_WEIGHT": "3",
+        "NVSHARE_GANG": "pair",
         "NVSHARE_NAME": "train",
         "NVSHARE_MEMORY_LIMIT": str(4 << 30),
         "NVSHARE_ON_LOSS": "run",
@@ -61,9 +65,7 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
 def test_options_that_were_not_given_leave_the_environment_alone(tmp_path: Path) -> None:
     """Else `NVSHARE_MEMORY=device nvshare-run ...` would be overruled by a default."""
     base = {"NVSHARE_MEMORY": "device", "NVSHARE_PRIORITY": "7"}
-    made = launcher.client_environment(
-        base, hook=HOOK, runtime_dir=tmp_path, options=ClientOptions()
-    )
+    made = launcher.client_environment(base, hook=HOOK, runtime_dir=tmp_path, options=ClientOptions())
     assert (made["NVSHARE_MEMORY"], made["NVSHARE_PRIORITY"]) == ("device", "7")
     assert "NVSHARE_NAME" not in made
 

@@ -59,7 +59,8 @@ def test_standard_input_goes_to_the_command(nvshare_run: Run) -> None:
 def test_the_command_has_the_environment_of_a_client(nvshare_run: Run, runtime: RuntimeDir) -> None:
     """Else the hook would be inert, or set up as nobody asked."""
     done = nvshare_run(
-        "--memory", "device", "--priority", "5", "--name", "job", "--gpu-memory-limit", "1.5GiB", "--", "env"
+        "--memory", "device", "--priority", "5", "--name", "job", "--gpu-memory-limit", "1.5GiB",
+        "--weight", "7", "--gang", "pair", "--", "env",
     )
     variables = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     assert variables["LD_PRELOAD"].endswith("libnvshare_hook.so")
@@ -68,6 +69,7 @@ def test_the_command_has_the_environment_of_a_client(nvshare_run: Run, runtime: 
     assert variables["NVSHARE_MEMORY"] == "device"
     assert variables["NVSHARE_PRIORITY"] == "5"
     assert variables["NVSHARE_NAME"] == "job"
+    assert (variables["NVSHARE_WEIGHT"], variables["NVSHARE_GANG"]) == ("7", "pair")
     assert variables["NVSHARE_MEMORY_LIMIT"] == str(3 << 29)
 
 

@@ -78,7 +78,7 @@ int main(int argc, char **argv)
     nvs_gate_init();
     nvs_gate_arm();
     if (argc > 1 && strcmp(argv[1], "fence") == 0)
-        nvs_gate_needs_fence = true;
+        nvs_hot.needs_fence = true;
     nvs_gate_open(1, false);
     for (size_t i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, pass, (void *)(uintptr_t)i) != 0)

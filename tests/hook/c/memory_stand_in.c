@@ -51,7 +51,6 @@ void nvs_agent_reserve_host(uint64_t total_bytes)
 {
 }
 
-_Atomic uint32_t nvs_only_gpu; /* one GPU, number 0 */
 _Atomic uint32_t nvs_gpu_generation;
 _Thread_local nvs_gpu_cache nvs_cached_gpu;
 
@@ -72,9 +71,8 @@ uint32_t nvs_ask_stream_gpu(CUstream stream)
     return 0;
 }
 
-nvs_gate nvs_gates[NVS_MAX_GPUS];
+nvs_hot_page nvs_hot; /* one GPU, number 0 */
 _Thread_local nvs_slot *nvs_self; /* none: every call goes ungated */
-bool nvs_gate_needs_fence;
 
 nvs_slot *nvs_slot_register(void)
 {
@@ -94,14 +92,22 @@ void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t wha
 {
 }
 
+void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns) /* who waits looks again at once */
+{
+}
+
+void nvs_futex_wake(_Atomic uint32_t *word, int threads)
+{
+}
+
 void nvs_gate_open(uint32_t gpu, bool paced)
 {
-    atomic_store_explicit(&nvs_gates[gpu].state, NVS_GATE_OPEN, memory_order_release);
+    atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_OPEN, memory_order_release);
 }
 
 void fake_close_gate(void)
 {
-    atomic_store_explicit(&nvs_gates[0].state, NVS_GATE_CLOSED, memory_order_release);
+    atomic_store_explicit(&nvs_hot.gates[0], NVS_GATE_CLOSED, memory_order_release);
 }
 
 nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)

@@ -25,9 +25,8 @@ static unsigned checks;
 /* ---- What the code under test is linked with otherwise ---- */
 
 int nvs_log_level;
-nvs_gate nvs_gates[NVS_MAX_GPUS];
+nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
 _Thread_local nvs_slot *nvs_self;
-bool nvs_gate_needs_fence;
 _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 static nvs_slot only_slot;
 static CUcontext memory_gone; /* the last context that the memory side was told about */

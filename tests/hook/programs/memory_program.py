@@ -9,10 +9,12 @@ import ctypes
 import hashlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
@@ -75,6 +77,97 @@ def use(gpu: int) -> int:
     return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), gpu) or cuda.cuCtxSetCurrent(other))
 
 
+def enable_peer(owner: int) -> int:
+    """The current GPU may reach memory of another one."""
+    other = ctypes.c_void_p()
+    return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), owner) or cuda.cuCtxEnablePeerAccess(other, 0))
+
+
+def disable_peer(owner: int) -> int:
+    """The end of that."""
+    other = ctypes.c_void_p()
+    return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), owner) or cuda.cuCtxDisablePeerAccess(other))
+
+
+def copy_between(kind: int, to: int, source: int, size: int) -> int:
+    """From one GPU to another, waiting for it; `kind` is the call."""
+    one, other = ctypes.c_void_p(), ctypes.c_void_p()
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(one), 0)
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), 1)
+    mine = ctypes.c_void_p()  # of the current GPU
+    cuda.cuStreamCreate(ctypes.byref(mine), 1)
+    lists = (u64 * 1)(to), (u64 * 1)(source), (size_t * 1)(size), size_t(1)
+    calls: tuple[Callable[[], int], ...] = (
+        lambda: cuda.cuMemcpyPeer(u64(to), other, u64(source), one, size_t(size)),
+        lambda: cuda.cuMemcpyDtoD_v2(u64(to), u64(source), size_t(size)),
+        lambda: cuda.cuMemcpyAsync(u64(to), u64(source), size_t(size), None),
+        lambda: cuda.cuMemcpyPeerAsync(u64(to), other, u64(source), one, size_t(size), None),
+        lambda: cuda.cuMemcpyBatchAsync_v2(*lists, copy_attributes, index, size_t(1), mine),
+        lambda: cuda.cuMemcpy2D_v2(ctypes.byref(Copy2D(to=to, source=source, width=size, height=1))),
+    )
+    return int(calls[kind]() or cuda.cuCtxSynchronize())
+
+
+COPIER = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry copier(.param .u64 to, .param .u64 source, .param .u64 words)
+{
+  .reg .u64 %r<8>; .reg .u32 %t<5>; .reg .pred %p;
+  ld.param.u64 %r1, [to]; ld.param.u64 %r2, [source]; ld.param.u64 %r3, [words];
+  mov.u32 %t1, %ctaid.x; mov.u32 %t2, %ntid.x; mov.u32 %t3, %tid.x; mad.lo.u32 %t4, %t1, %t2, %t3;
+  cvt.u64.u32 %r4, %t4; setp.ge.u64 %p, %r4, %r3; @%p bra end;
+  shl.b64 %r5, %r4, 2; add.u64 %r6, %r1, %r5; add.u64 %r7, %r2, %r5;
+  ld.global.u32 %t1, [%r7]; st.global.u32 [%r6], %t1;
+end:
+  ret;
+}
+"""
+
+
+def kernel_copy(to: int, source: int, size: int) -> int:
+    """A kernel on the current GPU reads one address and writes another; waited for.  A simulated GPU copies instead."""
+    if "NVSHARE_SIM_STATE" in os.environ:
+        return copy_between(1, to, source, size)
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    result = cuda.cuModuleLoadData(ctypes.byref(module), COPIER)
+    result = result or cuda.cuModuleGetFunction(ctypes.byref(function), module, b"copier")
+    values = u64(to), u64(source), u64(size // 4)
+    parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
+    blocks = (size // 4 + 255) // 256
+    result = result or cuda.cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, None, parameters, None)
+    return int(result or cuda.cuCtxSynchronize())
+
+
+def peer_facts(gpu: int, other: int) -> list[int]:
+    """What the driver says of access between two GPUs: results and values."""
+    value = ctypes.c_int(-1)
+    facts = [int(cuda.cuDeviceCanAccessPeer(ctypes.byref(value), gpu, other)), value.value]
+    for attribute in (1, 2, 3, 4, 99):
+        value = ctypes.c_int(-1)
+        facts += [int(cuda.cuDeviceGetP2PAttribute(ctypes.byref(value), attribute, gpu, other)), value.value]
+    return facts
+
+
+class Copy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D, of device memory only."""
+
+    _fields_ = [
+        ("source_place", size_t * 2), ("source_kind", ctypes.c_int), ("source_host", u64), ("source", u64),
+        ("source_rest", size_t * 2),
+        ("place", size_t * 2), ("kind", ctypes.c_int), ("host", u64), ("to", u64), ("rest", size_t * 2),
+        ("width", size_t), ("height", size_t),
+    ]  # fmt: skip
+
+    def __init__(self, **values: int) -> None:
+        super().__init__(source_kind=2, kind=2, **values)
+
+
+index = (size_t * 1)(0)
+copy_attributes = (ctypes.c_int * 16)(1)  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+
+
 def allocate(function: str, *arguments: Any) -> list[int]:
     """[CUresult, pointer or handle] of a function whose first parameter receives it."""
     out = u64()
@@ -124,6 +217,13 @@ class Access(ctypes.Structure):
 def allow(address: int, size: int, gpu: int, flags: int) -> int:
     """cuMemSetAccess for a GPU."""
     return int(cuda.cuMemSetAccess(u64(address), size_t(size), ctypes.byref(Access(1, gpu, flags)), size_t(1)))
+
+
+def pool_allow(owner: int, gpu: int) -> int:
+    """A GPU may reach what another one's default pool gives."""
+    pool = ctypes.c_void_p()
+    result = cuda.cuDeviceGetDefaultMemPool(ctypes.byref(pool), owner)
+    return int(result or cuda.cuMemPoolSetAccess(pool, ctypes.byref(Access(1, gpu, 3)), size_t(1)))
 
 
 def access(address: int, gpu: int) -> list[int]:
@@ -234,6 +334,39 @@ def busy(duration_ns: int) -> int:
     return int(result or cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, None))
 
 
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = [("content", ctypes.c_ubyte * 64)]
+
+
+def ipc_get(pointer: int) -> list[int]:
+    """[CUresult, the handle as a number]"""
+    handle = IpcHandle()
+    return [int(cuda.cuIpcGetMemHandle(ctypes.byref(handle), u64(pointer))), int.from_bytes(handle, "little")]
+
+
+def ipc_open(handle: int, flags: int) -> list[int]:
+    """[CUresult, pointer]"""
+    return allocate("cuIpcOpenMemHandle_v2", IpcHandle.from_buffer_copy(handle.to_bytes(64, "little")), flags)
+
+
+def ipc_cycle(handle: int, rounds: int) -> list[int]:
+    """Opens and closes: how often that failed, and how many descriptors and mappings the process has more."""
+
+    def count() -> int:
+        mappings = Path("/proc/self/maps").read_text(encoding="ascii").count("simulated_gpu_memory")
+        return sum(1 for _ in Path("/proc/self/fd").iterdir()) + mappings
+
+    def once() -> bool:
+        result, pointer = ipc_open(handle, 1)
+        return result == 0 and cuda.cuIpcCloseMemHandle(u64(pointer)) == 0
+
+    failed = not once()
+    before = count()
+    return [failed + sum(not once() for _ in range(rounds)), count() - before]
+
+
 def fork() -> int:
     """A child that asks the hook, and ends; its exit code."""
     child = os.fork()
@@ -241,6 +374,43 @@ def fork() -> int:
         out = u64()
         os._exit(0 if cuda.cuMemAlloc_v2(ctypes.byref(out), size_t(1024)) != 0 else 1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def ipc_storm(handle: int, threads: int, rounds: int) -> int:
+    """Threads that open and close the same; how often that failed."""
+    failed = []
+
+    def run() -> None:
+        cuda.cuCtxSetCurrent(context)
+        for number in range(rounds):
+            result, pointer = ipc_open(handle, 1)
+            if result != 0 or cuda.cuIpcCloseMemHandle(u64(pointer)) != 0:
+                failed.append(number)
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return len(failed)
+
+
+def fail(name: int, result: int) -> int:
+    """Has a function of the simulated driver, its name being the bytes of a number, fail from now on; 0: none."""
+    if name == 0:
+        cuda.nvs_sim_clear_faults()
+    else:
+        cuda.nvs_sim_fail(name.to_bytes((name.bit_length() + 7) // 8, "big"), u64(0), result)
+    return 0
+
+
+def fork_and_stay() -> int:
+    """A child that does nothing until it is killed; its process id."""
+    child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    return child
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -268,6 +438,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "export": export,
     "import": imported,
     "set_sync": set_sync,
+    "enable_peer": enable_peer,
+    "disable_peer": disable_peer,
+    "copy_between": copy_between,
+    "pool_allow": pool_allow,
+    "kernel_copy": kernel_copy,
+    "peer_facts": peer_facts,
     "peer_copy": lambda to, source, size: cuda.cuMemcpyPeer(u64(to), context, u64(source), context, size_t(size)),
     "descriptor": lambda pointer, size: cuda.cuMemGetHandleForAddressRange(
         ctypes.byref(ctypes.c_int()), u64(pointer), size_t(size), 1, u64(0)
@@ -282,11 +458,18 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "same": same,
     "capture": lambda begin: capture(bool(begin)),
     "reset": lambda: cuda.cuDevicePrimaryCtxReset_v2(0) or start(),
+    "ipc_get": ipc_get,
+    "ipc_open": ipc_open,
+    "ipc_close": lambda pointer: cuda.cuIpcCloseMemHandle(u64(pointer)),
+    "ipc_cycle": ipc_cycle,
+    "ipc_storm": ipc_storm,
     "ipc": lambda pointer: cuda.cuIpcGetMemHandle(ctypes.create_string_buffer(64), u64(pointer)),
     "synchronize": lambda: cuda.cuStreamSynchronize(stream),
     "storm": storm,
     "busy": busy,
     "fork": fork,
+    "fork_and_stay": fork_and_stay,
+    "fail": fail,
 }
 
 

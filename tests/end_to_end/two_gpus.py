@@ -1,0 +1,143 @@
+"""Programs that use two GPUs, step by step, on simulated ones and on real ones: what must hold on both.
+
+May not go here: tests (test_two_gpus.py, tests/gpu/test_two_cards.py), anything that only one kind of GPU does.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.rig import Rig
+from tests.waiting import eventually
+
+PROGRAM = Path(__file__).resolve().parent.parent / "hook" / "programs" / "memory_program.py"
+MIB = 1 << 20
+CAPACITY = "48MiB"
+SIZE = 32 * MIB
+"""Of a program's memory on a GPU; two of them do not fit."""
+LITTLE = 8 * MIB
+BOUND_S = 60
+COPIES = range(6)
+"""Kinds of copies that memory_program.py's `copy_between` knows."""
+
+
+class Told:
+    """A program that does what it is told, a line at a time (tests/hook/programs/memory_program.py)."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], BOUND_S)
+        assert ready, "no answer"
+        return self.process.stdout.readline().strip()
+
+    def ask(self, *words: object) -> Any:
+        """What a command answers."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        line = self._line()
+        assert line, f"it ended at {words}"
+        return json.loads(line)
+
+    def fill(self, size: int, seed: int) -> int:
+        """Memory on the current GPU with a pattern in it."""
+        result, pointer = self.ask("alloc", size)
+        assert result == 0
+        assert self.ask("write", pointer, size, seed) == 0
+        return int(pointer)
+
+
+@contextmanager
+def told(stand: Rig, *, hooked: bool = True, name: str = "program") -> Iterator[Told]:
+    """Such a program in mode `swap`, or without the hook; it must end well."""
+    options = ("--memory=swap",) if hooked else ()
+    command = [sys.executable, "-S", str(PROGRAM)]
+    process = stand.start(command, hooked=hooked, name=name, options=options, stdin=subprocess.PIPE)
+    try:
+        program = Told(process)
+        assert program.ask("start") == 0
+        yield program
+        process.communicate(timeout=BOUND_S)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def first_gpu(stand: Rig) -> Any:
+    """How GPU 0 stands."""
+    return stand.control("status")["gpus"][0]
+
+
+def evicted(stand: Rig) -> None:
+    """Has another program need the first GPU's memory, and end."""
+    before = first_gpu(stand)["evicted_bytes"]
+    with told(stand, name="rival") as rival:
+        pointer = rival.fill(SIZE, 9)
+        assert rival.ask("same", pointer, SIZE, 9) is True
+        assert first_gpu(stand)["evicted_bytes"] > before
+        assert rival.ask("free", pointer) == 0
+
+
+def answers(stand: Rig, *, hooked: bool) -> list[Any]:
+    """What a program is told about peer access, wanted once too often and of the wrong GPU."""
+    with told(stand, hooked=hooked) as program:
+        said = [program.ask("peer_facts", *pair) for pair in ((0, 1), (1, 0), (0, 0), (0, 9))]
+        said += [program.ask("use", 1)]
+        for step in ("disable 0", "enable 1", "enable 0", "enable 0", "disable 0", "disable 0", "enable 0"):
+            verb, owner = step.split()
+            said.append((step, program.ask(f"{verb}_peer", owner)))
+        return said
+
+
+def reach_by_kernels(stand: Rig) -> None:
+    """A kernel on one GPU reads what lies on the other: after it was evicted, and while somebody else has that GPU."""
+    with told(stand) as program:
+        there = program.fill(SIZE, 1)
+        assert program.ask("use", 1) == 0
+        here = program.fill(SIZE, 2)
+        evicted(stand)
+        assert program.ask("enable_peer", 0) == 0
+        assert program.ask("kernel_copy", here, there, SIZE) == 0
+        assert program.ask("same", here, SIZE, 1) is True
+        with told(stand, name="rival") as rival:
+            pointer = rival.fill(LITTLE, 9)
+            assert program.ask("write", here, SIZE, 3) == 0
+            assert program.ask("kernel_copy", here, there, SIZE) == 0
+            assert program.ask("same", here, SIZE, 1) is True
+            assert rival.ask("same", pointer, LITTLE, 9) is True
+        eventually(lambda: first_gpu(stand)["resident_bytes"] <= SIZE, "the rival's memory to be free")
+        assert program.ask("use", 0) == 0
+        later = program.fill(LITTLE, 4)
+        assert program.ask("use", 1) == 0
+        assert program.ask("kernel_copy", here, later, LITTLE) == 0
+        assert program.ask("same", here, LITTLE, 4) is True
+
+
+def reach_by_copies(stand: Rig, kind: int) -> None:
+    """A copy from one GPU to the other without peer access, of memory that was evicted; and back."""
+    with told(stand, hooked=False) as plain:
+        pointers = [plain.ask("use", gpu) or plain.fill(LITTLE, gpu) for gpu in (0, 1)]
+        expected = plain.ask("copy_between", kind, pointers[1], pointers[0], LITTLE)
+    with told(stand) as program:
+        there = program.fill(SIZE, 1)
+        assert program.ask("use", 1) == 0
+        here = program.fill(SIZE, 2)
+        evicted(stand)
+        assert program.ask("copy_between", kind, here, there, SIZE) == expected
+        assert expected != 0 or program.ask("same", here, SIZE, 1) is True
+        assert program.ask("write", here, SIZE, 5) == 0
+        assert program.ask("copy_between", 1, there, here, SIZE) == 0
+        assert program.ask("use", 0) == 0
+        assert program.ask("same", there, SIZE, 5) is True

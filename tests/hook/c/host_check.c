@@ -1,0 +1,228 @@
+/* Host memory and the share of its budget, in a time that only we move: what is idle goes back, who does not answer sets no bound.
+ *
+ * The agent's and the pool's own code; the system, the connection and the clock are models.  One scenario a run, named by the argument.
+ */
+#include "agent.h"
+#include "agent_host.h"
+#include "agent_link.h"
+#include "agent_state.h"
+#include "context.h"
+#include "cuda_api.h"
+#include "gate.h"
+#include "host_pool.h"
+#include "host_system.h"
+#include "log.h"
+#include "thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define SECOND UINT64_C(1000000000)
+enum { GRAINS = 8, BOUND_S = 60 };
+
+#define MUST(condition)                                                \
+    do {                                                               \
+        if (!(condition)) {                                            \
+            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);    \
+            exit(1);                                                   \
+        }                                                              \
+    } while (0)
+
+static struct {
+    _Atomic uint64_t now_ns, mapped_bytes, unmapped_bytes, waited_ns;
+    _Atomic bool elapses; /* timed waits end now */
+    unsigned frames;
+    sem_t waits, mapped, unmapped; /* a timed wait has begun; memory was made; it has gone back */
+} model = {.now_ns = 1000 * SECOND};
+
+static void until(sem_t *happened)
+{
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += BOUND_S;
+    MUST(sem_timedwait(happened, &end) == 0);
+}
+
+/* ---- The clock ---- */
+
+uint64_t nvs_now_ns(void) { return model.now_ns; }
+
+int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *end)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    model.waited_ns = (uint64_t)(end->tv_sec - now.tv_sec) * SECOND + (uint64_t)end->tv_nsec - (uint64_t)now.tv_nsec;
+    sem_post(&model.waits);
+    int result = model.elapses ? 0 : pthread_cond_wait(condition, mutex);
+    return model.elapses ? ETIMEDOUT : result;
+}
+
+/* All that is waited for has come, until time stands still.  Waking who waits needs the pool's own broadcast. */
+static void time_passes(void)
+{
+    model.elapses = true;
+    MUST(nvs_host_reserve(0));
+}
+
+static void time_stands_still(void)
+{
+    model.elapses = false;
+}
+
+/* ---- What the hook's other parts would say ---- */
+
+nvs_settings nvs_config = {.memory_mode = 2};
+nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+_Atomic uint32_t nvs_agent_connected, nvs_agent_departing;
+_Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
+
+void nvs_agent_poke(void) {}
+bool nvs_agent_wait_for_lease(uint32_t gpu) { return false; }
+void nvs_link_send(const uint8_t *frame, size_t size) { model.frames++; }
+int nvs_log_level;
+void nvs_log(int level, const char *format, ...) {}
+void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument) {}
+uint64_t nvs_host_system_left(void) { return UINT64_MAX; }
+
+int nvs_thread_start(pthread_t *thread, void *(*role)(void *), void *argument)
+{
+    pthread_t made;
+    return pthread_create(&made, NULL, role, argument);
+}
+
+bool nvs_host_map(uint32_t gpu, size_t bytes, size_t alignment, bool gently, nvs_host_mapping *out)
+{
+    *out = (nvs_host_mapping){.memory = aligned_alloc(alignment, bytes), .raw_bytes = bytes};
+    out->raw = out->memory;
+    model.mapped_bytes += bytes;
+    sem_post(&model.mapped);
+    return out->memory != NULL;
+}
+
+void nvs_host_unmap(const nvs_host_mapping *mapping)
+{
+    free(mapping->raw);
+    model.unmapped_bytes += mapping->raw_bytes;
+    sem_post(&model.unmapped);
+}
+
+static CUresult exchange_mode(CUstreamCaptureMode *mode) { return CUDA_SUCCESS; }
+
+nvs_function nvs_real_resolve(nvs_id id)
+{
+    MUST(id == NVS_ID_cuThreadExchangeStreamCaptureMode);
+    return (nvs_function)exchange_mode;
+}
+
+bool nvs_real_exists(nvs_id id) { return true; }
+
+/* ---- Scenarios ---- */
+
+static void take(void **out)
+{
+    nvs_host_prepare(0, GRAINS);
+    MUST(nvs_host_take(0, GRAINS, out));
+}
+
+/* What has been unused for ten seconds goes back, but for what is to be ready; what is in use does not. */
+static void idle(void)
+{
+    const uint64_t slab = GRAINS * NVS_HOST_GRAIN;
+    void *first[GRAINS], *second[GRAINS];
+    MUST(nvs_host_reserve(2 * slab));
+    take(first);
+    take(second);
+    until(&model.mapped);
+    until(&model.mapped);
+    MUST(model.mapped_bytes == 2 * slab && model.unmapped_bytes == 0);
+    nvs_host_ahead(0, slab);
+    nvs_host_give(GRAINS, second);
+    nvs_host_give(GRAINS, first);
+    until(&model.waits);
+    MUST(model.waited_ns > 9 * SECOND && model.waited_ns <= 10 * SECOND);
+    MUST(model.unmapped_bytes == 0);
+    time_passes();
+    until(&model.unmapped);
+    time_stands_still();
+    nvs_host_ahead(0, 2 * slab);
+    until(&model.mapped); /* half of that was there: what was to be ready had stayed */
+    MUST(model.unmapped_bytes == slab && model.mapped_bytes == 3 * slab);
+}
+
+/* What is used again within the ten seconds stays. */
+static void used_again(void)
+{
+    void *grains[GRAINS];
+    MUST(nvs_host_reserve(GRAINS * NVS_HOST_GRAIN));
+    take(grains);
+    nvs_host_give(GRAINS, grains);
+    until(&model.waits);
+    take(grains);
+    time_passes();
+    time_stands_still();
+    nvs_host_give(GRAINS, grains);
+    until(&model.waits); /* it begins to count anew */
+    MUST(model.unmapped_bytes == 0 && model.mapped_bytes == GRAINS * NVS_HOST_GRAIN);
+}
+
+/* A coordinator that says nothing for two seconds sets no bound, and what it says later is not heard. */
+static void silent(void)
+{
+    uint64_t asked_ns = model.now_ns;
+    nvs_budget_connected();
+    MUST(model.frames == 1);
+    MUST(!nvs_host_reserve(NVS_HOST_GRAIN)); /* it has a budget, and has given nothing yet */
+    MUST(nvs_budget_serve(asked_ns) == asked_ns + 2 * SECOND);
+    model.now_ns = asked_ns + 2 * SECOND - 1;
+    MUST(nvs_budget_serve(model.now_ns) == asked_ns + 2 * SECOND);
+    MUST(!nvs_host_reserve(NVS_HOST_GRAIN));
+    model.now_ns = asked_ns + 2 * SECOND;
+    MUST(nvs_budget_serve(model.now_ns) == UINT64_MAX);
+    MUST(nvs_host_reserve(NVS_HOST_GRAIN));
+    nvs_budget_answer(&(nvs_host_reserved){.sequence = 1, .bytes = 0});
+    MUST(nvs_host_reserve(NVS_HOST_GRAIN));
+}
+
+/* One that answers in time is obeyed, also when it falls silent at a later question. */
+static void answers(void)
+{
+    nvs_budget_connected();
+    nvs_budget_answer(&(nvs_host_reserved){.sequence = 1, .bytes = NVS_HOST_STEP});
+    MUST(nvs_budget_serve(model.now_ns) == UINT64_MAX);
+    MUST(nvs_host_reserve(NVS_HOST_STEP));
+    MUST(!nvs_host_reserve(NVS_HOST_GRAIN));
+    MUST(!nvs_budget_rejected());
+    nvs_budget_lost();
+    MUST(nvs_host_reserve(NVS_HOST_GRAIN)); /* nobody is there to be asked */
+    nvs_budget_connected();
+    MUST(model.frames == 2);
+    MUST(nvs_budget_rejected()); /* the next one knows of no budgets */
+    MUST(nvs_host_reserve(NVS_HOST_GRAIN));
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc == 2 ? argv[1] : "";
+    sem_init(&model.waits, 0, 0);
+    sem_init(&model.mapped, 0, 0);
+    sem_init(&model.unmapped, 0, 0);
+    nvs_gate_init();
+    if (strcmp(what, "idle") == 0)
+        idle();
+    else if (strcmp(what, "used-again") == 0)
+        used_again();
+    else if (strcmp(what, "silent") == 0)
+        silent();
+    else if (strcmp(what, "answers") == 0)
+        answers();
+    else
+        return 2;
+    puts("good");
+    fflush(stdout);
+    _Exit(0); /* the pool's threads have no end */
+}
