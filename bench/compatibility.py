@@ -2,9 +2,10 @@
 
 For each case (compatibility_cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
 without the hook, alone under it, and two at a time under it with a quantum of 20 ms.  Their digests are compared with
-the one without the hook; where bytes differ, the figures within the case's tolerance, which the row then says.  Speed
-is compared by the same number of steps in many short turns, by two processes of each kind, each hooked one with a
-coordinator of its own so that it is alone (crew.py); start-up by the clock of the started program.
+the one without the hook; where bytes differ, the figures within the case's tolerance, which the row then says.  What
+the hook costs is told by turns with it and past it in one process that is alone (in_process.py): `cost`.  `timing`
+compares that process with one without the hook (crew.py), which also shows what two processes differ by themselves.
+Start-up is told by the clock of the started program.
 
 One JSON object a line, as they come: first the machine, then rows, of which a later one replaces an earlier one of the
 same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,14 @@ from bench import compatibility_page
 from bench.compatibility_cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
 from bench.compatibility_verify import verify
 from bench.crew import Member, OutOfTime, closing, reserve_core, slowdown
+from bench.in_process import Plan, compare, switch_environment
 from bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
 from bench.startup import import_rows
 
 CASES_DIRECTORY = Path(__file__).with_name("compatibility_cases")
 READY_TIMEOUT_S = 90.0
+PROCESSES_S = 1.0
+"""Of comparing two processes, which longer measuring makes no better."""
 IMPORT_PAIRS = 2
 GOOD = frozenset({"identical", "within tolerance"})
 FINE = frozenset({"ok", "skipped", "unrepeatable"})
@@ -58,6 +62,7 @@ class Row:
     alone: str | None = None
     two: list[str] = field(default_factory=list)
     repeatable: bool = True
+    cost: dict[str, Any] | None = None
     timing: dict[str, Any] | None = None
     handovers: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -95,7 +100,7 @@ class Row:
         """For the record."""
         return {
             "case": self.case.row, "group": self.group, "mode": self.mode, "result": self.result,
-            "reason": self.reason, "alone": self.alone, "two": self.two, "timing": self.timing,
+            "reason": self.reason, "alone": self.alone, "two": self.two, "cost": self.cost, "timing": self.timing,
             "repeatable": self.repeatable,
             "tolerance": (self.baseline or {}).get("tolerance", 0.0), "handovers": self.handovers,
             "versions": self.versions,
@@ -107,20 +112,20 @@ class Run:
     """What the whole run has in common."""
 
     simulate: str | None
-    seconds: float
+    plan: Plan
     processes: int
     deadline: float
     scratch: Path
     programs: Mapping[str, Path | str]
     """By `Group.build`: the compiled program, or why there is none."""
-    core: int | None = None
-    """The processor of the program that is being timed."""
+    switch: Mapping[str, str] = field(default_factory=dict)
+    """What tells a program of the library that leads calls past the hook."""
 
     def environment(self, group: Group) -> dict[str, str]:
         """Of a group's programs, hooked or not."""
         caches = {name: str(self.scratch / "cache") for name in ("TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")}
         caches |= {name: str(self.scratch / name.lower()) for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")}
-        return {**EVERYWHERE, **caches, **group.environment}
+        return {**EVERYWHERE, **caches, **self.switch, **group.environment}
 
     def left_s(self) -> float:
         """Seconds until everything has to be over."""
@@ -169,8 +174,10 @@ class Crew:
         if row.alone.startswith("failed"):
             return row.close("failed", f"alone {row.alone}")
         if baseline.get("timed", True):
+            pools = row.case.pools and row.mode == "device"  # in other modes that memory is not the driver's own
+            row.cost = compare(self.hooked[0], name, replace(run.plan, timeout_s=limit), pools=pools)
             row.timing = slowdown(
-                self.plain, self.hooked, name, seconds=run.seconds, core=run.core, timeout_s=limit
+                self.plain, self.hooked, name, seconds=PROCESSES_S, core=run.plan.core, timeout_s=limit
             )
         row.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
         return None
@@ -362,8 +369,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
     parser.add_argument("--mode", action="append", choices=sorted(MODES), help="default: device, then managed")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring a case's speed (default 2)")
-    parser.add_argument("--processes", type=int, default=2, help="without the hook and with it (default 2)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring what a case costs (default 2)")
+    parser.add_argument("--turn-ms", type=float, default=10.0, help="length of a turn (default 10)")
+    parser.add_argument("--pin-all", action="store_true", help="all threads of a program on one processor in its turns")
+    parser.add_argument("--turns", action="store_true", help="also tell what each turn took")
+    parser.add_argument("--processes", type=int, default=1, help="compared, without the hook and with it (default 1)")
     parser.add_argument("--budget", type=float, default=200.0, help="seconds for everything (default 200)")
     parser.add_argument("--verify", action="store_true", help="only this: does all of it pass the gate?")
     parser.add_argument("--markdown", type=Path, help="write the page there at the end")
@@ -396,10 +406,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nvshare-matrix-") as scratch:
         emit({"machine": machine(), "simulated": simulate is not None, "python": sys.version.split()[0]})
         programs = build_programs(Path(scratch))
-        run = Run(
-            simulate, options.seconds, options.processes, deadline, Path(scratch), programs,
-            core=None if options.verify else reserve_core(),
-        )  # fmt: skip
+        try:
+            switch = switch_environment(Path(scratch))
+        except BenchError as error:  # every row says that it has no figure
+            sys.stderr.write(f"bench.compatibility: {error}\n")
+            switch = {}
+        core = None if options.verify else reserve_core()
+        plan = Plan(options.seconds, core, options.pin_all, turn_s=options.turn_ms / 1e3, keep_turns=options.turns)
+        run = Run(simulate, plan, options.processes, deadline, Path(scratch), programs, switch)
         if options.verify:
             good = verify_all(run, options.case)
         else:

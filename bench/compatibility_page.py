@@ -16,11 +16,17 @@ What runs under the hook unchanged: the same program without the hook, alone und
 a quantum of 20 ms. *identical* means that every byte of the results is; *within tolerance* that the figures are, within
 the relative tolerance named; *unrepeatable* that the program's results differ from time to time without the hook, too.
 
-*Slower alone* compares two programs without the hook with two under it, each of these alone with a coordinator, in
-turns of about 10 ms, their main threads on one processor that is kept free for them. Each program counts by the mean of
-its quietest quarter of turns, each kind by its quicker program. In brackets: between what 95 % of such comparisons lie
-when the turns are drawn anew from those measured. *Alike* is by how much two programs of the same kind differ: every
-process has its memory, queues and threads laid out in its own way, and keeps that. A difference below it says nothing.
+*What it costs* is measured inside one process that is alone with the lease: it does the same steps in turns of about
+10 ms, calling the driver through the hook in one and past it in the next, where the addresses of the hook's functions
+have been replaced by the driver's own in the tables of everything that calls it
+([bench/in_process.c](../bench/in_process.c)). In brackets: between what 95 % of such comparisons lie when the turns are
+drawn anew from those measured. *Control* is the same comparison of two turns past the hook: what chance alone shows.
+*Calls*: how many calls a step makes through the gate, and which share of them went past the hook in the other turns;
+without that proof there is no figure. Functions that allocate memory stay with the hook in all turns, except in
+`device` mode those of stream order in *CuPy, asynchronous pool* and *CUDA C++, static cudart*, whose steps use them.
+
+*Between processes* is by how much the process under the hook was slower than one without it. It says little: two
+processes of the same program, both without the hook, differ by 1 to 20 %, for as long as they live.
 
 This page is written by the benchmark:
 
@@ -61,22 +67,33 @@ def cell(text: object) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
+def cost_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """What the hook costs in one process, the control, the calls."""
+    cost = row.get("cost")
+    if not cost:
+        return "", "", ""
+    if "failed" in cost:
+        return f"not known: {cost['failed']}", "", ""
+    between = [
+        f"{percent(cost[what])} ({percent(cost[what + '_min'])} to {percent(cost[what + '_max'])})"
+        for what in ("slowdown", "control")
+    ]
+    return between[0], between[1], f"{cost['calls_per_step']:g}, {100 * cost['bypassed']:.0f} %"
+
+
 def case_line(row: Mapping[str, Any]) -> str:
     """One row of the table of cases."""
     result = WORDS.get(row["result"], row["result"])
     if row.get("reason"):
         result += f" ({row['reason']})"
     timing = row.get("timing")
-    slower, alike, speed = "", "", ""
+    between, speed = "", ""
     if timing:
-        low, middle, high = (percent(timing[key]) for key in ("slowdown_min", "slowdown", "slowdown_max"))
-        slower = f"{middle} ({low} to {high})"
-        alike = f"{100 * timing['alike']:.2f} %" if timing.get("alike") is not None else ""
-        speed = f"{timing['plain_steps_per_s']:g}"
+        between, speed = percent(timing["slowdown"]), f"{timing['plain_steps_per_s']:g}"
     two = ", ".join(dict.fromkeys(row.get("two") or ()))
     if "within tolerance" in (row.get("alone"), *(row.get("two") or ())):
         result += f", tolerance {row['tolerance']:g}"
-    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, slower, alike, speed)
+    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, *cost_cells(row), speed, between)
     return "| " + " | ".join(cell(one) for one in cells) + " |"
 
 
@@ -124,8 +141,9 @@ def page(lines: Iterable[Mapping[str, Any]]) -> str:
     starts = [row for row in rows if row["group"] == "start-up"]
     if cases:
         text.append(
-            "\n| case | mode | result | alone | two at a time | slower alone | alike | steps/s without the hook |"
-            "\n|---|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
+            "\n| case | mode | result | alone | two at a time | what it costs | control | calls "
+            "| steps/s without the hook | between processes |"
+            "\n|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
         )
     if starts:
         text.append(

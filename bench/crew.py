@@ -5,6 +5,7 @@ The protocol is one line on a program's standard input, one JSON object on its s
     (start)           -> {"ready": true, "versions": {...}}    CUDA has not been touched yet
     check NAME        -> {"digest": ..., "values": [...], "tolerance": ...} or {"skipped": why} or {"error": why}
     time NAME STEPS   -> {"ns": ...}    so many steps, the last one done on the GPU
+    by WHICH          -> {...} or {"error": why}    look, look-pools, hook, direct: see in_process.py
 
 A program ends with its input.  Other lines on its output are skipped: frameworks talk.
 
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from bench.rig import BenchError, Rig
@@ -144,12 +146,20 @@ def closing(members: Sequence[Member]) -> Iterator[None]:
         member.close()
 
 
+def nanoseconds(member: Member, line: str, timeout_s: float) -> int:
+    """What a request of timing was answered.  Raises BenchError with the program's own reason."""
+    told = member.ask(line, timeout_s)
+    if "ns" not in told:
+        raise BenchError(f"{member.name}: {line}: {told.get('error') or told.get('skipped') or told}")
+    return int(told["ns"])
+
+
 def steps_for(member: Member, name: str, seconds: float, timeout_s: float) -> int:
     """How many steps take about so long; also warms up."""
-    member.ask(f"time {name} 3", timeout_s)  # compiles, fills pools and caches
+    nanoseconds(member, f"time {name} 3", timeout_s)  # compiles, fills pools and caches
     steps = 1
     while True:
-        taken_s = int(member.ask(f"time {name} {steps}", timeout_s)["ns"]) / 1e9
+        taken_s = nanoseconds(member, f"time {name} {steps}", timeout_s) / 1e9
         if taken_s >= seconds / 4:
             return max(1, round(steps * seconds / taken_s))
         steps = max(steps + 1, round(steps * min(10.0, seconds / max(taken_s, 1e-6))))
@@ -168,20 +178,31 @@ def reserve_core() -> int | None:
 
 
 @contextmanager
-def pinned(members: Sequence[Member], core: int | None) -> Iterator[None]:
-    """Their main threads on that processor for the length of the block; other threads (pools, drivers) stay free."""
+def pinned(members: Sequence[Member], core: int | None, *, whole: bool = False) -> Iterator[None]:
+    """Their main threads on that processor for the length of the block; `whole`: all threads (pools, drivers) too."""
     if core is None:
         yield
         return
+
+    def put(processors: set[int]) -> None:
+        for member in members:
+            for thread in _threads(member.pid) if whole else [member.pid]:
+                with suppress(ProcessLookupError):
+                    os.sched_setaffinity(thread, processors)
+
     elsewhere = os.sched_getaffinity(0)
     try:
-        for member in members:
-            os.sched_setaffinity(member.pid, {core})
+        put({core})
         yield
     finally:
-        for member in members:
-            with suppress(ProcessLookupError):
-                os.sched_setaffinity(member.pid, elsewhere)
+        put(elsewhere)
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except FileNotFoundError:
+        return []
 
 
 def quiet(samples: Sequence[float]) -> float:
@@ -252,6 +273,6 @@ def slowdown(
         rounds = max(4, round(seconds / max(time.monotonic() - begin, 1e-3)))
         for number in range(rounds):
             for member in turns if number % 2 == 0 else reversed(turns):
-                taken[member.name].append(int(member.ask(f"time {name} {steps}", timeout_s)["ns"]) / steps)
+                taken[member.name].append(nanoseconds(member, f"time {name} {steps}", timeout_s) / steps)
     told: dict[str, Any] = {"steps": steps, "rounds": rounds, "processes": len(plain), "pinned": core is not None}
     return told | figures([taken[one.name] for one in plain], [taken[one.name] for one in hooked])

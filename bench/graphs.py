@@ -4,8 +4,8 @@
    kernels launched one by one (replay.c), without the hook and under it with the lease held.
    `share` is the hooked share of the speed by several processes of each kind in turns (crew.py; each hooked one has a
    coordinator of its own, so that it is alone).  Processes that are alike differ, and stay so as long as they live
-   (`alike`): two programs are not enough.  `in_process` compares the calls through the hook with calls of the driver's
-   own addresses in the same process, on the same stream, with the same graph: what the hook itself adds.
+   (`alike`): two programs are not enough.  `in_process` compares turns through the hook with turns past it in the same
+   process, on the same stream, with the same graph (in_process.py): what the hook itself adds, with its interval.
 2. `drain_ms`: of two programs (saturate.c) that submit short kernels as far ahead as the driver lets them, under a
    quantum of 20 ms with the coordinator's default pacing budget, as their releases tell; `graph_drain_ms`: the same of
    two that replay graphs of 20 kernels (replay.c), where as many launches hold 20 times the work.  The first drain
@@ -29,7 +29,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.crew import Member, closing, pinned, quiet, reserve_core, slowdown, steps_for
+from bench.crew import Member, closing, reserve_core, slowdown, steps_for
+from bench.in_process import Plan, compare, switch_environment
 from bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
 
 READY_TIMEOUT_S = 60.0
@@ -39,35 +40,33 @@ QUANTUM = "20ms"
 """Under which drains are watched."""
 
 
-def in_process(members: Sequence[Member], name: str, *, seconds: float, core: int | None) -> dict[str, Any] | None:
-    """What calls through the hook take longer than the driver's own in the same process; None where it has no table."""
-    added, shares = [], []
-    for member in members:
-        steps = steps_for(member, name, CHUNK_S, READY_TIMEOUT_S)
-        if "ns" not in member.ask(f"time direct-{name} {steps}", READY_TIMEOUT_S):
-            return None
-        taken: dict[str, list[float]] = {name: [], f"direct-{name}": []}
-        with pinned([member], core):
-            for number in range(max(8, round(seconds / len(members) / (2 * CHUNK_S)))):
-                for one in taken if number % 2 == 0 else reversed(taken):
-                    taken[one].append(int(member.ask(f"time {one} {steps}", READY_TIMEOUT_S)["ns"]) / steps)
-        hooked, direct = (quiet(samples) for samples in taken.values())
-        added.append(hooked - direct)
-        shares.append(direct / hooked)
-    return {"added_ns": round(statistics.median(added), 2), "share": round(statistics.median(shares), 5),
-            "added_ns_of_each": [round(one, 2) for one in added]}  # fmt: skip
+def in_process(members: Sequence[Member], name: str, *, seconds: float, core: int | None) -> dict[str, Any]:
+    """What calls through the hook take longer than past it, in each process, and in the middle one of them."""
+    plan = Plan(seconds / len(members), core, timeout_s=READY_TIMEOUT_S)
+    each = [compare(one, name, plan) for one in members]
+    if failed := [told["failed"] for told in each if "failed" in told]:
+        return {"failed": failed[0]}
+    ordered = sorted(each, key=lambda told: float(told["slowdown"]))
+    return ordered[len(ordered) // 2] | {
+        "added_ns": round(statistics.median(one["slowdown"] * one["direct_ns"] for one in each), 2),
+        "slowdown_of_each": [one["slowdown"] for one in each],
+    }
 
 
-def replays(simulate: str | None, program: Path, *, seconds: float, processes: int) -> dict[str, Any]:
+def replays(simulate: str | None, scratch: Path, *, seconds: float, processes: int) -> dict[str, Any]:
     """By kind of step."""
+    program = compile_program(Path(__file__).with_name("replay.c"), scratch)
+    switch = switch_environment(scratch)
     core = reserve_core()
+
+    def start(stand: Rig, number: int, *, hooked: bool) -> Member:
+        name = f"replay-{'hooked' if hooked else 'plain'}-{number}"
+        return Member(stand, [str(program)], hooked=hooked, name=name, extra=switch)
+
     with ExitStack() as stack:
         stands = [stack.enter_context(rig(simulate=simulate)) for _ in range(processes)]
         crews = {
-            hooked: [
-                Member(stand, [str(program)], hooked=hooked, name=f"replay-{'hooked' if hooked else 'plain'}-{number}")
-                for number, stand in enumerate(stands)
-            ]
+            hooked: [start(stand, number, hooked=hooked) for number, stand in enumerate(stands)]
             for hooked in (False, True)
         }
         everybody = [*crews[False], *crews[True]]
@@ -212,9 +211,8 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as place:
             if options.only != "drain":
-                program = compile_program(Path(__file__).with_name("replay.c"), Path(place))
                 result["replay"] = replays(
-                    simulate, program, seconds=options.replay_seconds, processes=options.processes
+                    simulate, Path(place), seconds=options.replay_seconds, processes=options.processes
                 )
             if options.only != "replay":
                 result |= deep_queues(simulate, Path(place), options)
@@ -226,7 +224,8 @@ def main() -> int:
         return 0
     for name, told in result.get("replay", {}).items():
         print(f"{name}: {100 * told['share']:.2f} % of the speed without the hook", end="")
-        print(f", {told['in_process']['added_ns']} ns added a step" if told["in_process"] else "")
+        inside = told["in_process"]
+        print(f"; in one process {100 * inside['share']:.2f} %" if "share" in inside else f"; {inside['failed']}")
     if "drain_ms" in result:
         print(f"drains in ms: {result['drain_ms']}, of graphs {result['graph_drain_ms']}")
         print(f"throughput cost {100 * result['throughput_cost']:.2f} %")

@@ -10,7 +10,7 @@
 # WHEELS: a directory of wheels for what this machine lacks, installed without an index.
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
-# Steps that run only when STEPS names them: compatibility escapes startup graphs drain swap alloc checked oversubscribe.
+# Steps that run only when STEPS names them: compatibility escapes startup graphs drain swap alloc resident checked oversubscribe.
 #
 # The card's memory is never oversubscribed here (the benchmarks of swap set a capacity of a few GiB): device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
@@ -98,11 +98,12 @@ step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.p
 named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json
 named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json --checked 1000
 named alloc 120 alloc.json "$python" -m bench.alloc --json
+named resident 60 resident.json "$python" -m bench.resident --json
 named oversubscribe 240 oversubscribe.json "$python" -m bench.oversubscribe --json
 named startup 60 startup.json "$python" -m bench.startup --json
 named graphs 60 graphs.json "$python" -m bench.graphs --json --only replay
 named drain 90 drain.json "$python" -m bench.graphs --json --only drain --seconds 3
-named compatibility 245 compatibility.jsonl "$python" -m bench.compatibility --json --budget 225
+named compatibility 430 compatibility.jsonl "$python" -m bench.compatibility --json --budget 410
 named escapes 125 escapes.jsonl "$python" -m bench.compatibility --json --verify --budget 110
 cat "$out"/compatibility.jsonl "$out"/escapes.jsonl >"$work/lines" 2>/dev/null
 if [ -s "$work/lines" ]; then

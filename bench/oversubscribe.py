@@ -6,7 +6,8 @@ Method: the real coordinator, with a capacity of a few GiB, and jobs (bench.work
 - two_of_60: two jobs of 60 % of the capacity, a fixed quantum: bytes moved out at a hand-over, over the overflow.
 - three_of_45: three jobs of 45 %, 1 s quantum: the share of the time of memory orders in which a grant waited for them.
 - training: two jobs of 90 %, automatic quantum at a share of 5 % and of 2 %: time until both have ended, over the sum
-  of their times alone.
+  of their times alone; the quanta and the waits for memory in between; one job alone under the hook over the same
+  without it, which is what the hook itself adds to each of these figures.
 - notebooks: two jobs of 60 % that think between bursts; the same figure.
 
 Every job compares its memory; a difference fails the run.
@@ -116,6 +117,32 @@ def together(here: Rig, scene: Scene, shapes: Sequence[Shape], *, hooked: bool =
     return seconds, {name: after[name] - before[name] for name in before}
 
 
+def with_turns(
+    here: Rig, scene: Scene, shapes: Sequence[Shape]
+) -> tuple[float, dict[str, int], dict[str, list[float]]]:
+    """As `together` with an automatic quantum; and what each turn was given and each order was waited for."""
+    log = here.directory / "events.jsonl"
+    with log.open("w", encoding="utf-8") as stream:
+        follower = here.follow_events(stream)
+        try:
+            for _ in range(60):
+                here.control("set", "quantum", "auto")  # it is told again, which is an event
+                if log.stat().st_size > 0:
+                    break
+            seconds, counted = together(here, scene, shapes)
+        finally:
+            follower.terminate()
+            follower.wait(10)
+    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    turns = [event["quantum_ns"] for event in events if event["kind"] == "granted"]
+    waits = [event["exposed_ns"] for event in events if event["kind"] == "moved" and event["exposed_ns"]]
+    return seconds, counted, {"quanta_ms": _ms(turns), "waited_orders_ms": _ms(waits)}
+
+
+def _ms(times_ns: Sequence[int]) -> list[float]:
+    return [round(time_ns / 1e6, 1) for time_ns in times_ns]
+
+
 def _counters(here: Rig) -> dict[str, int]:
     gpu = here.control("status")["gpus"][0]
     names = ("handovers", "evicted_bytes", "restored_bytes", "evict_orders", "failed_orders", "late_switches")
@@ -162,14 +189,18 @@ def training(scene: Scene) -> dict[str, Any]:
     """What it costs to share at all."""
     shape = scene.shape(90, 12.0, 20.0)
     both_alone = 2 * alone(scene, shape)
-    found: dict[str, Any] = {"sum_alone_s": round(both_alone, 2)}
+    with scene.coordinator("auto") as here:
+        hooked = together(here, scene, [shape])[0]
+    found: dict[str, Any] = {
+        "sum_alone_s": round(both_alone, 2), "one_hooked_over_alone": round(2 * hooked / both_alone, 4)
+    }  # fmt: skip
     for share in SHARES:
         with scene.coordinator("auto", f"--switch-share={share}%") as here:
-            seconds, counted = together(here, scene, [shape, shape])
+            seconds, counted, turns = with_turns(here, scene, [shape, shape])
         found[f"at_{share}_percent"] = {
             "seconds": round(seconds, 2), "over_sum": round(seconds / both_alone, 4),
             "handovers": counted["handovers"], "waited_for_memory_s": round(counted["moved_ns"] / 1e9, 3),
-            **_health(counted),
+            **turns, **_health(counted),
         }  # fmt: skip
     return found
 

@@ -2,14 +2,11 @@
  *
  * Speaks the line protocol of bench/crew.py:  `check NAME` -> {"digest": ...}   `time NAME STEPS` -> {"ns": ...}
  * NAME: launches (20 kernels a step), graph (a graph of 20 kernels a step), graph1 (a graph of one kernel: nothing but its launch).
- * Finds the driver as a CUDA runtime does: dlopen, dlsym, calls through pointers.  `direct-NAME` does the same steps by addresses
- * read from the driver's own symbol table: whatever stands before the driver is left out, in the same process, on the same
- * stream, with the same graph.
+ * Finds the driver as a CUDA runtime does: dlopen, dlsym, calls through pointers, which in_process.c can lead past the hook.
  */
-#define _GNU_SOURCE
+#include "in_process.h"
+
 #include <dlfcn.h>
-#include <elf.h>
-#include <link.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,8 +30,8 @@ typedef int (*launch_function)(void *, unsigned, unsigned, unsigned, unsigned, u
                                void **);
 typedef int (*graph_launch_function)(void *, void *);
 
-static launch_function cu_launch, found_launch, direct_launch;
-static graph_launch_function cu_graph_launch, found_graph_launch, direct_graph_launch;
+static launch_function cu_launch;
+static graph_launch_function cu_graph_launch;
 static int (*cu_stream_synchronize)(void *);
 static int (*cu_copy_in)(uint64_t, const void *, size_t);
 static int (*cu_copy_out)(void *, uint64_t, size_t);
@@ -51,47 +48,6 @@ static void *symbol(const char *name)
         exit(1);
     }
     return found;
-}
-
-typedef struct wanted {
-    const char *name;
-    void *found;
-} wanted;
-
-/* A symbol of the object in memory that is named libcuda.so: dlsym() may be answered by somebody else. */
-static int look_into(struct dl_phdr_info *object, size_t size, void *argument)
-{
-    wanted *want = argument;
-    const ElfW(Sym) *symbols = NULL;
-    const char *names = NULL;
-    (void)size;
-    if (strstr(object->dlpi_name, "libcuda.so") == NULL)
-        return 0;
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        if (object->dlpi_phdr[i].p_type != PT_DYNAMIC)
-            continue;
-        const ElfW(Dyn) *entry = (const void *)(object->dlpi_addr + object->dlpi_phdr[i].p_vaddr);
-        for (; entry->d_tag != DT_NULL; entry++) {
-            if (entry->d_tag == DT_SYMTAB)
-                symbols = (const void *)entry->d_un.d_ptr;
-            else if (entry->d_tag == DT_STRTAB)
-                names = (const void *)entry->d_un.d_ptr;
-        }
-    }
-    if (symbols == NULL || names == NULL)
-        return 0;
-    /* The string table follows the symbol table in every linker's output. */
-    for (const ElfW(Sym) *one = symbols; (const char *)(one + 1) <= names; one++)
-        if (one->st_shndx != SHN_UNDEF && one->st_name != 0 && strcmp(names + one->st_name, want->name) == 0)
-            want->found = (void *)(object->dlpi_addr + one->st_value);
-    return want->found != NULL;
-}
-
-static void *direct_symbol(const char *name)
-{
-    wanted want = {name, NULL};
-    (void)dl_iterate_phdr(look_into, &want);
-    return want.found; /* NULL: `direct-` cannot be had */
 }
 
 static void check(int result, const char *what)
@@ -149,12 +105,8 @@ static void set_up(void)
     *(void **)&load = symbol("cuModuleLoadData");
     *(void **)&get = symbol("cuModuleGetFunction");
     *(void **)&allocate = symbol("cuMemAlloc_v2");
-    *(void **)&found_launch = symbol("cuLaunchKernel");
-    *(void **)&found_graph_launch = symbol("cuGraphLaunch");
-    *(void **)&direct_launch = direct_symbol("cuLaunchKernel");
-    *(void **)&direct_graph_launch = direct_symbol("cuGraphLaunch");
-    cu_launch = found_launch;
-    cu_graph_launch = found_graph_launch;
+    *(void **)&cu_launch = symbol("cuLaunchKernel");
+    *(void **)&cu_graph_launch = symbol("cuGraphLaunch");
     *(void **)&cu_stream_synchronize = symbol("cuStreamSynchronize");
     *(void **)&cu_copy_in = symbol("cuMemcpyHtoD_v2");
     *(void **)&cu_copy_out = symbol("cuMemcpyDtoH_v2");
@@ -168,15 +120,6 @@ static void set_up(void)
     check(allocate(&words, WORDS * sizeof(uint32_t)), "cuMemAlloc");
     graphs[0] = capture(KERNELS);
     graphs[1] = capture(1);
-}
-
-/* The name without what says by which addresses. */
-static const char *choose(const char *name)
-{
-    const int direct = strncmp(name, "direct-", 7) == 0;
-    cu_launch = direct ? direct_launch : found_launch;
-    cu_graph_launch = direct ? direct_graph_launch : found_graph_launch;
-    return direct ? name + 7 : name;
 }
 
 static void step(const char *name)
@@ -212,18 +155,14 @@ int main(void)
     while (fgets(line, sizeof line, stdin) != NULL) {
         if (library == NULL)
             set_up();
-        if (strstr(line, "direct-") != NULL && (direct_launch == NULL || direct_graph_launch == NULL)) {
-            puts("{\"skipped\": \"the driver's symbol table cannot be read\"}");
-            fflush(stdout);
-            continue;
-        }
-        if (sscanf(line, "check %31s", name) == 1) {
-            printf("{\"digest\": \"%016llx\"}\n", (unsigned long long)digest(choose(name)));
+        if (answered_by(line)) {
+            /* is said */
+        } else if (sscanf(line, "check %31s", name) == 1) {
+            printf("{\"digest\": \"%016llx\"}\n", (unsigned long long)digest(name));
         } else if (sscanf(line, "time %31s %lu", name, &steps) == 2) {
-            const char *what = choose(name);
             uint64_t begin = now_ns();
             for (unsigned long i = 0; i < steps; i++)
-                step(what);
+                step(name);
             check(cu_stream_synchronize(stream), "cuStreamSynchronize");
             printf("{\"ns\": %llu}\n", (unsigned long long)(now_ns() - begin));
         } else {

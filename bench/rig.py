@@ -18,12 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from client_hook.launcher import coordinator_environment
+from client_hook.launcher import LaunchError
+from coordinator.temporary import temporary_coordinator
 from simulated_gpu.environment import simulated_environment
 
 START_TIMEOUT_S = 60.0
@@ -154,27 +155,13 @@ def rig(
 ) -> Iterator[Rig]:
     """A coordinator for the length of the block; `more` are options of its own."""
     directory = Path(tempfile.mkdtemp(prefix="nvshare-bench-"))
-    ready, report = os.pipe()
-    command = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(directory), "--ready-fd", str(report)]
-    command += ["--quantum", quantum, "--sharing", sharing, "--policy", policy]
-    command += [*more, *([f"--simulate={simulate}"] if simulate is not None else [])]
-    with (directory / "coordinator.log").open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            env=coordinator_environment(os.environ),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,),
-        )
-    os.close(report)
-    try:
-        if os.read(ready, 1) == b"":
-            raise BenchError(f"the coordinator did not start:\n{(directory / 'coordinator.log').read_text()}")
-        yield Rig(directory, simulate, process)
-    finally:
-        os.close(ready)
-        process.terminate()
+    options = ["--quantum", quantum, "--sharing", sharing, "--policy", policy]
+    options += [*more, *([f"--simulate={simulate}"] if simulate is not None else [])]
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+            coordinator = temporary_coordinator(directory, options, log=directory / "coordinator.log")
+            process = stack.enter_context(coordinator)
+        except LaunchError as error:
+            raise BenchError(str(error)) from None
+        yield Rig(directory, simulate, process)

@@ -19,7 +19,7 @@ MODES: dict[str, tuple[str, ...]] = {
 }
 """What `nvshare-run` is told.  `swap` runs when asked for."""
 
-DEVICE_ONLY = frozenset({"device"})
+NOT_MANAGED = frozenset({"device", "swap"})
 SMALL = frozenset({"device", "managed", "swap"})
 
 
@@ -29,8 +29,10 @@ class Case:
 
     row: str
     name: str
-    modes: frozenset[str] = DEVICE_ONLY
+    modes: frozenset[str] = NOT_MANAGED
     limit_s: float = 40.0
+    pools: bool = False
+    """Each step frees what it allocates in stream order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ FIRST = (
         ),
         build="replay",
     ),
-    Group("runtime", (Case("CUDA C++, static cudart", "runtime", SMALL),), build="runtime"),
+    Group("runtime", (Case("CUDA C++, static cudart", "runtime", SMALL, pools=True),), build="runtime"),
     Group(
         "torch",
         (
@@ -84,7 +86,7 @@ FIRST = (
         "cupy",
         (
             Case("CuPy, default pool", "cupy.default", SMALL),
-            Case("CuPy, asynchronous pool", "cupy.async"),
+            Case("CuPy, asynchronous pool", "cupy.async", pools=True),
             Case("CuPy, managed memory of its own", "cupy.managed"),
         ),
         modules=("cupy",),

@@ -21,6 +21,7 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any
 
+from bench.compatibility_cases import switch
 from bench.compatibility_cases.program import Program, Skipped
 
 
@@ -47,6 +48,8 @@ class Host:
 
     def answer(self, words: list[str]) -> dict[str, Any]:
         """To one request."""
+        if words[0] == "by":
+            return switch.answer(words[1])
         program = self.use(words[1])
         if words[0] == "check":
             outcome = program.check()

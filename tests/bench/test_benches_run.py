@@ -70,3 +70,18 @@ def test_alloc() -> None:
     assert set(told["sizes"]) == {"512", str(64 << 10), str(2 << 20), str(64 << 20)}
     assert all(one["plain_alloc_ns"] > 0 and one["swap_alloc_ns"] > 0 for one in told["sizes"].values())
     assert told["simulated"] is True
+
+
+def test_resident() -> None:
+    """Both kinds of memory are there, and both compute the same; else the comparison is of nothing."""
+    told = run("bench.resident", "--simulate", "--seconds=0.1", "--mib=128")
+    assert set(told["kernels"]) == {"copy", "triad", "gather"}
+    assert all(one["same"] and one["blocks"] > 0 for one in told["kernels"].values())
+    assert told["piece_bytes"]["swap"] < told["piece_bytes"]["plain"] == 128 << 20
+
+
+def test_prepare() -> None:
+    """Without figures nobody would notice that making host memory ready slows the program beside it."""
+    told = run("bench.prepare", "--simulate", "--seconds=4.5", "--gib=0.03125")
+    assert all(told[phase]["whole_per_s"] > 0 for phase in ("before", "meanwhile", "after"))
+    assert told["simulated"] is True

@@ -20,6 +20,7 @@ from bench.compatibility import Run, run_group, verdict
 from bench.compatibility_cases.catalog import FIRST, SMALL, THEN, Case, Group
 from bench.compatibility_verify import totals
 from bench.graphs import drains_ms
+from bench.in_process import Plan
 from tests.conftest import ROOT, Built
 
 CASES = (Case("breaks", "breaks", SMALL, limit_s=20.0), Case("works", "works", SMALL, limit_s=20.0))
@@ -31,6 +32,7 @@ while read -r what name steps; do
     check-breaks-*nvshare_hook*) echo 'last words' >&2; exit 3 ;;
     check-*) echo 'frameworks talk'; echo '{"digest": "d"}' ;;
     time-*) echo '{"ns": 100000000}' ;;
+    by-*) echo '{"error": "a shell has no tables"}' ;;
   esac
 done
 """
@@ -52,7 +54,8 @@ def settings(tmp_path: Path, *, left_s: float) -> Run:
     program = tmp_path / "program.sh"
     program.write_text(PROGRAM, encoding="utf-8")
     program.chmod(0o755)
-    return Run("1x1GiB", 0.01, 2, time.monotonic() + left_s, tmp_path, {"shell": program, "absent": "no compiler"})
+    programs: dict[str, Path | str] = {"shell": program, "absent": "no compiler"}
+    return Run("1x1GiB", Plan(0.01), 2, time.monotonic() + left_s, tmp_path, programs)
 
 
 def test_verdicts() -> None:
@@ -75,6 +78,7 @@ def test_a_case_that_breaks_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "exit code 3" in rows[0].reason
     assert "last words" in rows[0].reason
     assert rows[1].versions == {"sh": "1"}
+    assert rows[1].cost == {"failed": "a shell has no tables"}, "without a figure the row says why"
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["result"] for line in lines] == ["failed", "unfinished", "ok"], "rows come as they are known"
 
@@ -96,6 +100,7 @@ def test_matrix_on_the_simulated_gpu(built: Built) -> None:
     rows = compatibility_page.final_rows(lines)
     assert [(row["result"], row["alone"], row["two"]) for row in rows] == [("ok", "identical", ["identical"] * 2)] * 3
     assert sum(row["handovers"] for row in rows) > 0, "two at a time were never at the same time"
+    assert [row["cost"]["bypassed"] for row in rows] == [1.0] * 3, "turns past the hook were not"
     text = compatibility_page.page(lines)
     assert "simulated GPUs" in text
     assert all(f"| {row['case']} | device | ok |" in text for row in rows)
@@ -139,6 +144,24 @@ def test_the_page_is_made_by_the_script() -> None:
     assert "simulated" not in text
 
 
+def row(case: str, **more: Any) -> dict[str, Any]:
+    """A line of a run."""
+    line = {"case": case, "mode": "device", "group": "driver", "result": "ok", "alone": "identical", "two": []}
+    return line | {"tolerance": 0.0, "versions": {}, "reason": ""} | more
+
+
+def test_costs_on_the_page() -> None:
+    """A figure without its interval and control, or a reason that gets lost, would claim more than was measured."""
+    cost = {"slowdown": 0.002, "slowdown_min": -0.001, "slowdown_max": 0.004, "control": 0.0, "control_min": -0.002}
+    cost |= {"control_max": 0.003, "calls_per_step": 20.0, "bypassed": 0.954}
+    text = compatibility_page.page(
+        [row("good", cost=cost), row("bad", cost={"failed": "no words | at all"}), row("old", timing=None)]
+    )
+    assert "+0.20 % (-0.10 % to +0.40 %) | +0.00 % (-0.20 % to +0.30 %) | 20, 95 %" in text
+    assert "not known: no words \\| at all" in text
+    assert "| old | device | ok |" in text, "lines from before there was such a figure are still read"
+
+
 def test_startup(built: Built) -> None:
     """An idle process with the hook has no thread and no socket; and a crowd that starts at once gets through."""
     (told,) = run("bench.startup", "--runs=3", "--processes=8")
@@ -155,6 +178,7 @@ def test_graphs(built: Built) -> None:
     assert {name: one["identical"] for name, one in told["replay"].items()} == dict.fromkeys(
         ("graph", "graph1", "launches"), True
     )
+    assert {one["in_process"]["bypassed"] for one in told["replay"].values()} == {1.0}
     for which in ("drain_ms", "graph_drain_ms"):
         assert told[which]["drains"] > 1
         assert told[which]["overdue"] == 0

@@ -38,5 +38,5 @@ def test_oversubscribe(case: str, figure: str) -> None:
 def test_oversubscribe_trains() -> None:
     """As above, for each share that switching may cost."""
     told = run("bench.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", "--case=training")
-    assert {"sum_alone_s", "at_5_percent", "at_2_percent"} == set(told["training"])
+    assert {"sum_alone_s", "one_hooked_over_alone", "at_5_percent", "at_2_percent"} == set(told["training"])
     assert told["training"]["at_5_percent"]["over_sum"] > 0
