@@ -19,6 +19,9 @@ from typing import Final, Literal
 
 Preference = Literal["spread", "pack"]
 MAX_SLOTS_PER_GPU: Final = 1000
+MAX_UNITS_PER_CONTAINER: Final = 32_768
+"""From Kubernetes 1.36 on a pod's status has an entry of 47 bytes for each of its devices, and the kubelet may send
+3 MiB of it: a pod of 67 000 units runs and is shown as Pending for ever.  Pods have several containers: so half."""
 _MEMORY_NAME: Final = re.compile(r".*-(?P<count>[1-9][0-9]*)?(?P<unit>mib|gib)")
 
 
@@ -129,4 +132,10 @@ def check_memory(field: str, device_ids: Sequence[str], count: int) -> int:
             raise RequestError(f"{field}: {device_id!r:.80} is no unit of memory; they are 0 to {count - 1}")
     if len(set(device_ids)) != len(device_ids) or not device_ids:
         raise RequestError(f"{field}: is empty, or names a unit twice")
+    if len(device_ids) > MAX_UNITS_PER_CONTAINER:
+        raise RequestError(
+            f"{field}: {len(device_ids)} units for one container, but {MAX_UNITS_PER_CONTAINER} are possible, for "
+            "Kubernetes writes each of them into the pod's status; start nvshare-device-plugin with a coarser "
+            "--memory-resource, such as nvshare.com/gpu-memory-256mib"
+        )
     return len(device_ids)

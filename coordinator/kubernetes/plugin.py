@@ -98,13 +98,17 @@ class PluginServer:
     # --- the five calls -----------------------------------------------------------------------------------------------
 
     def _handlers(self) -> Any:
+        serving = self._serving  # of the start, for a stream may begin when the stop is under way
+
         def unary(behaviour: Callable[[Any, Any], Any], request: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(
                 behaviour, request_deserializer=request.FromString, response_serializer=_serialize
             )
 
         watch = grpc.unary_stream_rpc_method_handler(
-            self._list_and_watch, request_deserializer=m.Empty.FromString, response_serializer=_serialize
+            lambda request, context: self._list_and_watch(serving, context),
+            request_deserializer=m.Empty.FromString,
+            response_serializer=_serialize,
         )
         return grpc.method_handlers_generic_handler(
             m.PLUGIN_SERVICE,
@@ -133,8 +137,7 @@ class PluginServer:
             ]
         )
 
-    def _list_and_watch(self, request: Any, context: Any) -> Iterator[Any]:
-        serving = self._serving
+    def _list_and_watch(self, serving: int, context: Any) -> Iterator[Any]:
         ended = threading.Event()
 
         def end() -> None:

@@ -51,7 +51,8 @@ class Registrar:
         self._wake = wake
         self._counted = counted
         self._kubelet: Identity | None = None
-        self._registered: set[str] = set()
+        self._registered: dict[str, Identity] = {}
+        """Resource -> the kubelet that it is registered with."""
         self._retry_ns = FIRST_RETRY_NS
         self._retry_at_ns: int | None = None
         self._notices: inotify.Inotify | None = None
@@ -100,42 +101,49 @@ class Registrar:
             if self._kubelet is not None or kubelet is None:
                 log.info("the kubelet has %s", "gone" if kubelet is None else "started anew")
             self._kubelet = kubelet
-            self._registered.clear()
             self._retry_ns, self._retry_at_ns = FIRST_RETRY_NS, None
-            self.connected = False
-        for server in self._servers:
-            if not server.serving:  # never was, or the kubelet has emptied its directory
-                self._registered.discard(server.resource.name)
-        if kubelet is None or len(self._registered) == len(self._servers):
-            return
-        if self._retry_at_ns is not None and now_ns < self._retry_at_ns:
-            return
-        self._register_all(now_ns)
+        # Not serving: it never was, or the kubelet has emptied its directory.
+        missing = [
+            server
+            for server in self._servers
+            if not server.serving or self._registered.get(server.resource.name) != kubelet
+        ]
+        self.connected = kubelet is not None and not missing
+        if self.connected:
+            self._retry_ns, self._retry_at_ns = FIRST_RETRY_NS, None
+        elif kubelet is not None and (self._retry_at_ns is None or now_ns >= self._retry_at_ns):
+            self._register_all(missing, now_ns)
 
-    def _register_all(self, now_ns: int) -> None:
+    def _register_all(self, missing: Sequence[PluginServer], now_ns: int) -> None:
         self._retry_at_ns = None
-        for server in self._servers:
+        for server in missing:
             name = server.resource.name
-            if name in self._registered:
-                continue
             try:
-                server.stop()
-                server.start()
-                self._register(server)
+                if not server.serving:  # to end one that the kubelet may have dialled already would fail its pods
+                    server.stop()
+                    server.start()
+                known = self._register(server)
             except (OSError, grpc.RpcError) as error:
                 self._counted(name, "failed")
                 log.warning("registering %s: %s; trying again", name, _sentence(error))
+                known = None
+            else:
+                self._counted(name, "registered")
+                log.info("registered %s: %d devices", name, len(server.resource.devices()))
+            if known is not None:
+                self._registered[name] = known
+            elif self._retry_at_ns is None:
                 self._retry_at_ns = now_ns + self._retry_ns
                 self._retry_ns = min(LAST_RETRY_NS, self._retry_ns * 2)
-                continue
-            self._registered.add(name)
-            self._counted(name, "registered")
-            log.info("registered %s: %d devices", name, len(server.resource.devices()))
-        self.connected = len(self._registered) == len(self._servers)
-        if self.connected:
-            self._retry_ns = FIRST_RETRY_NS
+        self.connected = all(self._registered.get(each.resource.name) == self._kubelet for each in self._servers)
 
-    def _register(self, server: PluginServer) -> None:
+    def _register(self, server: PluginServer) -> Identity | None:
+        """The kubelet that knows it now; None: they changed meanwhile, and it was one of them.  Raises RpcError.
+
+        A kubelet that starts empties its directory first and makes its own socket then, so what we notice first is
+        still the old kubelet's, and who answers may be the new one already.
+        """
+        before = _identity(self._directory / KUBELET_SOCKET)
         with grpc.insecure_channel(f"unix://{self._directory / KUBELET_SOCKET}", options=m.CHANNEL_OPTIONS) as channel:
             call: Any = channel.unary_unary(
                 m.REGISTER, request_serializer=_serialize, response_deserializer=m.Empty.FromString
@@ -149,6 +157,7 @@ class Registrar:
                 ),
                 timeout=REGISTER_S,
             )
+        return before if before == _identity(self._directory / KUBELET_SOCKET) else None
 
 
 def _serialize(message: Any) -> bytes:

@@ -5,7 +5,7 @@ which devices, slots and units of memory alike.  So the pod's name, its memory l
 into the slot then, and the coordinator, which follows the file, applies them at once.
 
 A slot whose devices no container has any more is removed, late enough not to meet a container that is just being
-made.  A slot that is missing for a container that has devices (the node was started anew and /run is empty) is made
+made.  A slot that is missing for a container that has devices (somebody has emptied the slots' directory) is made
 again, since the kubelet does not ask again.
 
 Invariants: what the kubelet does not answer changes nothing; a slot is touched only if it is still the allocation that

@@ -236,16 +236,25 @@ def test_a_change_of_settings_restarts_the_coordinator() -> None:
 def test_hostpaths_are_mounted_where_they_are() -> None:
     """The plugin tells the kubelet paths of the host; inside they must be the same, or pods get empty directories."""
     values = {"hostPaths": {"socketDirectory": "/run/s", "libraryDirectory": "/opt/l", "kubeletDirectory": "/k"}}
+    values["hostPaths"]["devicePluginDirectory"] = "/d/plugins"
     rendered = render(values)
     pod = rendered.one("DaemonSet")["spec"]["template"]["spec"]
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
-    assert set(paths.values()) == {"/run/s", "/opt/l", "/k/device-plugins", "/k/pod-resources"}
+    assert set(paths.values()) == {"/run/s", "/opt/l", "/d/plugins", "/k/pod-resources"}
     for container in (*pod["initContainers"], *pod["containers"]):
         for mount in container["volumeMounts"]:
             if mount["name"] in paths:
                 assert mount["mountPath"] == paths[mount["name"]]
     text = json.dumps(pod)
     assert not [default for default in ("/run/nvshare", "/var/lib/nvshare", "/var/lib/kubelet") if default in text]
+
+
+def test_the_device_plugins_stay_where_every_kubelet_has_them() -> None:
+    """A kubelet's --root-dir moves everything but this directory: it is a constant of the kubelet."""
+    rendered = render({"hostPaths": {"kubeletDirectory": "/var/lib/k0s/kubelet"}})
+    arguments = rendered.container("device-plugin")["args"]
+    assert "--plugin-dir=/var/lib/kubelet/device-plugins" in arguments
+    assert "--pod-resources-socket=/var/lib/k0s/kubelet/pod-resources/kubelet.sock" in arguments
 
 
 def test_external_advertises_nothing() -> None:

@@ -72,11 +72,12 @@ class Policy:
             for condition in self.spec["matchConditions"]
         )
 
-    def variables(self, new: Json) -> Json:
+    def variables(self, new: Json, old: Json | None = None) -> Json:
         """All of them, in order: each may use those before it."""
         found: Json = {}
         for variable in self.spec["variables"]:
-            found[variable["name"]] = self.evaluate(variable["expression"], object=new, variables=found)
+            data = {"object": new, "oldObject": old, "variables": found}
+            found[variable["name"]] = self.evaluate(variable["expression"], **data)
         return found
 
     def mutate(self, new: Json) -> Json:
@@ -93,7 +94,7 @@ class Policy:
         """What a validating policy finds."""
         if not self.matches(new, old):
             return []
-        data = {"object": new, "oldObject": old, "variables": self.variables(new)}
+        data = {"object": new, "oldObject": old, "variables": self.variables(new, old)}
         return [
             self.evaluate(validation["messageExpression"], **data)
             for validation in self.spec["validations"]
@@ -263,6 +264,15 @@ def test_update_with_an_old_mistake_is_let_through(validating: Policy) -> None:
     assert not validating.messages(pod(annotations={"nvshare.com/priority": "high", "other.example/key": "new"}), bad)
     assert validating.messages(bad, pod())
     assert validating.messages(bad, pod(annotations={"nvshare.com/priority": "higher"}))
+    assert validating.messages(pod(annotations={"nvshare.com/priority": ""}), pod())
+
+
+def test_one_of_two_mistakes_may_be_mended(validating: Policy) -> None:
+    """Who corrects a pod annotation by annotation must not be refused for those that are still to come."""
+    both = pod(annotations={"nvshare.com/priority": "high", "nvshare.com/weight": "0"})
+    (said,) = validating.messages(pod(annotations={"nvshare.com/priority": "higher", "nvshare.com/weight": "0"}), both)
+    assert "nvshare.com/priority" in said
+    assert not validating.messages(pod(annotations={"nvshare.com/priority": "5", "nvshare.com/weight": "0"}), both)
 
 
 def test_an_own_preload_keeps_its_place(mutating: Policy) -> None:

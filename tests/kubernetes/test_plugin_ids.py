@@ -113,6 +113,14 @@ def test_a_list_that_the_kubelet_cannot_receive_is_refused_at_start(gib: int, fi
         resource.check()
 
 
+def test_more_units_than_a_pods_status_holds_are_refused() -> None:
+    """Else the pod runs, and its kubelet can never say so: it is shown as Pending for ever."""
+    field, most = "memory: container_requests[0].devices_ids", device_ids.MAX_UNITS_PER_CONTAINER
+    assert device_ids.check_memory(field, device_ids.memory_ids(most), 2 * most) == most
+    with pytest.raises(device_ids.RequestError, match=r"memory: .*devices_ids: 32769 units .*gpu-memory-256mib"):
+        device_ids.check_memory(field, device_ids.memory_ids(most + 1), 2 * most)
+
+
 GOLDEN = [
     (
         m.RegisterRequest(

@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,26 @@ def test_changes_reach_the_clients_that_are_there() -> None:
     assert book.put(a_slot(policy=policy)) == [events.LimitSet(1, GIB), events.PrioritySet(1, 9)]
     assert book.put(a_slot(policy=policy)) == []
     assert book.put(a_slot()) == [events.LimitSet(1, 0), events.PrioritySet(1, 3)]
+
+
+def test_weight_and_gang_are_what_the_slot_says() -> None:
+    """Else annotations do nothing, a pod takes more by its environment, or pods of two users share a gang by number."""
+    book = SlotBook()
+    book.put(a_slot())
+    wish = replace(hello(1), weight=9000, gang="user:0/pair")
+    free = book.adopt("GPU-a--0", wish)
+    assert free is not None
+    assert (free.weight, free.gang) == (9000, "slot:GPU-a--0/pair")
+    policy = SlotPolicy(weight=3, gang="ml/pair")
+    assert book.put(a_slot(policy=policy)) == [events.WeightSet(1, 3), events.GangSet(1, "ml/pair")]
+    bound = book.adopt("GPU-a--0", replace(wish, client=2))
+    assert bound is not None
+    assert (bound.weight, bound.gang) == (3, "ml/pair")
+    back = book.put(a_slot())
+    assert back == [
+        events.WeightSet(1, 9000), events.GangSet(1, "slot:GPU-a--0/pair"),
+        events.WeightSet(2, 9000), events.GangSet(2, "slot:GPU-a--0/pair"),
+    ]
 
 
 def test_figures_outlive_processes_but_not_the_allocation() -> None:
