@@ -311,7 +311,7 @@ def test_every_export_answers(run: Run) -> None:
     """What is not implemented must say NOT_SUPPORTED instead of being absent, which crashes programs."""
     run("""
         d = Driver()
-        for name in ("cuIpcGetMemHandle", "cuGLInit", "cuMulticastCreate", "cuCheckpointProcessLock"):
+        for name in ("cuIpcGetEventHandle", "cuGLInit", "cuMulticastCreate", "cuCheckpointProcessLock"):
             assert d.result(name, None, None, None, None) == 801, name
         text = ctypes.c_char_p()
         d.cuGetErrorName(801, byref(text))
