@@ -113,7 +113,7 @@ fi
 if [ -n "${GPU_TESTS:-}" ]; then read -ra marked <<<"$GPU_TESTS"; else
   mapfile -t marked < <(grep -rlE --include='test_*.py' 'mark\.gpu' tests)
 fi
-step tests 120 tests.log "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -m gpu -q "${marked[@]}"
+step tests 300 tests.log "$python" -m pytest -o addopts=--import-mode=importlib -p no:cacheprovider -m gpu -q "${marked[@]}"
 
 {
   card="$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
