@@ -96,34 +96,20 @@ def test_attaching_again_repeats_the_settings() -> None:
     assert a.granted() is not None
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -> None:
-    """Broken: some order of messages, legal or not, would crash the core or break an invariant."""
-    scheduler = Scheduler(create, Settings(check_invariants=True, drain_deadline_ns=50))
-    now = 0
-    scheduler.handle(events.GpuAdded("A", "A", 100, 100), now)
-    scheduler.handle(events.GpuAdded("B", "B", 100, 100, 5, 11, 40), now)
+def any_event() -> st.SearchStrategy[events.Event]:
+    """Whatever a client, a timer or an operator can cause."""
     client = st.integers(1, 4)
     gpu = st.integers(0, 2)
     small = st.integers(0, 120)
     flag = st.booleans()
     mode = st.sampled_from(MemoryMode)
     name = st.just("n")
-    event = st.one_of(
+    gang = st.sampled_from(["", "g", "h"])
+    policy = st.sampled_from(["round_robin", "priority", "fair_share", "?"])
+    return st.one_of(
         st.builds(
-            events.ClientRegistered,
-            client,
-            name,
-            name,
-            st.integers(10, 13),
-            small,
-            gpu,
-            mode,
-            small,
-            st.sampled_from(["", "slot"]),
-            st.integers(1, 3),
-            st.sampled_from(["", "g", "h"]),
+            events.ClientRegistered, client, name, name, st.integers(10, 13), small, gpu, mode, small,
+            st.sampled_from(["", "slot"]), st.integers(1, 3), gang,
         ),
         st.builds(events.GpuAttached, client, gpu, st.sampled_from("AB"), st.integers(0, 9), flag, small, small, small),
         st.builds(events.Requested, client, gpu),
@@ -136,13 +122,11 @@ def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),
         st.builds(events.QuantumSet, st.none() | st.integers(1, 50), st.none() | st.sampled_from("ABX")),
-        st.builds(
-            events.PolicySet, st.sampled_from(["round_robin", "priority", "fair_share", "?"]), st.just({}), st.none()
-        ),
+        st.builds(events.PolicySet, policy, st.just({}), st.none()),
         st.builds(events.SharingSet, st.sampled_from(wire.Sharing), st.none() | st.sampled_from("ABX")),
         st.builds(events.PrioritySet, client, gpu),
         st.builds(events.WeightSet, client, st.integers(1, 9)),
-        st.builds(events.GangSet, client, st.sampled_from(["", "g", "h"])),
+        st.builds(events.GangSet, client, gang),
         st.builds(events.LimitSet, client, small),
         st.builds(events.ResidentLimitSet, client, small),
         st.builds(events.HostBudgetSet, small),
@@ -150,8 +134,18 @@ def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -
         st.builds(events.Paused, client),
         st.builds(events.Resumed, client),
     )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -> None:
+    """Broken: some order of messages, legal or not, would crash the core or break an invariant."""
+    scheduler = Scheduler(create, Settings(check_invariants=True, drain_deadline_ns=50))
+    now = 0
+    scheduler.handle(events.GpuAdded("A", "A", 100, 100), now)
+    scheduler.handle(events.GpuAdded("B", "B", 100, 100, 5, 11, 40), now)
     refused = 0
-    for item in data.draw(st.lists(st.tuples(event, st.integers(0, 30)), max_size=60)):
+    for item in data.draw(st.lists(st.tuples(any_event(), st.integers(0, 30)), max_size=60)):
         now += item[1]
         try:
             out = scheduler.handle(item[0], now)
