@@ -1,56 +1,17 @@
-/* What host_pool.c asks of the operating system: how much memory is left, and memory that is near a GPU and really there. */
+/* Memory that is near a GPU and really there.  The other half of host_system.h is host_left.c. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
 #include "host_system.h"
 
 #include "cuda_api.h"
 
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum { MAX_TOUCHERS = 8 };
-
-/* A number behind a word in a small file, or the file's only number when there is no word; UINT64_MAX when it is not there. */
-static uint64_t number_in(const char *path, const char *word)
-{
-    char text[4096];
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return UINT64_MAX;
-    ssize_t size = read(file, text, sizeof text - 1);
-    close(file);
-    if (size <= 0)
-        return UINT64_MAX;
-    text[size] = 0;
-    const char *at = word != NULL ? strstr(text, word) : text;
-    if (at == NULL)
-        return UINT64_MAX;
-    at += word != NULL ? strlen(word) : 0;
-    while (*at == ' ' || *at == ':')
-        at++;
-    return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : UINT64_MAX;
-}
-
-uint64_t nvs_host_system_left(void)
-{
-    uint64_t total = number_in("/proc/meminfo", "MemTotal"), left = number_in("/proc/meminfo", "MemAvailable");
-    if (total == UINT64_MAX || left == UINT64_MAX)
-        return UINT64_MAX;
-    uint64_t keep = total / 10;
-    left = left > keep ? (left - keep) * 1024 : 0;
-    uint64_t bound = number_in("/sys/fs/cgroup/memory.max", NULL), used = number_in("/sys/fs/cgroup/memory.current", NULL);
-    if (bound != UINT64_MAX && used != UINT64_MAX) {
-        uint64_t usable = bound - bound / 10;
-        uint64_t of_group = usable > used ? usable - used : 0;
-        left = of_group < left ? of_group : left;
-    }
-    return left;
-}
 
 typedef struct stretch {
     char *from, *to;
@@ -97,8 +58,8 @@ static void bind_near(char *memory, size_t bytes, uint32_t gpu)
     id[sizeof id - 1] = 0;
     for (char *at = id; *at != 0; at++)
         *at = *at >= 'A' && *at <= 'F' ? (char)(*at - 'A' + 'a') : *at;
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", id);
-    uint64_t node = number_in(path, NULL);
+    snprintf(path, sizeof path, "sys/bus/pci/devices/%s/numa_node", id);
+    uint64_t node = nvs_host_number_in("", path, NULL);
     if (node >= 64)
         return;
     unsigned long mask = 1ul << node;

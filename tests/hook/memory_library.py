@@ -35,6 +35,7 @@ SOURCES: Final = (
         "swap_share",
         "swap_view",
         "handdown",
+        "host_left",
         "host_pool",
         "host_system",
         "thread",

@@ -32,3 +32,50 @@ def test_host_memory(check: Path, scenario: str) -> None:
     allocations wait for, or are refused by, a coordinator that does not answer."""
     done = subprocess.run([str(check), scenario], capture_output=True, text=True, timeout=110, check=False)
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr
+
+
+GIB = 1 << 30
+MACHINE = "MemTotal:       104857600 kB\nMemFree:         1048576 kB\nMemAvailable:   52428800 kB\n"
+"""100 GiB, of which 50 are left."""
+
+
+@pytest.fixture(scope="module")
+def left_check(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, under the sanitizers."""
+    out = tmp_path_factory.mktemp("left") / "check"
+    flags = ("-fsanitize=address,undefined",)
+    return compile_c(out, PROGRAMS / "host_left_check.c", SOURCE / "host_left.c", flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        pytest.param({}, "unknown", id="no-files"),
+        pytest.param({"proc/meminfo": MACHINE}, str(40 * GIB), id="no-container"),
+        pytest.param({"proc/meminfo": MACHINE, "max": "max\n", "current": "7\n"}, str(40 * GIB), id="unbounded"),
+        pytest.param(
+            {"proc/meminfo": MACHINE, "max": f"{20 * GIB}", "current": f"{8 * GIB}"}, str(10 * GIB), id="bounded"
+        ),
+        pytest.param(
+            {
+                "proc/meminfo": MACHINE, "max": f"{20 * GIB}", "current": f"{18 * GIB}",
+                "stat": f"anon {4 * GIB}\nfile {14 * GIB}\nactive_file {3 * GIB}\ninactive_file {11 * GIB}\n",
+            },
+            str(11 * GIB), id="full-of-files-that-were-read",
+        ),
+        pytest.param(
+            {"proc/meminfo": MACHINE, "max": "100", "current": "50", "stat": "anon 1\ninactive_file 70\n"},
+            "90", id="figures-that-contradict-each-other",
+        ),
+        pytest.param({"proc/meminfo": MACHINE, "max": f"{8 * GIB}", "current": f"{9 * GIB}"}, "0", id="over-its-bound"),
+        pytest.param({"proc/meminfo": "MemTotal: x\n"}, "unknown", id="nonsense"),
+    ],
+)  # fmt: skip
+def test_what_is_left(left_check: Path, tmp_path: Path, files: dict[str, str], left: str) -> None:
+    """Broken: where programs of a container read large files every allocation is refused; or a machine is filled."""
+    for name, text in files.items():
+        path = tmp_path / (name if "/" in name else f"sys/fs/cgroup/memory.{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    done = subprocess.run([str(left_check), str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, left, "")
