@@ -112,7 +112,7 @@ def read_elf(path: str) -> _Elf | None:
     """The header of an ELF file of this byte order; None for any other file.  Raises OSError, struct.error."""
     with open(path, "rb") as file:
         ident = file.read(16)
-        if ident[:4] != b"\x7fELF" or ident[5] != (1 if struct.pack("=H", 1)[0] else 2):
+        if len(ident) < 6 or ident[:4] != b"\x7fELF" or ident[5] != (1 if struct.pack("=H", 1)[0] else 2):
             return None
         wide = ident[4] == 2
         rest = file.read(48 if wide else 36)

@@ -121,7 +121,7 @@ class Thorough:
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while somebody drains or memory moves.
 
-        A gang may have to wait until each of the others has had its turn on all of its GPUs."""
+        A gang may have to wait until each of the others has had its turn on all of its GPUs, and one that began before."""
         clock = gpu.turn_clock_ns(now_ns)
         epoch = (gpu.umpire.policy, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
         usual = self._bound_ns(node, gpu)
@@ -129,7 +129,7 @@ class Thorough:
         for seat in gpu.line.seats():
             if usual is None or seat.demoted or not moves.fits_beside_overdue(gpu, seat):
                 continue
-            bound = usual if seat.gang is None else usual * (1 + len(node.gangs))
+            bound = usual if seat.gang is None else usual * (2 + len(node.gangs))
             key = (gpu.uuid, seat.client.client)
             here.add(key)
             wait = self._waits.get(key)
