@@ -121,7 +121,7 @@ class Thorough:
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while somebody drains or memory moves.
 
-        A gang may have to wait until each of the others has had its turn on all of its GPUs, and one that began before."""
+        A gang may have to wait until each other one has had its turn on all of its GPUs, and one that began before."""
         clock = gpu.turn_clock_ns(now_ns)
         epoch = (gpu.umpire.policy, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
         usual = self._bound_ns(node, gpu)
