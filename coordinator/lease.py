@@ -159,8 +159,10 @@ def _fill(node: Node, gpu: Gpu, now_ns: int) -> None:
     line = gpu.line
     waiting: tuple[ClientView, ...] = line.views()
     if gpu.leases:  # only overdue ones
-        fitting = {seat.client.client for seat in line.seats() if moves.fits_beside_overdue(gpu, seat)}
-        waiting = tuple(view for view in waiting if view.client in fitting)
+        fitting = [seat for seat in line.seats() if moves.fits_beside_overdue(gpu, seat)]
+        # The demoted too, where the others cannot run: nobody has to wait for them.
+        ranked = [seat for seat in fitting if not seat.demoted] or fitting
+        waiting = tuple(seat.look(now_ns) for seat in ranked)
         if not waiting:
             return
     if gpu.kept_for is None:

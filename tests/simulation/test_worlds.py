@@ -118,6 +118,7 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
 )
 @example(686290, "priority", Sharing.CONCURRENT, OverdueAction.NOTHING, None)  # exclusive again during recovery
 @example(728830787, "round_robin", Sharing.EXCLUSIVE, OverdueAction.DEMOTE, 2 * MILLISECOND_NS)  # demoted
+@example(937443034, "fair_share", Sharing.CONCURRENT, OverdueAction.DEMOTE, 2 * MILLISECOND_NS)  # only it fits
 @example(4408814, "round_robin", Sharing.EXCLUSIVE, OverdueAction.NOTHING, 2 * MILLISECOND_NS)  # a gang's longest wait
 def test_everything_at_once(
     seed: int, policy: str, sharing: Sharing, action: OverdueAction, quantum_ns: int | None
