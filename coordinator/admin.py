@@ -81,12 +81,10 @@ def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable
     if client is None:
         return []
     client.priority = event.priority
-    node.out.append(Notify("priority", {"client": event.client, "priority": event.priority}))
-    for seat in client.seats.values():
-        seat.gpu.line.changed(seat)
-        seat.gpu.rank_epoch += 1
-        lease.consider_preemption(node, seat.gpu, now_ns)
-    return [seat.gpu for seat in client.seats.values()]
+    gpus = _ranked_anew(node, client, "priority", event.priority)
+    for gpu in gpus:
+        lease.consider_preemption(node, gpu, now_ns)
+    return gpus
 
 
 def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu]:
@@ -95,7 +93,12 @@ def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu
     if client is None:
         return []
     client.weight = event.weight
-    node.out.append(Notify("weight", {"client": event.client, "weight": event.weight}))
+    return _ranked_anew(node, client, "weight", event.weight)
+
+
+def _ranked_anew(node: Node, client: Client, what: str, value: int) -> list[Gpu]:
+    """What policies go by has changed for a client, on each of its GPUs."""
+    node.out.append(Notify(what, {"client": client.client, what: value}))
     for seat in client.seats.values():
         seat.gpu.line.changed(seat)
         seat.gpu.rank_epoch += 1

@@ -37,7 +37,6 @@ from coordinator.state import (
 )
 from coordinator.tell import tell_everybody, tell_settings
 from coordinator.wire import Grant, MemoryMode, RemoteProtocolError, Revoke, Sharing, Waiters
-from scheduler_policies.api import ClientView
 
 if TYPE_CHECKING:
     from coordinator.gangs import Gang
@@ -157,8 +156,9 @@ def _fill(node: Node, gpu: Gpu, now_ns: int) -> None:
     if gpu.switch is not None or gpu.recovering or (gpu.leases and blocked(gpu)):
         return
     line = gpu.line
-    waiting: tuple[ClientView, ...] = line.views()
-    if gpu.leases:  # only overdue ones
+    if not gpu.leases:
+        waiting = line.views()
+    else:  # only overdue ones
         fitting = [seat for seat in line.seats() if moves.fits_beside_overdue(gpu, seat)]
         # The demoted too, where the others cannot run: nobody has to wait for them.
         ranked = [seat for seat in fitting if not seat.demoted] or fitting
