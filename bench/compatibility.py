@@ -175,7 +175,7 @@ class Crew:
             return row.close("failed", f"alone {row.alone}")
         if baseline.get("timed", True):
             pools = row.case.pools and row.mode == "device"  # in other modes that memory is not the driver's own
-            row.cost = compare(self.hooked[0], name, replace(run.plan, timeout_s=limit), pools=pools)
+            row.cost = compare(self.hooked, name, replace(run.plan, timeout_s=limit), pools=pools)
             row.timing = slowdown(
                 self.plain, self.hooked, name, seconds=PROCESSES_S, core=run.plan.core, timeout_s=limit
             )
@@ -369,7 +369,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
     parser.add_argument("--mode", action="append", choices=sorted(MODES), help="default: device, then managed")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring what a case costs (default 2)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="a process is asked what a case costs (default 2)")
     parser.add_argument("--turn-ms", type=float, default=10.0, help="length of a turn (default 10)")
     parser.add_argument("--pin-all", action="store_true", help="all threads of a program on one processor in its turns")
     parser.add_argument("--turns", action="store_true", help="also tell what each turn took")

@@ -19,18 +19,20 @@ the relative tolerance named; *unrepeatable* that the program's results differ f
 *What it costs* is measured inside one process that is alone with the lease: it does the same steps in turns of about
 10 ms, calling the driver through the hook in one and past it in the next, where the addresses of the hook's functions
 have been replaced by the driver's own in the tables of everything that calls it
-([bench/in_process.c](../bench/in_process.c)). In brackets: between what 95 % of such comparisons lie when the turns are
-drawn anew from those measured. *Control* is the same comparison of two turns past the hook: what chance alone shows.
-*Calls*: how many calls a step makes through the gate, and which share of them went past the hook in the other turns;
-without that proof there is no figure. Functions that allocate memory stay with the hook in all turns, except in
-`device` mode those of stream order in *CuPy, asynchronous pool* and *CUDA C++, static cudart*, whose steps use them.
+([bench/in_process.c](../bench/in_process.c)). What the hook costs depends on where things lie in a process's memory:
+where several processes were asked, one after the other, it is their mean, and each one's own figure follows. In
+brackets: between what 95 % of such comparisons lie when processes and turns are drawn anew from those measured.
+*Control* is the same comparison of two turns past the hook: what chance alone shows. *Calls*: how many calls a step
+makes through the gate, and which share of them went past the hook in the other turns; without that proof there is no
+figure. Functions that allocate memory stay with the hook in all turns, except in `device` mode those of stream order in
+*CuPy, asynchronous pool* and *CUDA C++, static cudart*, whose steps use them.
 
 *Between processes* is by how much the process under the hook was slower than one without it. It says little: two
 processes of the same program, both without the hook, differ by 1 to 20 %, for as long as they live.
 
 This page is written by the benchmark:
 
-    python -m bench.compatibility --json >lines.json
+    python -m bench.compatibility --json --processes 3 >lines.json
     python -m bench.compatibility --json --verify >>lines.json
     python -m bench.compatibility --from lines.json --markdown docs/compatibility.md
 
@@ -78,6 +80,9 @@ def cost_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
         f"{percent(cost[what])} ({percent(cost[what + '_min'])} to {percent(cost[what + '_max'])})"
         for what in ("slowdown", "control")
     ]
+    each = cost.get("of_each", ())
+    if len(each) > 1:
+        between[0] += f"; {', '.join(map(percent, each))}"
     return between[0], between[1], f"{cost['calls_per_step']:g}, {100 * cost['bypassed']:.0f} %"
 
 

@@ -40,19 +40,6 @@ QUANTUM = "20ms"
 """Under which drains are watched."""
 
 
-def in_process(members: Sequence[Member], name: str, *, seconds: float, core: int | None) -> dict[str, Any]:
-    """What calls through the hook take longer than past it, in each process, and in the middle one of them."""
-    plan = Plan(seconds / len(members), core, timeout_s=READY_TIMEOUT_S)
-    each = [compare(one, name, plan) for one in members]
-    if failed := [told["failed"] for told in each if "failed" in told]:
-        return {"failed": failed[0]}
-    ordered = sorted(each, key=lambda told: float(told["slowdown"]))
-    return ordered[len(ordered) // 2] | {
-        "added_ns": round(statistics.median(one["slowdown"] * one["direct_ns"] for one in each), 2),
-        "slowdown_of_each": [one["slowdown"] for one in each],
-    }
-
-
 def replays(simulate: str | None, scratch: Path, *, seconds: float, processes: int) -> dict[str, Any]:
     """By kind of step."""
     program = compile_program(Path(__file__).with_name("replay.c"), scratch)
@@ -79,7 +66,9 @@ def replays(simulate: str | None, scratch: Path, *, seconds: float, processes: i
             found[name] = slowdown(
                 crews[False], crews[True], name, seconds=seconds, core=core, chunk_s=CHUNK_S, timeout_s=READY_TIMEOUT_S
             )
-            found[name]["in_process"] = in_process(crews[True], name, seconds=seconds / 2, core=core)
+            found[name]["in_process"] = compare(
+                crews[True], name, Plan(seconds / 2 / processes, core, timeout_s=READY_TIMEOUT_S)
+            )
             found[name]["identical"] = len(digests) == 1
         return found
 

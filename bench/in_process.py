@@ -5,12 +5,14 @@ them.  Here a program under the hook is told to go `by hook` or `by direct` (in_
 tables of whatever calls the driver) and does the same steps in many short turns: hooked, direct, direct, hooked, in the
 next block the other way round.  There are two ways of comparing the turns; used is the one that scatters less.
 
+What the hook costs differs from process to process too, by where things lie in its memory: several can be asked.
+
 Invariants: a figure is given only when the switch is proved, else a reason: words were found and written, and in direct
 turns the hook counted fewer gated calls (`bypassed`: what share of a step's calls went past the gate).  Intervals are
-drawn from whole blocks, because turns of one are alike.  `control` compares the two direct turns of a block in the same
-way: it has to be zero within its own interval.
+drawn from whole processes, and in them from whole blocks, because turns of one are alike.  `control` compares the two
+direct turns of a block in the same way: it has to be zero within its own interval.
 
-May not go here: what a program does; figures of several processes (crew.py).
+May not go here: what a program does; comparing processes without the hook with others under it (crew.py).
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Plan:
     """How a comparison is measured."""
 
     seconds: float
-    """Of all turns together."""
+    """Of all turns of a process together."""
     core: int | None = None
     """The processor on which the program is to run."""
     whole: bool = False
@@ -82,7 +84,8 @@ def quietest(blocks: Sequence[Block]) -> float:
     return hooked / quiet([one for block in blocks for one in block.direct])
 
 
-WAYS: Final[dict[str, Callable[[Sequence[Block]], float]]] = {"paired": paired, "quietest": quietest}
+Way = Callable[[Sequence[Block]], float]
+WAYS: Final[dict[str, Way]] = {"paired": paired, "quietest": quietest}
 
 
 def repeats(blocks: Sequence[Block]) -> list[Block]:
@@ -90,37 +93,53 @@ def repeats(blocks: Sequence[Block]) -> list[Block]:
     return [Block((block.direct[1],), (block.direct[0],)) for block in blocks]
 
 
-def interval(name: str, blocks: Sequence[Block], way: Callable[[Sequence[Block]], float]) -> dict[str, float]:
-    """A ratio less one, and between what 95 % of those lie that come from as many blocks, drawn anew from these."""
+def over(runs: Sequence[Sequence[Block]], way: Way) -> float:
+    """The mean of several processes: each has its own luck, and a user meets all of them."""
+    return math.exp(sum(math.log(way(blocks)) for blocks in runs) / len(runs))
+
+
+def interval(name: str, runs: Sequence[Sequence[Block]], way: Way) -> dict[str, float]:
+    """A ratio less one, and between what 95 % of those lie that come from as many processes and blocks, drawn anew."""
     chance = random.Random(1)
-    drawn = sorted(way(chance.choices(blocks, k=len(blocks))) for _ in range(DRAWS))
+
+    def again() -> list[list[Block]]:
+        return [chance.choices(blocks, k=len(blocks)) for blocks in chance.choices(runs, k=len(runs))]
+
+    drawn = sorted(over(again(), way) for _ in range(DRAWS))
     edge = round(DRAWS * 0.025)
-    told = {name: way(blocks), f"{name}_min": drawn[edge], f"{name}_max": drawn[-edge - 1]}
+    told = {name: over(runs, way), f"{name}_min": drawn[edge], f"{name}_max": drawn[-edge - 1]}
     return {key: round(value - 1, 5) for key, value in told.items()}
 
 
-def best_way(controls: Sequence[Block]) -> str:
+def best_way(controls: Sequence[Sequence[Block]]) -> str:
     """Which way of comparing scatters least here.  Direct turns alone decide: they know nothing of the hook."""
     told = {name: interval("control", controls, way) for name, way in WAYS.items()}
     return min(told, key=lambda name: told[name]["control_max"] - told[name]["control_min"])
 
 
-def figures(blocks: Sequence[Block]) -> dict[str, Any]:
-    """`slowdown` and `control`, each with the ends of its interval; `share` of the speed that is left."""
-    # In every other pair of blocks the control looks the other way: a steady drift cancels, as it does in the blocks.
-    controls = [
+def control_of(blocks: Sequence[Block]) -> list[Block]:
+    """In every other pair of blocks it looks the other way: a steady drift cancels, as it does in the blocks."""
+    return [
         one if number // 2 % 2 == 0 else Block(one.direct, one.hooked) for number, one in enumerate(repeats(blocks))
     ]
+
+
+def figures(runs: Sequence[Sequence[Block]]) -> dict[str, Any]:
+    """Of the blocks of each process: `slowdown` and `control`, each with the ends of its interval; `share` of the speed
+    that is left; `of_each` process its own slowdown."""
+    controls = [control_of(blocks) for blocks in runs]
     way = best_way(controls)
-    slowdown = interval("slowdown", blocks, WAYS[way])
+    slowdown = interval("slowdown", runs, WAYS[way])
+    direct = [math.exp(middle([math.log(sum(block.direct) / 2) for block in blocks])) for blocks in runs]
     return {
         **slowdown,
         "share": round(1 / (1 + slowdown["slowdown"]), 5),
         **interval("control", controls, WAYS[way]),
         "way": way,
-        "by_way": {name: round(one(blocks) - 1, 5) for name, one in WAYS.items()},
-        "blocks": len(blocks),
-        "direct_ns": round(math.exp(middle([math.log(sum(block.direct) / 2) for block in blocks])), 1),
+        "by_way": {name: round(over(runs, one) - 1, 5) for name, one in WAYS.items()},
+        "of_each": [round(WAYS[way](blocks) - 1, 5) for blocks in runs],
+        "blocks": sum(map(len, runs)),
+        "direct_ns": round(sum(direct) / len(direct), 1),
     }
 
 
@@ -185,32 +204,50 @@ class Switched:
         return {"calls_per_step": round(hooked, 2), "bypassed": round(bypassed, 4), "switched": self.written}
 
 
-def compare(member: Member, name: str, plan: Plan, *, pools: bool = False) -> dict[str, Any]:
-    """A hooked program's steps with the hook and past it, or `failed`: why that cannot be told.
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one process has shown."""
 
-    `pools`: past it also where a step allocates in stream order, which it may if it frees all of that itself.
-    """
+    blocks: list[Block]
+    proof: dict[str, Any]
+    """Of the switch, see Switched.proof."""
+
+
+def take(member: Member, name: str, plan: Plan, *, pools: bool) -> Taken:
+    """One process in its turns.  Raises Failure."""
     steps = steps_for(member, name, plan.turn_s, plan.timeout_s)
     switch = Switched(member, plan.timeout_s)
+    found = switch.by("look-pools" if pools else "look")
     try:
-        found = switch.by("look-pools" if pools else "look")
-        try:
-            with pinned([member], plan.core, whole=plan.whole):
-                for which in ("direct", "hook"):  # what is first used then; nothing of it counts
-                    switch.turn(which, name, max(3, steps))
-                switch.forget()
-                order = ("hook", "direct", "direct", "hook")
-                blocks = in_turns(lambda place: switch.turn(order[place], name, steps), plan.seconds)
-        finally:
-            switch.by("hook")
-        told = {"steps": steps, "pinned": plan.core is not None, "words": found["words"], **switch.proof()}
-        if plan.keep_turns:
-            told["turns"] = [[round(one, 1) for one in (*block.hooked, *block.direct)] for block in blocks]
-        told |= figures(blocks)
-        added_ns = told["slowdown"] * told["direct_ns"] / told["calls_per_step"]
-        return told | {"added_ns_per_call": round(added_ns, 1)}  # of the time that passes; the GPU may hide it
+        with pinned([member], plan.core, whole=plan.whole):
+            for which in ("direct", "hook"):  # what is first used then; nothing of it counts
+                switch.turn(which, name, max(3, steps))
+            switch.forget()
+            order = ("hook", "direct", "direct", "hook")
+            blocks = in_turns(lambda place: switch.turn(order[place], name, steps), plan.seconds)
+    finally:
+        switch.by("hook")
+    return Taken(blocks, {"steps": steps, "pinned": plan.core is not None, "words": found["words"], **switch.proof()})
+
+
+def compare(members: Sequence[Member], name: str, plan: Plan, *, pools: bool = False) -> dict[str, Any]:
+    """Steps of hooked programs, one after the other, with the hook and past it; or `failed`: why that cannot be told.
+
+    `pools`: past it also where a step allocates in stream order, which it may if it frees all of that itself.  What is
+    said of the switch (`calls_per_step`, `bypassed`, ...) is the first program's; each has proved it.
+    """
+    try:
+        taken = [take(member, name, plan, pools=pools) for member in members]
     except Failure as why:
         return {"failed": str(why)}
+    told = dict(taken[0].proof)
+    if plan.keep_turns:
+        told["turns"] = [
+            [[round(one, 1) for one in (*block.hooked, *block.direct)] for block in each.blocks] for each in taken
+        ]
+    told |= figures([each.blocks for each in taken])
+    added_ns = told["slowdown"] * told["direct_ns"] / told["calls_per_step"]
+    return told | {"added_ns_per_call": round(added_ns, 1)}  # of the time that passes; the GPU may hide it
 
 
 def switch_environment(into: Path) -> dict[str, str]:

@@ -66,8 +66,8 @@ def one_kernel(member: Member, kernel: str, *, seconds: float, core: int | None)
         blocks = in_turns(turn, seconds)
     plain_sets = repeats(blocks)
     swap_sets = repeats([Block(block.direct, block.hooked) for block in blocks])
-    way = WAYS[best_way(plain_sets)]
-    slowdown = interval("slowdown", blocks, way)
+    way = WAYS[best_way([plain_sets])]
+    slowdown = interval("slowdown", [blocks], way)
     return {
         **slowdown,
         "share": round(1 / (1 + slowdown["slowdown"]), 5),

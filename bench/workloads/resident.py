@@ -2,6 +2,7 @@
 
 It compares its memory now and then.  It speaks to libcuda.so.1 through ctypes.  It says when it is ready, begins when
 it is told, and then says when it began and ended, by the monotonic clock.  A notebook-like job thinks between bursts.
+SIGTERM ends it in order before its time.
 
 May not go here: anything of nvshare.
 """
@@ -12,6 +13,7 @@ import argparse
 import ctypes
 import json
 import random
+import signal
 import sys
 import time
 
@@ -100,6 +102,14 @@ class Job:
             self.mismatches += sum(word != self._word(block) for word in self._words[:pages])
 
 
+def begin_when_told() -> list[int]:
+    """Waits for a line; the list has something in it once the program is to end."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    sys.stdin.readline()
+    return told
+
+
 def main() -> int:
     """Prints "ready", and a summary at the end; 1 when CUDA fails or data is lost."""
     parser = argparse.ArgumentParser(description="A job with much memory.")
@@ -115,9 +125,11 @@ def main() -> int:
         job = Job(options.mib * MIB, options.step_ms)
         job.step()
         print(json.dumps("ready"), flush=True)
-        sys.stdin.readline()
+        told_to_end = begin_when_told()
         began_ns = time.monotonic_ns()
         for number in range(1, options.steps + 1):
+            if told_to_end:
+                break
             job.step()
             if options.burst and number % options.burst == 0 and number < options.steps:
                 time.sleep(options.think_ms / 1000 * chance.uniform(0.5, 1.5))

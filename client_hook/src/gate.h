@@ -16,7 +16,10 @@ enum {
     NVS_GATE_PACED = 2u,  /* lease held and others use this GPU too: nvs_pace_after() follows each submission */
 };
 
-enum { NVS_FIRST_STRIDE = 4u }; /* of a new thread: pacing has to see the first work early, to know its length */
+enum {
+    NVS_FIRST_STRIDE = 4u,  /* of a new thread: pacing has to see the first work early, to know its length */
+    NVS_GRAPH_STRIDE = 16u, /* a graph may have been changed to take far longer than before */
+};
 
 typedef struct nvs_gate { /* beside its word in nvs_hot */
     _Alignas(64) _Atomic uint32_t turn; /* futex word: changes whenever waiters must look again */
@@ -73,12 +76,17 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
     return nvs_gate_leave_slow(slot, gpu);
 }
 
-/* The same after a call that may have submitted much at once (a graph): pacing looks at each of these. */
-static inline bool nvs_gate_leave_heavy(nvs_slot *slot, uint32_t gpu)
+/* The same after the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and
+ * at one in NVS_GRAPH_STRIDE of those that are. */
+static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void *graph)
 {
     if (slot != NULL && slot->depth == 1) {
-        slot->unseen += slot->stride - slot->countdown;
-        slot->stride = slot->countdown = 1;
+        const uint32_t most = slot->graph == graph ? NVS_GRAPH_STRIDE : 1;
+        slot->graph = graph;
+        if (slot->countdown > most) { /* what is unseen, the difference of both, stays */
+            slot->stride -= slot->countdown - most;
+            slot->countdown = most;
+        }
     }
     return nvs_gate_leave(slot, gpu);
 }

@@ -87,10 +87,11 @@ static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
                          : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
 }
 
-static CUresult allocate_in_pool(uint32_t gpu, nvs_memory_kind kind, CUdeviceptr *dptr, const request *r)
+/* The graph's own memory: freed by whatever, so it is found in the registry. */
+static CUresult allocate_in_graph(uint32_t gpu, CUdeviceptr *dptr, const request *r)
 {
     nvs_allocation *entry;
-    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, kind, gpu, r->bytes, &entry);
+    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_GRAPH, gpu, r->bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
@@ -102,27 +103,71 @@ static CUresult allocate_in_pool(uint32_t gpu, nvs_memory_kind kind, CUdeviceptr
     return result;
 }
 
+/* Where the book has no place. */
+static bool keep_in_registry(const nvs_pool_memory *memory, size_t bytes)
+{
+    nvs_allocation *entry = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_POOL, memory->gpu);
+    if (entry == NULL)
+        return false;
+    entry->charged_bytes = memory->charged_bytes;
+    entry->context = memory->context;
+    nvs_memory_keep(entry, memory->address, bytes);
+    return true;
+}
+
+static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_thread)
+{
+    return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
+}
+
+/* The driver's own memory: counted, and nothing else. */
+static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request *r)
+{
+    nvs_pool_memory memory = {.gpu = gpu}, stale;
+    nvs_pool_place *place;
+    CUresult result = nvs_memory_charge(gpu, r->bytes, &memory.charged_bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    memory.context = nvs_owner_context();
+    result = ask_driver(dptr, r);
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_uncharge(gpu, memory.charged_bytes, false);
+        return result;
+    }
+    memory.address = *dptr;
+    while (NVS_UNLIKELY((place = nvs_pool_book_claim(memory.address, &stale)) != NULL))
+        nvs_memory_pooled_freed(place, &stale, CUDA_SUCCESS); /* behind our back, says the driver by giving it out again */
+    if (NVS_LIKELY(nvs_pool_book_enter(&memory))) {
+        nvs_memory_charge_kept(gpu, memory.charged_bytes);
+    } else if (!keep_in_registry(&memory, r->bytes)) {
+        free_by_driver(*dptr, r->stream, r->per_thread);
+        nvs_memory_uncharge(gpu, memory.charged_bytes, false);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return result;
+}
+
 static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
 {
     uint32_t gpu = nvs_stream_gpu(r->stream);
     if (dptr == NULL || r->bytes == 0 || !nvs_memory_manages(gpu))
         return ask_driver(dptr, r);
     if (captures(r->stream, r->per_thread))
-        return allocate_in_pool(gpu, NVS_MEMORY_GRAPH, dptr, r);
+        return allocate_in_graph(gpu, dptr, r);
     CUmemoryPool pool = r->pool;
     if (pool == NULL && atomic_load_explicit(&special_pools, memory_order_relaxed) != 0) /* see its declaration */
         NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);
     if (pool != NULL && !is_on_gpu(pool))
         return ask_driver(dptr, r); /* host memory: none of the quota's business */
     if (!nvs_memory_backend(gpu)->movable || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
-        return allocate_in_pool(gpu, NVS_MEMORY_POOL, dptr, r);
+        return allocate_in_pool(gpu, dptr, r);
     /* What the application calls is legal while this thread captures another stream; what we call instead must be too. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has none; the stream is enough for the driver's own */
-        result = allocate_in_pool(gpu, NVS_MEMORY_POOL, dptr, r);
+        result = allocate_in_pool(gpu, dptr, r);
     return result;
 }
 
@@ -151,11 +196,6 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size
 }
 
 /* --- free --- */
-
-static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_thread)
-{
-    return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
-}
 
 /* An event behind everything that is queued on the stream, made in the stream's own context. */
 static CUresult mark_place(CUstream stream, bool per_thread, CUevent *out)
@@ -198,6 +238,10 @@ static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool
 static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool per_thread)
 {
     nvs_allocation known, *entry;
+    nvs_pool_memory memory;
+    nvs_pool_place *claimed = nvs_pool_book_claim(dptr, &memory);
+    if (NVS_LIKELY(claimed != NULL))
+        return nvs_memory_pooled_freed(claimed, &memory, free_by_driver(dptr, stream, per_thread));
     nvs_lookup found = nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &known);
     if (found == NVS_ABSENT || known.key != dptr)
         return free_by_driver(dptr, stream, per_thread);

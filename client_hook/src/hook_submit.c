@@ -9,16 +9,17 @@
 #include "memory.h"
 #include "pacing.h"
 
-/* One graph may stand for many kernels.  A constant, as the name is one. */
-#define NVS_HEAVY(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
+/* A constant, as the name is one. */
+#define NVS_IS_GRAPH(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
 
 /* What pacing tells kinds of work by.  A wrapper's parameters have cuda.h's names, which hide these where they exist. */
 static const CUfunction f = NULL;
 static const CUgraphExec hGraph = NULL, hGraphExec = NULL;
 static const unsigned int gridDimX = 0, gridDimY = 1, gridDimZ = 1;
 static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
+#define NVS_GRAPH ((const void *)(hGraph != NULL ? hGraph : hGraphExec))
 #define NVS_WHAT(symbol)                                                                                     \
-    nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : hGraph != NULL ? (const void *)hGraph : hGraphExec, \
+    nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : NVS_GRAPH,                                  \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
 
 /* Where work may lie in memory of another GPU, as far as the call itself says it; by the same names.  Kernels get there by rights
@@ -75,7 +76,7 @@ static void meet_nothing(uint32_t gpu, const void *shape) {}
         NVS_MEET(gpu);                                                             \
         nvs_slot *const slot = nvs_gate_enter(gpu);                                \
         const CUresult result = NVS_REAL(symbol) arguments;                        \
-        if (NVS_HEAVY(#symbol) ? nvs_gate_leave_heavy(slot, gpu) : nvs_gate_leave(slot, gpu)) \
+        if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
         return result;                                                             \
     }

@@ -23,6 +23,7 @@ typedef struct nvs_slot {
     uint32_t unseen;                         /* submissions before it that pacing has not seen */
     _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
     uint32_t waits;                          /* 0, or 1 + the GPU before whose gate it is counted as waiting */
+    const void *graph;                       /* the last one that it launched: only its thread touches it, too */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
     struct nvs_slot *next;

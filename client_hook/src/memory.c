@@ -22,13 +22,14 @@ static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
 
 typedef struct ledger {
     /* Counters that stand for themselves: nothing else is published with them, so their order is relaxed throughout, and
-     * only the compare-and-swap in charge() makes a decision. */
+     * only the compare-and-swap in charge() makes a decision.  What each allocation reads stands on one line. */
     _Alignas(64) _Atomic uint64_t charged;
     _Atomic uint64_t pinned;
     _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
-    _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
-    _Atomic uint64_t limit, capacity, reserved, resident_limit;
+    _Atomic uint64_t limit, capacity, reserved;
     _Atomic bool reserve;
+    _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
+    _Atomic uint64_t resident_limit;
 } ledger;
 
 static ledger ledgers[NVS_MAX_GPUS];
@@ -209,34 +210,58 @@ static bool too_much_deferred(uint32_t gpu)
     return deferred > KEEP_DEFERRED && deferred > charged / 2;
 }
 
-static uint64_t grains(uint64_t bytes)
+uint64_t nvs_memory_grains(uint64_t bytes)
 {
-    return (bytes + CHARGE_GRAIN - 1) / CHARGE_GRAIN * CHARGE_GRAIN;
+    return bytes > UINT64_MAX - CHARGE_GRAIN ? UINT64_MAX : (bytes + CHARGE_GRAIN - 1) / CHARGE_GRAIN * CHARGE_GRAIN;
+}
+
+CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes)
+{
+    *charged_bytes = nvs_memory_grains(bytes);
+    if (*charged_bytes == UINT64_MAX)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (too_much_deferred(gpu))
+        nvs_memory_reap(gpu, false);
+    while (!charge_and_reserve(gpu, *charged_bytes))
+        if (!nvs_memory_reap(gpu, true))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    return CUDA_SUCCESS;
+}
+
+void nvs_memory_charge_kept(uint32_t gpu, uint64_t charged_bytes)
+{
+    atomic_fetch_add_explicit(&ledgers[gpu].pinned, charged_bytes, memory_order_relaxed); /* see ledger */
+    nvs_agent_memory_changed(gpu);
+}
+
+void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes, bool kept)
+{
+    if (kept)
+        atomic_fetch_sub_explicit(&ledgers[gpu].pinned, charged_bytes, memory_order_relaxed); /* see ledger */
+    uncharge(gpu, charged_bytes);
+    nvs_agent_memory_changed(gpu);
 }
 
 CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)
 {
-    if (bytes > UINT64_MAX - CHARGE_GRAIN)
-        return CUDA_ERROR_OUT_OF_MEMORY;
     nvs_allocation *entry = nvs_allocation_new(space, kind, gpu);
-    if (entry == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    entry->charged_bytes = grains(bytes);
-    if (too_much_deferred(gpu))
-        nvs_memory_reap(gpu, false);
-    while (!charge_and_reserve(gpu, entry->charged_bytes)) {
-        if (!nvs_memory_reap(gpu, true)) {
-            free(entry);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-    }
-    *out = entry;
-    return CUDA_SUCCESS;
+    CUresult result = entry == NULL ? CUDA_ERROR_OUT_OF_MEMORY : nvs_memory_charge(gpu, bytes, &entry->charged_bytes);
+    if (result == CUDA_SUCCESS)
+        *out = entry;
+    else
+        free(entry);
+    return result;
+}
+
+void nvs_memory_in_chunks(nvs_allocation *admitted)
+{
+    admitted->chunked = true;
+    atomic_fetch_add_explicit(&ledgers[admitted->gpu].chunked, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
 }
 
 void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes)
 {
-    uint64_t real = grains(bytes);
+    uint64_t real = nvs_memory_grains(bytes);
     /* Unsigned arithmetic: right in both directions.  Relaxed: see ledger. */
     atomic_fetch_add_explicit(&ledgers[admitted->gpu].charged, real - admitted->charged_bytes, memory_order_relaxed);
     admitted->charged_bytes = real;
@@ -283,94 +308,6 @@ void nvs_memory_drop_all(nvs_allocation *list)
         nvs_memory_drop(list);
         list = next;
     }
-}
-
-/* --- allocate and release --- */
-
-/* What the driver says to an allocation without a context: in a child that was forked after cuInit something else. */
-static CUresult no_context(void)
-{
-    CUcontext none;
-    CUresult result = NVS_REAL(cuCtxGetCurrent)(&none);
-    return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
-{
-    const nvs_backend *backend = nvs_memory_backend(gpu);
-    nvs_allocation *entry;
-    CUdeviceptr pointer = 0;
-    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, backend->kind, gpu, bytes, &entry);
-    if (result != CUDA_SUCCESS)
-        return result;
-    entry->context = nvs_owner_context();
-    entry->chunked = backend->chunked;
-    if (backend->chunked)
-        atomic_fetch_add_explicit(&ledgers[gpu].chunked, entry->charged_bytes, memory_order_relaxed); /* see ledger */
-    entry->movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
-    do
-        result = backend->chunked && entry->context == NULL ? no_context()
-                                                            : backend->allocate(gpu, &pointer, bytes, &entry->kept);
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
-    if (result != CUDA_SUCCESS) {
-        nvs_memory_drop(entry);
-        return result;
-    }
-    nvs_memory_keep(entry, pointer, bytes);
-    *out = pointer;
-    return CUDA_SUCCESS;
-}
-
-/* Numbers of handles: no address that a processor of today has, and never two the same.  So the driver's are told apart, and what
- * was released is. */
-static const uint64_t NUMBERS = UINT64_C(0x6e76) << 48, NUMBERS_MASK = UINT64_C(0xffff) << 48;
-
-bool nvs_memory_is_number(uint64_t handle)
-{
-    return (handle & NUMBERS_MASK) == NUMBERS;
-}
-
-CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, CUmemGenericAllocationHandle *out)
-{
-    static _Atomic uint64_t last;
-    const nvs_backend *backend = nvs_memory_backend(gpu);
-    nvs_allocation *entry;
-    if (!backend->chunked)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult result = nvs_memory_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, gpu, bytes, &entry);
-    if (result != CUDA_SUCCESS)
-        return result;
-    entry->references = 1;
-    entry->chunked = true;
-    atomic_fetch_add_explicit(&ledgers[gpu].chunked, entry->charged_bytes, memory_order_relaxed); /* see ledger */
-    do
-        result = backend->create(gpu, bytes, properties, &entry->kept);
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
-    if (result != CUDA_SUCCESS) {
-        nvs_memory_drop(entry);
-        return result;
-    }
-    /* Relaxed: only that no two are the same matters. */
-    *out = NUMBERS | (atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1);
-    nvs_memory_keep(entry, *out, 1);
-    return CUDA_SUCCESS;
-}
-
-CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream)
-{
-    nvs_allocation wanted = {.gpu = gpu, .freed_on = stream};
-    CUevent event;
-    uint64_t pointer;
-    if (stream != 0 && nvs_allocation_deferred(gpu) != 0 && bytes <= UINT64_MAX - CHARGE_GRAIN) {
-        wanted.charged_bytes = grains(bytes);
-        wanted.context = nvs_owner_context();
-        if (wanted.context != NULL && nvs_allocation_revive(&wanted, bytes, &pointer, &event)) {
-            NVS_REAL(cuEventDestroy_v2)(event);
-            *out = pointer;
-            return CUDA_SUCCESS;
-        }
-    }
-    return nvs_memory_allocate(gpu, out, bytes);
 }
 
 /* --- what the agent asks and says --- */
@@ -498,6 +435,7 @@ void nvs_memory_after_fork(void)
 {
     nvs_allocation_after_fork();
     nvs_backend_swap_after_fork();
+    nvs_pool_book_after_fork();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
         atomic_store_explicit(&ledgers[gpu].charged, 0, memory_order_relaxed);
         atomic_store_explicit(&ledgers[gpu].pinned, 0, memory_order_relaxed);

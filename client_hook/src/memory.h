@@ -11,6 +11,7 @@
 
 #include "allocation.h"
 #include "base.h"
+#include "pool_book.h"
 
 typedef struct nvs_usage {
     uint64_t allocated_bytes; /* resident + evicted, charged to the quota */
@@ -91,6 +92,12 @@ const nvs_backend *nvs_memory_backend(uint32_t gpu);
 
 /* A registry entry with its bytes charged; CUDA_ERROR_OUT_OF_MEMORY over the limit.  Then exactly one of the next two. */
 CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);
+/* The same for what is remembered elsewhere: only the bytes, as they were charged.  Kept memory is the driver's and stays where it is. */
+CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes);
+void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes, bool kept);
+void nvs_memory_charge_kept(uint32_t gpu, uint64_t charged_bytes);
+uint64_t nvs_memory_grains(uint64_t bytes);          /* what so many are charged with; UINT64_MAX: too many */
+void nvs_memory_in_chunks(nvs_allocation *admitted); /* the backend has figures of its own for it */
 void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes); /* the driver took another amount than was thought */
 void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length); /* the driver said yes */
 void nvs_memory_drop(nvs_allocation *taken);                                   /* uncharges and frees the entry */
@@ -107,6 +114,8 @@ bool nvs_memory_runs_from_host(uint32_t gpu);
 uint64_t nvs_memory_resident_room(uint32_t gpu, uint64_t resident_bytes);
 uint64_t nvs_memory_resident_excess(uint32_t gpu, uint64_t resident_bytes);
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes);
+
+/* --- how it begins: memory_allocate.c --- */
 
 /* cuMemCreate through the backend: an entry whose key is a number of ours.  CUDA_ERROR_NOT_SUPPORTED: this handle must be the
  * driver's. */
@@ -128,6 +137,9 @@ void nvs_swap_meet(uint32_t gpu, CUdeviceptr one, CUdeviceptr other);
 
 /* Waits until nothing that was submitted in this context uses memory any more.  memory_release.c */
 CUresult nvs_memory_settle(uint32_t gpu, CUcontext context);
+
+/* The driver was asked to free what was claimed in the book; says what it said.  memory_release.c */
+CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result);
 
 /* cuMemFree: by the backend for what it made, by the driver for everything else. */
 CUresult nvs_memory_release(CUdeviceptr pointer);

@@ -130,14 +130,14 @@ def counts(*, changed: int, hook: int, direct: int) -> Iterator[dict[str, Any]]:
 )
 def test_what_is_not_proved_is_no_figure(script: dict[str, int], reason: str) -> None:
     """A switch that does nothing gives 0 %, which is what one would like to see."""
-    told = compare(Scripted(counts(**script)), "x", Plan(0.0))
+    told = compare([Scripted(counts(**script))], "x", Plan(0.0))
     assert set(told) == {"failed"}
     assert reason in told["failed"]
 
 
 def test_what_is_proved_is_a_figure() -> None:
     """Calls that go by the hook in spite of all are told: they are not in the figure."""
-    told = compare(Scripted(counts(changed=3, hook=200, direct=10)), "x", Plan(0.0))
+    told = compare([Scripted(counts(changed=3, hook=200, direct=10))], "x", Plan(0.0))
     assert (told["bypassed"], told["switched"], told["slowdown"]) == (0.95, 3, 0.0)
 
 
@@ -192,12 +192,29 @@ def blocks(cost: float, *, seed: int, drift: float = 0.0) -> list[Block]:
 @pytest.mark.parametrize("seed", range(4))
 def test_one_percent_is_seen_and_nothing_is_nothing(seed: int, drift: float) -> None:
     """An interval that misses what is there, or a control that is not zero, would make every figure worthless."""
-    found = figures(blocks(0.01, seed=seed, drift=drift))
+    found = figures([blocks(0.01, seed=seed, drift=drift)])
     assert 0.004 < found["slowdown_min"] < 0.01 < found["slowdown_max"] < 0.016
-    same = figures(blocks(0.0, seed=seed, drift=drift))
+    same = figures([blocks(0.0, seed=seed, drift=drift)])
     assert same["slowdown_min"] <= 0.0 <= same["slowdown_max"]
     for one in (found, same):
         assert one["control_min"] <= 0.0 <= one["control_max"]
+
+
+def test_the_luck_of_one_process_widens_the_interval() -> None:
+    """One process in which the hook is dear would be told as all of them, or not at all."""
+    runs = [blocks(cost, seed=seed) for seed, cost in enumerate((0.0, 0.0, 0.03))]
+    found = figures(runs)
+    assert [round(one, 2) for one in found["of_each"]] == [0.0, 0.0, 0.03]
+    assert 0.005 < found["slowdown"] < 0.015
+    assert found["slowdown_min"] < 0.005
+    assert found["slowdown_max"] > 0.015
+    assert found["blocks"] == 300
+
+
+def test_one_unproved_process_is_no_figure() -> None:
+    """A process whose calls cannot be led past the hook would count as one in which the hook costs nothing."""
+    good, bad = counts(changed=3, hook=200, direct=0), counts(changed=0, hook=5, direct=0)
+    assert "failed" in compare([Scripted(good), Scripted(bad)], "x", Plan(0.0))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
@@ -208,7 +225,7 @@ def test_cupy(built: Built, tmp_path: Path, switch: dict[str, str]) -> None:
         member = Member(stand, command, hooked=True, name="cupy", extra=switch)
         with closing([member]):
             member.answer(60)
-            told = compare(member, "cupy.async", Plan(0.2), pools=True)
+            told = compare([member], "cupy.async", Plan(0.2), pools=True)
     assert told.get("failed") is None
     assert told["bypassed"] == 1.0
     assert told["switched"] == told["words"] > 100

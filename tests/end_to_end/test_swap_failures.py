@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.conftest import Node, finish
+from tests.end_to_end.conftest import Node, stop
 from tests.waiting import eventually
 
 MIB = 1 << 20
@@ -19,9 +19,9 @@ JOB_MIB = 40
 SLOW = {"NVSHARE_SIM_FAULTS": "slow:cuMemUnmap=5000000,slow:cuMemMap=5000000"}
 
 
-def job(node: Node, steps: int) -> subprocess.Popen[str]:
-    """One that works for so many steps."""
-    command = [sys.executable, "-m", "bench.workloads.resident", f"--mib={JOB_MIB}", f"--steps={steps}", "--step-ms=2"]
+def job(node: Node) -> subprocess.Popen[str]:
+    """One that works until it is stopped."""
+    command = [sys.executable, "-m", "bench.workloads.resident", f"--mib={JOB_MIB}", "--steps=1000000", "--step-ms=2"]
     process = node.run(command, "--memory=swap", variables=SLOW)
     assert process.stdin is not None
     process.stdin.write("go\n")
@@ -44,11 +44,11 @@ def await_move(node: Node) -> None:
 def test_a_program_killed_while_memory_moves(node: Node) -> None:
     """Broken: what a dead program had on the card or was to get stays taken, and the other one waits for it."""
     node.start_coordinator("--quantum=50ms")
-    killed, stays = job(node, 100_000), job(node, 40)
+    killed, stays = job(node), job(node)
     await_move(node)
     killed.kill()
     killed.wait()
-    told = finish(stays)
+    told = stop(stays)
     assert told["mismatches"] == 0
     eventually(lambda: gpu(node)["resident_bytes"] == 0, "all memory to be free")
     assert gpu(node)["late_switches"] == 0
@@ -58,10 +58,10 @@ def test_a_program_killed_while_memory_moves(node: Node) -> None:
 def test_a_coordinator_killed_while_memory_moves(node: Node) -> None:
     """Broken: a hand-over that nobody leads any more costs a program its data, or stands still for ever."""
     node.start_coordinator("--quantum=50ms")
-    jobs = [job(node, 40) for _ in range(2)]
+    jobs = [job(node) for _ in range(2)]
     for _ in range(3):
         await_move(node)
         node.kill_coordinator()
         node.start_coordinator("--quantum=50ms")
-    assert [finish(process)["mismatches"] for process in jobs] == [0, 0]
+    assert [stop(process)["mismatches"] for process in jobs] == [0, 0]
     eventually(lambda: gpu(node)["resident_bytes"] == 0, "all memory to be free")

@@ -5,12 +5,13 @@ May not go here: moving between programs (test_swap_process.py).
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from coordinator import wire
-from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.scripted import BOUND_S, ScriptedCoordinator
 from tests.hook.test_memory_process import Client, reported, start, until
 from tests.hook.test_swap_process import CAPACITY, GIB, MIB, attached, environment, hold, last_report, order, settle
 from tests.hook.test_swap_vmm import mapped
@@ -230,11 +231,12 @@ def test_a_failing_call_loses_no_data(
         lease = 2
         coordinator.grant(lease)
         client.tell(f"same {held[0][0]} {held[0][1]} {held[0][2]}")
-        while (answer := coordinator.receive(1.0)) is not None:  # it gives the lease back while something is missing
-            if isinstance(answer, wire.Release):
+        deadline = time.monotonic() + BOUND_S
+        while not client.answer(0.05):  # it gives the lease back while something is missing
+            assert time.monotonic() < deadline, "the program waits for its lease"
+            if isinstance(coordinator.receive(0.05), wire.Release):
                 lease += 1
                 coordinator.grant(lease)
-        client.result()
         for pointer, size, number in held:
             assert any(client.ask("same", pointer, size, number) for _ in range(3)), number
         for pointer, _, _ in held:

@@ -72,8 +72,14 @@ int main(void)
     MUST(!nvs_gate_leave(nvs_gate_enter(0), 0));
     MUST(nvs_gate_leave(nvs_gate_enter(0), 0) && nvs_gate_leave(nvs_gate_enter(0), 0));
     MUST(nvs_gate_unseen(nvs_self, 1000) == 4 && nvs_gate_unseen(nvs_self, 1000) == 0);
-    MUST(!nvs_gate_leave(nvs_gate_enter(0), 0) && nvs_gate_leave_heavy(nvs_gate_enter(0), 0));
+    int graph, other;
+    MUST(!nvs_gate_leave(nvs_gate_enter(0), 0) && nvs_gate_leave_graph(nvs_gate_enter(0), 0, &graph));
     MUST(nvs_gate_unseen(nvs_self, 1000) == 2);
+    /* The same graph again: one in NVS_GRAPH_STRIDE, and nothing unseen gets lost; another one, at once. */
+    for (unsigned i = 1; i < NVS_GRAPH_STRIDE; i++)
+        MUST(!nvs_gate_leave_graph(nvs_gate_enter(0), 0, &graph));
+    MUST(nvs_gate_leave_graph(nvs_gate_enter(0), 0, &graph) && nvs_gate_unseen(nvs_self, 1000) == NVS_GRAPH_STRIDE);
+    MUST(nvs_gate_leave_graph(nvs_gate_enter(0), 0, &other) && nvs_gate_unseen(nvs_self, 1000) == 1);
 
     /* Waiting for work is use, but no reason to wait for the thread. */
     slot = nvs_gate_await(3);

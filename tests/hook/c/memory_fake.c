@@ -481,6 +481,17 @@ void fake_set_current_pool(uint64_t pool)
     current_pool = (CUmemoryPool)(uintptr_t)pool;
 }
 
+void fake_set_next_key(uint64_t key)
+{
+    next_key = key;
+    free_count = 0;
+}
+
+void fake_forget(uint64_t key)
+{
+    (void)drop(key, DEVICE, POOLED);
+}
+
 void fake_set_old_driver(bool old)
 {
     old_prefetch = old;

@@ -25,6 +25,8 @@ void fake_set_capturing(bool capturing); /* for the calling thread */
 void fake_set_context(uint64_t context); /* current in the calling thread; 0: none */
 void fake_set_reserve_answer(int answer);
 void fake_set_current_pool(uint64_t pool);
+void fake_set_next_key(uint64_t key); /* where the next memory begins */
+void fake_forget(uint64_t key);       /* memory ends, and nobody is told */
 void fake_set_old_driver(bool old); /* without cuMemPrefetchAsync_v2 */
 void fake_destroy_context(uint64_t context);
 uint64_t fake_held(void); /* bytes that the driver really holds, each rounded as the quota rounds */
