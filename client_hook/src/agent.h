@@ -42,6 +42,7 @@ void nvs_agent_reserve_host(uint64_t total_bytes);
 
 /* Usage changed; the report is sent soon, many changes in one. */
 void nvs_agent_memory_changed(uint32_t gpu);
+bool nvs_agent_memory_dirty(uint32_t gpu); /* a report is to be sent already; agent_lease.c */
 
 /* Moves that wait for room end with what they have: a context of this GPU (NVS_NO_GPU: not known which) is about to end. */
 void nvs_agent_hurry_moves(uint32_t gpu);

@@ -51,7 +51,7 @@ void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns)
 
 bool nvs_agent_memory_dirty(uint32_t gpu)
 {
-    return atomic_load_explicit(&nvs_mail[gpu].memory_changed, memory_order_relaxed) != 0;
+    return atomic_load_explicit(&nvs_mail[gpu].memory_changed, memory_order_seq_cst) != 0; /* pairs with the exchange above */
 }
 
 static void show(uint32_t gpu)

@@ -37,7 +37,6 @@ void nvs_agent_go_on_ending(uint32_t gpu);                                 /* on
 void nvs_agent_complete(uint32_t gpu, uint64_t now);                       /* the gate is shut because memory is missing */
 void nvs_agent_completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error); /* the mover is done with what was missing */
 void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns);
-bool nvs_agent_memory_dirty(uint32_t gpu);                                 /* there is something to report */
 void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered our AttachGpu */
 
 #endif

@@ -29,7 +29,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define REPORT_NS 10000000u         /* at most one memory report in that time, but always one before a release */
+/* At most one memory report in that time, but always one before a release.  Where no memory moves nobody acts upon it. */
+#define REPORT_NS (nvs_config.memory_mode == 0 ? 100000000u : 10000000u)
 #define SAY_AGAIN_NS 60000000000u
 #define COMPLAIN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
 #define NAP_NS 25000u               /* on standby */

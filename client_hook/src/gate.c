@@ -15,11 +15,12 @@
  * Leaving is the mirror image: L1: active = 0, L2: read state.  Either C3 sees L1, or L2 sees CLOSED and the caller wakes
  * the closer, which sleeps on `left` and had read its value before C3.  No wake-up is lost.
  *
- * Without membarrier (old kernels, some sandboxes) nvs_hot.needs_fence puts a full fence between E1 and E2, L1 and L2,
- * and the closer has one as well: the usual store-buffer argument.
+ * Without membarrier (old kernels, some sandboxes) each gate's word has NVS_GATE_FENCED in it, whatever else it says.  Who reads that as
+ * E2 or L2 takes the slow path, which has a full fence and reads the word again after it: that reading counts.  The closer has a
+ * fence as well: the usual store-buffer argument.
  *
  * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
- * call of the driver leaves its depth raised: that thread is never stopped again.  Out of the wait for a lease a handler may
+ * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
  * jump: while a thread waits it is inside of nothing.
  *
  * May not go here: leases, CUDA, messages.
@@ -49,6 +50,7 @@ enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE
 enum { SPINS = 200, NAP_NS = 25000 };
 
 nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
+static uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; written as `armed` is */
 nvs_gate nvs_gates[NVS_MAX_GPUS];
 _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
 
@@ -93,7 +95,6 @@ static void slot_abandon(void *argument)
     int saved = errno;
     nvs_gate_wait_end(0); /* whichever it was counted at */
     nvs_self = NULL;
-    slot->depth = 0;
     atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
     atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave, not hot */
     wake_closers();
@@ -155,13 +156,22 @@ nvs_slot *nvs_slot_register(void)
     return slot;
 }
 
+/* The gate's word, read after a full fence where calls have to pay for the ordering themselves.  Else a fence is to be avoided: after a
+ * launch it waits for what the driver wrote to the device. */
+static uint32_t after_fence(uint32_t gpu)
+{
+    if (fenced != 0)
+        atomic_thread_fence(memory_order_seq_cst); /* pairs with the closer's */
+    return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire); /* pairs with nvs_gate_open */
+}
+
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
 {
     int saved = errno;
     nvs_gate *gate = &nvs_gates[gpu];
-    const uint32_t depth = slot->depth;
-    slot->depth = 0; /* a handler that interrupts the wait is inside of nothing, and may jump out of it */
-    for (;;) {
+    if (!(after_fence(gpu) & NVS_GATE_CLOSED))
+        return;
+    for (;;) { /* while it waits the thread is inside of nothing: a handler may interrupt the wait, and jump out of it */
         atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
         if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
             wake_closer(gate);
@@ -171,14 +181,13 @@ void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
         if (!look_again || !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED))
             break;
     }
-    slot->depth = depth;
     errno = saved;
 }
 
 bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
 {
     nvs_gate *gate = &nvs_gates[gpu];
-    uint32_t state = atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed);
+    const uint32_t state = after_fence(gpu);
     bool look = slot->countdown == 0;
     if (look) { /* the next submission is looked at too if the caller has nothing to pace this one by */
         slot->unseen += slot->stride;
@@ -188,7 +197,7 @@ bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
         wake_closer(gate);
         return false;
     }
-    return look || state == NVS_GATE_PACED;
+    return look || (state & NVS_GATE_PACED) != 0;
 }
 
 void nvs_gate_init(void)
@@ -196,20 +205,20 @@ void nvs_gate_init(void)
     if (!slot_key_made)
         slot_key_made = pthread_key_create(&slot_key, slot_abandon) == 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], fenced | NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
     armed = false;
 }
 
 void nvs_gate_arm(void)
 {
-    nvs_hot.needs_fence = true;
+    fenced = NVS_GATE_FENCED;
 #ifdef SYS_membarrier
     if (syscall(SYS_membarrier, MEMBARRIER_REGISTER, 0, 0) == 0)
-        nvs_hot.needs_fence = false;
+        fenced = 0;
 #endif
     armed = true;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], fenced | NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
 }
 
 void nvs_gate_open(uint32_t gpu, bool paced)
@@ -217,7 +226,7 @@ void nvs_gate_open(uint32_t gpu, bool paced)
     nvs_gate *gate = &nvs_gates[gpu];
     /* release: what the opener did (memory brought in) happens before the calls that enter by their acquire load */
     uint32_t before =
-        atomic_exchange_explicit(&nvs_hot.gates[gpu], paced ? NVS_GATE_PACED : NVS_GATE_OPEN, memory_order_acq_rel);
+        atomic_exchange_explicit(&nvs_hot.gates[gpu], fenced | (paced ? NVS_GATE_PACED : NVS_GATE_OPEN), memory_order_acq_rel);
     if (before & NVS_GATE_CLOSED) {
         atomic_fetch_add_explicit(&gate->turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
         if (atomic_load_explicit(&gate->waiting, memory_order_seq_cst) != 0)
@@ -230,12 +239,12 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
     nvs_gate *gate = &nvs_gates[gpu];
     int saved = errno;
     nvs_status status = NVS_OK;
-    atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_CLOSED, memory_order_seq_cst);
+    atomic_store_explicit(&nvs_hot.gates[gpu], fenced | NVS_GATE_CLOSED, memory_order_seq_cst);
 #ifdef SYS_membarrier
-    if (!nvs_hot.needs_fence)
+    if (fenced == 0)
         (void)syscall(SYS_membarrier, MEMBARRIER_EXPEDITED, 0, 0);
 #endif
-    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of nvs_hot.needs_fence */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of the slow paths, for NVS_GATE_FENCED */
     for (unsigned spins = 0;; spins++) {
         uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are looked at */
         if (!nvs_gate_inside(gpu))
@@ -355,7 +364,7 @@ void nvs_gate_after_fork(void)
 {
     /* Only this thread lives on.  Its own slot stays its own; those of the threads that are gone are free. */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {
-        slot->depth = slot->waits = 0;
+        slot->waits = 0;
         atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->active, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->owned, slot == nvs_self ? 1 : 0, memory_order_relaxed);
@@ -364,7 +373,7 @@ void nvs_gate_after_fork(void)
         atomic_store_explicit(&nvs_gates[gpu].waiting, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].watcher, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, 0, memory_order_relaxed);
-        atomic_store_explicit(&nvs_hot.gates[gpu], armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN, memory_order_relaxed);
+        atomic_store_explicit(&nvs_hot.gates[gpu], fenced | (armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN), memory_order_relaxed);
     }
     if (armed)
         nvs_gate_arm(); /* the registration for membarrier belongs to the parent's address space */

@@ -14,6 +14,7 @@ enum {
     NVS_GATE_OPEN = 0u,   /* calls pass at full speed; nvs_pace_after() follows one in `stride` of them */
     NVS_GATE_CLOSED = 1u, /* no lease: callers wait */
     NVS_GATE_PACED = 2u,  /* lease held and others use this GPU too: nvs_pace_after() follows each submission */
+    NVS_GATE_FENCED = 4u, /* with any of these: membarrier is not to be had, and each call pays for the ordering itself */
 };
 
 enum {
@@ -45,14 +46,12 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
         return NULL;
     if (NVS_UNLIKELY(slot == NULL) && (slot = nvs_slot_register()) == NULL)
         return NULL;
-    if (NVS_UNLIKELY(slot->depth++ != 0))
-        return slot; /* already inside: never wait for a lease while holding the gate */
+    if (NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0)) /* written by this thread only */
+        return NULL; /* already inside: never wait for a lease while holding the gate */
     /* Pairs with the membarrier in nvs_gate_close: either the closer sees `active`, or we see CLOSED. */
     atomic_store_explicit(&slot->active, gpu + 1, memory_order_relaxed);
     atomic_signal_fence(memory_order_seq_cst);
-    if (NVS_UNLIKELY(nvs_hot.needs_fence))
-        atomic_thread_fence(memory_order_seq_cst);
-    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & NVS_GATE_CLOSED))
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & (NVS_GATE_CLOSED | NVS_GATE_FENCED)))
         nvs_gate_enter_slow(slot, gpu);
     return slot;
 }
@@ -60,7 +59,7 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
 /* After it.  True when the caller must let nvs_pace_after() look at the stream. */
 static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
 {
-    if (NVS_UNLIKELY(slot == NULL) || NVS_UNLIKELY(--slot->depth != 0))
+    if (NVS_UNLIKELY(slot == NULL))
         return false;
     atomic_store_explicit(&slot->calls[gpu], atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed) + 1,
                           memory_order_relaxed);
@@ -68,27 +67,60 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
     atomic_store_explicit(&slot->active, 0, memory_order_release);
     /* As in nvs_gate_enter: either the closer sees us gone, or we see CLOSED and wake it. */
     atomic_signal_fence(memory_order_seq_cst);
-    if (NVS_UNLIKELY(nvs_hot.needs_fence))
-        atomic_thread_fence(memory_order_seq_cst);
     const bool look = --slot->countdown == 0;
     if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) == NVS_GATE_OPEN) && NVS_LIKELY(!look))
         return false;
     return nvs_gate_leave_slow(slot, gpu);
 }
 
-/* The same after the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and
- * at one in NVS_GRAPH_STRIDE of those that are. */
+/* After the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and at one in
+ * NVS_GRAPH_STRIDE of those that are. */
 static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void *graph)
 {
-    if (slot != NULL && slot->depth == 1) {
-        const uint32_t most = slot->graph == graph ? NVS_GRAPH_STRIDE : 1;
+    if (NVS_LIKELY(slot != NULL) && (slot->graph != graph || slot->graph_left <= 1)) {
         slot->graph = graph;
-        if (slot->countdown > most) { /* what is unseen, the difference of both, stays */
-            slot->stride -= slot->countdown - most;
-            slot->countdown = most;
-        }
+        slot->graph_left = NVS_GRAPH_STRIDE;
+        slot->stride -= slot->countdown - 1; /* what is unseen, the difference of both, stays */
+        slot->countdown = 1;
+    } else if (slot != NULL) {
+        slot->graph_left--;
     }
     return nvs_gate_leave(slot, gpu);
+}
+
+/* --- the short way: all that most calls run through, few lines of code.  For a process that sees one GPU, which is number 0, holds its lease
+ * and has nobody beside it.  NULL: nothing has happened, and everything above is needed. --- */
+
+/* `graph`: what is to be launched; NULL: no graph. */
+static inline nvs_slot *nvs_gate_enter_alone(const void *graph)
+{
+    nvs_slot *slot = nvs_self;
+    if (NVS_UNLIKELY(slot == NULL) || /* relaxed: written with one value only; by this thread only */
+        NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed) != 0) ||
+        NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0))
+        return NULL;
+    if (graph != NULL) {
+        if (NVS_UNLIKELY(slot->graph != graph) || NVS_UNLIKELY(slot->graph_left <= 1))
+            return NULL;
+        slot->graph_left--;
+    }
+    /* As in nvs_gate_enter.  A closer that has seen us active is woken on the long way, which finds the gate closed too. */
+    atomic_store_explicit(&slot->active, 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.gates[0], memory_order_acquire) == NVS_GATE_OPEN))
+        return slot;
+    atomic_store_explicit(&slot->active, 0, memory_order_release);
+    return NULL;
+}
+
+/* True: what nvs_gate_leave_slow says counts. */
+static inline bool nvs_gate_leave_alone(nvs_slot *slot)
+{
+    atomic_store_explicit(&slot->calls[0], atomic_load_explicit(&slot->calls[0], memory_order_relaxed) + 1, memory_order_relaxed);
+    atomic_store_explicit(&slot->active, 0, memory_order_release); /* as in nvs_gate_leave */
+    atomic_signal_fence(memory_order_seq_cst);
+    const bool look = --slot->countdown == 0;
+    return NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[0], memory_order_relaxed) != NVS_GATE_OPEN) || NVS_UNLIKELY(look);
 }
 
 /* Around a call that waits for work of this GPU.  Relaxed: the agent looks at it now and then. */

@@ -131,17 +131,17 @@ static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request 
     memory.context = nvs_owner_context();
     result = ask_driver(dptr, r);
     if (result != CUDA_SUCCESS) {
-        nvs_memory_uncharge(gpu, memory.charged_bytes, false);
+        nvs_memory_uncharge(gpu, memory.charged_bytes);
         return result;
     }
     memory.address = *dptr;
-    while (NVS_UNLIKELY((place = nvs_pool_book_claim(memory.address, &stale)) != NULL))
+    while (NVS_UNLIKELY((place = nvs_memory_claim_pooled(memory.address, &stale)) != NULL))
         nvs_memory_pooled_freed(place, &stale, CUDA_SUCCESS); /* behind our back, says the driver by giving it out again */
     if (NVS_LIKELY(nvs_pool_book_enter(&memory))) {
-        nvs_memory_charge_kept(gpu, memory.charged_bytes);
+        nvs_memory_changed(gpu);
     } else if (!keep_in_registry(&memory, r->bytes)) {
         free_by_driver(*dptr, r->stream, r->per_thread);
-        nvs_memory_uncharge(gpu, memory.charged_bytes, false);
+        nvs_memory_uncharge(gpu, memory.charged_bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     return result;
@@ -239,7 +239,7 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool per_thread)
 {
     nvs_allocation known, *entry;
     nvs_pool_memory memory;
-    nvs_pool_place *claimed = nvs_pool_book_claim(dptr, &memory);
+    nvs_pool_place *claimed = nvs_memory_claim_pooled(dptr, &memory);
     if (NVS_LIKELY(claimed != NULL))
         return nvs_memory_pooled_freed(claimed, &memory, free_by_driver(dptr, stream, per_thread));
     nvs_lookup found = nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &known);

@@ -69,17 +69,35 @@ static void meet_nothing(uint32_t gpu, const void *shape) {}
         }                                                                                                       \
     } while (0)
 
-#define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream)         \
-    NVS_EXPORT __attribute__((flatten, aligned(64))) CUresult CUDAAPI symbol parameters \
-    {                                                                              \
-        const uint32_t gpu = (gpu_of_call);                                        \
-        NVS_MEET(gpu);                                                             \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                                \
-        const CUresult result = NVS_REAL(symbol) arguments;                        \
+/* Most calls take the short way (gate.h): the fewer lines of code they run through, the less is missing from the caches. */
+#define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream)          \
+    static __attribute__((noinline, flatten)) CUresult long_##symbol parameters     \
+    {                                                                               \
+        const uint32_t gpu = (gpu_of_call);                                         \
+        NVS_MEET(gpu);                                                              \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                                 \
+        const CUresult result = NVS_REAL(symbol) arguments;                         \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
-        return result;                                                             \
+        return result;                                                              \
+    }                                                                               \
+    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters      \
+    {                                                                               \
+        nvs_slot *const slot = nvs_gate_enter_alone(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL); \
+        if (NVS_UNLIKELY(slot == NULL))                                             \
+            return long_##symbol arguments;                                         \
+        const CUresult result = NVS_REAL(symbol) arguments;                         \
+        if (NVS_UNLIKELY(nvs_gate_leave_alone(slot)))                               \
+            pace_alone(slot, (work_stream), NVS_PER_THREAD(#symbol));               \
+        return result;                                                              \
     }
+
+/* Now and then.  Who is alone is paced by the number of its submissions, whatever they are. */
+static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream, bool per_thread)
+{
+    if (nvs_gate_leave_slow(slot, 0))
+        nvs_pace_after(0, stream, per_thread, 0);
+}
 
 #define NVS_STREAM(symbol, since, parameters, arguments, stream_expression)                               \
     NVS_GATED(symbol, parameters, arguments, nvs_stream_gpu(stream_expression), stream_expression)

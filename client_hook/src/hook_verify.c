@@ -20,8 +20,8 @@
 NVS_EXPORT uint32_t nvshare_gate_depth(void)
 {
     const nvs_slot *slot = nvs_self;
-    if (slot != NULL && slot->depth != 0)
-        return slot->depth;
+    if (slot != NULL && atomic_load_explicit(&slot->active, memory_order_relaxed) != 0) /* written by this thread only */
+        return 1;
     return nvs_thread_is_own() ? UINT32_MAX : 0;
 }
 

@@ -17,13 +17,14 @@ enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
     _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
-    uint32_t depth;                          /* nesting; only its thread touches it, as the next three */
-    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each */
+    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each; only its thread touches it, as
+                                                the next two */
     uint32_t stride;                         /* where that countdown began */
     uint32_t unseen;                         /* submissions before it that pacing has not seen */
     _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
     uint32_t waits;                          /* 0, or 1 + the GPU before whose gate it is counted as waiting */
-    const void *graph;                       /* the last one that it launched: only its thread touches it, too */
+    uint32_t graph_left;                     /* launches of `graph` until pacing looks again */
+    const void *graph;                       /* the last one that it launched; only its thread touches both, too */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
     struct nvs_slot *next;
@@ -31,7 +32,6 @@ typedef struct nvs_slot {
 
 typedef struct nvs_hot_page {
     _Alignas(4096) _Atomic uint32_t only_gpu; /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
-    uint32_t needs_fence;                     /* membarrier is not to be had: the fast path pays instead */
     _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate.h */
     nvs_slot first_slots[NVS_FIRST_SLOTS];
 } nvs_hot_page;

@@ -8,7 +8,7 @@
  *    still noticed, and begins as a fresh process: gates closed, no lease.  Nothing in the atfork handlers allocates or
  *    takes a lock that another thread may hold.
  *  Exec: every descriptor of ours is close-on-exec; the new image runs the constructor again.
- *  Re-entrancy: a thread inside a gated call passes every gate (its depth counts); a signal handler that interrupts the fast
+ *  Re-entrancy: a thread inside a gated call passes every gate (its slot says so); a signal handler that interrupts the fast
  *    path and calls CUDA is nested in it.  The agent thread uses real functions only and never passes a gate.
  *  Signals: the agent blocks all of them: an application's handler never runs on a thread of ours.
  *  errno: whatever we do in an application's thread leaves it as it was.

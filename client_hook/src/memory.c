@@ -22,9 +22,10 @@ static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
 
 typedef struct ledger {
     /* Counters that stand for themselves: nothing else is published with them, so their order is relaxed throughout, and
-     * only the compare-and-swap in charge() makes a decision.  What each allocation reads stands on one line. */
+     * only the compare-and-swap in charge() makes a decision; changes of `charged` are seq_cst for nvs_memory_changed.  What
+     * each allocation reads stands on one line. */
     _Alignas(64) _Atomic uint64_t charged;
-    _Atomic uint64_t pinned;
+    _Atomic uint64_t movable; /* of `charged`, in extents of the registry: neither these nor chunks are pinned */
     _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
     _Atomic uint64_t limit, capacity, reserved;
     _Atomic bool reserve;
@@ -105,8 +106,8 @@ static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
     do {
         if (bytes > UINT64_MAX - now || (limit != 0 && now + bytes > limit))
             return false;
-        /* Relaxed: see ledger. */
-    } while (!atomic_compare_exchange_weak_explicit(&of->charged, &now, now + bytes, memory_order_relaxed,
+        /* See ledger. */
+    } while (!atomic_compare_exchange_weak_explicit(&of->charged, &now, now + bytes, memory_order_seq_cst,
                                                     memory_order_relaxed));
     *total = now + bytes;
     return true;
@@ -114,7 +115,7 @@ static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
 
 static void uncharge(uint32_t gpu, uint64_t bytes)
 {
-    atomic_fetch_sub_explicit(&ledgers[gpu].charged, bytes, memory_order_relaxed); /* see ledger */
+    atomic_fetch_sub_explicit(&ledgers[gpu].charged, bytes, memory_order_seq_cst); /* see ledger */
 }
 
 uint64_t nvs_memory_capacity(uint32_t gpu)
@@ -228,18 +229,24 @@ CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes
     return CUDA_SUCCESS;
 }
 
-void nvs_memory_charge_kept(uint32_t gpu, uint64_t charged_bytes)
+void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes)
 {
-    atomic_fetch_add_explicit(&ledgers[gpu].pinned, charged_bytes, memory_order_relaxed); /* see ledger */
-    nvs_agent_memory_changed(gpu);
+    uncharge(gpu, charged_bytes);
+    nvs_memory_changed(gpu);
 }
 
-void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes, bool kept)
+void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes)
 {
-    if (kept)
-        atomic_fetch_sub_explicit(&ledgers[gpu].pinned, charged_bytes, memory_order_relaxed); /* see ledger */
-    uncharge(gpu, charged_bytes);
-    nvs_agent_memory_changed(gpu);
+    atomic_fetch_add_explicit(&ledgers[gpu].charged, charged_bytes, memory_order_seq_cst); /* see ledger */
+    nvs_memory_changed(gpu);
+}
+
+/* Where memory comes and goes all the time the agent knows already, and an exchange is dear.  Who finds it so has changed `charged`
+ * before, and the agent takes its mark back before it reads that; all of it seq_cst. */
+void nvs_memory_changed(uint32_t gpu)
+{
+    if (!nvs_agent_memory_dirty(gpu))
+        nvs_agent_memory_changed(gpu);
 }
 
 CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)
@@ -272,8 +279,8 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
     admitted->key = key;
     admitted->length = length;
     uint32_t gpu = admitted->gpu; /* once inserted, the entry may be freed by another thread at any moment */
-    if (!admitted->movable && !admitted->chunked)
-        atomic_fetch_add_explicit(&ledgers[gpu].pinned, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
+    if (admitted->movable)
+        atomic_fetch_add_explicit(&ledgers[gpu].movable, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
     nvs_memory_drop_all(nvs_allocation_insert(admitted));
     nvs_agent_memory_changed(gpu);
 }
@@ -286,8 +293,8 @@ static void settle(nvs_allocation *taken, bool kept)
     atomic_fetch_sub_explicit(&of->evicted, (int64_t)taken->evicted_bytes, memory_order_relaxed);
     if (taken->chunked)
         atomic_fetch_sub_explicit(&of->chunked, taken->charged_bytes, memory_order_relaxed);
-    else if (kept && !taken->movable)
-        atomic_fetch_sub_explicit(&of->pinned, taken->charged_bytes, memory_order_relaxed);
+    else if (kept && taken->movable)
+        atomic_fetch_sub_explicit(&of->movable, taken->charged_bytes, memory_order_relaxed);
     uncharge(taken->gpu, taken->charged_bytes);
     if (taken->charged_bytes != 0)
         nvs_agent_memory_changed(taken->gpu);
@@ -315,16 +322,17 @@ void nvs_memory_drop_all(nvs_allocation *list)
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
 {
     ledger *of = &ledgers[gpu];
-    /* Relaxed: see ledger.  The three are read one after the other, so they are bounded by one another here. */
-    uint64_t allocated = load(&of->charged), pinned = load(&of->pinned);
+    /* See ledger.  These are read one after the other, so they are bounded by one another here. */
+    uint64_t allocated = atomic_load_explicit(&of->charged, memory_order_seq_cst);
+    uint64_t chunked = load(&of->chunked), movable = load(&of->movable), others = allocated > chunked ? allocated - chunked : 0;
+    uint64_t pinned = others > movable ? others - movable : 0;
     int64_t evicted = atomic_load_explicit(&of->evicted, memory_order_relaxed);
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
     out->mapped_bytes = 0;
     if (nvs_config.memory_mode == 2) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */
-        uint64_t chunked = load(&of->chunked);
         nvs_chunk_figures chunks;
         nvs_backend_swap.figures(gpu, &chunks);
-        allocated = chunks.committed_bytes + (allocated > chunked ? allocated - chunked : 0);
+        allocated = chunks.committed_bytes + others;
         out_bytes += chunks.committed_bytes - chunks.resident_bytes;
         pinned += chunks.pinned_bytes;
         out->mapped_bytes = chunks.hosted_bytes;
@@ -438,7 +446,7 @@ void nvs_memory_after_fork(void)
     nvs_pool_book_after_fork();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
         atomic_store_explicit(&ledgers[gpu].charged, 0, memory_order_relaxed);
-        atomic_store_explicit(&ledgers[gpu].pinned, 0, memory_order_relaxed);
+        atomic_store_explicit(&ledgers[gpu].movable, 0, memory_order_relaxed);
         atomic_store_explicit(&ledgers[gpu].chunked, 0, memory_order_relaxed);
         atomic_store_explicit(&ledgers[gpu].evicted, 0, memory_order_relaxed);
         atomic_store_explicit(&ledgers[gpu].reserved, 0, memory_order_relaxed);

@@ -92,10 +92,11 @@ const nvs_backend *nvs_memory_backend(uint32_t gpu);
 
 /* A registry entry with its bytes charged; CUDA_ERROR_OUT_OF_MEMORY over the limit.  Then exactly one of the next two. */
 CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);
-/* The same for what is remembered elsewhere: only the bytes, as they were charged.  Kept memory is the driver's and stays where it is. */
+/* The same for what is remembered elsewhere: only the bytes, as they were charged. */
 CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes);
-void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes, bool kept);
-void nvs_memory_charge_kept(uint32_t gpu, uint64_t charged_bytes);
+void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes);
+void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes);
+void nvs_memory_changed(uint32_t gpu); /* `charged` did; the agent is told, if it does not know yet */
 uint64_t nvs_memory_grains(uint64_t bytes);          /* what so many are charged with; UINT64_MAX: too many */
 void nvs_memory_in_chunks(nvs_allocation *admitted); /* the backend has figures of its own for it */
 void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes); /* the driver took another amount than was thought */
@@ -138,7 +139,10 @@ void nvs_swap_meet(uint32_t gpu, CUdeviceptr one, CUdeviceptr other);
 /* Waits until nothing that was submitted in this context uses memory any more.  memory_release.c */
 CUresult nvs_memory_settle(uint32_t gpu, CUcontext context);
 
-/* The driver was asked to free what was claimed in the book; says what it said.  memory_release.c */
+/* What a pool gave out, about to be freed: claimed in the book, and no longer charged.  All that is atomic comes before the driver's call:
+ * after one it would wait for what the driver has written to the device, some hundred nanoseconds.  memory_release.c */
+nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool_memory *out);
+/* The driver was asked to free it; says what it said. */
 CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result);
 
 /* cuMemFree: by the backend for what it made, by the driver for everything else. */

@@ -55,14 +55,22 @@ static CUresult release_redirected(const nvs_allocation *entry)
     return nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length, entry->kept);
 }
 
+nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool_memory *out)
+{
+    nvs_pool_place *claimed = nvs_pool_book_claim(address, out);
+    if (claimed != NULL)
+        nvs_memory_uncharge(out->gpu, out->charged_bytes);
+    return claimed;
+}
+
 CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result)
 {
-    if (result != CUDA_SUCCESS) {
-        nvs_pool_book_restore(claimed, memory->address);
+    if (result == CUDA_SUCCESS) {
+        nvs_pool_book_strike(claimed);
         return result;
     }
-    nvs_pool_book_strike(claimed);
-    nvs_memory_uncharge(memory->gpu, memory->charged_bytes, true);
+    nvs_memory_charge_again(memory->gpu, memory->charged_bytes);
+    nvs_pool_book_restore(claimed, memory->address);
     return result;
 }
 
@@ -70,7 +78,7 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
 {
     nvs_allocation *entry;
     nvs_pool_memory pooled;
-    nvs_pool_place *claimed = nvs_pool_book_claim(pointer, &pooled);
+    nvs_pool_place *claimed = nvs_memory_claim_pooled(pointer, &pooled);
     if (claimed != NULL)
         return nvs_memory_pooled_freed(claimed, &pooled, NVS_REAL(cuMemFree_v2)(pointer));
     switch (nvs_allocation_take(NVS_SPACE_ADDRESS, pointer, &entry)) {
@@ -178,7 +186,7 @@ void nvs_memory_context_gone(CUcontext context)
 {
     nvs_pool_memory pooled;
     for (uint32_t place = 0; nvs_pool_book_take_of(context, &place, &pooled);)
-        nvs_memory_uncharge(pooled.gpu, pooled.charged_bytes, true);
+        nvs_memory_uncharge(pooled.gpu, pooled.charged_bytes);
     for (nvs_allocation *entry = nvs_allocation_take_context(context), *next; entry != NULL; entry = next) {
         next = entry->next;
         forget(entry);

@@ -35,7 +35,7 @@ enum {
     WINDOW_BITS = 24,    /* 17 ms: a thread that was not here in this window or the one before does not share the budget */
 };
 #define DEFAULT_BUDGET_NS 10000000u /* of who is alone, before a coordinator has named one */
-#define LONE_GAP_NS 1000000u        /* calls that do next to nothing are not worth a look each thousand */
+#define LONE_GAP_NS 4000000u        /* calls that do next to nothing are not worth a look each thousand */
 
 typedef struct pace_thread {
     uint32_t generation;

@@ -1,6 +1,6 @@
 /* Threads that pass the gate against one that closes and opens it; for TSan, which sees the plain variables.
  *
- *   gate_stress [fence]      `fence`: as if membarrier were not to be had
+ *   gate_stress [fence]      `fence`: in a sandbox that refuses membarrier
  *
  * Checked: nobody is inside while the gate is closed; what a thread wrote inside is seen by the closer, and what the closer wrote while
  * it was closed is seen inside; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
@@ -9,10 +9,15 @@
 
 #include "agent.h"
 
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 enum { THREADS = 6, ROUNDS = 400, DYING = 40 };
@@ -65,6 +70,20 @@ static void *pass(void *argument)
     return NULL;
 }
 
+/* As in a sandbox that does not know it. */
+static void refuse_membarrier(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_membarrier, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        fail("no seccomp here");
+}
+
 static void *die_inside(void *argument)
 {
     (void)nvs_gate_enter(1);
@@ -76,9 +95,11 @@ int main(int argc, char **argv)
     pthread_t threads[THREADS], dying;
     uint64_t sum = 0;
     nvs_gate_init();
-    nvs_gate_arm();
     if (argc > 1 && strcmp(argv[1], "fence") == 0)
-        nvs_hot.needs_fence = true;
+        refuse_membarrier();
+    nvs_gate_arm();
+    if (argc > 1 && !(atomic_load_explicit(&nvs_hot.gates[1], memory_order_relaxed) & NVS_GATE_FENCED))
+        fail("no fences where there is no membarrier");
     nvs_gate_open(1, false);
     for (size_t i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, pass, (void *)(uintptr_t)i) != 0)

@@ -32,6 +32,11 @@ void nvs_agent_attach(uint32_t gpu)
 {
 }
 
+bool nvs_agent_memory_dirty(uint32_t gpu)
+{
+    return false;
+}
+
 void nvs_agent_memory_changed(uint32_t gpu)
 {
 }
