@@ -5,7 +5,7 @@ without the hook, alone under it, and two at a time under it with a quantum of 2
 the one without the hook; where bytes differ, the figures within the case's tolerance, which the row then says.  What
 the hook costs is told by turns with it and past it in one process that is alone (in_process.py): `cost`.  `timing`
 compares that process with one without the hook (crew.py), which also shows what two processes differ by themselves.
-Start-up is told by the clock of the started program.
+Start-up (`--case start-up`) compares pairs of processes (startup.py), after everything else.
 
 One JSON object a line, as they come: first the machine, then rows, of which a later one replaces an earlier one of the
 same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
@@ -38,13 +38,14 @@ from bench.compatibility_verify import verify
 from bench.crew import Member, OutOfTime, closing, reserve_core, slowdown
 from bench.in_process import Plan, compare, switch_environment
 from bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
-from bench.startup import import_rows
+from bench.startup import PAIRS_MIN, import_rows
 
 CASES_DIRECTORY = Path(__file__).with_name("compatibility_cases")
 READY_TIMEOUT_S = 90.0
 PROCESSES_S = 1.0
 """Of comparing two processes, which longer measuring makes no better."""
-IMPORT_PAIRS = 2
+IMPORT_PAIRS = 9
+"""The fewest whose interval leaves out an extreme at either end."""
 GOOD = frozenset({"identical", "within tolerance"})
 FINE = frozenset({"ok", "skipped", "unrepeatable"})
 
@@ -120,6 +121,7 @@ class Run:
     """By `Group.build`: the compiled program, or why there is none."""
     switch: Mapping[str, str] = field(default_factory=dict)
     """What tells a program of the library that leads calls past the hook."""
+    import_pairs: int = IMPORT_PAIRS
 
     def environment(self, group: Group) -> dict[str, str]:
         """Of a group's programs, hooked or not."""
@@ -354,12 +356,13 @@ def measure(run: Run, modes: Sequence[str], wanted: Sequence[str]) -> bool:
         return fine
 
     good = cases(FIRST)
+    good &= cases(THEN)
     if not wanted or "start-up" in wanted:
         with rig(simulate=run.simulate) as stand:
-            for told in import_rows(stand, ("cupy", "torch"), pairs=IMPORT_PAIRS, deadline=run.deadline):
+            for told in import_rows(stand, ("cupy", "torch"), pairs=run.import_pairs, deadline=run.deadline):
                 emit(told)
                 good &= told["result"] != "failed"
-    return cases(THEN) and good
+    return good
 
 
 def parse() -> argparse.Namespace:
@@ -374,11 +377,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pin-all", action="store_true", help="all threads of a program on one processor in its turns")
     parser.add_argument("--turns", action="store_true", help="also tell what each turn took")
     parser.add_argument("--processes", type=int, default=1, help="compared, without the hook and with it (default 1)")
+    parser.add_argument(
+        "--import-pairs", type=int, default=IMPORT_PAIRS,
+        help=f"starts without and with the hook of the case start-up, as far as time allows (default {IMPORT_PAIRS})",
+    )  # fmt: skip
     parser.add_argument("--budget", type=float, default=200.0, help="seconds for everything (default 200)")
     parser.add_argument("--verify", action="store_true", help="only this: does all of it pass the gate?")
     parser.add_argument("--markdown", type=Path, help="write the page there at the end")
     parser.add_argument("--from", dest="lines", type=Path, help="measure nothing: make the page from these lines")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.import_pairs < PAIRS_MIN:
+        parser.error(f"--import-pairs: fewer than {PAIRS_MIN} give no interval")
+    return options
 
 
 def write_page(target: Path, lines: Path) -> None:
@@ -413,7 +423,7 @@ def main() -> int:
             switch = {}
         core = None if options.verify else reserve_core()
         plan = Plan(options.seconds, core, options.pin_all, turn_s=options.turn_ms / 1e3, keep_turns=options.turns)
-        run = Run(simulate, plan, options.processes, deadline, Path(scratch), programs, switch)
+        run = Run(simulate, plan, options.processes, deadline, Path(scratch), programs, switch, options.import_pairs)
         if options.verify:
             good = verify_all(run, options.case)
         else:

@@ -10,6 +10,7 @@
 # WHEELS: a directory of wheels for what this machine lacks, installed without an index.
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
+# The step gangs runs only where there are two cards.
 # Steps that run only when STEPS names them: compatibility escapes startup graphs drain swap alloc resident checked oversubscribe.
 #
 # The card's memory is never oversubscribed here (the benchmarks of swap set a capacity of a few GiB): device memory only, and managed memory within a limit of 128 MiB a program.
@@ -94,6 +95,9 @@ step correctness 120 correctness.json "$python" -m bench.correctness --json --st
 step throughput 200 throughput.json "$python" -m bench.throughput --json --seconds 3 --repetitions 3 \
   --workload gemm --workload small --workload cupy-stream
 step infer 60 infer.json "$python" -m bench.throughput --json --seconds 2 --repetitions 2 --workload infer
+if [ "$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" -ge 2 ]; then
+  step gangs 75 gangs.json "$python" -m bench.gangs --json --seconds 3 --repetitions 2
+fi
 step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.png" --seconds 3
 named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json
 named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json --checked 1000

@@ -6,6 +6,9 @@
 2. `crowd`: so many processes that initialise CUDA at the same moment on the simulated GPU under one coordinator:
    seconds until the last one has been granted the GPU and seen one kernel end; the same without the hook beside it.
 
+And, for the compatibility matrix (`import_rows`), frameworks until they are imported, from there to their first result
+from the GPU, and to their end: by the clock, and by the time of processors, which other programs disturb less.
+
 The programs are started with the hook's environment as `nvshare-run` makes it, but not through `nvshare-run`, whose own
 start is not the hook's.
 
@@ -16,14 +19,18 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import json
+import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +53,14 @@ FIRST_USE = {
     "cupy": "cupy.zeros(1).get()",
     "jax": "jax.numpy.zeros(1).block_until_ready()",
 }
+
+
+STAGES = ("to the import's end", "from there to the first result", "from there to the end")
+PAIRS_MIN = 6
+"""The fewest whose extremes enclose the median with a probability of 95 %."""
+
+Stages = list[tuple[float, float]]
+"""Of one start: milliseconds of the clock and of processors in each of STAGES, and in all of them."""
 
 
 def hooked_environment(stand: Rig, name: str = "") -> dict[str, str]:
@@ -150,7 +165,7 @@ def crowd(program: Path, environment: Mapping[str, str], processes: int, limit_s
 
 
 def import_rows(stand: Rig, modules: Sequence[str], *, pairs: int, deadline: float) -> Iterator[dict[str, Any]]:
-    """Rows of the compatibility matrix: start of the interpreter to the end of the import, and to the first result."""
+    """Rows of the compatibility matrix: a start of the interpreter, in STAGES."""
     plain, hooked = stand.environment(), hooked_environment(stand, "start-up")
     for module in modules:
         row: dict[str, Any] = {"case": f"start-up, {module}", "group": "start-up", "mode": "device", "result": "ok"}
@@ -158,44 +173,81 @@ def import_rows(stand: Rig, modules: Sequence[str], *, pairs: int, deadline: flo
             yield row | {"result": "skipped", "reason": f"{module} not installed"}
             continue
         try:
-            yield row | {"startup": imports(module, plain, hooked, pairs=pairs, deadline=deadline)}
-        except (BenchError, subprocess.TimeoutExpired) as error:
-            yield row | {"result": "skipped" if time.monotonic() >= deadline else "failed", "reason": str(error)}
+            told = imports(module, plain, hooked, pairs=pairs, deadline=deadline)
+        except BenchError as error:
+            yield row | {"result": "failed", "reason": str(error)}
+            continue
+        if told["pairs"] < PAIRS_MIN:
+            why = f"no time left: {told['pairs']} pairs, and fewer than {PAIRS_MIN} say nothing"
+            yield row | {"result": "skipped", "reason": why}
+            continue
+        yield row | {"startup": told}
+
+
+def one_start(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Stages:
+    """What its stages took, its threads included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin = time.monotonic_ns()
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
+        check=False,
+    )  # fmt: skip
+    ended, after = time.monotonic_ns(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    if done.returncode != 0:
+        raise BenchError(done.stderr.strip()[-300:] or f"exit code {done.returncode}")
+    used_s = sum(getattr(after, which) - getattr(before, which) for which in ("ru_utime", "ru_stime"))
+    told = [int(word) for word in done.stdout.split()[-4:]]
+    moments = [(begin, 0.0), *zip(told[0::2], told[1::2], strict=True), (ended, used_s * 1e9)]
+    stages = [*itertools.pairwise(moments), (moments[0], moments[-1])]
+    return [((end[0] - start[0]) / 1e6, (end[1] - start[1]) / 1e6) for start, end in stages]
 
 
 def imports(
     module: str, plain: Mapping[str, str], hooked: Mapping[str, str], *, pairs: int, deadline: float
 ) -> dict[str, Any]:
-    """Milliseconds, without and with the hook in turns."""
-    code = (
-        f"import time, {module}\nimported = time.monotonic_ns()\n{FIRST_USE[module]}\n"
-        "print(imported, time.monotonic_ns())"
-    )
-    taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    for number in range(-1, pairs):
-        for under_hook in (False, True) if number % 2 == 0 else (True, False):
-            if number < 0 and under_hook:
-                continue  # one start warms the caches
-            begin = time.monotonic_ns()
-            done = subprocess.run(
-                [sys.executable, "-c", code], env=hooked if under_hook else plain, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, timeout=max(1.0, deadline - time.monotonic()), check=False,
-            )
-            if done.returncode != 0:
-                raise BenchError(f"{'hooked' if under_hook else 'plain'}: {done.stderr.strip()[-300:]}")
-            if number >= 0:
-                imported, used = (int(word) - begin for word in done.stdout.split()[-2:])
-                taken[under_hook].append((imported / 1e6, used / 1e6))
-    found: dict[str, Any] = {}
-    for index, what in enumerate(("import", "first_result")):
-        before, after = ([pair[index] for pair in taken[kind]] for kind in (False, True))
-        found[what] = {
-            "plain_ms": round(statistics.median(before), 1),
-            "hooked_ms": round(statistics.median(after), 1),
-            "added_ms": round(statistics.median(b - a for a, b in zip(before, after, strict=True)), 1),
-            "plain_spread_ms": round(max(before) - min(before), 1),
-        }
+    """Starts without and with the hook in turns, as many pairs as there is time for."""
+    moment = "moments += [time.monotonic_ns(), time.process_time_ns()]"
+    code = f"import time\nmoments = []\nimport {module}\n{moment}\n{FIRST_USE[module]}\n{moment}\nprint(*moments)"
+    command = [sys.executable, "-c", code]
+    taken: dict[bool, list[Stages]] = {False: [], True: []}
+    with suppress(subprocess.TimeoutExpired):  # no time left
+        for number in range(-1, pairs):
+            if time.monotonic() >= deadline:
+                break
+            pair: dict[bool, Stages] = {}
+            for under_hook in (False, True) if number % 2 == 0 else (True, False):
+                environment = hooked if under_hook else plain
+                pair[under_hook] = one_start(command, environment, max(0.1, deadline - time.monotonic()))
+            for under_hook in pair if number >= 0 else ():  # the first pair warms the caches
+                taken[under_hook].append(pair[under_hook])
+    found: dict[str, Any] = {"pairs": len(taken[False])}
+    if found["pairs"] < PAIRS_MIN:
+        return found
+    for at, stage in enumerate((*STAGES, "all")):
+        found[stage] = {}
+        for kind, what in enumerate(("wall", "cpu")):
+            before, after = ([stages[at][kind] for stages in taken[side]] for side in (False, True))
+            found[stage] |= paired(what, before, after)
     return found
+
+
+def paired(what: str, before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
+    """Medians, and between what the median of all possible differences lies in at least 95 of 100 cases.
+
+    By ranks: that the true median is below the k-th smallest of n differences is as likely as fewer than k heads in n
+    throws of a coin, whatever their distribution.  With fewer than PAIRS_MIN not even the extremes are good enough.
+    """
+    added = sorted(b - a for a, b in zip(before, after, strict=True))
+    beyond, total = 0, 2 ** len(added)
+    outside = -1
+    while 2 * (beyond + math.comb(len(added), outside + 1)) <= 0.05 * total:
+        outside += 1
+        beyond += math.comb(len(added), outside)
+    found = {
+        f"plain_{what}_ms": statistics.median(before), f"added_{what}_ms": statistics.median(added),
+        f"added_{what}_ms_min": added[outside], f"added_{what}_ms_max": added[-1 - outside],
+    }  # fmt: skip
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 def main() -> int:

@@ -85,3 +85,26 @@ def test_prepare() -> None:
     told = run("bench.prepare", "--simulate", "--seconds=4.5", "--gib=0.03125")
     assert all(told[phase]["whole_per_s"] > 0 for phase in ("before", "meanwhile", "after"))
     assert told["simulated"] is True
+
+
+def test_gangs() -> None:
+    """All cases are measured, and only one of them has turns together; else the comparison is of nothing."""
+    told = run("bench.gangs", "--simulate=2x1GiB", "--seconds=1", "--repetitions=1", "--quantum=20ms")
+    assert (told["exchange"], told["simulated"]) == ("host", True)
+    assert told["alone"]["steps_per_s"] > 0
+    assert min(told["alone"]["rivals_steps_per_s"]) > 0
+    assert (told["gang"]["gang_turns"] > 0, told["apart"]["gang_turns"]) == (True, 0)
+    for case in ("apart", "gang"):
+        assert told[case]["steps_per_s"]["median"] > 0
+        assert all(0 < share < 1 for share in told[case]["time_share"])
+
+
+def test_gangs_want_two_gpus() -> None:
+    """Broken: with one GPU the figures would be of something else."""
+    command = [sys.executable, "-m", "bench.gangs", "--simulate=1x1GiB"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 1
+    assert "2 GPUs are needed" in done.stderr
+    command = [sys.executable, "-m", "bench.gangs", "--simulate", "--exchange=nccl"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert "NCCL needs" in done.stderr

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from bench import compatibility_page
+from bench import compatibility_page, startup
 from bench.compatibility import Run, run_group, verdict
 from bench.compatibility_cases.catalog import FIRST, SMALL, THEN, Case, Group
 from bench.compatibility_verify import totals
 from bench.graphs import drains_ms
 from bench.in_process import Plan
+from bench.rig import BenchError, rig
 from tests.conftest import ROOT, Built
 
 CASES = (Case("breaks", "breaks", SMALL, limit_s=20.0), Case("works", "works", SMALL, limit_s=20.0))
@@ -160,6 +161,47 @@ def test_costs_on_the_page() -> None:
     assert "+0.20 % (-0.10 % to +0.40 %) | +0.00 % (-0.20 % to +0.30 %) | 20, 95 %" in text
     assert "not known: no words \\| at all" in text
     assert "| old | device | ok |" in text, "lines from before there was such a figure are still read"
+
+
+def starts(pairs: int) -> dict[str, Any]:
+    """A line of start-up times."""
+    found: dict[str, Any] = {"pairs": pairs, "all": startup.paired("wall", [3000.0] * pairs, [3010.0] * pairs)}
+    found["all"] |= startup.paired("cpu", [2000.0] * pairs, [2000.0 + number for number in range(pairs)])
+    return {"case": "start-up, x", "group": "start-up", "mode": "device", "result": "ok", "startup": found}
+
+
+def test_starts_on_the_page() -> None:
+    """A median without its interval, or without what is allowed, would say nothing."""
+    old = {"import": {"plain_ms": 3924.0, "added_ms": 745.9}}
+    line = "| start-up, x, 9 pairs | all | 3000 ms | +10 ms (+10 to +10) | 2000 ms | +4 ms (+1 to +7) | 60 ms |"
+    assert line in compatibility_page.page([starts(9)])
+    assert "745.9" not in compatibility_page.page([starts(9) | {"startup": old}]), "it had no interval"
+
+
+@pytest.mark.parametrize(("pairs", "outside"), [(6, 0), (8, 0), (9, 1), (12, 2), (15, 3), (30, 9)])
+def test_interval_by_ranks(pairs: int, outside: int) -> None:
+    """An interval that is too narrow claims more than was measured (the ranks are those of the sign test's tables)."""
+    told = startup.paired("wall", [0.0] * pairs, [float(number) for number in range(pairs)])
+    assert (told["added_wall_ms_min"], told["added_wall_ms_max"]) == (outside, pairs - 1 - outside)
+
+
+def test_starts_of_a_framework(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of a framework's start is not of a process under the hook and of one without."""
+    look = "import sys; sys.exit('hooked' if 'libnvshare_hook' in open('/proc/self/maps').read() else 'plain')"
+    with rig(simulate="1x1GiB") as stand:
+        plain, hooked = stand.environment(), startup.hooked_environment(stand)
+        for environment, what in ((plain, "plain"), (hooked, "hooked")):
+            with pytest.raises(BenchError, match=what):
+                startup.one_start([sys.executable, "-c", look], environment, timeout_s=60.0)
+        monkeypatch.setitem(startup.FIRST_USE, "json", "pass")
+        (row,) = startup.import_rows(stand, ["json"], pairs=6, deadline=time.monotonic() + 100)
+        (late,) = startup.import_rows(stand, ["json"], pairs=6, deadline=0.0)
+    assert row["startup"]["pairs"] == 6
+    assert {*startup.STAGES, "all"} < set(row["startup"])
+    whole = row["startup"]["all"]
+    assert whole["added_cpu_ms_min"] <= whole["added_cpu_ms"] <= whole["added_cpu_ms_max"]
+    assert 0 < row["startup"][startup.STAGES[0]]["plain_cpu_ms"] < whole["plain_cpu_ms"]
+    assert late["result"] == "skipped"
 
 
 def test_startup(built: Built) -> None:

@@ -1,0 +1,243 @@
+"""What a gang gives and costs: `python -m bench.gangs --json`.
+
+Two ranks of one job, each on a GPU, exchange something after each step: over NCCL where PyTorch is and the GPUs are
+real, else a token through memory that both have mapped (`--exchange host`).  On each GPU a rival wants all of the time.
+All programs are started once, under the hook; then the same seconds are measured in turns:
+
+- alone: the ranks without rivals; and the rivals without ranks;
+- apart: ranks that the coordinator knows nothing of, beside the rivals;
+- gang: ranks that were started with `nvshare-run --gang`, beside the rivals.
+
+JSON: of each case `steps_per_s` of the job and of each rival, the longest step, and `time_share`, the ranks' part of
+the time that each GPU was held (fair: 0.5); `gang_over_alone` and `apart_over_alone` (at best 0.5 as well, less what
+switching costs); `rivals_over_half`: a rival's steps beside the gang by half of its steps alone.
+
+On the simulated GPU kernels take time and compute nothing, the coordinator and the hook are real.
+
+May not go here: the programs (workloads/gang.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import socket
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.crew import Member
+from bench.rig import BenchError, Rig, machine, real_card, rig, spread
+from bench.workloads.gang import FILE_BYTES, RANKS
+
+GANG: Final = "bench"
+SIMULATED: Final = "2x8GiB"
+READY_S: Final = 90.0
+"""Importing PyTorch six times, six contexts and two communicators."""
+ANSWER_S: Final = 90.0
+"""How much longer than its time a run may take: ranks that are apart wait for each other's turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Everybody who takes part."""
+
+    gang: tuple[Member, ...]
+    apart: tuple[Member, ...]
+    rivals: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Time that each GPU was held so far: by everybody, and by each process."""
+
+    of_gpu: dict[str, int]
+    of_process: dict[int, dict[str, int]]
+    overdue: int
+    turns: int
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(stand: Rig, exchange: str, stack: ExitStack) -> Crew:
+    """All programs, warmed up."""
+
+    def member(name: str, *words: str, options: Sequence[str] = ()) -> Member:
+        command = [sys.executable, "-m", "bench.workloads.gang", *words]
+        made = Member(stand, command, hooked=True, name=name, options=options)
+        stack.callback(made.kill)
+        return made
+
+    def ranks(name: str, *options: str) -> tuple[Member, ...]:
+        tokens = stand.directory / f"tokens-{name}"
+        tokens.write_bytes(bytes(FILE_BYTES))
+        place = [str(tokens), *([str(_port())] if exchange == "nccl" else [])]
+        return tuple(
+            member(f"{name}{number}", "rank", str(number), exchange, *place, options=options) for number in range(RANKS)
+        )
+
+    crew = Crew(
+        ranks("gang", f"--gang={GANG}"),
+        ranks("apart"),
+        tuple(member(f"rival{gpu}", "rival", str(gpu), exchange) for gpu in range(RANKS)),
+    )
+    for each in (*crew.gang, *crew.apart, *crew.rivals):
+        each.answer(READY_S)
+    return crew
+
+
+def shares(stand: Rig) -> Shares:
+    """As the coordinator counts."""
+    status = stand.control("status")
+    of_process: dict[int, dict[str, int]] = {}
+    of_gpu = {gpu["uuid"]: 0 for gpu in status["gpus"]}
+    for client in status["clients"]:
+        held = of_process.setdefault(client["process_id"], {})
+        for seat in client["seats"]:
+            held[seat["uuid"]] = seat["used_ns"]
+            of_gpu[seat["uuid"]] += seat["used_ns"]
+    turns = sum(gang["turns"] for gang in status["gangs"])
+    return Shares(of_gpu, of_process, sum(gpu["overdue"] for gpu in status["gpus"]), turns)
+
+
+def measure(stand: Rig, ranks: Sequence[Member], rivals: Sequence[Member], seconds: float) -> dict[str, Any]:
+    """These programs at the same time."""
+    before = shares(stand)
+    for each in (*ranks, *rivals):
+        each.tell(f"run {seconds}")
+    rates = [_rate(each.answer(seconds + ANSWER_S)) for each in rivals]
+    after = shares(stand) if rivals else None  # while the ranks are still at it
+    told = [each.answer(seconds + ANSWER_S) for each in ranks]
+    found: dict[str, Any] = {}
+    if told:
+        assert len({one["steps"] for one in told}) == 1, "ranks take the same steps"
+        found["steps_per_s"] = _rate(told[0])
+        found["worst_ms"] = max(one["worst_ms"] for one in told)
+    if rates:
+        found["rivals_steps_per_s"] = rates
+    if told and after is not None:
+        found["time_share"] = [
+            _share(before, after, rank.pid, rival.pid) for rank, rival in zip(ranks, rivals, strict=True)
+        ]
+        found["gang_turns"] = after.turns - before.turns
+        found["overdue"] = after.overdue - before.overdue
+    return found
+
+
+def _rate(told: dict[str, Any]) -> float:
+    return float(told["steps"] / told["seconds"])
+
+
+def _share(before: Shares, after: Shares, rank: int, rival: int) -> float:
+    """The rank's part of the time on the rival's GPU.  A program may know of others, without having worked on them."""
+    used = after.of_process[rival]
+    uuid = max(used, key=lambda one: used[one])
+    of_rank = after.of_process[rank].get(uuid, 0) - before.of_process[rank].get(uuid, 0)
+    of_all = after.of_gpu[uuid] - before.of_gpu[uuid]
+    return of_rank / of_all if of_all else 0.0
+
+
+def compare(stand: Rig, crew: Crew, seconds: float, repetitions: int) -> dict[str, Any]:
+    """All cases, `apart` and `gang` in turns."""
+    alone = measure(stand, crew.apart, (), seconds)
+    rivals_alone = measure(stand, (), crew.rivals, seconds)["rivals_steps_per_s"]
+    cases: dict[str, list[dict[str, Any]]] = {"apart": [], "gang": []}
+    for _ in range(repetitions):
+        cases["apart"].append(measure(stand, crew.apart, crew.rivals, seconds))
+        cases["gang"].append(measure(stand, crew.gang, crew.rivals, seconds))
+    result: dict[str, Any] = {"alone": {**_rounded(alone), "rivals_steps_per_s": _figures(rivals_alone)}}
+    for name, runs in cases.items():
+        rates = [run["steps_per_s"] for run in runs]
+        result[name] = {
+            "steps_per_s": {key: round(value, 2) for key, value in spread(rates).items()},
+            "worst_ms": round(max(run["worst_ms"] for run in runs), 1),
+            "rivals_steps_per_s": _figures(_medians(runs, "rivals_steps_per_s")),
+            "time_share": _figures(_medians(runs, "time_share"), 3),
+            "gang_turns": sum(run["gang_turns"] for run in runs),
+            "overdue": sum(run["overdue"] for run in runs),
+        }
+        result[f"{name}_over_alone"] = round(statistics.median(rates) / alone["steps_per_s"], 4)
+    beside = _medians(cases["gang"], "rivals_steps_per_s")
+    result["rivals_over_half"] = _figures([2 * one / other for one, other in zip(beside, rivals_alone, strict=True)], 3)
+    return result
+
+
+def _medians(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [statistics.median(values) for values in zip(*(run[name] for run in runs), strict=True)]
+
+
+def _figures(values: Sequence[float], digits: int = 1) -> list[float]:
+    return [round(value, digits) for value in values]
+
+
+def _rounded(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+def _exchange(wanted: str | None, simulate: str | None) -> str:
+    """NCCL wherever it can be."""
+    torch = importlib.util.find_spec("torch") is not None
+    if wanted == "nccl" and (simulate is not None or not torch):
+        raise BenchError("NCCL needs PyTorch and real GPUs; --exchange host needs neither")
+    return wanted or ("nccl" if torch and simulate is None else "host")
+
+
+def _want_gpus(stand: Rig) -> None:
+    gpus = len(stand.control("status")["gpus"])
+    if gpus < RANKS:
+        raise BenchError(f"{RANKS} GPUs are needed, and there is {gpus}; --simulate {SIMULATED} makes some")
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gangs", description="Two ranks on two GPUs beside rivals")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "--simulate", nargs="?", const=SIMULATED, metavar="GPUSxCAPACITY",
+        help=f"on simulated GPUs although there are cards ({SIMULATED})",
+    )  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long each case is measured (default 4)")
+    parser.add_argument("--repetitions", type=int, default=2, help="of apart and gang (default 2)")
+    parser.add_argument("--quantum", default="100ms", help="default 100ms")
+    parser.add_argument("--exchange", choices=("nccl", "host"), help="default nccl where PyTorch and real GPUs are")
+    options = parser.parse_args()
+    simulate = options.simulate or (None if real_card() else SIMULATED)
+    try:
+        exchange = _exchange(options.exchange, simulate)
+        with rig(simulate=simulate, quantum=options.quantum) as stand, ExitStack() as stack:
+            _want_gpus(stand)
+            found = compare(stand, start(stand, exchange, stack), options.seconds, options.repetitions)
+    except BenchError as error:
+        sys.stderr.write(f"bench.gangs: {error}\n")
+        return 1
+    result = {
+        **found,
+        "exchange": exchange,
+        "quantum": options.quantum,
+        "seconds": options.seconds,
+        "simulated": simulate is not None,
+        "machine": machine(),
+    }
+    if options.json:
+        print(json.dumps(result))
+        return 0
+    where = "simulated GPUs" if simulate is not None else machine()["gpu"]
+    print(f"two ranks over {exchange} on {where}, a rival on each GPU; steps/s:")
+    print(f"alone {found['alone']['steps_per_s']}")
+    for name in ("apart", "gang"):
+        case = found[name]
+        rivals = f"rivals {case['rivals_steps_per_s']} (alone {found['alone']['rivals_steps_per_s']})"
+        print(f"{name} {case['steps_per_s']['median']}, {rivals}, share of time {case['time_share']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
