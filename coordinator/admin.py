@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from coordinator import events, lease, orders, sharing
+from coordinator import events, fit, lease, orders, sharing
 from coordinator.commands import Log, Notify
 from coordinator.quantum import automatic_quantum_ns
 from coordinator.state import HOLDING, NEXT, WAITING, Client, Gpu, Node
@@ -135,6 +135,7 @@ def set_resident_limit(node: Node, event: events.ResidentLimitSet, now_ns: int) 
         gpu = seat.gpu
         gpu.capped += (event.limit_bytes != 0) - (seat.resident_limit_bytes != 0)
         seat.resident_limit_bytes = event.limit_bytes
+        fit.follow(seat, needs=True)
         settings_changed(gpu)
         tell_settings(node, seat)
         if seat is gpu.holder and seat.phase is HOLDING and orders.above_limit_bytes(seat) > 0:
@@ -186,7 +187,7 @@ def resume(node: Node, event: events.Resumed, now_ns: int) -> Iterable[Gpu]:
     client.paused = False
     node.out.append(Notify("resumed", {"client": event.client}))
     for seat in client.seats.values():
-        if seat.phase is WAITING:
+        if seat.phase is WAITING and not seat.fit.shut_out:
             seat.waiting_since_ns = now_ns
             seat.view = None
             seat.gpu.line.join(seat)

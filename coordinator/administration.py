@@ -65,7 +65,8 @@ class Administration:
             gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
         clients = [plain(client) for client in snapshot.clients] if request.clients else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
-        more = {"gangs": [plain(gang) for gang in snapshot.gangs], **self._slots(snapshot)}
+        owners = [plain(owner) for owner in snapshot.host_owners]
+        more = {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
         return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
 
     def _slots(self, snapshot: Snapshot) -> dict[str, Any]:

@@ -4,26 +4,21 @@ Rules:
 - A client's own limit is never exceeded; 0 means none.  A limit below what is in use lets nothing more be allocated.
   Clients of one group have their limit together.
 - What cannot be moved must fit: the reservations of clients in `device` mode and the pinned memory of the others
-  together are at most the GPU's capacity.
+  together are at most the GPU's capacity; and beside it there is room for what each client in `swap` mode needs
+  (fit.py).
 - Memory that can be moved is admitted beyond capacity, as far as the host has room for it: what a client that asks for
-  host memory has and can move is at most its share of the budget and what is left of that.
-- Giving memory back is always allowed.
+  host memory has and can move is at most what it may have there (`host_budget.most_bytes`).
+- Giving memory back is always allowed, and so is having back on the GPU what was moved away from it.
 
 May not go here: moving memory.
 """
 
 from __future__ import annotations
 
+from coordinator import fit, host_budget
 from coordinator.commands import Notify, Send
 from coordinator.state import Client, Gpu, Node, Seat
 from coordinator.wire import MemoryMode, MemoryReserved
-
-
-def immovable_bytes(seat: Seat) -> int:
-    """What this client may have on the card that nobody can move away."""
-    if seat.client.memory_mode is MemoryMode.DEVICE:
-        return max(seat.reserved_bytes, seat.resident_bytes)
-    return seat.pinned_bytes
 
 
 def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
@@ -32,8 +27,7 @@ def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
     if not client.host_asked:
         return True
     others = sum(max(0, s.allocated_bytes - s.pinned_bytes) for s in client.seats.values() if s is not seat)
-    movable = others + max(0, total_bytes - seat.pinned_bytes)
-    return movable <= client.host_share_bytes + max(0, node.host_budget_bytes - node.host_shared_bytes)
+    return others + max(0, total_bytes - seat.pinned_bytes) <= host_budget.most_bytes(node, client)
 
 
 def _group_bytes(seat: Seat) -> int:
@@ -47,15 +41,22 @@ def _group_bytes(seat: Seat) -> int:
 
 def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
     """Why the client may not have `total_bytes` in all; None: it may."""
-    gpu = seat.gpu
-    if total_bytes <= seat.reserved_bytes:
-        return None
+    has = seat.allocated_bytes if seat.client.memory_mode is not MemoryMode.DEVICE else 0
+    if total_bytes <= max(seat.reserved_bytes, has):
+        return None  # what it has only comes back to the GPU: nothing grows
     if seat.limit_bytes and total_bytes + _group_bytes(seat) > seat.limit_bytes:
         return "limit"
     if seat.client.memory_mode is not MemoryMode.DEVICE:
         return None if _host_has_room(node, seat, total_bytes) else "host"
-    others = sum(immovable_bytes(other) for other in gpu.seats.values() if other is not seat)
-    return "capacity" if others + total_bytes > gpu.capacity_bytes else None
+    return immovable_refusal(seat, total_bytes)
+
+
+def immovable_refusal(seat: Seat, total_bytes: int) -> str | None:
+    """Why so much of the client's memory may not be immovable; None: it may."""
+    gpu = seat.gpu
+    if gpu.immovable.bytes - seat.fit.immovable_bytes + total_bytes > gpu.capacity_bytes:
+        return "capacity"
+    return "pins" if fit.locked_out(seat, total_bytes) is not None else None
 
 
 def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
@@ -65,6 +66,7 @@ def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
         refuse(node, seat, sequence, total_bytes, why)
         return
     seat.reserved_bytes = total_bytes
+    fit.follow(seat)
     answer(node, seat, sequence)
 
 
@@ -75,10 +77,10 @@ def refuse(node: Node, seat: Seat, sequence: int, total_bytes: int, why: str) ->
     answer(node, seat, sequence)
 
 
-def note_refusal(node: Node, gpu: Gpu | None, client: Client, size: int, why: str) -> None:
+def note_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> None:
     """So that somebody sees it."""
     values: dict[str, int | str | bool | float | None] = {
-        "uuid": None if gpu is None else gpu.uuid,
+        "uuid": gpu.uuid,
         "client": client.client,
         "bytes": size,
         "why": why,

@@ -4,9 +4,10 @@ whoever is next.
 Rules:
 - Only with one holder at a time and somebody waiting: with nobody waiting nothing moves.
 - First those that grow are served.  While one waits for room, nothing is brought in.
-- The next in the policy's order is brought in, into free memory; where that is not enough, those farthest away are
-  evicted, never the holder and never the next, and no more than the next lacks.
-- Nobody is evicted for it unless all of it can be moved before the holder's quantum ends, at the speed at which memory
+- The next in the policy's order is brought in, or whoever will be called before (foresight.py), into free memory; where
+  that is not enough, those farthest away are evicted, never the holder and never the next, and no more than the next
+  lacks.
+- Nobody is evicted for it unless all of it can be moved before the holder's turn ends, at the speed at which memory
   was seen to move on this GPU.  In shorter quanta everything moves at the switch, and no byte more than there.
 - It goes in pieces of `PIECE_BYTES`, each an order of its own.  When the order of turns changes, no further piece is
   ordered, and what has moved already is used or moved back as the new order wants it.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coordinator import growth, moves, orders, tell
+from coordinator import foresight, growth, moves, orders, tell
 from coordinator.memory_plan import Eviction, plan_ahead
 from coordinator.quantum import move_rate
 from coordinator.state import HOLDING, WITH_LEASE, Gpu, Node
@@ -63,6 +64,9 @@ def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
         return
     missing -= orders.claimed_bytes(seat) - seat.resident_bytes  # promised, and not arrived yet
     left_ns = holder.quantum_ends_ns - now_ns if holder.phase is HOLDING else 0
+    call = foresight.next_call(node, gpu, now_ns)
+    if call is not None:
+        left_ns = min(left_ns, call.at_ns - now_ns)
     plan = plan_ahead(
         missing,
         moves.farthest_first(node, gpu, seat, now_ns),

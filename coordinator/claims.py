@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from coordinator import gangs, lease, orders
+from coordinator import fit, gangs, lease, orders
 from coordinator.commands import MANY_HOLDERS, Notify, Send
 from coordinator.events import GpuAttached
 from coordinator.record import record
@@ -73,6 +73,7 @@ def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int)
     client.seats[event.gpu] = seat
     gpu.seats[client.client] = seat
     gangs.enter(node, seat)
+    fit.join(seat)
     orders.set_figures(
         seat,
         allocated=event.allocated_bytes,
@@ -81,6 +82,7 @@ def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int)
         host=max(0, event.allocated_bytes - event.resident_bytes) if client.memory_mode is not MemoryMode.DEVICE else 0,
     )
     seat.reserved_bytes = seat.allocated_bytes
+    fit.follow(seat)
     tell_settings(node, seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
@@ -127,9 +129,11 @@ def _moved_over(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) ->
     if old is None or not (old.phase is HOLDING or old is gpu.holder):
         return False  # it is being revoked together with others, or stray itself: then so is the new one
     left_ns = max(0, old.quantum_ends_ns - now_ns) if old.phase is HOLDING else 0
+    called_at_ns = None if old.called_at_ns is None else now_ns
     lease.end_lease(node, gpu, old, now_ns)
     gpu.last_holder = seat.client.client
     lease.take_up(node, gpu, seat, lease_id, left_ns, now_ns)
+    seat.immune, seat.called_at_ns = old.immune, called_at_ns
     return True
 
 

@@ -114,7 +114,7 @@ def _fail(error: ControlError | NoCoordinatorError, as_json: bool) -> NoReturn:
 
 @app.command()
 def status(context: typer.Context, as_json: Json = False, where: Where = None) -> None:
-    """The GPUs: who holds them, who waits, how they are shared."""
+    """The GPUs: who holds them, who waits, how they are shared; the gangs."""
     from coordinator.control_view import show_status
 
     _run(context, where, as_json, api.Status(), show_status)

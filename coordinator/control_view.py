@@ -50,18 +50,64 @@ def show_status(status: Mapping[str, Any]) -> None:
     kind = "simulated " if status["simulated"] else ""
     console.print(f"coordinator {status['pid']} in {escape(status['runtime_dir'])}, {len(status['gpus'])} {kind}GPU(s)")
     console.print(table)
-    console.print(_host_line(status))
+    for line in (*host_lines(status), *room_lines(status)):
+        console.print(escape(line))
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     for gang in status.get("gangs", ()):
         members = ", ".join(names.get(client, str(client)) for client in gang["clients"])
         where = ", ".join(indices[uuid] for uuid in gang["gpus"])
         turns = f"{gang['turns']} turns together"
+        if gang["turns"]:
+            turns += f", for which its GPUs were free in {format_duration(gang['gathered_ns'] // gang['turns'])}"
         console.print(escape(f"gang {gang['name']}: {members} on GPU {where}, {gang['state']}, {turns}"))
 
 
-def _host_line(status: Mapping[str, Any]) -> str:
+def room_lines(status: Mapping[str, Any]) -> list[str]:
+    """Who needs more of a GPU than others leave there that cannot move, or do not, and what of it follows."""
+    lines = []
+    for client in status["clients"]:
+        for seat in client["seats"]:
+            if seat.get("shut_out") and not seat["lacking_bytes"]:
+                lines.append(
+                    f"{client['name']} ({client['process_id']}) finds no room on GPU {_index(status, seat)}: what "
+                    "others have there could not be moved away; it is tried again when that changes, and now and then"
+                )
+            if not seat.get("lacking_bytes"):
+                continue
+            others = [
+                f"{other['name']} ({other['process_id']}) {format_size(its['immovable_bytes'])}"
+                for other in status["clients"]
+                for its in other["seats"]
+                if other is not client and its["uuid"] == seat["uuid"] and its["immovable_bytes"]
+            ]
+            needs, room = seat["room_bytes"] + seat["lacking_bytes"], seat["room_bytes"]
+            state = "cannot run" if seat["shut_out"] else "runs the rest from host memory, if it can"
+            lines.append(
+                f"{client['name']} ({client['process_id']}) needs {format_size(needs)} of GPU {_index(status, seat)} "
+                f"and has room for {format_size(room)}: it {state}.  Immovable: {', '.join(others)}.  "
+                "End or shrink one of them, or bound it: nvshare-ctl limit CLIENT --resident SIZE"
+            )
+    return lines
+
+
+def _index(status: Mapping[str, Any], seat: Mapping[str, Any]) -> int:
+    return next(int(gpu["index"]) for gpu in status["gpus"] if gpu["uuid"] == seat["uuid"])
+
+
+def host_lines(status: Mapping[str, Any]) -> list[str]:
+    """The host budget; and who has what of it, where there are several or somebody was refused more."""
     shared, budget = format_size(status["host_shared_bytes"]), format_size(status["host_budget_bytes"])
-    return f"host budget: {shared} of {budget} pinned for clients"
+    lines = [f"host budget: {shared} of {budget} pinned for clients"]
+    owners = status.get("host_owners", ())
+    for owner in owners if len(owners) > 1 or any(each["refused"] for each in owners) else ():
+        number = f"{owner['clients']} program{'s' if owner['clients'] != 1 else ''}"
+        spare = format_size(owner["spare_bytes"]) if owner["spare_bytes"] else "no"
+        times = "once" if owner["refused"] == 1 else f"{owner['refused']} times"
+        refused = f"; refused {times}" if owner["refused"] else ""
+        lines.append(
+            f"  {owner['owner']}: {number} with {format_size(owner['shared_bytes'])}, {spare} more to be had{refused}"
+        )
+    return lines
 
 
 def show_memory(status: Mapping[str, Any]) -> None:
@@ -92,7 +138,8 @@ def show_memory(status: Mapping[str, Any]) -> None:
                     table.add_row("", f"{client['client']} {escape(client['name'])}", *_memory_row(seat))
     console = _console()
     console.print(table)
-    console.print(_host_line(status))
+    for line in (*host_lines(status), *room_lines(status)):
+        console.print(escape(line))
     for client in status["clients"]:
         if client["host_share_bytes"]:
             share = format_size(client["host_share_bytes"])
@@ -140,7 +187,7 @@ def show_clients(status: Mapping[str, Any]) -> None:
         tail += [escape(client["group"]) or "-", escape(pods.get(client["group"], "-"))] if pods else []
         head = (str(client["client"]), str(client["process_id"]), escape(client["name"]))
         for seat in client["seats"]:
-            state = "paused" if client["paused"] else seat["phase"]
+            state = "paused" if client["paused"] else "no room" if seat["shut_out"] else seat["phase"]
             if seat["waiting_since_ns"] is not None and not client["paused"]:
                 state += " " + format_duration(max(0, status["now_ns"] - seat["waiting_since_ns"]))
             table.add_row(

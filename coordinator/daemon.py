@@ -90,7 +90,9 @@ class Coordinator:
         self._keepalive: int | None = None
         directory = options.directory
         _check_overrides(settings, devices)
-        self.scheduler = Scheduler(registry.create, core_settings(settings))
+        everybody = directory.path == runtime_dir.SYSTEM_DIRECTORY
+        several = everybody or options.slots_dir is not None
+        self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         limits = Limits(
             connections=possible_connections(settings.max_clients),
@@ -98,7 +100,6 @@ class Coordinator:
             frame_bytes=MAX_FRAME_BYTES,
             hello_ns=settings.hello_timeout_ns,
         )
-        everybody = directory.path == runtime_dir.SYSTEM_DIRECTORY
         self._sockets = Sockets(directory, limits, everybody=everybody)
         self.dispatcher = Dispatcher(
             self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
@@ -210,14 +211,15 @@ class Coordinator:
         self._journal.close()
 
 
-def core_settings(settings: config.Settings) -> CoreSettings:
-    """The part of the settings that the core decides by."""
+def core_settings(settings: config.Settings, *, several: bool) -> CoreSettings:
+    """The part of the settings that the core decides by.  `several`: there may be more than one user or slot."""
     return CoreSettings(
         policy=settings.policy,
         quantum_ns=settings.quantum_ns,
         sharing=settings.sharing,
         switch_share=settings.switch_share,
         host_budget_bytes=host_budget_bytes(settings),
+        host_fair_times=CoreSettings().host_fair_times if several else 0,
         drain_deadline_ns=settings.drain_deadline_ns,
         overdue_action=settings.overdue_action,
         pacing_budget_ns=settings.pacing_budget_ns,

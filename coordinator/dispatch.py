@@ -283,6 +283,10 @@ def _reserve(client: int, m: wire.ReserveMemory) -> events.Event:
     return events.ReservationAsked(client, m.gpu, m.sequence, m.bytes)
 
 
+def _reserve_pins(client: int, m: wire.ReservePins) -> events.Event:
+    return events.PinsAsked(client, m.gpu, m.sequence, m.bytes)
+
+
 def _reserve_host(client: int, m: wire.ReserveHost) -> events.Event:
     return events.HostAsked(client, m.sequence, m.bytes)
 
@@ -297,6 +301,7 @@ _TRANSLATE: Final[dict[type[wire.Message], Callable[[int, Any], events.Event]]] 
     wire.Release: _release,
     wire.MemoryReport: _memory,
     wire.ReserveMemory: _reserve,
+    wire.ReservePins: _reserve_pins,
     wire.ReserveHost: _reserve_host,
     wire.MoveProgress: _progress,
 }

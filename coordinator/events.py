@@ -118,6 +118,16 @@ class MemoryReported:
 
 
 @dataclass(frozen=True, slots=True)
+class PinsAsked:
+    """The client wants `total_bytes` in all of what it has on this GPU to be immovable."""
+
+    client: int
+    gpu: int
+    sequence: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostAsked:
     """The client wants its share of the host budget to be `total_bytes` in all."""
 
@@ -264,6 +274,7 @@ Event = (
     | ClientGone
     | MemoryReported
     | ReservationAsked
+    | PinsAsked
     | HostAsked
     | MoveProgressed
     | TimerFired

@@ -9,12 +9,25 @@ Rules:
   draining, or would be preempted at once by the policy there, is not waited for.
 - A gang has its turn when the policy of any of its GPUs chooses one of its members: there it is *in order*, on the
   others it is *called*.  It gets all of its GPUs in the same moment or none (so no two gangs wait for each other), and
-  whoever is at work there is interrupted: he keeps his place, and has the rest of his quantum next.
+  whoever is at work there is interrupted: he keeps his place, and has the rest of his quantum next, undisturbed.
 - While a GPU is not available the gang is *due*, and others have its turn; where nobody else waits its member runs at
-  once.  A GPU is not available during another gang's turn, and for one turn after a turn to which a gang was called
-  (`Seat.immune`).  So between two turns that a policy gave there is at most one to which a gang was called.
+  once.  A GPU is not available during another gang's turn, nor to be called to while gangs *owe* there: for one turn
+  after a call at least (`Seat.immune`), and until the policy's turns have had as much time as it (`Gpu.owed_ns`).
+- A member that is at work when its gang's turn begins goes on with the others.  From then on that is a call too.
 - Of two due gangs that want the same GPU the one that is due longer goes first.
+- Who has been passed over for `patience_ns` goes without its gang, whatever keeps the others.
 - Members of one gang on one GPU take turns there like anybody.
+
+How long a client waits, on its GPU's turn clock (not while somebody drains, memory moves or the GPU is kept).  Be Q the
+longest quantum of the node, G its gangs, and k quanta what the policy alone would let the client wait.
+1. The clock runs in turns that the policy gave (P) and in calls (C).  A turn of P takes at most Q: what a gang adds to
+   it is C.  Interrupted ones are resumed, and one that is given later than chosen is still one.  So P <= (k + 1) Q.
+2. A call takes at most 2 Q: one while others come, if it was at work, and one with them.  While the client waits there
+   is a call only when nothing is owed, and it owes what it takes.  So C <= P + 2 Q, and all is <= 2 (k + 2) Q.
+3. A member waits so long until its policy has chosen it, then for its patience, then for the turn at hand and those
+   for which other gangs were chosen before, at most G turns of P: <= 2 (G + 1) Q with the calls between them.
+Where a policy counts time and not turns (`priority`: k = 20 + 21 n) G turns may come before each of its n favours, and
+with them as much of calls; 2 holds while 2 G <= 19 for the gangs of that GPU.
 
 Invariants: pure; nothing here grants or revokes.
 
@@ -30,11 +43,30 @@ from typing import Final
 from coordinator import moves
 from coordinator.commands import Notify
 from coordinator.state import HOLDING, WAITING, Gpu, Node, Seat
+from coordinator.tell import settings_changed
 from coordinator.wire import Sharing
 from scheduler_policies.api import Choice, ClientView
 
+PATIENCE: Final = 4
+"""Times the longest quantum and the number of gangs: see `patience_ns`."""
+LONGEST_CALL: Final = 2
+"""Quanta: a member that is at work when its gang is called has one while the others come, and one with them."""
 WORTH_JOINING: Final = 4
 """A member that comes when less than this part of the quantum is left waits for the next turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A member whose turn has come, and when that was on its GPU's turn clock."""
+
+    seat: Seat
+    waiting_since_ns: int | None
+    clock_ns: int
+
+    @property
+    def waits(self) -> bool:
+        """Still, and for the same turn."""
+        return waits(self.seat) and self.seat.waiting_since_ns == self.waiting_since_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -44,8 +76,8 @@ class Gang:
     name: str
     seats: list[Seat] = field(default_factory=list)
     due_since_ns: int | None = None
-    in_order: set[str] = field(default_factory=set)
-    """GPUs whose policies have chosen it since its last turn."""
+    in_order: dict[str, Chosen] = field(default_factory=dict)
+    """By GPU: whom the policy there has chosen since the last turn."""
     sheltered: set[str] = field(default_factory=set)
     """Where it was chosen and had to wait for the others: it is not preempted there in the turn that follows."""
     kept: dict[str, Gpu] = field(default_factory=dict)
@@ -76,6 +108,7 @@ def enter(node: Node, seat: Seat) -> None:
     if name:
         seat.gang = node.gangs.setdefault(name, Gang(name))
         seat.gang.seats.append(seat)
+        _changed(seat.gang)
 
 
 def leave(node: Node, seat: Seat) -> None:
@@ -84,15 +117,22 @@ def leave(node: Node, seat: Seat) -> None:
     if gang is None:
         return
     gang.seats.remove(seat)
+    _changed(gang)
     if not gang.seats:
         for gpu in list(gang.kept.values()):
             let_go(node, gang, gpu)
         del node.gangs[gang.name]
 
 
+def _changed(gang: Gang) -> None:
+    """Who has mates may be idle longer; see tell.py."""
+    for seat in gang.seats:
+        settings_changed(seat.gpu)
+
+
 def waits(seat: Seat) -> bool:
     """It may be granted."""
-    return seat.phase is WAITING and not seat.client.paused and not seat.demoted
+    return seat.phase is WAITING and not (seat.client.paused or seat.demoted or seat.fit.shut_out)
 
 
 def runs(gang: Gang, gpu: Gpu) -> bool:
@@ -111,6 +151,11 @@ def at_work(gang: Gang) -> list[Seat]:
 def in_step(seat: Seat) -> bool:
     """Its lease belongs to a turn of its gang, which may be over."""
     return seat.gang is not None and seat.phase is HOLDING and seat.quantum_ends_ns == seat.gang.ends_ns
+
+
+def keep_order(gang: Gang) -> None:
+    """The turn together has begun, or there is none.  Whom a policy has chosen and who still waits keeps his place."""
+    gang.in_order = {uuid: chosen for uuid, chosen in gang.in_order.items() if chosen.waits}
 
 
 def in_turn(gang: Gang, now_ns: int) -> list[Seat]:
@@ -137,9 +182,15 @@ def wanted(node: Node, gang: Gang, now_ns: int) -> dict[str, Seat]:
         if not waits(seat) or runs(gang, gpu):
             continue
         best = found.get(gpu.uuid)
-        if (best is None or seat.turn < best.turn) and can_have(node, seat, now_ns):
+        if (best is None or _rank(seat) < _rank(best)) and can_have(node, seat, now_ns):
             found[gpu.uuid] = seat
     return found
+
+
+def _rank(seat: Seat) -> tuple[bool, int]:
+    """Of members on one GPU: whom the policy has chosen, then in turn order."""
+    chosen = None if seat.gang is None else seat.gang.in_order.get(seat.gpu.uuid)
+    return chosen is None or chosen.seat is not seat, seat.turn
 
 
 def can_have(node: Node, seat: Seat, now_ns: int) -> bool:
@@ -164,7 +215,10 @@ def available(gpu: Gpu, gang: Gang, now_ns: int) -> bool:
         return gpu.kept_for is gang
     holder = gpu.holder
     if gpu.switch is not None or holder is None or holder.phase is not HOLDING:
-        return not gpu.owed or (gpu.switch is None and not others_wait(gpu, gang))
+        if gpu.owed_ns == 0 or gpu.switch is not None:
+            return gpu.owed_ns == 0
+        chosen = gang.in_order.get(gpu.uuid)
+        return (chosen is not None and chosen.waits) or not others_wait(gpu, gang)
     if now_ns >= holder.quantum_ends_ns:
         return True
     return not holder.immune and not in_step(holder)
@@ -173,6 +227,8 @@ def available(gpu: Gpu, gang: Gang, now_ns: int) -> bool:
 def ready(node: Node, gang: Gang, places: dict[str, Seat], now_ns: int) -> bool:
     """Whether all of its places are available, and no gang that is due longer wants one of them."""
     if not all(available(seat.gpu, gang, now_ns) for seat in places.values()):
+        return False
+    if not all(_may_go_on(seat) for seat in at_work(gang)):
         return False
     mine = (now_ns if gang.due_since_ns is None else gang.due_since_ns, gang.name)
     for other in node.gangs.values():
@@ -186,6 +242,11 @@ def ready(node: Node, gang: Gang, places: dict[str, Seat], now_ns: int) -> bool:
 def choose(node: Node, gpu: Gpu, waiting: tuple[ClientView, ...], now_ns: int) -> Choice | None:
     """Whom the policy chooses.  Gangs that cannot have their GPUs yet are passed over, as long as there is anybody
     else; afterwards the GPU may be kept for one that can."""
+    patient = _out_of_patience(node, gpu, waiting, now_ns)
+    if patient is not None:
+        gpu.wake_at_ns = None
+        patient.sheltered = True
+        return Choice(patient.client.client)
     first: Choice | None = None
     while waiting:
         choice, gpu.wake_at_ns = gpu.umpire.choose(waiting, gpu.look(), now_ns, node.out)
@@ -214,7 +275,9 @@ def decide(node: Node, seat: Seat, quantum_ns: int, now_ns: int) -> Turn:
     elsewhere = any(other.gpu is not gpu for other in at_work(gang))
     if (not places and not elsewhere) or in_turn(gang, now_ns):
         return Turn.ALONE
-    gang.in_order.add(gpu.uuid)
+    before = gang.in_order.get(gpu.uuid)
+    if before is None or not before.waits:
+        gang.in_order[gpu.uuid] = Chosen(seat, seat.waiting_since_ns, gpu.turn_clock_ns(now_ns))
     if gang.gathering_since_ns is not None:
         keep(node, gang, gpu)
         return Turn.TOGETHER
@@ -237,6 +300,9 @@ def begin(node: Node, gang: Gang, places: dict[str, Seat], quantum_ns: int, now_
     gang.deadline_ns = now_ns + min(gang.quantum_ns, node.settings.drain_deadline_ns)
     for seat in running:  # they shall not end while the others come
         seat.quantum_ends_ns = gang.deadline_ns + gang.quantum_ns
+        if seat.called_at_ns is None:
+            account(seat, now_ns)
+            seat.called_at_ns = now_ns
     for seat in places.values():
         keep(node, gang, seat.gpu)
 
@@ -273,8 +339,8 @@ def join(node: Node, seat: Seat, now_ns: int) -> None:
 
 def next_member(node: Node, gpu: Gpu, now_ns: int) -> Seat | None:
     """Who gets the GPU that is kept; None: nobody any more."""
-    for seat in gpu.line.seats():
-        if seat.gang is gpu.kept_for and waits(seat) and can_have(node, seat, now_ns):
+    for seat in sorted((seat for seat in gpu.line.seats() if seat.gang is gpu.kept_for), key=_rank):
+        if waits(seat) and can_have(node, seat, now_ns):
             return seat
     return None
 
@@ -293,9 +359,78 @@ def _worth(gang: Gang, now_ns: int) -> bool:
     return (gang.ends_ns - now_ns) * WORTH_JOINING >= gang.quantum_ns
 
 
+def _may_go_on(seat: Seat) -> bool:
+    """Whether a member at work may have a turn of its gang behind its own, which the others count as a call."""
+    gpu = seat.gpu
+    return not len(gpu.line) or (seat.called_at_ns is None and gpu.owed_ns == 0)
+
+
+def patience_ns(node: Node) -> int:
+    """For so long of its GPU's turns a member whose turn has come waits for its gang."""
+    return PATIENCE * len(node.gangs) * max(gpu.quantum_ns for gpu in node.gpus.values())
+
+
+def wait_bound_ns(node: Node, quanta: int) -> int:
+    """The longest wait, while there are gangs, of a client whom its policy alone would let wait for so many quanta."""
+    return 2 * (quanta + 2) * _longest_ns(node)
+
+
+def deferred_bound_ns(node: Node) -> int:
+    """How much longer a member may wait."""
+    return patience_ns(node) + 2 * (len(node.gangs) + 1) * _longest_ns(node)
+
+
+def _longest_ns(node: Node) -> int:
+    """Of all quanta in force, those of turns under way included."""
+    quanta_ns = [gpu.quantum_ns for gpu in node.gpus.values()]
+    return max(*quanta_ns, *(gang.quantum_ns for gang in node.gangs.values()))
+
+
+def _out_of_patience(node: Node, gpu: Gpu, waiting: tuple[ClientView, ...], now_ns: int) -> Seat | None:
+    """Whom the policy has chosen so long ago that it goes without its gang."""
+    clock_ns = gpu.turn_clock_ns(now_ns)
+    for gang in node.gangs.values():
+        chosen = gang.in_order.get(gpu.uuid)
+        if chosen is None or clock_ns - chosen.clock_ns < patience_ns(node) or not chosen.waits:
+            continue
+        if any(view.client == chosen.seat.client.client for view in waiting):
+            return chosen.seat
+    return None
+
+
+def account(seat: Seat, now_ns: int) -> None:
+    """Set the turn of an exclusive holder, as far as it has gone, against what gangs owe on its GPU."""
+    gpu, gang, called_at_ns = seat.gpu, seat.gang, seat.called_at_ns
+    given_ns = (now_ns if called_at_ns is None else called_at_ns) - seat.counted_ns
+    gpu.owed_ns = max(0, gpu.owed_ns - max(0, given_ns))
+    if called_at_ns is not None:
+        longest_ns = LONGEST_CALL * max(gpu.quantum_ns, 0 if gang is None else gang.quantum_ns)
+        gpu.owed_ns = max(1, min(longest_ns, gpu.owed_ns + now_ns - max(called_at_ns, seat.counted_ns)))
+    seat.counted_ns = now_ns
+
+
+def renewed(seat: Seat, now_ns: int) -> None:
+    """Its policy lets it go on, however it came to its turn."""
+    account(seat, now_ns)
+    seat.called_at_ns = None
+    seat.immune = seat.gpu.owed_ns > 0
+    seat.alerted = False
+
+
+def turn_over(seat: Seat) -> None:
+    """It has no lease any more."""
+    seat.sheltered = False
+    seat.called_at_ns = None
+    gang = seat.gang
+    if gang is not None:
+        chosen = gang.in_order.get(seat.gpu.uuid)
+        if chosen is not None and chosen.seat is seat:
+            del gang.in_order[seat.gpu.uuid]
+
+
 def sheltered(seat: Seat) -> bool:
     """The policy gave it this turn earlier and may have forgotten why."""
-    return seat.gang is not None and in_step(seat) and seat.gpu.uuid in seat.gang.sheltered
+    return seat.sheltered or (seat.gang is not None and in_step(seat) and seat.gpu.uuid in seat.gang.sheltered)
 
 
 def holds_back(gpu: Gpu) -> bool:

@@ -71,10 +71,10 @@ def _try(node: Node, gang: Gang, now_ns: int) -> None:
     """It is due: begin if it can, forget about it if it wants no turn together any more."""
     places = gangs.wanted(node, gang, now_ns)
     running = {seat.gpu.uuid for seat in gangs.at_work(gang)}
-    gang.in_order &= places.keys() | running
+    gang.in_order = {uuid: chosen for uuid, chosen in gang.in_order.items() if uuid in places or uuid in running}
     if not places or len(places.keys() | running) < 2 or not gang.in_order:
         gang.due_since_ns = None
-        gang.in_order.clear()
+        gangs.keep_order(gang)
     elif gangs.ready(node, gang, places, now_ns):
         gangs.begin(node, gang, places, 0, now_ns)
 
@@ -95,7 +95,7 @@ def _step(node: Node, gang: Gang, now_ns: int) -> None:
     if not gang.kept:
         if gang.gathering_since_ns is not None:
             _give_up(gang, now_ns)
-        gang.in_order.clear()
+        gangs.keep_order(gang)
 
 
 def _give_up(gang: Gang, now_ns: int) -> None:
@@ -160,14 +160,15 @@ def _begin_turn(node: Node, gang: Gang, here: list[Gpu], now_ns: int) -> None:
 
 def _grant(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
     assert gpu.switch is not None
-    seat, owed = gpu.switch.seat, gpu.owed
-    called = gpu.uuid not in gang.in_order
+    seat, chosen = gpu.switch.seat, gang.in_order.get(gpu.uuid)
+    called = chosen is None or chosen.seat is not seat
     moves.close(node, gpu, now_ns)
     gangs.let_go(node, gang, gpu)
     lease.grant(node, gpu, seat, gang.ends_ns - now_ns, now_ns)
     assert gangs.in_step(seat), "its lease ends with the others'"
     seat.immune = False
-    gpu.owed = called or (owed and not gangs.others_wait(gpu, gang))
+    if called:
+        seat.called_at_ns = now_ns
     lease.consider_preemption(node, gpu, now_ns)
 
 

@@ -60,5 +60,6 @@ def _settle(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> No
         orders.evict(node, gpu, more, now_ns)
     if now_ns >= growth.deadline_ns or not (orders.under_way(gpu) or _turns_begin(gpu)):
         seat.growth = None
+        seat.fit.refused = True
         seat.reserved_bytes = min(seat.reserved_bytes, seat.resident_bytes)
         refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

@@ -1,12 +1,25 @@
 """Shares of the node's budget of pinned host memory.
 
 What leaves a GPU lies in pinned host memory, which the whole machine has to do without.  So hooks ask before they pin
-more (`ReserveHost`), and all shares together stay within the budget.
+more (`ReserveHost`), and all shares together stay within the budget.  Whether there is room on the host is asked here
+only: by hooks, by admission.py (may it grow?) and by orders.py (can it be evicted?).
+
+An *owner* is a user, or a Kubernetes slot: all its programs count together, so starting more of them gives nobody more.
 
 Rules:
 - A question is answered at once: the share is then what was asked for, or what it was before.
+- A share grows only within the budget, and only as long as its owner has at most `host_fair_times` times what is left
+  then.  With 8: one owner alone can have 8/9 of the budget; two who want all they can get have 8/17 each, and n of them
+  8/(1 + 8n).  Whoever comes later always finds something, 8/9 of what is left; and what is given back goes to those who
+  have less, until all who want it have the same.  (A. K. Choudhury and E. L. Hahne, Dynamic queue length thresholds for
+  shared-memory packet switches, 1998.)  It needs no number of owners, no part for each, no memory of who came first.
+- A share that was given is a promise: nothing takes it away.  An owner who has more than he could get now, because
+  others have come or the budget was lowered, keeps it, and is given more when he has come below.
 - Giving back is always allowed; the share of a client that is gone is free at once.
-- Nothing outlives a restart: hooks ask again when they have connected again.
+- Hooks ask again when they have connected again, and what they ask for first is pinned already: refusing it would
+  unpin nothing, and give it away a second time.  So whatever the rule and the budget say, it is counted: in the time
+  after a start in which they come back (`SETTLE_NS`) as it is said; and of a process that has lost its connection
+  and is back within `RETURN_NS`, as much as it had.  Beyond that it is a wish as any other, for anybody could say so.
 - A budget below what is out already takes nothing away; nothing more is given until enough has come back.
 
 May not go here: what a client uses its share for (orders.py, admission.py).
@@ -15,32 +28,141 @@ May not go here: what a client uses its share for (orders.py, admission.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
-from coordinator import admission
 from coordinator.commands import Notify, Send
 from coordinator.events import HostAsked, HostBudgetSet
-from coordinator.state import Client, Gpu, Node
-from coordinator.wire import HostReserved
+from coordinator.state import SECOND_NS, Client, Gpu, Node
+from coordinator.units import format_size
+from coordinator.wire import HostReserved, Rejected, Rejection
+
+MOST_BYTES: Final = 1 << 60
+"""No client has more; a share beyond it is refused, whatever is left."""
+RETURN_NS: Final = 5 * SECOND_NS
+"""Hooks that have lost their connection try again several times a second."""
 
 
-def ask(node: Node, client: Client, event: HostAsked) -> Iterable[Gpu]:
+@dataclass(slots=True, eq=False)
+class HostOwner:
+    """All clients of one user, or of one slot, that ask for host memory.  It goes with the last of them."""
+
+    clients: int = 0
+    shared_bytes: int = 0
+    """The sum of their shares."""
+    refused: int = 0
+
+
+# --- is there room on the host? ---------------------------------------------------------------------------------------
+
+
+def owner_of(client: Client) -> str:
+    """Whose programs count together with it."""
+    return f"slot {client.group}" if client.group else f"user {client.user_id}"
+
+
+def spare_bytes(node: Node, owner: str) -> int:
+    """How much more the owner could be given now.
+
+    The most that leaves him with at most `host_fair_times` times what is left after it.
+    """
+    left = node.host_budget_bytes - node.host_shared_bytes
+    times = node.settings.host_fair_times
+    if times and left > 0:
+        record = node.host_owners.get(owner)
+        left = (times * left - (record.shared_bytes if record is not None else 0)) // (1 + times)
+    return max(0, left)
+
+
+def most_bytes(node: Node, client: Client) -> int:
+    """What the client may have on the host in all: its share, and what it could be given now."""
+    if not client.host_asked:
+        return MOST_BYTES  # it takes no part in the budget
+    return client.host_share_bytes + spare_bytes(node, owner_of(client))
+
+
+def room_bytes(node: Node, client: Client) -> int:
+    """How much of that it has not put there yet."""
+    used = sum(seat.host_bytes for seat in client.seats.values())
+    return max(0, most_bytes(node, client) - used)
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[Gpu]:
     """Answer a question for a share of so many bytes in all."""
-    client.host_asked = True
-    more = event.total_bytes - client.host_share_bytes
-    if more <= 0 or node.host_shared_bytes + more <= node.host_budget_bytes:
-        client.host_share_bytes += more
-        node.host_shared_bytes += more
-    else:
-        admission.note_refusal(node, None, client, event.total_bytes, "host")
+    if not client.host_asked:
+        client.host_asked = True
+        node.host_owners.setdefault(owner_of(client), HostOwner()).clients += 1
+        _share(node, client, min(event.total_bytes, _pinned_bytes(node, client, now_ns)))
+    owner = node.host_owners[owner_of(client)]
+    refused = event.total_bytes > max(client.host_share_bytes, most_bytes(node, client))
+    if not refused:
+        _share(node, client, event.total_bytes)
     node.out.append(Send(client.client, HostReserved(event.sequence, client.host_share_bytes)))
+    if refused:
+        owner.refused += 1
+        node.host_refused += 1
+        _say_why(node, client, owner, event.total_bytes)
     # Others may have to move, or may do so again, now that there is less or more room for what they have.
     return [seat.gpu for seat in client.seats.values()]
 
 
-def forget(node: Node, client: Client) -> None:
-    """The client is gone."""
-    node.host_shared_bytes -= client.host_share_bytes
-    client.host_share_bytes = 0
+def _share(node: Node, client: Client, size: int) -> None:
+    """The client has so much from now on; keeps the sums."""
+    more = size - client.host_share_bytes
+    client.host_share_bytes = size
+    node.host_owners[owner_of(client)].shared_bytes += more
+    node.host_shared_bytes += more
+
+
+def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
+    """At most so much of its first question is there already."""
+    if now_ns < node.host_settled_at_ns:
+        return MOST_BYTES
+    size, until_ns = node.host_left.pop(client.process_id, (0, 0))
+    return size if now_ns < until_ns else 0
+
+
+def _say_why(node: Node, client: Client, owner: HostOwner, size: int) -> None:
+    """To whom it concerns: the operator's events, and the program's own log.  After the answer, which nobody waits for
+    any longer then."""
+    left = max(0, node.host_budget_bytes - node.host_shared_bytes)
+    fair = size - client.host_share_bytes <= left
+    name = owner_of(client)
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": None,
+        "client": client.client,
+        "bytes": size,
+        "why": "host share" if fair else "host",
+        "owner": name,
+        "owner_bytes": owner.shared_bytes,
+        "left_bytes": left,
+    }
+    node.out.append(Notify("refused", values))
+    rule = f"; one may have at most {node.settings.host_fair_times} times what is left" if fair else ""
+    text = (
+        f"{format_size(size)} of pinned host memory: {name} has {format_size(owner.shared_bytes)}, "
+        f"{format_size(left)} of {format_size(node.host_budget_bytes)} are left{rule} (host_budget)"
+    )
+    node.out.append(Send(client.client, Rejected(int(Rejection.NOT_ALLOWED), False, text[:250])))
+
+
+def forget(node: Node, client: Client, now_ns: int) -> None:
+    """The client is gone; its process may come back."""
+    if not client.host_asked:
+        return
+    for process_id in [pid for pid, (_, until_ns) in node.host_left.items() if until_ns <= now_ns]:
+        del node.host_left[process_id]
+    if client.host_share_bytes and len(node.host_left) < node.settings.max_clients:
+        node.host_left[client.process_id] = (client.host_share_bytes, now_ns + RETURN_NS)
+    _share(node, client, 0)
+    client.host_asked = False
+    name = owner_of(client)
+    node.host_owners[name].clients -= 1
+    if not node.host_owners[name].clients:
+        del node.host_owners[name]
 
 
 def set_budget(node: Node, event: HostBudgetSet) -> Iterable[Gpu]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator import gangs, lease, moves
+from coordinator import fit, gangs, host_budget, lease, moves, orders
+from coordinator.commands import Notify
 from coordinator.state import HOLDING, MILLISECOND_NS, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE, Gpu, Node
-from coordinator.wire import Sharing
+from coordinator.wire import MemoryMode, Sharing
 
 
 def cheap(gpu: Gpu) -> None:
@@ -43,6 +44,8 @@ class Thorough:
         self.slack_ns = slack_ns
         self.longest_ns = 0
         self._waits: dict[tuple[str, int], _Wait] = {}
+        self._shares: dict[int, int] = {}
+        """Of host memory, by client, after the last event."""
 
     def check(self, node: Node, now_ns: int) -> None:
         """Everything, after an event."""
@@ -50,10 +53,10 @@ class Thorough:
             cheap(gpu)
             self._leases(node, gpu)
             self._memory(gpu)
+            self._immovable(node, gpu)
             self._waiting(node, gpu, now_ns)
         self._gangs(node, now_ns)
-        shares = sum(client.host_share_bytes for client in node.clients.values())
-        assert shares == node.host_shared_bytes, "invariant 6: sums of host memory"
+        self._host(node)
         for client in node.clients.values():
             for seat in client.seats.values():
                 assert seat.gpu.seats.get(client.client) is seat, "a seat that its GPU does not know"
@@ -68,7 +71,7 @@ class Thorough:
         for client, seat in gpu.seats.items():
             assert node.clients.get(client) is seat.client, f"invariant 6: gone client {client} has a seat"
             assert (seat.phase in WITH_LEASE) == (client in gpu.leases), f"{client}: lease and phase differ"
-            in_line = seat.phase is WAITING and not seat.client.paused
+            in_line = seat.phase is WAITING and not seat.client.paused and not seat.fit.shut_out
             assert in_line == (seat in gpu.line), f"{client}: waits and is not in line, or the other way round"
             assert (seat.phase is OVERDUE) <= (seat.drain_deadline_ns is None)
         assert set(gpu.leases) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"
@@ -91,6 +94,50 @@ class Thorough:
             if order is not None and not order.evict:
                 assert order.credit_bytes <= order.bytes <= gpu.capacity_bytes, f"invariant 4: {order}"
 
+    def _immovable(self, node: Node, gpu: Gpu) -> None:
+        """Invariant 5, for those to whom turns are of no use: they have been named, and nobody else is passed over."""
+        whole, seats = gpu.immovable, gpu.seats.values()
+        assert whole.bytes == sum(seat.fit.immovable_bytes for seat in seats), "invariant 6: sums of immovable memory"
+        assert whole.shut_out == sum(seat.fit.shut_out for seat in seats), "invariant 6: a gone client is shut out"
+        swapping = [seat for seat in seats if seat.client.memory_mode is MemoryMode.SWAP]
+        assert list(whole.swapping.values()) == swapping, "somebody's room is not looked at"
+        for seat in swapping:
+            lacking = max(0, fit.needs_bytes(seat) - fit.room_bytes(seat))
+            assert seat.fit.lacking_bytes == lacking, f"{seat.client.client} lacks {lacking} bytes of room, unnamed"
+            why = lacking or seat.fit.refused
+            assert why or not seat.fit.shut_out, f"{seat.client.client} is shut out, and fits"
+            reach = orders.reach_bytes(node, seat)
+            enough = reach > seat.fit.tried_reach_bytes and reach >= orders.wanted_bytes(seat)
+            assert not (seat.fit.shut_out and enough), f"{seat.client.client} is shut out, and there is room by now"
+            told = seat.told_settings
+            bound = None if told is None else told.resident_limit_bytes
+            assert bound == fit.bound_bytes(seat), f"{seat.client.client} was told {bound}, not {fit.bound_bytes(seat)}"
+
+    def _host(self, node: Node) -> None:
+        """Sums of shares; and the rule by which they grow, put as it is meant and not as it is computed."""
+        asking = [client for client in node.clients.values() if client.host_asked]
+        shared = sum(client.host_share_bytes for client in node.clients.values())
+        assert shared == node.host_shared_bytes, "invariant 6: sums of host memory"
+        owned: dict[str, list[int]] = {}
+        for client in asking:
+            owned.setdefault(host_budget.owner_of(client), []).append(client.host_share_bytes)
+        known = {name: (owner.clients, owner.shared_bytes) for name, owner in node.host_owners.items()}
+        assert known == {name: (len(of), sum(of)) for name, of in owned.items()}, "invariant 6: owners of host memory"
+        left, times = node.host_budget_bytes - shared, node.settings.host_fair_times
+        before, self._shares = self._shares, {client.client: client.host_share_bytes for client in asking}
+        for client in asking:
+            has = sum(owned[host_budget.owner_of(client)])
+            # What is asked for first may be pinned already, so it is counted whatever the rule says.
+            if client.client in before and client.host_share_bytes > before[client.client]:
+                assert left >= 0, "more host memory is given than there is"
+                assert not times or has <= times * left, f"{client.client}: {has} for its owner, {left} bytes are left"
+        for command in node.out:
+            if isinstance(command, Notify) and command.kind == "refused" and "owner" in command.values:
+                client = node.clients[int(command.values["client"] or 0)]
+                more = int(command.values["bytes"] or 0) - client.host_share_bytes
+                has = sum(owned[host_budget.owner_of(client)]) + more
+                assert more > left or (times and has > times * (left - more)), f"{command}: it is within the rule"
+
     def _gangs(self, node: Node, now_ns: int) -> None:
         """A gang's leases end together, and nothing is kept for a gang that does not want it."""
         assert not node.touched, "something was to be done, and is not"
@@ -108,20 +155,14 @@ class Thorough:
         assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
 
     def _bound_ns(self, node: Node, gpu: Gpu) -> int | None:
-        """What the policy states; with gangs, a gang's turn more for each turn that the policy gives.
-
-        Each of the two may last twice as long as the longest quantum: a member that had a turn alone is at work still
-        when its gang's begins."""
+        """What the policy states; with gangs, what is proved at the top of gangs.py."""
         bound = gpu.umpire.wait_bound_ns(len(gpu.seats), gpu.look())
         if bound is None or not node.gangs:
             return bound
-        longest_ns = max(other.quantum_ns for other in node.gpus.values())
-        return bound + 2 * (bound // gpu.quantum_ns + 2) * longest_ns
+        return gangs.wait_bound_ns(node, -(-bound // gpu.quantum_ns))
 
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
-        """Invariant 5, on a clock that stands still while somebody drains or memory moves.
-
-        A gang may have to wait until each other one has had its turn on all of its GPUs, and one that began before."""
+        """Invariant 5, on a clock that stands still while somebody drains or memory moves."""
         clock = gpu.turn_clock_ns(now_ns)
         epoch = (gpu.umpire.policy, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
         usual = self._bound_ns(node, gpu)
@@ -129,7 +170,7 @@ class Thorough:
         for seat in gpu.line.seats():
             if usual is None or seat.demoted or not moves.fits_beside_overdue(gpu, seat):
                 continue
-            bound = usual if seat.gang is None else usual * (2 + len(node.gangs))
+            bound = usual if seat.gang is None else usual + gangs.deferred_bound_ns(node)
             key = (gpu.uuid, seat.client.client)
             here.add(key)
             wait = self._waits.get(key)

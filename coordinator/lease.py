@@ -17,7 +17,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from coordinator import ahead, forecast, gangs, moves, orders, standby
+from coordinator import ahead, forecast, gangs, moves, orders, pins, standby
 from coordinator.commands import Kill, Log, Notify, Send
 from coordinator.events import Released
 from coordinator.quantum import automatic_quantum_ns, blend
@@ -50,7 +50,7 @@ def want(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     seat.enter(WAITING)
     seat.waiting_since_ns = now_ns
     seat.view = None
-    if not seat.client.paused:
+    if not seat.client.paused and not seat.fit.shut_out:
         gpu.line.join(seat)
         if len(gpu.line) == 1 and gpu.holder is not None and gpu.holder.phase is HOLDING:
             _renew_quantum(node, gpu, gpu.holder, now_ns)
@@ -80,6 +80,13 @@ def consider_preemption(node: Node, gpu: Gpu, now_ns: int) -> None:
             if len(mate.gpu.line):
                 revoke(node, mate.gpu, mate, "gang", now_ns)
         revoke(node, gpu, seat, "preempted", now_ns)
+
+
+def reconsider(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """There is room for all of its memory (again): what ran from the host comes in, which it does before a grant."""
+    if seat is gpu.holder and seat.phase is HOLDING and seat.mapped_bytes:
+        revoke(node, gpu, seat, "room", now_ns)
+    consider_preemption(node, gpu, now_ns)
 
 
 def blocked(gpu: Gpu) -> bool:
@@ -127,7 +134,7 @@ def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
         return
     if gpu.umpire.renew(lambda: seat.look(now_ns), gpu.line.views(), gpu.look(), now_ns, node.out):
         seat.quantum_ends_ns = now_ns + gpu.quantum_ns
-        seat.alerted = False
+        gangs.renewed(seat, now_ns)
         return
     revoke(node, gpu, seat, "quantum", now_ns)
 
@@ -144,7 +151,7 @@ def _end_turn(node: Node, gang: Gang, now_ns: int) -> None:
         gang.ends_ns = now_ns + gang.quantum_ns
         for seat in seats:
             seat.quantum_ends_ns = gang.ends_ns
-            seat.alerted = False
+            gangs.renewed(seat, now_ns)
             node.touched[seat.gpu.uuid] = seat.gpu
         return
     for seat in contended:
@@ -210,8 +217,9 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> Non
         gpu.max_wait_ns = max(gpu.max_wait_ns, waited_ns)
     take_up(node, gpu, seat, lease_id, quantum_ns, now_ns)
     seat.leases += 1
+    seat.immune = gpu.owed_ns > 0 or seat.rest_ns > 0
     seat.rest_ns = 0
-    seat.immune, gpu.owed = gpu.owed, False
+    seat.called_at_ns = None
     gpu.grants += 1
     if gpu.last_holder != client:
         gpu.handovers += gpu.last_holder != 0
@@ -240,7 +248,7 @@ def take_up(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, no
     _works(node, gpu, seat)
     seat.enter(HOLDING)
     seat.lease_id = lease_id
-    seat.granted_at_ns = now_ns
+    seat.granted_at_ns = seat.counted_ns = now_ns
     seat.quantum_ends_ns = now_ns + quantum_ns
     seat.alerted = False
     seat.view = None
@@ -260,6 +268,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     """Ask for the lease back.  Only of a seat that HOLDS."""
     if seat is gpu.holder and seat.granted_at_ns is not None:
         gpu.turn_closed_ns += now_ns - seat.granted_at_ns
+        gangs.account(seat, now_ns)
     seat.enter(REVOKING)
     deadline_ns = node.settings.drain_deadline_ns
     seat.revoked_at_ns = now_ns
@@ -308,6 +317,8 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     del gpu.leases[client]
     if seat.phase is HOLDING and seat is gpu.holder and seat.granted_at_ns is not None:
         gpu.turn_closed_ns += now_ns - seat.granted_at_ns
+        gangs.account(seat, now_ns)
+    gangs.turn_over(seat)
     if seat is gpu.holder:
         gpu.holder = None
     held_ns = 0 if seat.granted_at_ns is None else now_ns - seat.granted_at_ns
@@ -360,6 +371,7 @@ def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> N
         "opened_at_ns": event.opened_at_ns,
     }
     node.out.append(Notify("released", values))
+    pins.gave_up(node, seat, event, asked=asked, now_ns=now_ns)
     if event.wanted:
         want(node, gpu, seat, now_ns)
 
@@ -453,6 +465,9 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
         if stall_ns is not None:
             due.append(stall_ns)
     due += [seat.growth.deadline_ns for seat in gpu.growing.values() if seat.growth is not None]
+    shut_out_ns = pins.deadline_ns(gpu)
+    if shut_out_ns is not None:
+        due.append(shut_out_ns)
     if len(gpu.line) and gpu.sharing is Sharing.EXCLUSIVE:
         if gpu.holder is not None and gpu.holder.phase is HOLDING:
             due.append(standby.due_ns(gpu.holder))

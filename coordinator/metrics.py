@@ -125,6 +125,9 @@ class Collector:
         yield GaugeMetricFamily(
             "nvshare_host_shared_bytes", "Pinned host memory that clients have", value=snapshot.host_shared_bytes
         )
+        yield CounterMetricFamily(
+            "nvshare_host_refused", "Times that a program was refused pinned host memory", value=snapshot.host_refused
+        )
         yield GaugeMetricFamily("nvshare_gangs", "Gangs that have members", value=len(snapshot.gangs))
         yield CounterMetricFamily("nvshare_gang_turns", "Turns that gangs had together", value=snapshot.gang_turns)
         yield CounterMetricFamily(
@@ -262,6 +265,10 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     resident = GaugeMetricFamily(
         "nvshare_client_resident_limit_bytes", "Most of it that may be on the GPU; 0: no bound", labels=_CLIENT
     )
+    lacking = GaugeMetricFamily(
+        "nvshare_client_lacking_bytes", "It needs so much more than others leave there who cannot move", labels=_CLIENT
+    )
+    shut_out = GaugeMetricFamily("nvshare_client_shut_out", "1 while it cannot run for want of that", labels=_CLIENT)
     longest = GaugeMetricFamily("nvshare_client_wait_max_seconds", "Its longest wait", labels=_CLIENT)
     priority = GaugeMetricFamily("nvshare_client_priority", "Its priority", labels=_CLIENT)
     weight = GaugeMetricFamily("nvshare_client_weight", "Its part of the time under fair_share", labels=_CLIENT)
@@ -271,11 +278,13 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
             memory.add_metric((*labels, kind), getattr(seat, f"{kind}_bytes"))
         resident.add_metric(labels, seat.resident_limit_bytes)
         limit.add_metric(labels, seat.limit_bytes)
+        lacking.add_metric(labels, seat.lacking_bytes)
+        shut_out.add_metric(labels, float(seat.shut_out))
         longest.add_metric(labels, _seconds(seat.max_wait_ns))
         priority.add_metric(labels, client.priority)
         weight.add_metric(labels, client.weight)
         waiting.add_metric(labels, float(seat.waiting_since_ns is not None))
-    yield from (memory, limit, resident, longest, priority, weight, waiting)
+    yield from (memory, limit, resident, lacking, shut_out, longest, priority, weight, waiting)
 
 
 class MetricsServer:

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coordinator import orders
+from coordinator import fit, foresight, orders
 from coordinator.commands import Log, Notify
 from coordinator.memory_plan import Eviction, Figures, Room, plan_switch
 from coordinator.state import OVERDUE, Gpu, Node, Seat
@@ -64,9 +64,16 @@ def farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterat
 
 
 def in_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
-    """Those who wait, as they will probably run."""
+    """Those who wait, as they will probably run: as the policy says, and before them whose gang is called here."""
     waiting = gpu.line.views()
-    return gpu.umpire.order(waiting, gpu.look(), now_ns, node.out) if waiting else []
+    if not waiting:
+        return []
+    order = gpu.umpire.order(waiting, gpu.look(), now_ns, node.out)
+    call = foresight.next_call(node, gpu, now_ns)
+    if call is None or call.seat.client.client not in order:
+        return order
+    first = call.seat.client.client
+    return [first, *(client for client in order if client != first)]
 
 
 def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
@@ -134,6 +141,8 @@ def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> N
     plan = plan_switch(missing, farthest_first(node, gpu, seat, now_ns), room)
     orders.evict(node, gpu, plan.evictions, now_ns, heir=seat)
     order = seat.order
+    if order is not None and order.evict:
+        return  # it hangs in that, and nothing can come in before it has ended
     if order is not None:
         orders.give_credit(node, seat, order, seat.resident_bytes + plan.credit_bytes - order.resident_before, now_ns)
     elif plan.credit_bytes > 0 and not orders.stuck_in(seat, plan.credit_bytes):
@@ -144,6 +153,7 @@ def forget(node: Node, seat: Seat, now_ns: int) -> None:
     """The seat's client is gone, its memory with it."""
     gpu = seat.gpu
     orders.set_figures(seat, allocated=0, resident=0, pinned=0, host=0)
+    fit.leave(seat)
     gpu.capped -= seat.resident_limit_bytes != 0
     if gpu.switch is not None and gpu.switch.seat is seat:
         cancel(gpu, now_ns)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from coordinator import fit, host_budget
 from coordinator.commands import Log, Notify, Send
 from coordinator.events import MoveProgressed
 from coordinator.memory_plan import Eviction, Figures, Room
 from coordinator.quantum import blend
-from coordinator.state import HOLDING, REVOKING, WITH_LEASE, Client, Gpu, Node, Order, Seat
+from coordinator.state import HOLDING, OVERDUE, REVOKING, WITH_LEASE, Gpu, Node, Order, Seat
 from coordinator.wire import Evict, MemoryMode, MoveCredit, RemoteProtocolError, Restore
 
 MOST_BYTES: Final = 1 << 60
@@ -40,6 +41,7 @@ def set_figures(seat: Seat, *, allocated: int, resident: int, pinned: int, host:
     allocated = min(allocated, MOST_BYTES)
     resident = min(resident, allocated)
     host = min(host, MOST_BYTES)
+    needs = allocated != seat.allocated_bytes
     gpu.allocated_bytes += allocated - seat.allocated_bytes
     gpu.resident_bytes += resident - seat.resident_bytes
     gpu.host_bytes += host - seat.host_bytes
@@ -48,13 +50,15 @@ def set_figures(seat: Seat, *, allocated: int, resident: int, pinned: int, host:
     seat.pinned_bytes = min(pinned, resident)
     seat.host_bytes = host
     seat.mapped_bytes = min(mapped, allocated - resident)
+    fit.follow(seat, needs=needs)
     gpu.line.changed(seat)
 
 
 def wanted_bytes(seat: Seat) -> int:
     """What should be on the GPU while it runs."""
     wanted = min(seat.allocated_bytes, seat.gpu.capacity_bytes)
-    return min(wanted, seat.resident_limit_bytes) if seat.resident_limit_bytes else wanted
+    bound = fit.bound_bytes(seat)
+    return min(wanted, bound) if bound else wanted
 
 
 def missing_bytes(seat: Seat) -> int:
@@ -99,6 +103,22 @@ def room(gpu: Gpu) -> Room:
     return Room(gpu.capacity_bytes - claimed, max(0, leaving))
 
 
+def reach_bytes(node: Node, seat: Seat) -> int:
+    """The most of it that could be there if all others were evicted that can be: not those that hang in an order or in
+    their work, nor what cannot move or finds no room on the host.  O(seats)."""
+    claimed = 0
+    for other in seat.gpu.seats.values():
+        if other is seat:
+            continue
+        hangs = other.phase is OVERDUE or (other.order is not None and other.order.stalled)
+        if hangs or other.client.memory_mode is MemoryMode.DEVICE:
+            claimed += claimed_bytes(other)
+        else:
+            movable = min(other.resident_bytes - other.pinned_bytes, host_budget.room_bytes(node, other.client))
+            claimed += other.resident_bytes - movable
+    return max(0, seat.gpu.capacity_bytes - claimed)
+
+
 def stuck_in(seat: Seat, credit: int) -> bool:
     """Whether it has left as much credit as this unused since the last grant: for want of memory, or because what it
     could bring in is cut into larger pieces."""
@@ -110,14 +130,6 @@ def under_way(gpu: Gpu) -> bool:
     return any(seat.order is not None and seat.order.moving for seat in gpu.moving.values())
 
 
-def host_room_bytes(node: Node, client: Client) -> int:
-    """What it may still put on the host: the rest of its share, and what nobody has."""
-    if not client.host_asked:
-        return MOST_BYTES
-    used = sum(seat.host_bytes for seat in client.seats.values())
-    return max(0, client.host_share_bytes - used) + max(0, node.host_budget_bytes - node.host_shared_bytes)
-
-
 def figures(node: Node, seat: Seat) -> Figures:
     """What it may be asked to give now."""
     movable = 0
@@ -127,7 +139,7 @@ def figures(node: Node, seat: Seat) -> Figures:
         and seat.order is None
         and seat.stuck_out_at != seat.gpu.grants
     ):
-        movable = min(seat.resident_bytes - seat.pinned_bytes, host_room_bytes(node, seat.client))
+        movable = min(seat.resident_bytes - seat.pinned_bytes, host_budget.room_bytes(node, seat.client))
     return Figures(seat.client.client, movable)
 
 

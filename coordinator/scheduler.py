@@ -29,6 +29,7 @@ from coordinator import (
     invariants,
     lease,
     orders,
+    pins,
     sharing,
     snapshot,
 )
@@ -73,6 +74,7 @@ class Scheduler:
             events.ClientGone: self._gone,
             events.MemoryReported: self._memory_reported,
             events.ReservationAsked: self._reservation_asked,
+            events.PinsAsked: self._pins_asked,
             events.HostAsked: self._host_asked,
             events.MoveProgressed: self._move_progressed,
             events.TimerFired: self._timer_fired,
@@ -121,7 +123,12 @@ class Scheduler:
         node.out = out
         try:
             gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
+            for gpu in node.gpus.values():
+                if gpu.immovable.shut_out:  # what can be moved there depends on the host: on events of other GPUs too
+                    gpus[gpu.uuid] = gpu
             for gpu in gpus.values():
+                for seat in pins.settle(node, gpu, now_ns):
+                    lease.reconsider(node, gpu, seat, now_ns)
                 sharing.settle(node, gpu, now_ns)
                 lease.advance(node, gpu, now_ns)
             if node.gangs or node.touched:
@@ -176,6 +183,7 @@ class Scheduler:
         automatic = settings.quantum_ns is None
         gpu.quantum_ns = automatic_quantum_ns(gpu, settings) if settings.quantum_ns is None else settings.quantum_ns
         self._node.gpus[event.uuid] = gpu
+        self._node.host_settled_at_ns = now_ns + SETTLE_NS
         values: dict[str, int | str | bool | float | None] = {
             "uuid": gpu.uuid,
             "name": gpu.name,
@@ -256,7 +264,7 @@ class Scheduler:
             return ()
         for seat in client.seats.values():
             lease.leave(self._node, seat.gpu, seat, now_ns)
-        host_budget.forget(self._node, client)
+        host_budget.forget(self._node, client, now_ns)
         self._node.out.append(Notify("gone", {"client": event.client, "name": client.name}))
         return [seat.gpu for seat in client.seats.values()]
 
@@ -279,10 +287,15 @@ class Scheduler:
             growth.ask(self._node, seat, event.sequence, event.total_bytes, now_ns)
             return (seat.gpu,)
         admission.reserve(self._node, seat, event.sequence, event.total_bytes)
-        return ()
+        return (seat.gpu,) if seat.gpu.immovable.stale else ()
+
+    def _pins_asked(self, event: events.PinsAsked, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        pins.ask(self._node, seat, event, now_ns)
+        return (seat.gpu,)
 
     def _host_asked(self, event: events.HostAsked, now_ns: int) -> Iterable[Gpu]:
-        return host_budget.ask(self._node, self._client(event.client), event)
+        return host_budget.ask(self._node, self._client(event.client), event, now_ns)
 
     def _move_progressed(self, event: events.MoveProgressed, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from coordinator import lease, moves
+from coordinator import lease, moves, orders
 from coordinator.commands import Log, Notify
 from coordinator.record import record
 from coordinator.state import HOLDING, WAITING, Gpu, Node
@@ -47,13 +47,17 @@ def settle(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 
 def _crowded(gpu: Gpu) -> bool:
-    """What clients have, and what they are asking for, is more than there is."""
+    """What clients have, and what they are asking for, is more than there is.
+
+    While somebody asks, what others may come to have without asking again counts as well: a promise that its client
+    does not use ends with its lease, and side by side leases do not end by themselves.
+    """
     if gpu.working < 2:
         return False
     room = gpu.capacity_bytes - gpu.allocated_bytes
-    for seat in gpu.growing.values():
-        if seat.growth is not None:
-            room -= max(0, seat.growth.total_bytes - seat.allocated_bytes)
+    for seat in gpu.seats.values() if gpu.growing else ():
+        asked = seat.growth.total_bytes if seat.growth is not None else 0
+        room -= max(0, asked - seat.allocated_bytes, orders.claimed_bytes(seat) - seat.allocated_bytes)
     return room < (0 if gpu.sharing is Sharing.CONCURRENT else gpu.capacity_bytes // SPARE_SHARE)
 
 
@@ -73,6 +77,7 @@ def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
         seat = gpu.holder = holding[0]
         # Its turn begins now, for the others who could run all the time until now.
         gpu.turn_closed_ns -= now_ns - (seat.granted_at_ns or now_ns)
+        seat.counted_ns = now_ns
         seat.quantum_ends_ns = now_ns + gpu.quantum_ns
         return
     for seat in holding:

@@ -2,7 +2,7 @@
 
 A model keeps the hook's rules: its gate is open only between `Grant` and `Release`, it claims what it holds when it
 has connected again, and it obeys orders; sometimes late, sometimes in part.  It restores no more than it has credit
-for, and in `swap` mode it asks before it grows.
+for, and in `swap` mode it asks before it grows: for host memory (simulated_host.py), then for room.
 
 Invariants: all chance and time come from the world.  May not go here: the coordinator's side, checks.
 """
@@ -13,34 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coordinator import events, wire
+from coordinator.simulated_host import HostShare
+from coordinator.simulated_plan import Plan as Plan
 from coordinator.state import MILLISECOND_NS, SECOND_NS
 
 if TYPE_CHECKING:
     from coordinator.simulation import World
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How wild the world is.  Chances are per turn of the thing that they are about."""
-
-    gpus: int = 2
-    processes: int = 6
-    duration_ns: int = 20 * SECOND_NS
-    capacity_bytes: int = 1000
-    memory_bytes: int = 0
-    """Most that a process allocates on a GPU; 0: memory plays no part."""
-    device_share: float = 0.0
-    swap_share: float = 0.0
-    hang_chance: float = 0.0
-    death_chance: float = 0.0
-    drop_chance: float = 0.0
-    crash_every_ns: int = 0
-    admin_every_ns: int = 0
-    short_move_chance: float = 0.0
-    gangs: int = 0
-    """Most processes belong to one of so many gangs; 0: there are none."""
-    gangs_are_told: bool = True
-    """False: the core does not hear of them, for comparison."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +52,9 @@ class Side:
     allocated: int = 0
     resident: int = 0
     reserved: int = 0
+    pinned: int = 0
+    pinning: int = 0
+    """What it has asked to have immovable."""
     settings: wire.GpuSettings | None = None
     move: Move | None = None
     growing: int = 0
@@ -98,6 +79,11 @@ class Process:
         self.sides = {ordinal: Side(uuid, ordinal) for ordinal, uuid in enumerate(uuids)}
         self.connection: int | None = None
         self.alive = True
+        self.old = False
+        """Its hook asks nobody before memory becomes immovable."""
+        self.unhosted = False
+        """It cannot run from the host."""
+        self.host = HostShare(lambda number, total: self.tell(events.HostAsked(self.connection or 0, number, total)))
 
     def connect(self) -> None:
         """Hello, then claim what is held and ask for what is wanted."""
@@ -112,14 +98,25 @@ class Process:
         weight, gang = 1 + self.pid % 3, self.gang if world.plan.gangs_are_told else ""
         self.tell(
             events.ClientRegistered(
-                number, f"p{self.pid}", "model", self.pid, 0, self.priority, self.mode, 0, weight=weight, gang=gang
+                number,
+                f"p{self.pid}",
+                "model",
+                self.pid,
+                self.pid % world.plan.users,
+                self.priority,
+                self.mode,
+                0,
+                weight=weight,
+                gang=gang,
             )
         )
+        if self.mode is wire.MemoryMode.SWAP and world.plan.memory_bytes:
+            self.host.ask(self._evictable())
         for side in self.sides.values():
             lease = side.lease_id if side.open or side.closing else 0
             side.asked = side.wanted and not lease
             side.attached = True
-            pinned = side.resident if self.mode is wire.MemoryMode.DEVICE else 0
+            pinned = side.resident if self.mode is wire.MemoryMode.DEVICE else side.pinned
             self.tell(
                 events.GpuAttached(
                     number, side.ordinal, side.uuid, lease, side.asked, side.allocated, side.resident, pinned
@@ -129,10 +126,11 @@ class Process:
     def lost(self) -> None:
         """The connection is gone; the holder goes on, and everybody connects again."""
         self.connection = None
+        self.host.lost()
         for side in self.sides.values():
             side.asked = False
             side.move = None
-            side.growing = 0
+            side.growing = side.pinning = 0
             if side.bringing:  # nobody answers any more
                 side.bringing = False
                 self.world.after(0, lambda s=side: self.work(s) if s.open and not s.closing else None)  # type: ignore[misc]
@@ -148,7 +146,11 @@ class Process:
         if not self.alive:
             return
         side = self.sides.get(getattr(message, "gpu", -1))
-        assert not isinstance(message, wire.Rejected), f"an honest process was rejected: {message}"
+        if isinstance(message, wire.Rejected):
+            refused = message.code == wire.Rejection.NOT_ALLOWED and not message.final
+            assert refused, f"an honest process was rejected: {message}"
+        elif isinstance(message, wire.HostReserved):
+            self.host.answered(message)
         if side is None:
             return
         if isinstance(message, wire.GpuSettings):
@@ -171,6 +173,8 @@ class Process:
             self._more_credit(side, message)
         elif isinstance(message, wire.MemoryReserved):
             self._reserved(side, message)
+        elif isinstance(message, wire.PinsReserved):
+            self._pin(side, message.bytes)
 
     def live(self, side: Side) -> None:
         """Think, then want to work; for ever."""
@@ -192,9 +196,11 @@ class Process:
             side.served += 1
             side.busy_until_ns = self.world.now_ns + chance.choice((1, 5, 50, 400)) * MILLISECOND_NS
             self._allocate(side)
+            self._ask_to_pin(side)
             self.world.after(side.busy_until_ns - self.world.now_ns, lambda: self._done(side))
             return
         side.wanted = True
+        self._allocate_ahead(side)
         if not side.asked and not side.closing and self.connection is not None:
             side.asked = True
             self.tell(events.Requested(self.connection, side.ordinal))
@@ -231,7 +237,7 @@ class Process:
             self.work(side)
 
     def _missing(self, side: Side) -> int:
-        limit = side.settings.resident_limit_bytes if side.settings else 0
+        limit = side.settings.resident_limit_bytes if side.settings and not self.unhosted else 0
         return max(0, min(side.allocated, limit or side.allocated) - side.resident)
 
     def _ask_for_room(self, side: Side, total: int) -> None:
@@ -265,7 +271,7 @@ class Process:
         """Its drain is past the deadline: others may be let on."""
         side.excused = side.excused or (side.open and side.lease_id == lease)
 
-    def _finish(self, side: Side, *, idle: bool, drained: bool) -> None:
+    def _finish(self, side: Side, *, idle: bool, drained: bool, used: bool = True) -> None:
         """The gate is closed and the work done, or the deadline passed."""
         if not self.alive or not side.open:
             return
@@ -273,12 +279,13 @@ class Process:
         side.excused = False
         interrupted = self.world.now_ns < side.busy_until_ns
         side.busy_until_ns = 0
+        side.pinning = 0
         side.wanted = side.wanted or interrupted
         if self.connection is None:
             return
         side.asked = side.wanted
         self._report(side)
-        self.tell(events.Released(self.connection, side.ordinal, lease, idle, drained, side.wanted, 1000, 0, 1))
+        self.tell(events.Released(self.connection, side.ordinal, lease, idle, drained, side.wanted, 1000, 0, int(used)))
         if interrupted:
             return
         if idle or not side.wanted:
@@ -289,9 +296,12 @@ class Process:
     def _report(self, side: Side) -> None:
         if self.connection is None or not self.world.plan.memory_bytes:
             return
-        pinned = side.resident if self.mode is wire.MemoryMode.DEVICE else 0
+        pinned = side.resident if self.mode is wire.MemoryMode.DEVICE else side.pinned
         host = side.allocated - side.resident
-        self.tell(events.MemoryReported(self.connection, side.ordinal, side.allocated, side.resident, pinned, host))
+        mapped = host if side.settings and side.settings.resident_limit_bytes and not self.unhosted else 0
+        self.tell(
+            events.MemoryReported(self.connection, side.ordinal, side.allocated, side.resident, pinned, host, mapped)
+        )
 
     def _allocate(self, side: Side) -> None:
         """Grow or shrink.  In mode `managed` what does not fit on the card stays off it, as a driver's pager would have
@@ -299,18 +309,62 @@ class Process:
         plan, world = self.world.plan, self.world
         if not plan.memory_bytes or self.mode is wire.MemoryMode.DEVICE:
             return
-        wanted = world.chance.randint(0, plan.memory_bytes)
-        if self.mode is wire.MemoryMode.SWAP and self.connection is not None:
-            self.tell(events.HostAsked(self.connection, side.ordinal, wanted))
+        wanted = max(side.pinned, self._within_room(side, world.chance.randint(0, plan.memory_bytes)))
         if self.mode is wire.MemoryMode.SWAP and wanted > side.allocated:
             if self.connection is not None and not side.growing:
-                self._ask_for_room(side, wanted)
+                total = self._evictable() + wanted - side.allocated
+                self.host.need(total, lambda: self._grow(side, wanted))
             return
         side.allocated = wanted
+        if self.mode is wire.MemoryMode.SWAP and world.chance.random() < 0.5:
+            self.host.ask(self._evictable())
         room = plan.capacity_bytes - world.resident(side.uuid) + side.resident
         most = room if self.mode is wire.MemoryMode.MANAGED else side.resident
         side.resident = max(0, min(side.allocated, max(side.resident, most)))
         self._report(side)
+
+    def _within_room(self, side: Side, wanted: int) -> int:
+        """An allocation beyond what was told is out of memory, unless the hook is too old to have heard of it."""
+        room = side.settings.room_bytes if side.settings and not self.old else 0
+        return min(wanted, room) if room else wanted
+
+    def _allocate_ahead(self, side: Side) -> None:
+        """Without a lease the memory has addresses only, and nobody is asked."""
+        plan, chance = self.world.plan, self.world.chance
+        if not plan.pin_chance or self.mode is not wire.MemoryMode.SWAP or chance.random() >= plan.pin_chance:
+            return
+        side.allocated = max(side.allocated, self._within_room(side, chance.randint(0, plan.memory_bytes)))
+        self._report(side)
+
+    def _ask_to_pin(self, side: Side) -> None:
+        plan, chance = self.world.plan, self.world.chance
+        if not plan.pin_chance or self.mode is not wire.MemoryMode.SWAP or chance.random() >= plan.pin_chance:
+            return
+        total = chance.randint(0, side.resident) if chance.random() < 0.5 else 0
+        if total <= side.pinned:
+            side.pinned = total
+            self._report(side)
+        elif self.old or side.settings is None or not side.settings.ask_pins:
+            self._pin(side, total, asked=False)
+        elif self.connection is not None and not side.pinning:
+            side.pinning = total
+            self.tell(events.PinsAsked(self.connection, side.ordinal, 0, total))
+
+    def _pin(self, side: Side, allowed: int, *, asked: bool = True) -> None:
+        """Answered, or not asked.  The gate stays open until the answer has come, so the memory is there."""
+        total, side.pinning = (side.pinning, 0) if asked else (allowed, side.pinning)
+        self.world.pins_refused += asked and allowed < total
+        if side.open and total <= allowed:
+            side.pinned = max(side.pinned, min(total, side.resident))
+            self._report(side)
+
+    def _evictable(self) -> int:
+        return sum(max(side.allocated, side.growing) for side in self.sides.values())
+
+    def _grow(self, side: Side, wanted: int) -> None:
+        """There is host memory for it."""
+        if side.open and not side.closing and not side.growing and wanted > side.allocated:
+            self._ask_for_room(side, wanted)
 
     def _reserved(self, side: Side, answer: wire.MemoryReserved) -> None:
         """Room to grow, or none.  After its lease the memory has addresses only."""
@@ -344,7 +398,7 @@ class Process:
 
     def _give_back(self, side: Side, lease: int) -> None:
         if side.open and not side.closing and side.lease_id == lease:
-            self._finish(side, idle=False, drained=True)
+            self._finish(side, idle=False, drained=True, used=False)
 
     def _more_credit(self, side: Side, message: wire.MoveCredit) -> None:
         move = side.move
@@ -357,14 +411,18 @@ class Process:
             self._go_on(side, move)
 
     def _go_on(self, side: Side, move: Move) -> None:
-        self.world.after(self.world.chance.randint(1, 8) * MILLISECOND_NS, lambda: self._step(side, move))
+        chance, plan = self.world.chance, self.world.plan
+        delay_ns = chance.randint(1, 8) * MILLISECOND_NS
+        if plan.stop_chance and not self.world.calm and chance.random() < plan.stop_chance:
+            delay_ns = chance.randint(1, 30) * SECOND_NS
+        self.world.after(delay_ns, lambda: self._step(side, move))
 
     def _step(self, side: Side, move: Move) -> None:
         """The next part of an order."""
         chance, plan = self.world.chance, self.world.plan
         if not self.alive or self.connection is None or side.move is not move:
             return
-        there = side.resident if move.evict else side.allocated - side.resident
+        there = side.resident - side.pinned if move.evict else side.allocated - side.resident
         size = min(max(1, move.size // 4), move.credit - move.moved, there)
         if move.evict:
             side.resident -= size

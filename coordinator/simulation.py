@@ -10,7 +10,8 @@ believes:
   was let in concurrently before);
 - invariant 4: what is really on a card never exceeds its capacity, while the core knows of everybody (`occupy`);
 - gangs: how long members have had their gates open at the same time, and how long one had while another waited;
-- invariant 7: after everything has calmed down nobody waits, and every process that asked was served.
+- invariant 7: after everything has calmed down nobody waits, and every process that asked was served; but those who
+  do not fit beside what others have that cannot move, and cannot run from the host, are named as such.
 
 The core's own checks (invariants.py) run after each event.
 
@@ -27,7 +28,6 @@ from collections.abc import Callable
 from coordinator import commands, events, wire
 from coordinator.scheduler import PolicyFactory, Scheduler, Settings
 from coordinator.simulated_client import Plan, Process, Side
-from coordinator.snapshot import GpuSnapshot
 from coordinator.state import MILLISECOND_NS, SECOND_NS
 
 MICROSECOND_NS = 1000
@@ -56,6 +56,14 @@ class World:
         self.excused = 0
         self.restores = 0
         self.credits = 0
+        self.host_refused = 0
+        """How often a process was refused host memory."""
+        self.refused_in_calm = 0
+        """Nobody allocates any more then: these were refused room for what they have already."""
+        self.pins_refused = 0
+        self.lacking = 0
+        """How often somebody did not fit beside what others have that cannot move."""
+        self.shut_out = 0
         self.gathered = 0
         self.together_ns = 0
         self.apart_ns = 0
@@ -63,8 +71,12 @@ class World:
         """Somebody may have memory that the core has not heard of (yet, or any more)."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
-        self._turned: set[object] = set()
-        """GPUs whose sharing the event at hand changed."""
+        self._sharing: dict[object, wire.Sharing] = {}
+        """By GPU, as the core has told, up to the command at hand.
+
+        A claim that brings more memory than fits beside the others' is confirmed, and ends sharing side by side: in the
+        commands of one event its `Grant` comes first, side by side with theirs; then all are revoked, turns begin, and
+        what is granted from there on is granted to one."""
         self._next_connection = 1
         self._next_pid = 100
         self._timer = 0
@@ -118,6 +130,7 @@ class World:
         if self.scheduler is not None:
             return
         self.scheduler = Scheduler(self.policies, self.settings)
+        self._sharing = dict.fromkeys(self.uuids, self.settings.sharing)
         for uuid in self.uuids:
             lease, pid = self.journal.get(uuid, (0, 0))
             self._expected[uuid] = pid
@@ -159,8 +172,6 @@ class World:
             return
         self.handled += 1
         out = self.scheduler.handle(event, self.now_ns)
-        # A claim that is confirmed among others, and brings more memory than fits beside theirs: now they take turns.
-        self._turned = {c.values["uuid"] for c in out if isinstance(c, commands.Notify) and c.kind == "sharing"}
         for command in out:
             if isinstance(command, commands.Send):
                 self._check_send(command)
@@ -170,7 +181,13 @@ class World:
             elif isinstance(command, commands.SetTimer):
                 self._set_timer(command.deadline_ns)
             elif isinstance(command, commands.Notify):
+                if command.kind == "sharing":
+                    self._sharing[command.values["uuid"]] = wire.Sharing[str(command.values["sharing"]).upper()]
                 self.gathered += command.kind == "gang_gathered"
+                self.host_refused += command.kind == "refused" and "owner" in command.values
+                self.refused_in_calm += command.kind == "refused" and self.calm
+                self.lacking += command.kind == "lacks_room"
+                self.shut_out += command.kind == "shut_out"
             elif isinstance(command, commands.Kill):
                 victim = self.connections.get(command.client)
                 if victim is not None:
@@ -235,6 +252,9 @@ class World:
         if self.plan.gangs and self.chance.random() < 0.7:
             gang = f"g{self.chance.randrange(self.plan.gangs)}"
         process = Process(self, self._next_pid, uuids, mode, priority, gang)
+        if self.plan.pin_chance:
+            process.old = self.chance.random() < self.plan.old_share
+            process.unhosted = self.chance.random() < self.plan.unhosted_share
         self.processes[process.pid] = process
         process.connect()
         for side in process.sides.values():
@@ -249,7 +269,7 @@ class World:
         for side in process.sides.values():
             side.open = side.closing = side.wanted = False
             side.move = None
-            side.resident = side.allocated = 0
+            side.resident = side.allocated = side.pinned = 0
         if number is not None:
             self.after(MILLISECOND_NS, lambda: self._disconnected(number))
         for uuid in [uuid for uuid, pid in self._expected.items() if pid == process.pid]:
@@ -298,6 +318,8 @@ class World:
         ]
         if self.plan.gangs:
             choices.append(events.GangSet(client, chance.choice(["", "g0"])))
+        if self.plan.pin_chance:  # some cannot run from the host, and who allocates without a lease has no share of it
+            choices = [c for c in choices if not isinstance(c, events.HostBudgetSet | events.ResidentLimitSet)]
         self.give(chance.choice(choices))
         self.after(self.plan.admin_every_ns, self.meddle)
 
@@ -352,7 +374,7 @@ class World:
             self.after(message.drain_deadline_ns, lambda: process.excuse(side, lease))
             return
         self.grants += 1
-        if self._sight(uuid).sharing is wire.Sharing.CONCURRENT or uuid in self._turned:
+        if self._sharing[uuid] is wire.Sharing.CONCURRENT:
             return
         for other in self.processes.values():
             for its in other.sides.values():
@@ -360,14 +382,19 @@ class World:
                     assert its.excused, f"invariant 1 or 7: {uuid} granted to {process.pid} while {other.pid} has it"
                     self.excused += 1
 
-    def _sight(self, uuid: str) -> GpuSnapshot:
-        assert self.scheduler is not None
-        return next(gpu for gpu in self.scheduler.snapshot(self.now_ns).gpus if gpu.uuid == uuid)
-
     def _check_end(self) -> None:
         assert self.scheduler is not None
-        for gpu in self.scheduler.snapshot(self.now_ns).gpus:
-            assert gpu.waiting == 0, f"{gpu.waiting} wait for {gpu.uuid} for ever: {gpu}"
+        snapshot = self.scheduler.snapshot(self.now_ns)
+        named = {
+            (client.process_id, seat.uuid)
+            for client in snapshot.clients
+            for seat in client.seats
+            if seat.shut_out and seat.lacking_bytes and seat.waiting_since_ns is not None
+        }
+        for gpu in snapshot.gpus:
+            waiting = gpu.waiting - sum(uuid == gpu.uuid for _, uuid in named)
+            assert waiting == 0, f"{waiting} wait for {gpu.uuid} for ever: {gpu}"
         for process in self.processes.values():
             for side in process.sides.values():
-                assert not (process.alive and side.wanted and not side.open), f"process {process.pid} was lost: {side}"
+                waits = process.alive and side.wanted and not side.open and (process.pid, side.uuid) not in named
+                assert not waits, f"process {process.pid} was lost: {side}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator import gangs
+from coordinator import fit, gangs, host_budget
 from coordinator.gangs import Gang
 from coordinator.quantum import switch_cost_ns
 from coordinator.state import NEXT, Client, Gpu, Node, Seat
@@ -46,6 +46,14 @@ class SeatSnapshot:
     mapped_bytes: int
     reserved_bytes: int
     resident_limit_bytes: int
+    room_bytes: int
+    """The most of it that can be on the GPU, beside what others have there that cannot move."""
+    lacking_bytes: int
+    """It needs so much more than that."""
+    immovable_bytes: int
+    """Of it, or allowed to become so."""
+    shut_out: bool
+    """It cannot run, for want of what it lacks; it is tried now and then."""
     prepare_bytes: int
     moving: str | None
     """`out`, `in` or None."""
@@ -154,6 +162,19 @@ class GangSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class HostOwnerSnapshot:
+    """All clients of one user or slot that ask for host memory.  `refused` is a counter while it has clients."""
+
+    owner: str
+    """`user 1000`, or `slot NAME`."""
+    clients: int
+    shared_bytes: int
+    spare_bytes: int
+    """How much more it could be given now; see host_budget.py."""
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything at `now_ns`."""
 
@@ -166,6 +187,9 @@ class Snapshot:
     gang_turns: int = 0
     gang_gathered_ns: int = 0
     """Counters, over all gangs that there ever were."""
+    host_owners: tuple[HostOwnerSnapshot, ...] = ()
+    host_refused: int = 0
+    """A counter."""
 
 
 def _gang(gang: Gang, now_ns: int) -> GangSnapshot:
@@ -212,6 +236,10 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         mapped_bytes=seat.mapped_bytes,
         reserved_bytes=seat.reserved_bytes,
         resident_limit_bytes=seat.resident_limit_bytes,
+        room_bytes=fit.room_bytes(seat),
+        lacking_bytes=seat.fit.lacking_bytes,
+        immovable_bytes=seat.fit.immovable_bytes,
+        shut_out=seat.fit.shut_out,
         prepare_bytes=seat.prepare_bytes,
         moving=None if seat.order is None else "out" if seat.order.evict else "in",
         moved_out_bytes=seat.moved_out_bytes,
@@ -309,4 +337,9 @@ def take(node: Node, now_ns: int) -> Snapshot:
         tuple(_gang(gang, now_ns) for gang in node.gangs.values()),
         node.gang_turns,
         node.gang_gathered_ns,
+        tuple(
+            HostOwnerSnapshot(name, of.clients, of.shared_bytes, host_budget.spare_bytes(node, name), of.refused)
+            for name, of in node.host_owners.items()
+        ),
+        node.host_refused,
     )

@@ -47,7 +47,9 @@ def alert_next(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
     if holder.alerted or not waiting or gpu.sharing is Sharing.CONCURRENT:
         return
     holder.alerted = True
-    following = gpu.seats[gpu.umpire.expected(waiting, gpu.look(), now_ns, node.out)]
+    gang = gpu.kept_for
+    called = None if gang is None else next((seat for seat in gpu.line.seats() if seat.gang is gang), None)
+    following = called or gpu.seats[gpu.umpire.expected(waiting, gpu.look(), now_ns, node.out)]
     until_end_ns = max(0, holder.quantum_ends_ns - now_ns)
     within_ns = min(LONGEST_NS, until_end_ns + MILLISECOND_NS + 2 * int(gpu.drain_average_ns))
     node.out.append(Send(following.client.client, Standby(following.ordinal, within_ns)))

@@ -7,7 +7,7 @@ A *seat* is one client on one GPU.  Its phase:
       └──────────────────┴──────────────────────release─────────────────┴───────────────────┴─────────────────────┘
 
 Invariants: a seat changes phase through `Seat.enter` only, along `TRANSITIONS`; a seat is in `Gpu.leases` exactly in
-the phases `WITH_LEASE`, and in `Gpu.line` exactly when it is WAITING and its client is not paused.
+the phases `WITH_LEASE`, and in `Gpu.line` exactly when it is WAITING, not shut out, and its client is not paused.
 
 May not go here: decisions (lease.py, moves.py), messages, anything with a clock.
 """
@@ -15,11 +15,12 @@ May not go here: decisions (lease.py, moves.py), messages, anything with a clock
 from __future__ import annotations
 
 import enum
-from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from coordinator.fit import Fit, Immovable
+from coordinator.line import Line
 from coordinator.switch_cost import SwitchCost
 from coordinator.wire import UNBOUNDED, GpuSettings, MemoryMode, Sharing
 from scheduler_policies.api import ClientView, GpuView
@@ -27,6 +28,7 @@ from scheduler_policies.api import ClientView, GpuView
 if TYPE_CHECKING:
     from coordinator.commands import Command
     from coordinator.gangs import Gang
+    from coordinator.host_budget import HostOwner
     from coordinator.moves import Switch
     from coordinator.umpire import Umpire
 
@@ -71,6 +73,8 @@ class Settings:
     """An order of which nothing is heard for so long is not waited for any more."""
     host_budget_bytes: int = UNBOUNDED
     """Pinned host memory that all clients of the node may have together."""
+    host_fair_times: int = 8
+    """No owner may have more of it than so many times what he leaves to others; 0: there are no others."""
     max_clients: int = 1024
     check_invariants: bool = False
     """All invariants after each event, O(clients): for tests.  Otherwise a cheap subset."""
@@ -226,9 +230,16 @@ class Seat:
     exposed_move_ns: int = 0
     failed_orders: int = 0
     growth: Growth | None = None
+    fit: Fit = field(default_factory=Fit)
     gang: Gang | None = None
     immune: bool = False
     """No gang may interrupt this turn."""
+    sheltered: bool = False
+    """Its policy gave it this turn earlier and may have forgotten why: it is not preempted."""
+    called_at_ns: int | None = None
+    """From then on its lease is a turn to which its gang was called."""
+    counted_ns: int = 0
+    """Until then its lease has been set against what gangs owe; see gangs.py."""
     rest_ns: int = 0
     """A gang interrupted its turn: what is left of it.  Its place in turn order stays."""
     view: ClientView | None = None
@@ -266,65 +277,6 @@ class Seat:
             client.group,
         )
         return self.view
-
-
-class Line:
-    """The seats that wait and may be granted, in turn order.
-
-    Joining and leaving cost O(log n) comparisons; the policies' view of the line is made once per change.
-    """
-
-    __slots__ = ("_demoted", "_seats", "_shown", "_turns", "_views")
-
-    def __init__(self) -> None:
-        self._turns: list[int] = []
-        self._shown: list[ClientView] = []  # in the order of turns
-        self._seats: dict[int, Seat] = {}  # by turn
-        self._views: tuple[ClientView, ...] | None = None
-        self._demoted = 0
-
-    def __len__(self) -> int:
-        return len(self._turns)
-
-    def __contains__(self, seat: Seat) -> bool:
-        return self._seats.get(seat.turn) is seat
-
-    def join(self, seat: Seat) -> None:
-        """At its place in turn order."""
-        assert seat.turn not in self._seats
-        place = bisect_left(self._turns, seat.turn)
-        self._turns.insert(place, seat.turn)
-        self._shown.insert(place, seat.look(0))
-        self._seats[seat.turn] = seat
-        self._demoted += seat.demoted
-        self._views = None
-
-    def leave(self, seat: Seat) -> None:
-        """It has been chosen, paused or is gone."""
-        place = bisect_left(self._turns, seat.turn)
-        del self._seats[seat.turn], self._turns[place], self._shown[place]
-        self._demoted -= seat.demoted
-        self._views = None
-
-    def changed(self, seat: Seat) -> None:
-        """Something that a policy sees of it is different now.  It need not be in the line."""
-        seat.view = None
-        if seat in self:
-            self._shown[bisect_left(self._turns, seat.turn)] = seat.look(0)
-            self._views = None
-
-    def seats(self) -> list[Seat]:
-        """In turn order."""
-        return [self._seats[turn] for turn in self._turns]
-
-    def views(self) -> tuple[ClientView, ...]:
-        """What a policy chooses from: the line without the demoted, unless there is nobody else."""
-        if self._views is None:
-            shown = self._shown
-            if 0 < self._demoted < len(shown):
-                shown = [seat.look(0) for seat in self.seats() if not seat.demoted]
-            self._views = tuple(shown)
-        return self._views
 
 
 @dataclass(slots=True, eq=False)
@@ -367,12 +319,13 @@ class Gpu:
     switch: Switch | None = None
     """Memory moves before the next grant."""
     kept_for: Gang | None = None
-    owed: bool = False
-    """A gang was called here: the next turn is the policy's to give, and immune."""
+    owed_ns: int = 0
+    """So long gangs have had turns here to which they were called, and the policy's turns have not made up for yet."""
     moving: dict[int, Seat] = field(default_factory=dict)
     """By client: those with an open memory order."""
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: those whose question for room is not answered yet."""
+    immovable: Immovable = field(default_factory=Immovable)
     capped: int = 0
     """Seats with a resident limit."""
     overflow_bytes: int = 0
@@ -465,6 +418,13 @@ class Node:
     host_budget_bytes: int = 0
     host_shared_bytes: int = 0
     """The sum of the clients' shares."""
+    host_owners: dict[str, HostOwner] = field(default_factory=dict)
+    """By name; those that have clients."""
+    host_settled_at_ns: int = 0
+    """By then hooks of an earlier coordinator have come back and told what they have."""
+    host_left: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """What processes had whose connection ended lately, and until when that is remembered."""
+    host_refused: int = 0
     policy_failures: int = 0
     gangs: dict[str, Gang] = field(default_factory=dict)
     touched: dict[str, Gpu] = field(default_factory=dict)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from coordinator import fit
 from coordinator.commands import Send
 from coordinator.state import MILLISECOND_NS, Gpu, Node, Seat
 from coordinator.wire import GpuSettings, MemoryMode, Sharing
 
+TIMES_FOR_MATES: Final = 8
+"""A member of a gang may be idle so many times as long as others."""
 PREPARE_STEP_BYTES: Final = 64 << 20
 """What clients are told to have ready of host memory comes in such steps: each change is a message."""
 
@@ -30,21 +33,34 @@ def idle_release_ns(gpu: Gpu, node: Node) -> int:
     return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()
 
 
+def _patience_ns(node: Node, seat: Seat) -> int:
+    """How long this holder may be idle.  A member of a gang that waits for another one does not give up the turn that
+    they have together: its GPU would be somebody else's for a quantum."""
+    usual_ns = idle_release_ns(seat.gpu, node)
+    gang = seat.gang
+    if gang is None or all(mate.gpu is seat.gpu for mate in gang.seats):
+        return usual_ns
+    return max(usual_ns, TIMES_FOR_MATES * node.settings.idle_release_ns)
+
+
 def settings_for(node: Node, seat: Seat) -> GpuSettings:
     """As they are now."""
     gpu = seat.gpu
     alone = gpu.working < 2 or gpu.sharing is Sharing.CONCURRENT
+    swap = seat.client.memory_mode is MemoryMode.SWAP
     return GpuSettings(
         gpu=seat.ordinal,
         memory_limit_bytes=seat.limit_bytes,
         capacity_bytes=gpu.capacity_bytes,
         reserve=seat.client.memory_mode is not MemoryMode.MANAGED or bool(seat.client.group and seat.limit_bytes),
         pacing_budget_ns=0 if alone else node.settings.pacing_budget_ns,
-        idle_release_ns=idle_release_ns(gpu, node),
+        idle_release_ns=_patience_ns(node, seat),
         drain_deadline_ns=node.settings.drain_deadline_ns,
         sharing=int(gpu.sharing),
-        resident_limit_bytes=seat.resident_limit_bytes,
+        resident_limit_bytes=fit.bound_bytes(seat),
         prepare_host_bytes=seat.prepare_bytes,
+        room_bytes=max(1, fit.room_bytes(seat)) if swap else 0,
+        ask_pins=swap,
     )
 
 

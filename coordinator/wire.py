@@ -12,17 +12,19 @@ Invariants:
 - Everything is bounded: a frame by `MAX_FRAME_BYTES`, text by its field's length in UTF-8 bytes, integers by
   their width.  What breaks a bound is a `RemoteProtocolError`, never a crash.
 
-May not go here: sockets, clocks, what a message means for scheduling.
+May not go here: bytes (wire_codec.py), sockets, clocks, what a message means for scheduling.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Final, get_type_hints
+from dataclasses import dataclass
+from typing import Final
 
-import msgpack
-
+from coordinator.wire_codec import MAX_FRAME_BYTES as MAX_FRAME_BYTES
+from coordinator.wire_codec import decode as decode
+from coordinator.wire_codec import encode as encode
+from coordinator.wire_codec import learn
 from coordinator.wire_fields import (
     BOOL,
     I32,
@@ -34,7 +36,6 @@ from coordinator.wire_fields import (
     U64,
     UUID,
     declare,
-    limits,
 )
 from coordinator.wire_fields import TO_CLIENT as TO_CLIENT
 from coordinator.wire_fields import TO_COORDINATOR as TO_COORDINATOR
@@ -47,9 +48,6 @@ from coordinator.wire_fields import (
 
 PROTOCOL_VERSION: Final = 1
 """Grows when an old peer could misunderstand a new one; appended fields do not need it."""
-
-MAX_FRAME_BYTES: Final = 1024
-"""No message is longer; longer frames are refused before they are decoded."""
 
 UNBOUNDED: Final = (1 << 64) - 1
 """In a field of bytes: as many as there are."""
@@ -225,6 +223,20 @@ class ReserveHost(Message):
     bytes: int
 
 
+@declare(TO_COORDINATOR, 10, U8, U32, U64)
+@dataclass(frozen=True, slots=True)
+class ReservePins(Message):
+    """Asks that `bytes` in all of what the client has on this GPU may stay there whatever happens.
+
+    Only where `GpuSettings.ask_pins` says so.  Answered by `PinsReserved`: at once, but for the first second after a
+    restart of the coordinator, in which clients may be missing who need room too.
+    """
+
+    gpu: int
+    sequence: int
+    bytes: int
+
+
 # --- to a client ---------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +249,7 @@ class Welcome(Message):
     client_id: int
 
 
-@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64)
+@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL)
 @dataclass(frozen=True, slots=True)
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again whenever one of its values changes.
@@ -248,6 +260,8 @@ class GpuSettings(Message):
     `idle_release_ns`: give the lease back after being idle so long while somebody waits.
     `resident_limit_bytes`: no more of this client is brought to the GPU; the rest runs from the host (0: no bound).
     `prepare_host_bytes`: so much will probably be evicted from this client at a time; have pinned memory ready for it.
+    `room_bytes`: more than this can never be on the GPU, beside what others have there that cannot move (0: not said).
+    `ask_pins`: what is not going to move any more is asked for first, with `ReservePins`.
     """
 
     gpu: int
@@ -260,6 +274,8 @@ class GpuSettings(Message):
     sharing: int
     resident_limit_bytes: int = 0
     prepare_host_bytes: int = 0
+    room_bytes: int = 0
+    ask_pins: bool = False
 
 
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)
@@ -353,6 +369,16 @@ class HostReserved(Message):
     bytes: int
 
 
+@declare(TO_CLIENT, 76, U8, U32, U64)
+@dataclass(frozen=True, slots=True)
+class PinsReserved(Message):
+    """Answers `ReservePins`: so many bytes in all may stay (what it was before when it was refused)."""
+
+    gpu: int
+    sequence: int
+    bytes: int
+
+
 @declare(TO_CLIENT, 73, U8, U64)
 @dataclass(frozen=True, slots=True)
 class Standby(Message):
@@ -375,105 +401,5 @@ class Rejected(Message):
     text: str
 
 
-# --- codec ---------------------------------------------------------------------------------------------------------
-#
-# What decoders accept, on both sides alike (tests/wire compares them): one msgpack array and nothing after it; integers
-# in any width, bools, text as valid UTF-8 without a zero byte; further fields of any type, if they are well-formed.
-
-
-_UNPACK: Final[dict[str, Any]] = {"raw": True, "strict_map_key": False, "timestamp": 1}
-_NAMES: Final[dict[type[Message], tuple[str, ...]]] = {}
-_LIMITS: Final[dict[type[Message], tuple[tuple[int, int, int], ...]]] = {}
-
-
-def encode(message: Message) -> bytes:
-    """One frame.  Asserts the bounds, because breaking them is our own mistake."""
-    cls = type(message)
-    values = [getattr(message, name) for name in _NAMES[cls]]
-    for bound, value in zip(_LIMITS[cls], values, strict=True):
-        assert _fits(bound, value), f"{message!r}: {value!r} is outside {bound}"
-    frame: bytes = msgpack.packb([cls.TYPE, *values])
-    assert len(frame) <= MAX_FRAME_BYTES
-    return frame
-
-
-def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
-    """The message in a frame; the bare type number when this side does not know it.
-
-    Raises RemoteProtocolError for anything malformed.
-    """
-    if len(frame) > MAX_FRAME_BYTES:
-        raise RemoteProtocolError(f"frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
-    try:
-        # Raw: text is checked where a field wants it.  The hook for pairs keeps keys from being hashed.
-        items = msgpack.unpackb(frame, object_pairs_hook=_nothing, ext_hook=_nothing, **_UNPACK)
-    except Exception as error:  # msgpack raises many kinds
-        raise RemoteProtocolError(f"not msgpack: {error!r}") from None
-    if type(items) is not list or not items or type(items[0]) is not int or not 0 <= items[0] < 256:
-        raise RemoteProtocolError("not an array that begins with a message type")
-    cls = table.get(items[0])
-    if cls is None:
-        return int(items[0])
-    return _build(cls, items)
-
-
-def _nothing(*_: object) -> None:
-    """In place of maps and extension types: no field holds one."""
-
-
-def _build(cls: type[Message], items: list[Any]) -> Message:
-    limits = _LIMITS[cls]
-    del items[0]
-    if len(items) < len(limits):
-        items += _defaults(cls, len(items))
-    elif len(items) > len(limits):
-        del items[len(limits) :]
-    for index, bound in enumerate(limits):
-        kind, low, high = bound
-        value = items[index]
-        if kind == 0:
-            if type(value) is int and low <= value <= high:
-                continue
-        elif kind == 1:
-            if value is True or value is False:
-                continue
-        elif (text := _text(value, high)) is not None:
-            items[index] = text
-            continue
-        raise RemoteProtocolError(f"{cls.__name__}.{_NAMES[cls][index]}: {value!r:.80} is not allowed")
-    return cls(*items)
-
-
-def _text(value: object, limit: int) -> str | None:
-    if type(value) is str:  # a default
-        return value
-    if type(value) is not bytes or len(value) > limit or b"\0" in value:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _defaults(cls: type[Message], present: int) -> list[Any]:
-    values = [f.default for f in fields(cls)[present:]]  # type: ignore[arg-type]
-    if MISSING in values:
-        raise RemoteProtocolError(f"{cls.__name__} with {present} of its fields")
-    return values
-
-
-def _fits(bound: tuple[int, int, int], value: object) -> bool:
-    kind, low, high = bound
-    if kind != 2:
-        return isinstance(value, int) and isinstance(value, bool) == (kind == 1) and low <= value <= high
-    try:
-        return type(value) is str and len(value.encode()) <= high and "\0" not in value
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-
-
 for _table in (TO_COORDINATOR, TO_CLIENT):
-    for _cls in _table.values():
-        _NAMES[_cls] = tuple(f.name for f in fields(_cls))  # type: ignore[arg-type]
-        _LIMITS[_cls] = tuple(limits(bound) for bound in _cls.LAYOUT)
-        assert set(get_type_hints(_cls)) - {"TYPE", "LAYOUT"} == set(_NAMES[_cls])
+    learn(_table)

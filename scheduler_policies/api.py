@@ -69,7 +69,7 @@ class Policy(Protocol):
         """Who gets the free lease.
 
         Called again in the same moment, with fewer clients, when the one that was chosen is in a gang that cannot have
-        all of its GPUs yet.
+        all of its GPUs yet.  That one has its turn later, without being chosen again; others must lose nothing by it.
 
         `waiting` is in turn order: who released longest ago stands first, a client that never held the lease counts
         from when it attached.  It is a fresh tuple that may be kept.  Paused clients are not in it.

@@ -35,9 +35,15 @@ class Priority(PolicyBase):
         self._age_quanta = age_quanta
         self._favoured: int | None = None
         self._favoured_at_ns: int | None = None
+        self._before: tuple[int | None, int | None] = (None, None)
+        """When it was last asked, and the favour before that."""
 
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
         """The longest waiting one if a favour is due, else the first in turn order of the highest class."""
+        asked_at_ns, favoured_before_ns = self._before
+        if asked_at_ns == now_ns:  # whom it chose a moment ago waits on, so that is no favour
+            self._favoured_at_ns = favoured_before_ns
+        self._before = (now_ns, self._favoured_at_ns)
         favoured = self._due(waiting, gpu, now_ns)
         if favoured is not None:
             self._favoured, self._favoured_at_ns = favoured.client, now_ns

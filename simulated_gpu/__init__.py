@@ -4,7 +4,7 @@
 """
 
 import os
-from importlib import metadata
+from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
@@ -16,21 +16,28 @@ class LibraryNotFoundError(RuntimeError):
 
 def library_directory() -> Path:
     """The directory that holds both libraries; raises LibraryNotFoundError with the remedy."""
-    candidates = [Path(__file__).parent / "lib"]
-    try:
-        files = metadata.distribution("nvshare").files or []
-        candidates += [Path(str(file.locate())).parent for file in files if file.name == LIBRARIES[0]]
-    except metadata.PackageNotFoundError:
-        pass  # running from a source tree
-    named = os.environ.get("NVSHARE_SIM_LIBRARY_DIR")
-    if named:
-        candidates.append(Path(named))
-    for candidate in candidates:
+    looked_at = []
+    for candidate in _candidates():
         if all((candidate / name).is_file() for name in LIBRARIES):
             return candidate.resolve()
-    looked = ", ".join(str(candidate) for candidate in candidates)
+        looked_at.append(candidate)
+    looked = ", ".join(str(candidate) for candidate in looked_at)
     raise LibraryNotFoundError(
         f"the simulated GPU's libraries ({' and '.join(LIBRARIES)}) are in none of: {looked}. "
         "Install the package (pip install .), or build it with CMake and set NVSHARE_SIM_LIBRARY_DIR to its "
         "simulated_gpu/lib directory."
     )
+
+
+def _candidates() -> Iterator[Path]:
+    yield Path(__file__).parent / "lib"
+    from importlib import metadata  # slow to import, and nvshare-run runs before every command
+
+    try:
+        files = metadata.distribution("nvshare").files or []
+        yield from (Path(str(file.locate())).parent for file in files if file.name == LIBRARIES[0])
+    except metadata.PackageNotFoundError:
+        pass  # running from a source tree
+    named = os.environ.get("NVSHARE_SIM_LIBRARY_DIR")
+    if named:
+        yield Path(named)

@@ -11,6 +11,7 @@
 #include "agent_host.h"
 #include "agent_moves.h"
 #include "agent_state.h"
+#include "descriptor.h"
 #include "gate.h"
 #include "handdown.h"
 #include "log.h"
@@ -83,9 +84,11 @@ static bool start(void)
     if (!atomic_compare_exchange_strong_explicit(&phase, &none, PHASE_STARTING, memory_order_acquire,
                                                  memory_order_acquire))
         return none != PHASE_FAILED;
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        (void)pthread_mutex_init(&nvs_mail[gpu].reserving, NULL);
-    nvs_agent_eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        (void)pthread_mutex_init(&nvs_mail[gpu].reserve.asking, NULL);
+        (void)pthread_mutex_init(&nvs_mail[gpu].pins.asking, NULL);
+    }
+    nvs_agent_eventfd = nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (nvs_agent_eventfd < 0)
         nvs_log(NVS_LOG_ERROR, "cannot make an eventfd: %s; not sharing", strerror(errno));
     if (nvs_agent_eventfd >= 0 && make_thread()) {
@@ -180,15 +183,15 @@ void nvs_agent_attach(uint32_t gpu)
     errno = saved;
 }
 
-static nvs_status ask(nvs_mailbox *mail, uint64_t total_bytes)
+static nvs_status ask(nvs_question *of, uint64_t total_bytes)
 {
-    uint32_t question = atomic_load_explicit(&mail->reserve_asked, memory_order_relaxed) + 1; /* under the mutex */
+    uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* under the mutex */
     uint64_t begin = nvs_now_ns();
-    atomic_store_explicit(&mail->reserve_bytes, total_bytes, memory_order_relaxed); /* published by the next line */
-    atomic_store_explicit(&mail->reserve_asked, question, memory_order_release);    /* pairs with the agent's acquire */
+    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* published by the next line */
+    atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with the agent's acquire */
     nvs_agent_poke();
     for (;;) {
-        uint32_t answered = atomic_load_explicit(&mail->reserve_answered, memory_order_acquire); /* the agent's release */
+        uint32_t answered = atomic_load_explicit(&of->answered, memory_order_acquire); /* the agent's release */
         uint64_t now = nvs_now_ns();
         if (answered == question)
             break;
@@ -196,25 +199,35 @@ static nvs_status ask(nvs_mailbox *mail, uint64_t total_bytes)
         if (now >= begin + (connected ? ANSWER_NS : FIRST_ANSWER_NS) ||
             atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
             return NVS_UNAVAILABLE;
-        nvs_futex_wait(&mail->reserve_answered, answered,
-                       now < begin + FIRST_ANSWER_NS ? begin + FIRST_ANSWER_NS : begin + ANSWER_NS);
+        nvs_futex_wait(&of->answered, answered, now < begin + FIRST_ANSWER_NS ? begin + FIRST_ANSWER_NS : begin + ANSWER_NS);
     }
-    return atomic_load_explicit(&mail->reserved_bytes, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
+    return atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
 }
 
-nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
+static nvs_status ask_in_turn(uint32_t gpu, nvs_question *of, uint64_t total_bytes)
 {
-    nvs_mailbox *mail = &nvs_mail[gpu];
     int saved = errno;
     nvs_status status = NVS_UNAVAILABLE;
     nvs_agent_attach(gpu);
     if (atomic_load_explicit(&phase, memory_order_acquire) == PHASE_RUNNING) { /* the mutexes were made before */
-        pthread_mutex_lock(&mail->reserving);
-        status = ask(mail, total_bytes);
-        pthread_mutex_unlock(&mail->reserving);
+        pthread_mutex_lock(&of->asking);
+        status = ask(of, total_bytes);
+        pthread_mutex_unlock(&of->asking);
     }
     errno = saved;
     return status;
+}
+
+nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
+{
+    return ask_in_turn(gpu, &nvs_mail[gpu].reserve, total_bytes);
+}
+
+nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
+{
+    if (atomic_load_explicit(&nvs_mail[gpu].ask_pins, memory_order_relaxed) == 0)
+        return NVS_UNAVAILABLE;
+    return ask_in_turn(gpu, &nvs_mail[gpu].pins, total_bytes);
 }
 
 void nvs_agent_memory_changed(uint32_t gpu)

@@ -36,6 +36,10 @@ void nvs_agent_attach(uint32_t gpu);
  * NVS_REFUSED: out of memory.  NVS_UNAVAILABLE: nobody to ask; then the local limit alone decides. */
 nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes);
 
+/* The same for what stays on the card whoever has the lease, `total_bytes` in all.  NVS_UNAVAILABLE too where the
+ * coordinator does not want to be asked. */
+nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes);
+
 /* Asks the coordinator that this program's share of the node's host memory be `total_bytes`, and waits, boundedly, until host_pool
  * has been told the answer; returns at once when there is nobody to ask. */
 void nvs_agent_reserve_host(uint64_t total_bytes);

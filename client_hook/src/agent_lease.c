@@ -34,7 +34,8 @@ static void send_attach(uint32_t gpu)
     message.pinned_bytes = usage.pinned_bytes;
     if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
         nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
-    nvs_agent_gpus[gpu].reserve_sent = 0;
+    nvs_agent_gpus[gpu].reserve_sent = nvs_agent_gpus[gpu].pins_sent = 0;
+    nvs_agent_gpus[gpu].settled = false;
     nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
 }
 

@@ -23,7 +23,8 @@ typedef struct nvs_agent_gpu {
     uint32_t tries;           /* to bring in what is missing, since the gate was to open */
     uint64_t incomplete_ns;   /* since when */
     uint64_t patience_ns;     /* before the next try */
-    uint32_t reserve_sent;    /* number of the question sent on this connection */
+    uint32_t reserve_sent, pins_sent; /* number of the question sent on this connection */
+    bool settled;             /* settings have come on this connection */
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];

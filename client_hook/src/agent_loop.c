@@ -34,9 +34,11 @@
 #define SAY_AGAIN_NS 60000000000u
 #define COMPLAIN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
 #define NAP_NS 25000u               /* on standby */
+#define DEAF_NS 10000000u           /* between two looks at the mailboxes, without the eventfd */
 #define LONGEST_STANDBY_NS 20000000u
 
 static uint64_t client_id;      /* as the coordinator calls us */
+static bool deaf;               /* the program has closed the eventfd */
 static uint64_t awake_until_ns; /* on standby: nap instead of sleeping, so that the grant finds a processor awake */
 
 /* --- memory that moves --- */
@@ -108,20 +110,35 @@ static void on_settings(const nvs_gpu_settings *settings)
     nvs_memory_set_resident_limit(gpu, settings->resident_limit_bytes);
     nvs_pacing_set_budget(gpu, settings->pacing_budget_ns);
     nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
+    nvs_memory_set_room(gpu, settings->room_bytes);
+    if (settings->room_bytes != 0 && settings->resident_limit_bytes == settings->room_bytes)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "other programs have memory on GPU %u that cannot move: %llu MiB of this program fit beside it, the rest runs "
+                     "from host memory, slowly (nvshare-ctl status names them)", gpu, (unsigned long long)(settings->room_bytes >> 20));
+    atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
+    nvs_agent_gpus[gpu].settled = true;
     nvs_agent_happen(gpu, &(nvs_lease_event){
                     .kind = NVS_LEASE_ON_SETTINGS, .number = settings->pacing_budget_ns, .other = settings->idle_release_ns});
     settle(gpu);
 }
 
+static void put_answer(nvs_question *to, uint32_t sequence, uint64_t bytes)
+{
+    atomic_store_explicit(&to->answer, bytes, memory_order_relaxed);      /* published by the next line */
+    atomic_store_explicit(&to->answered, sequence, memory_order_release); /* pairs with ask() */
+    nvs_futex_wake(&to->answered, INT32_MAX);
+}
+
 static void on_reserved(const nvs_memory_reserved *answer)
 {
-    nvs_mailbox *mail = &nvs_mail[answer->gpu];
     nvs_memory_set_reserved(answer->gpu, answer->bytes);
-    if (answer->sequence != nvs_agent_gpus[answer->gpu].reserve_sent)
-        return;
-    atomic_store_explicit(&mail->reserved_bytes, answer->bytes, memory_order_relaxed); /* published by the next line */
-    atomic_store_explicit(&mail->reserve_answered, answer->sequence, memory_order_release); /* pairs with ask() */
-    nvs_futex_wake(&mail->reserve_answered, INT32_MAX);
+    if (answer->sequence == nvs_agent_gpus[answer->gpu].reserve_sent)
+        put_answer(&nvs_mail[answer->gpu].reserve, answer->sequence, answer->bytes);
+}
+
+static void on_pins(const nvs_pins_reserved *answer)
+{
+    if (answer->sequence == nvs_agent_gpus[answer->gpu].pins_sent)
+        put_answer(&nvs_mail[answer->gpu].pins, answer->sequence, answer->bytes);
 }
 
 static void on_standby(const nvs_standby *standby)
@@ -159,6 +176,7 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_REJECTED: on_rejected(&in.rejected); return;
     case NVS_TYPE_GPU_SETTINGS: on_settings(&in.gpu_settings); return;
     case NVS_TYPE_MEMORY_RESERVED: on_reserved(&in.memory_reserved); return;
+    case NVS_TYPE_PINS_RESERVED: on_pins(&in.pins_reserved); return;
     case NVS_TYPE_EVICT:
         move_memory(&(nvs_move_order){in.evict.gpu, true, in.evict.order_id, in.evict.bytes, UINT64_MAX, in.evict.heir});
         return;
@@ -210,6 +228,24 @@ static bool becomes_known(uint32_t gpu)
     return true;
 }
 
+/* The settings say whether this coordinator, which may be another one than before, wants to be asked. */
+static void ask_for_pins(uint32_t gpu)
+{
+    nvs_mailbox *mail = &nvs_mail[gpu];
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    uint32_t asked = atomic_load_explicit(&mail->pins.asked, memory_order_acquire); /* pairs with ask() */
+    if (asked == mine->pins_sent || !mine->settled)
+        return;
+    mine->pins_sent = asked;
+    if (asked == atomic_load_explicit(&mail->pins.answered, memory_order_relaxed)) /* by an earlier coordinator; the agent's own */
+        return;
+    uint64_t bytes = atomic_load_explicit(&mail->pins.bytes, memory_order_relaxed); /* the acquire above */
+    if (atomic_load_explicit(&mail->ask_pins, memory_order_relaxed) != 0) /* the agent's own */
+        NVS_LINK_SEND(reserve_pins, (uint8_t)gpu, asked, bytes);
+    else
+        put_answer(&mail->pins, asked, UINT64_MAX);
+}
+
 static void look_at_mailbox(uint32_t gpu, uint64_t now)
 {
     nvs_mailbox *mail = &nvs_mail[gpu];
@@ -220,12 +256,13 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
         atomic_exchange_explicit(&mail->yield, 0, memory_order_seq_cst) != 0) /* pairs with nvshare_yield */
         nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_YIELD});
     if (mine->lease.attached) {
-        uint32_t asked = atomic_load_explicit(&mail->reserve_asked, memory_order_acquire); /* pairs with ask() */
+        uint32_t asked = atomic_load_explicit(&mail->reserve.asked, memory_order_acquire); /* pairs with ask() */
         if (asked != mine->reserve_sent) {
             mine->reserve_sent = asked;
-            uint64_t bytes = atomic_load_explicit(&mail->reserve_bytes, memory_order_relaxed); /* the acquire above */
+            uint64_t bytes = atomic_load_explicit(&mail->reserve.bytes, memory_order_relaxed); /* the acquire above */
             NVS_LINK_SEND(reserve_memory, (uint8_t)gpu, asked, bytes);
         }
+        ask_for_pins(gpu);
         if (nvs_agent_memory_dirty(gpu) && !nvs_moves_busy(gpu) && now >= mine->reported_ns + REPORT_NS)
             nvs_agent_report_memory(gpu, now);
     }
@@ -305,7 +342,9 @@ static void sleep_until(uint64_t due)
     uint64_t now = nvs_now_ns();
     if (now < awake_until_ns)
         due = earlier(due, now + NAP_NS);
-    struct pollfd watched[2] = {{.fd = nvs_agent_eventfd, .events = POLLIN}};
+    if (deaf)
+        due = earlier(due, now + DEAF_NS);
+    struct pollfd watched[2] = {{.fd = deaf ? -1 : nvs_agent_eventfd, .events = POLLIN}};
     watched[1].fd = nvs_link_descriptor(&watched[1].events); /* poll() passes over -1 */
     struct timespec wait = {0, 0};
     if (due != UINT64_MAX) {
@@ -314,7 +353,10 @@ static void sleep_until(uint64_t due)
         wait.tv_nsec = (long)(left % 1000000000u);
     }
     (void)ppoll(watched, 2, due == UINT64_MAX ? NULL : &wait, NULL);
-    if (watched[0].revents != 0) {
+    if ((watched[0].revents & POLLNVAL) != 0) {
+        deaf = true; /* the program has closed what is not its own; that number may be its own the next time */
+        nvs_log(NVS_LOG_WARNING, "this program closes descriptors that it has not opened; it will answer a little later");
+    } else if (watched[0].revents != 0) {
         uint64_t pokes;
         ssize_t taken = read(nvs_agent_eventfd, &pokes, sizeof pokes);
         (void)taken; /* empty: a round for nothing */
@@ -353,6 +395,7 @@ void *nvs_agent_main(void *nothing)
     memset(nvs_agent_gpus, 0, sizeof nvs_agent_gpus); /* after a fork there is what the parent's agent left */
     nvs_agent_unanswered_count = 0;
     awake_until_ns = 0;
+    deaf = false;
     nvs_link_start();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lease_init(&nvs_agent_gpus[gpu].lease, nvs_config.run_on_loss, nvs_config.loss_timeout_ns);

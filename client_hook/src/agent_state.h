@@ -14,6 +14,14 @@
 
 enum { NVS_FACTS_NONE = 0, NVS_FACTS_ASKING, NVS_FACTS_KNOWN, NVS_FACTS_FAILED };
 
+typedef struct nvs_question { /* may the client have so many bytes in all? */
+    pthread_mutex_t asking;    /* one at a time; "agent mailbox" in the lock order of base.h */
+    _Atomic uint64_t bytes;    /* written before `asked` */
+    _Atomic uint32_t asked;    /* number of the question; 0: none ever.  Release, pairs with the agent's acquire */
+    _Atomic uint32_t answered; /* futex: number of the question answered.  Release, pairs with the asker's acquire */
+    _Atomic uint64_t answer;   /* the coordinator's, in bytes; written before `answered` */
+} nvs_question;
+
 typedef struct nvs_mailbox {
     _Atomic uint32_t facts_state; /* futex; release when KNOWN, acquire by who reads facts */
     nvs_gpu_facts facts;
@@ -24,11 +32,8 @@ typedef struct nvs_mailbox {
     _Atomic uint32_t memory_changed; /* 1: the agent knows that it must report */
     _Atomic uint32_t yield;          /* 1: nvshare_yield */
 
-    pthread_mutex_t reserving;       /* one reservation at a time; "agent mailbox" in the lock order of base.h */
-    _Atomic uint64_t reserve_bytes;  /* asked for; written before reserve_asked */
-    _Atomic uint32_t reserve_asked;  /* number of the question; 0: none ever.  Release, pairs with the agent's acquire */
-    _Atomic uint32_t reserve_answered; /* futex: number of the question answered.  Release, pairs with the asker's acquire */
-    _Atomic uint64_t reserved_bytes; /* the coordinator's answer; written before reserve_answered */
+    nvs_question reserve, pins;
+    _Atomic uint32_t ask_pins;       /* 1: the coordinator wants to be asked for pins.  Relaxed: a hint for who would ask */
 
     /* For nvshare_gpu_state: figures that stand for themselves, relaxed. */
     _Atomic uint32_t shown_state;

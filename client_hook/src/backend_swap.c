@@ -19,6 +19,7 @@
 #include "ipc.h"
 #include "log.h"
 #include "memory.h"
+#include "pins.h"
 #include "swap.h"
 
 #define LARGEST_CHUNK (NVS_HOST_GRAIN * NVS_CHUNK_GRAINS)
@@ -225,7 +226,12 @@ static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
     if (!nvs_swap_is_reached(as->gpu))
         return make_now(as, first, out);
     nvs_slot *const slot = nvs_gate_enter(as->gpu);
-    const CUresult result = make_now(as, first, out);
+    const bool may = nvs_pins_may(as->gpu, as->bytes);
+    const CUresult result = may ? make_now(as, first, out) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (may)
+        nvs_pins_settled(as->gpu, as->bytes);
+    else
+        nvs_pins_say_refused("memory that another GPU reaches");
     nvs_gate_leave(slot, as->gpu);
     return result;
 }

@@ -6,8 +6,9 @@
  *  - what it is not sure of, it lets through to the real function;
  *  - it holds no lock while it calls the CUDA driver or dlsym from an application's thread.
  *
- * Lock order (outer first): allocation registry, context registry, agent mailbox, swap, host pool.
- * Taken with no other: moves (agent_moves.c), the pipeline of a move (swap_pipeline.c), exports (ipc_export.c), imports (ipc_import.c).
+ * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
+ * pool.
+ * Taken with no other: moves (agent_moves.c), the pipeline of a move (swap_pipeline.c), exports (ipc_export.c), imports (ipc_import.c), origins of captures (hook_capture.c).
  * No other lock exists.
  */
 #ifndef NVS_BASE_H

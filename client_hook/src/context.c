@@ -242,7 +242,8 @@ void nvs_context_is_green(CUcontext context, CUcontext primary)
 CUcontext nvs_owner_context(void)
 {
     CUcontext context = NULL;
-    if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+    /* Asked again if it fails: memory whose context is not known would stay charged when that ends. */
+    if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS && NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return NULL;
     if (NVS_LIKELY(!atomic_load_explicit(&any_green, memory_order_relaxed))) /* as above */
         return context;

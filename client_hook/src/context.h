@@ -93,6 +93,7 @@ void nvs_current_changed(void);                            /* of the calling thr
 void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
 void nvs_capture_began(CUstream stream, bool per_thread);
+void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread); /* the same, for hook_capture.c */
 void nvs_capture_ended(CUstream stream, bool per_thread);
 
 #endif

@@ -3,13 +3,13 @@
 #include "handdown.h"
 
 #include "agent.h"
+#include "descriptor.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -248,16 +248,11 @@ void nvs_inheritance_end(uint32_t gpu)
 
 /* --- descriptors that are kept --- */
 
-/* The upper quarter of what the process may have, at most, and numbered from there: an application that uses select() must go on
- * getting small numbers, and one that needs many must find them. */
+/* No more than a quarter of what the process may have. */
 static uint32_t most_kept(int *from)
 {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
-        return 0;
-    uint64_t most = limit.rlim_cur > INT32_MAX ? INT32_MAX : limit.rlim_cur;
-    *from = (int)(most - most / 4);
-    return most / 4 < MOST_KEPT ? (uint32_t)(most / 4) : MOST_KEPT;
+    const uint32_t most = nvs_descriptors_from(from);
+    return most < MOST_KEPT ? most : MOST_KEPT;
 }
 
 static bool note(int descriptor)

@@ -315,6 +315,8 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
         if (result == CUDA_SUCCESS)                                           \
             nvs_capture_began(hStream, NVS_PER_THREAD(#symbol));              \
         nvs_gate_leave(slot, gpu);                                            \
+        if (result == CUDA_SUCCESS)                                           \
+            nvs_capture_on(gpu, hStream, NVS_PER_THREAD(#symbol));            \
         return result;                                                        \
     }
 

@@ -8,6 +8,7 @@
 #include "cuda_api.h"
 #include "ipc.h"
 #include "memory.h"
+#include "pins.h"
 
 #include <stdatomic.h>
 
@@ -28,7 +29,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesi
     nvs_allocation *entry;
     if (dptr == NULL || bytesize == 0 || !nvs_memory_manages(gpu))
         return NVS_REAL(cuMemAlloc)(dptr, bytesize);
-    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytesize, &entry);
+    CUresult result = nvs_pins_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytesize, &entry);
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
@@ -45,7 +46,7 @@ static CUresult pitch_in_place(uint32_t gpu, uint64_t bytes, CUdeviceptr *dptr, 
                                unsigned int element)
 {
     nvs_allocation *entry;
-    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytes, &entry);
+    CUresult result = nvs_pins_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
@@ -103,7 +104,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *
     if (dptr == NULL || pPitch == NULL || !nvs_memory_manages(gpu))
         return NVS_REAL(cuMemAllocPitch)(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
     uint64_t bytes = (uint64_t)WidthInBytes * Height;
-    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytes, &entry);
+    CUresult result = nvs_pins_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
@@ -356,7 +357,7 @@ static CUresult admit_array(const CUDA_ARRAY3D_DESCRIPTOR *of, unsigned int leve
     *out = NULL;
     if (!nvs_memory_manages(gpu))
         return CUDA_SUCCESS;
-    CUresult result = nvs_memory_admit(NVS_SPACE_ARRAY, NVS_MEMORY_ARRAY, gpu, array_bytes(of, levels), out);
+    CUresult result = nvs_pins_admit(NVS_SPACE_ARRAY, NVS_MEMORY_ARRAY, gpu, array_bytes(of, levels), out);
     if (result == CUDA_SUCCESS)
         (*out)->context = nvs_owner_context();
     return result;

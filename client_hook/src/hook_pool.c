@@ -12,6 +12,7 @@
 #include "ipc.h"
 #include "log.h"
 #include "memory.h"
+#include "pins.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -19,6 +20,10 @@
 /* How many pools must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: whoever uses a pool has
  * got it from the call that counted it. */
 static _Atomic uint32_t special_pools;
+
+/* GPUs, by bit, where a pool has ever given what the driver does not know as a pool's.  Relaxed: who opens a pool has got what it gave from
+ * the call that set the bit, else the two are not in order anyhow. */
+static _Atomic uint32_t gave_other;
 
 static bool is_special(CUmemoryPool pool)
 {
@@ -91,7 +96,7 @@ static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
 static CUresult allocate_in_graph(uint32_t gpu, CUdeviceptr *dptr, const request *r)
 {
     nvs_allocation *entry;
-    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_GRAPH, gpu, r->bytes, &entry);
+    CUresult result = nvs_pins_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_GRAPH, gpu, r->bytes, &entry);
     if (result != CUDA_SUCCESS)
         return result;
     entry->context = nvs_owner_context();
@@ -167,7 +172,9 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has none; the stream is enough for the driver's own */
-        result = allocate_in_pool(gpu, dptr, r);
+        return allocate_in_pool(gpu, dptr, r);
+    if (result == CUDA_SUCCESS && (atomic_load_explicit(&gave_other, memory_order_relaxed) >> gpu & 1) == 0) /* see its declaration */
+        atomic_fetch_or_explicit(&gave_other, UINT32_C(1) << gpu, memory_order_relaxed);
     return result;
 }
 
@@ -285,7 +292,8 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolP
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Memory in chunks does not know what was allowed to a pool: in mode `swap` one that other GPUs may reach stays the driver's. */
+/* Memory in chunks does not know what was allowed to a pool: in mode `swap` one that other GPUs may reach stays the driver's, and what it gave
+ * before is opened to them. */
 NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
     const CUresult result = NVS_REAL(cuMemPoolSetAccess)(pool, map, count);
@@ -294,6 +302,9 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
         given = given || map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     if (given && nvs_config.memory_mode == 2 && nvs_config.enabled && !is_special(pool) && !mark_special(pool, true))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no memory to remember that other GPUs may reach a pool; they may not reach what it gives from now on");
+    for (size_t i = 0; given && i < count && nvs_config.memory_mode == 2 && nvs_config.enabled; i++)
+        if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+            nvs_swap_pool_opened(pool, (uint32_t)map[i].location.id, atomic_load_explicit(&gave_other, memory_order_relaxed)); /* see its declaration */
     return result;
 }
 

@@ -6,6 +6,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "meet.h"
 #include "memory.h"
 #include "pacing.h"
 
@@ -22,61 +23,59 @@ static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
     nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : NVS_GRAPH,                                  \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
 
-/* Where work may lie in memory of another GPU, as far as the call itself says it; by the same names.  Kernels get there by rights
- * that they were given before. */
-static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0;
+/* Where work may lie in memory of another GPU, as far as the call itself says it (meet.h); by the same names. */
+static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 0;
 static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
-static const size_t count = 0;
-static const void *const pCopy = NULL;
+static const size_t *const sizes = NULL;
+static const size_t count = 0, numOps = 0;
+static const void *const pCopy = NULL, *const opList = NULL, *const op = NULL, *const paramArray = NULL;
+static unsigned meet_nothing(uint32_t gpu, const void *shape) { return 0; }
+static unsigned meet_no_list(uint32_t gpu, const void *list, size_t length) { return 0; }
+static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_meet_shapes(gpu, shape, 1); }
 
-static void meet_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, size_t length)
-{
-    for (size_t i = 0; targets != NULL && sources != NULL && i < length; i++)
-        nvs_swap_meet(gpu, targets[i], sources[i]);
-}
-
-static void meet_shape(uint32_t gpu, CUmemorytype to, CUdeviceptr target, CUmemorytype from, CUdeviceptr source)
-{
-    const bool there = to == CU_MEMORYTYPE_DEVICE || to == CU_MEMORYTYPE_UNIFIED;
-    const bool here = from == CU_MEMORYTYPE_DEVICE || from == CU_MEMORYTYPE_UNIFIED;
-    nvs_swap_meet(gpu, there ? target : 0, here ? source : 0);
-}
-
-#define NVS_MEET_SHAPE(name, type)                                                                              \
-    static void name(uint32_t gpu, const void *shape)                                                           \
-    {                                                                                                           \
-        const type *at = shape;                                                                                 \
-        if (at != NULL)                                                                                         \
-            meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice);                \
-    }
-NVS_MEET_SHAPE(meet_2d, CUDA_MEMCPY2D_v2)
-NVS_MEET_SHAPE(meet_3d, CUDA_MEMCPY3D_v2)
-NVS_MEET_SHAPE(meet_peer, CUDA_MEMCPY3D_PEER)
-static void meet_nothing(uint32_t gpu, const void *shape) {}
-
-/* A process that sees one GPU, or whose memory stays where it is, has nothing to meet. */
-#define NVS_MEET(gpu)                                                                                           \
+/* What nvs_meet says of a call.  A process that sees one GPU, or whose memory stays where it is, has nothing to meet. */
+#define NVS_MEET(gpu, found)                                                                                    \
     do {                                                                                                        \
-        if ((dst + src + dstDevice + srcDevice != 0 || dsts != NULL || pCopy != NULL) && /* a constant for most */ \
+        if (NVS_LIKELY(dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || \
+                       op != NULL || paramArray != NULL) && /* a constant for most */                           \
             NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed) == NVS_NO_GPU) && /* as in context.h */ \
-            (gpu) != NVS_NO_GPU && nvs_config.memory_mode == 2) {                                               \
-            if (dst + src + dstDevice + srcDevice != 0)                                                         \
-                nvs_swap_meet(gpu, dst + dstDevice, src + srcDevice); /* a call has one pair or the other */    \
+            (gpu) != NVS_NO_GPU && nvs_meets()) {                                                               \
+            if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
+                found |= nvs_meet(gpu, dst + dstDevice + addr, src + srcDevice);                                \
             if (dsts != NULL)                                                                                   \
-                meet_list(gpu, dsts, srcs, count);                                                              \
-            _Generic((pCopy), const CUDA_MEMCPY2D_v2 *: meet_2d, const CUDA_MEMCPY3D_v2 *: meet_3d,             \
-                     const CUDA_MEMCPY3D_PEER *: meet_peer, default: meet_nothing)(gpu, pCopy);                 \
+                found |= nvs_meet_list(gpu, dsts, srcs, count);                                                 \
+            found |= _Generic((pCopy), const CUDA_MEMCPY2D *: nvs_meet_2d, const CUDA_MEMCPY3D *: nvs_meet_3d,  \
+                              const CUDA_MEMCPY3D_PEER *: nvs_meet_peer, default: meet_nothing)(gpu, pCopy);    \
+            found |= _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: nvs_meet_shapes, default: meet_no_list)(gpu, opList, numOps); \
+            found |= _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: meet_one, default: meet_nothing)(gpu, op);        \
+            found |= _Generic((paramArray), CUstreamBatchMemOpParams *: nvs_meet_values, default: meet_no_list)(gpu, paramArray, count); \
         }                                                                                                       \
     } while (0)
 
+#define NVS_AROUND(symbol, work_stream, no_stream, result)                                                      \
+    nvs_around(&(nvs_apart){.stream = (work_stream), .per_thread = NVS_PER_THREAD(#symbol), .waits = (no_stream), \
+                            .to = dst + dstDevice, .from = src + srcDevice, .bytes = ByteCount,                 \
+                            .targets = dsts, .sources = srcs, .sizes = sizes,                                   \
+                            .count = dsts != NULL ? count : op != NULL ? 1 : numOps,                            \
+                            .shapes = _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: opList,                      \
+                                               default: _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: op, default: NULL)), \
+                            .flat = _Generic((pCopy), const CUDA_MEMCPY2D *: pCopy, default: NULL),             \
+                            .solid = _Generic((pCopy), const CUDA_MEMCPY3D *: pCopy, default: NULL)}, result)
+
 /* Most calls take the short way (gate.h): the fewer lines of code they run through, the less is missing from the caches. */
-#define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream)          \
-    static __attribute__((noinline, flatten)) CUresult long_##symbol parameters     \
-    {                                                                               \
-        const uint32_t gpu = (gpu_of_call);                                         \
-        NVS_MEET(gpu);                                                              \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                                 \
-        const CUresult result = NVS_REAL(symbol) arguments;                         \
+#define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream, no_stream) \
+    static __attribute__((noinline, flatten)) CUresult long_##symbol parameters    \
+    {                                                                              \
+        const uint32_t gpu = (gpu_of_call);                                        \
+        CUresult result;                                                           \
+        unsigned found = 0;                                                        \
+        NVS_MEET(gpu, found);                                                      \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                                \
+        const nvs_way way = NVS_LIKELY((found & NVS_APART) == 0) ? NVS_NO_WAY : NVS_AROUND(symbol, work_stream, no_stream, &result); \
+        if (way != NVS_WENT)                                                       \
+            result = NVS_REAL(symbol) arguments;                                   \
+        if (way == NVS_BORROWED)                                                   \
+            nvs_give_back();                                                       \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
         return result;                                                              \
@@ -100,9 +99,9 @@ static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream
 }
 
 #define NVS_STREAM(symbol, since, parameters, arguments, stream_expression)                               \
-    NVS_GATED(symbol, parameters, arguments, nvs_stream_gpu(stream_expression), stream_expression)
+    NVS_GATED(symbol, parameters, arguments, nvs_stream_gpu(stream_expression), stream_expression, false)
 #define NVS_CURRENT(symbol, since, parameters, arguments)                                                 \
-    NVS_GATED(symbol, parameters, arguments, nvs_current_gpu(), NULL)
+    NVS_GATED(symbol, parameters, arguments, nvs_current_gpu(), NULL, true)
 #define NVS_UNSTREAMED(symbol, since, parameters, arguments)                               \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                                         \
     {                                                                                     \

@@ -125,42 +125,44 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+/* Work of one GPU may now reach what another one has, without naming it. */
+static void open_to(uint32_t owner, uint32_t accessor)
+{
+    nvs_swap_reach(owner);
+    nvs_backend_swap_allow(owner, accessor);
+}
+
 /* The driver gives access to memory that it allocates itself; this memory gets it chunk by chunk, and stays on the card from then on.
  * Access is not taken back when it is disabled: what no program does is then possible for it. */
 NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
 {
     CUresult result = NVS_REAL(cuCtxEnablePeerAccess)(peerContext, Flags);
-    if (nvs_config.memory_mode != 2 || !nvs_config.enabled || result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
         return result;
     uint32_t owner = nvs_context_gpu(peerContext), accessor = nvs_current_gpu();
-    if (owner < NVS_MAX_GPUS && accessor < NVS_MAX_GPUS && nvs_memory_backend(owner)->chunked) {
-        nvs_swap_reach(owner);
-        nvs_backend_swap_allow(owner, accessor);
-    }
+    if (owner >= NVS_MAX_GPUS || accessor >= NVS_MAX_GPUS)
+        return result;
+    nvs_ipc_open_to(owner, accessor);
+    if (nvs_config.memory_mode == 2 && nvs_config.enabled && nvs_memory_backend(owner)->chunked)
+        open_to(owner, accessor);
     return result;
 }
 
-static bool can_reach(uint32_t accessor, uint32_t owner)
+/* Which GPU a pool is of, as far as that can be asked: NVS_NO_GPU, not known. */
+static uint32_t owner_of(CUmemoryPool pool)
 {
-    int can = 0;
-    return NVS_REAL(cuDeviceCanAccessPeer)(&can, (CUdevice)accessor, (CUdevice)owner) == CUDA_SUCCESS && can != 0;
+    CUmemoryPool known;
+    for (CUdevice gpu = 0; gpu < (CUdevice)NVS_MAX_GPUS; gpu++)
+        if ((NVS_REAL(cuDeviceGetDefaultMemPool)(&known, gpu) == CUDA_SUCCESS && known == pool) ||
+            (NVS_REAL(cuDeviceGetMemPool)(&known, gpu) == CUDA_SUCCESS && known == pool))
+            return (uint32_t)gpu;
+    return NVS_NO_GPU;
 }
 
-void nvs_swap_meet(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
+void nvs_swap_pool_opened(CUmemoryPool pool, uint32_t accessor, uint32_t gave)
 {
-    const CUdeviceptr ends[] = {one, other};
-    uint32_t parties[] = {gpu, gpu, gpu};
-    bool chunked[2] = {false, false};
-    nvs_allocation as;
-    for (size_t i = 0; i < 2; i++)
-        if (ends[i] != 0 && (chunked[i] = in_chunks(ends[i], &as))) {
-            parties[i] = as.gpu;
-            if (as.gpu != gpu)
-                nvs_swap_reach(as.gpu);
-        }
-    /* Between GPUs the driver copies its own memory in any case, this only with rights; which of them copies is not known. */
-    for (size_t i = 0; i < 2; i++)
-        for (size_t j = 0; j < 3 && chunked[i]; j++)
-            if (parties[j] != parties[i] && !nvs_swap_is_allowed(parties[i], parties[j]) && can_reach(parties[j], parties[i]))
-                nvs_backend_swap_allow(parties[i], parties[j]);
+    const uint32_t owner = gave != 0 ? owner_of(pool) : NVS_NO_GPU;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if ((gave >> gpu & 1) != 0 && gpu != accessor && (owner == gpu || owner == NVS_NO_GPU))
+            open_to(gpu, accessor);
 }

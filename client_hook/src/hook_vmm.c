@@ -11,6 +11,7 @@
 #include "agent.h"
 #include "cuda_api.h"
 #include "memory.h"
+#include "pins.h"
 #include "swap.h"
 
 #include <dirent.h>
@@ -80,7 +81,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, si
         if (made != CUDA_ERROR_NOT_SUPPORTED)
             return made;
     }
-    CUresult result = nvs_memory_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, (uint32_t)prop->location.id, size, &entry);
+    CUresult result = nvs_pins_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, (uint32_t)prop->location.id, size, &entry);
     if (result != CUDA_SUCCESS)
         return result;
     entry->references = 1;

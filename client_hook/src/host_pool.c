@@ -44,6 +44,7 @@ static uint32_t near_gpu;
 static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to be ready ahead of need */
 static bool grow_failed, keeps;
 static unsigned helpers; /* two, so that one registers while the other touches */
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* who asks for a larger share; "host share" in that order */
 static bool share_known; /* the coordinator has a budget */
 static uint64_t share_bytes;
 static uint64_t asked_bytes; /* by threads that ask for a larger share: not to be given back before they have taken it */
@@ -76,27 +77,47 @@ static uint64_t whole_steps(uint64_t bytes)
     return (bytes + NVS_HOST_STEP - 1) / NVS_HOST_STEP * NVS_HOST_STEP;
 }
 
+/* Whether it is taken; false, and `covered` says why: the share is too small, or this machine has no more. */
+static bool take(uint64_t bytes, bool *covered, uint64_t *sum)
+{
+    pthread_mutex_lock(&lock);
+    const bool fits = fits_here(bytes);
+    *sum = reserved_bytes + bytes;
+    *covered = !fits || !share_known || *sum <= share_bytes;
+    if (fits && *covered) {
+        reserved_bytes = *sum;
+        pthread_cond_broadcast(&changed); /* more may be made ready ahead */
+    }
+    pthread_mutex_unlock(&lock);
+    return fits && *covered;
+}
+
+static void count_asked(uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    asked_bytes += bytes;
+    pthread_mutex_unlock(&lock);
+}
+
 bool nvs_host_reserve(uint64_t bytes)
 {
-    enum { TRIES = 2 }; /* a whole step, and then no more than is needed */
+    enum { TRIES = 4 }; /* a whole step, and then no more than is needed: others may take of what came */
+    bool covered, taken = take(bytes, &covered, &(uint64_t){0});
+    if (taken || covered)
+        return taken;
+    /* One thread asks at a time, from the sum to the answer: who asked by an older, smaller sum would give back what others have. */
+    pthread_mutex_lock(&asking);
+    count_asked(bytes);
     for (int i = 0;; i++) {
-        pthread_mutex_lock(&lock);
-        bool fits = fits_here(bytes), covered = !share_known || reserved_bytes + bytes <= share_bytes;
-        bool done = !fits || covered || i == TRIES;
-        uint64_t sum = reserved_bytes + bytes;
-        if (fits && covered) {
-            reserved_bytes = sum;
-            pthread_cond_broadcast(&changed); /* more may be made ready ahead */
-        }
-        if (i == 0 && !done)
-            asked_bytes += bytes;
-        else if (i > 0 && done)
-            asked_bytes -= bytes;
-        pthread_mutex_unlock(&lock);
-        if (done)
-            return fits && covered;
+        uint64_t sum;
+        taken = take(bytes, &covered, &sum);
+        if (taken || covered || i == TRIES)
+            break;
         nvs_agent_reserve_host(i == 0 ? whole_steps(sum) : sum);
     }
+    count_asked(-bytes);
+    pthread_mutex_unlock(&asking);
+    return taken;
 }
 
 void nvs_host_unreserve(uint64_t bytes)
@@ -462,6 +483,7 @@ void nvs_host_after_fork(void)
 {
     /* The memory was not copied to the child (MADV_DONTFORK); the helper does not exist here. */
     pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&asking, NULL);
     pthread_cond_init(&changed, NULL);
     memset(slabs, 0, sizeof slabs);
     slab_count = 0;

@@ -111,7 +111,19 @@ typedef struct nvs_ipc_import {
     CUcontext context;
     uint32_t gpu;
 } nvs_ipc_import;
+extern _Atomic uint32_t nvs_ipc_import_count __attribute__((visibility("hidden"))); /* how many there are; ipc_import.c */
 bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out); /* cheap where nothing was imported */
+/* --- ipc_reach.c --- */
+/* Work of this GPU is going to use memory that may be such: then it gets rights to it.  False: it cannot. */
+bool nvs_ipc_reach(CUdeviceptr pointer, uint32_t gpu);
+/* A GPU has peer access to another one: to all that this one has open, now and later. */
+void nvs_ipc_open_to(uint32_t owner, uint32_t accessor);
+bool nvs_ipc_has_access(uint32_t owner, uint32_t accessor);
+bool nvs_ipc_give(CUdeviceptr base, uint64_t bytes, uint32_t gpu); /* cuMemSetAccess */
+/* One that holds this address (0: any that `owner` has open) and that another GPU has not been let into; and that it has. */
+bool nvs_ipc_find_closed(CUdeviceptr pointer, uint32_t owner, uint32_t gpu, CUdeviceptr *base, uint64_t *bytes);
+void nvs_ipc_note_open(CUdeviceptr base, uint32_t gpu);
+
 /* What the driver would say of such memory if it were one allocation; false: as it says anyhow.  hook_ipc.c */
 bool nvs_ipc_pointer_answer(const nvs_ipc_import *as, void *data, CUpointer_attribute attribute);
 

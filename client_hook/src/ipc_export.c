@@ -109,11 +109,11 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
     if (result == CUDA_ERROR_NOT_SUPPORTED)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "memory cannot be shared with other processes (cuIpcGetMemHandle): there were too few descriptors to keep "
                                       "one for each piece that came from another program; raise the limit of open files (ulimit -n)");
-    else if (result == CUDA_ERROR_OUT_OF_MEMORY)
+    else if (result == CUDA_ERROR_NOT_READY)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "memory cannot be shared with other processes (cuIpcGetMemHandle): it runs from the host for want of room");
     else if (result == CUDA_SUCCESS)
         nvs_agent_memory_changed(gpu);
-    return result;
+    return result == CUDA_ERROR_NOT_READY ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 
 CUresult nvs_ipc_export(const nvs_allocation *allocation, nvs_ipc_handle *out)

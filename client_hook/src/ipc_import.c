@@ -38,6 +38,7 @@ typedef struct import {
     uint64_t bytes;
     uint64_t mapped;   /* of these, from the start */
     uint64_t references;
+    uint32_t allowed;  /* GPUs, by bit, that were given rights besides */
     nvs_ipc_import shown;
 } import;
 
@@ -45,7 +46,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "imports" in the loc
 static line *lines;
 static import *imports;
 static uint64_t last_serial;
-static _Atomic uint32_t import_count; /* relaxed: who has a pointer into one was told of it after it was counted */
+_Atomic uint32_t nvs_ipc_import_count; /* relaxed: who has a pointer into one was told of it after it was counted */
 
 /* --- talking to an exporter --- */
 
@@ -215,7 +216,7 @@ static CUresult map_part(import *which, const nvs_ipc_answer *part, const int *d
 }
 
 /* For the importing GPU, and for the one whose memory it is, if that is another and this process sees it. */
-static CUresult allow(const import *which)
+static CUresult allow(import *which)
 {
     const CUmemAccessDesc here = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)which->shown.gpu},
                                   .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -225,6 +226,9 @@ static CUresult allow(const import *which)
         NVS_REAL(cuPointerGetAttribute)(&owner.location.id, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, which->base) == CUDA_SUCCESS &&
         owner.location.id >= 0 && owner.location.id != here.location.id)
         (void)NVS_REAL(cuMemSetAccess)(which->base, which->bytes, &owner, 1); /* copies from there may be made by either GPU */
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && result == CUDA_SUCCESS; gpu++)
+        if (nvs_ipc_has_access(which->shown.gpu, gpu) && nvs_ipc_give(which->base, which->bytes, gpu))
+            which->allowed |= UINT32_C(1) << gpu;
     return result;
 }
 
@@ -290,7 +294,7 @@ static bool insert(import *which)
         which->shown.serial = (UINT64_C(1) << 62) + ++last_serial; /* none that an allocation of this process has */
         which->next = imports;
         imports = which;
-        atomic_fetch_add_explicit(&import_count, 1, memory_order_relaxed); /* see its declaration */
+        atomic_fetch_add_explicit(&nvs_ipc_import_count, 1, memory_order_relaxed); /* see its declaration */
     }
     pthread_mutex_unlock(&lock);
     return first == NULL;
@@ -355,7 +359,7 @@ static import *take(CUdeviceptr address, CUcontext context)
     import *found = *link;
     if (found != NULL) {
         *link = found->next;
-        atomic_fetch_sub_explicit(&import_count, 1, memory_order_relaxed); /* see its declaration */
+        atomic_fetch_sub_explicit(&nvs_ipc_import_count, 1, memory_order_relaxed); /* see its declaration */
     }
     return found;
 }
@@ -367,14 +371,14 @@ static void put_back(import *which)
     which->references++;
     which->next = imports;
     imports = which;
-    atomic_fetch_add_explicit(&import_count, 1, memory_order_relaxed); /* see its declaration */
+    atomic_fetch_add_explicit(&nvs_ipc_import_count, 1, memory_order_relaxed); /* see its declaration */
     pthread_mutex_unlock(&lock);
 }
 
 bool nvs_ipc_close(CUdeviceptr address, CUresult *result)
 {
     const int saved = errno;
-    if (address == 0 || atomic_load_explicit(&import_count, memory_order_relaxed) == 0) /* see its declaration */
+    if (address == 0 || atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) == 0) /* see its declaration */
         return false;
     pthread_mutex_lock(&lock);
     import *at = imports, *last = NULL;
@@ -397,7 +401,7 @@ bool nvs_ipc_close(CUdeviceptr address, CUresult *result)
 
 void nvs_ipc_context_gone(CUcontext context)
 {
-    if (NVS_LIKELY(atomic_load_explicit(&import_count, memory_order_relaxed) == 0)) /* see its declaration */
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) == 0)) /* see its declaration */
         return;
     const int saved = errno;
     for (import *gone = NULL;;) {
@@ -413,7 +417,7 @@ void nvs_ipc_context_gone(CUcontext context)
 
 bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out)
 {
-    if (NVS_LIKELY(atomic_load_explicit(&import_count, memory_order_relaxed) == 0)) /* see its declaration */
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) == 0)) /* see its declaration */
         return false;
     pthread_mutex_lock(&lock);
     const import *at = imports;
@@ -423,6 +427,32 @@ bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out)
         *out = at->shown;
     pthread_mutex_unlock(&lock);
     return at != NULL;
+}
+
+/* --- access of other GPUs: ipc_reach.c --- */
+
+bool nvs_ipc_find_closed(CUdeviceptr pointer, uint32_t owner, uint32_t gpu, CUdeviceptr *base, uint64_t *bytes)
+{
+    pthread_mutex_lock(&lock);
+    const import *at = imports;
+    while (at != NULL && (at->shown.gpu == gpu || (at->allowed >> gpu & 1) != 0 ||
+                          (pointer != 0 ? pointer - at->shown.address >= at->shown.length : at->shown.gpu != owner)))
+        at = at->next;
+    if (at != NULL) {
+        *base = at->base;
+        *bytes = at->bytes;
+    }
+    pthread_mutex_unlock(&lock);
+    return at != NULL;
+}
+
+void nvs_ipc_note_open(CUdeviceptr base, uint32_t gpu)
+{
+    pthread_mutex_lock(&lock);
+    for (import *at = imports; at != NULL; at = at->next)
+        if (at->base == base) /* else it was closed meanwhile */
+            at->allowed |= UINT32_C(1) << gpu;
+    pthread_mutex_unlock(&lock);
 }
 
 /* --- fork --- */
@@ -456,5 +486,5 @@ void nvs_ipc_imports_after_fork(void)
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     lines = NULL;
     imports = NULL; /* CUDA is not usable here */
-    atomic_store_explicit(&import_count, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_ipc_import_count, 0, memory_order_relaxed);
 }

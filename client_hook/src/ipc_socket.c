@@ -7,6 +7,7 @@
  * May not go here: CUDA; what the messages mean.
  */
 #define _GNU_SOURCE /* struct ucred, accept4, MSG_CMSG_CLOEXEC */
+#include "descriptor.h"
 #include "ipc.h"
 
 #include <errno.h>
@@ -14,7 +15,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -55,20 +55,6 @@ static void name_of(const nvs_ipc_secret *process, struct sockaddr_un *address, 
     *length = (socklen_t)(at - (char *)address);
 }
 
-/* An application that uses select() must go on getting small numbers: as handdown.c. */
-static int out_of_the_way(int fd)
-{
-    struct rlimit limit;
-    if (fd < 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0)
-        return fd;
-    const rlim_t most = limit.rlim_cur > INT32_MAX ? INT32_MAX : limit.rlim_cur;
-    const int high = fcntl(fd, F_DUPFD_CLOEXEC, (int)(most - most / 4));
-    if (high < 0)
-        return fd;
-    close(fd);
-    return high;
-}
-
 static bool same_user(int fd)
 {
     struct ucred peer;
@@ -78,7 +64,7 @@ static bool same_user(int fd)
 
 static int new_socket(void)
 {
-    return out_of_the_way(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    return nvs_descriptor_aside(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
 int nvs_ipc_listen(const nvs_ipc_secret *process)
@@ -104,7 +90,7 @@ int nvs_ipc_accept(int listener, bool *wait)
             return -1;
         }
         if (same_user(fd))
-            return out_of_the_way(fd);
+            return nvs_descriptor_aside(fd);
         close(fd);
     }
 }

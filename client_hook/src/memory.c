@@ -12,6 +12,7 @@
 #include "gate.h"
 #include "host_pool.h"
 #include "log.h"
+#include "pins.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ typedef struct ledger {
     _Alignas(64) _Atomic uint64_t charged;
     _Atomic uint64_t movable; /* of `charged`, in extents of the registry: neither these nor chunks are pinned */
     _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
-    _Atomic uint64_t limit, capacity, reserved;
+    _Atomic uint64_t limit, capacity, reserved, room;
     _Atomic bool reserve;
     _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
     _Atomic uint64_t resident_limit;
@@ -62,11 +63,11 @@ static bool oversubscribes(void)
     return nvs_config.oversubscribe && nvs_config.memory_mode == 2;
 }
 
-/* What may be allocated; 0: as much as there is.  One process may not fill more than the capacity: what lies beyond could never be
- * resident at once.  Unless it asks for that. */
+/* What may be allocated; 0: as much as there is.  One process may not fill more than the capacity, less what others have there that
+ * cannot move: what lies beyond could never be resident at once.  Unless it asks for that. */
 static uint64_t ceiling_of(ledger *of)
 {
-    return oversubscribes() ? limit_of(of) : card_of(of);
+    return oversubscribes() ? limit_of(of) : smaller_set(card_of(of), load(&of->room));
 }
 
 /* --- backends --- */
@@ -354,6 +355,11 @@ void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity
     atomic_store_explicit(&of->reserve, reserve, memory_order_relaxed);
 }
 
+void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
+{
+    atomic_store_explicit(&ledgers[gpu].room, bytes, memory_order_relaxed); /* see ledger */
+}
+
 void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes)
 {
     atomic_store_explicit(&ledgers[gpu].resident_limit, bytes, memory_order_relaxed); /* see ledger */
@@ -371,7 +377,8 @@ void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total
     if (card == 0)
         return;
     uint64_t total = smaller_set(card, *total_bytes), charged = load(&of->charged);
-    uint64_t left = charged < total ? total - charged : 0;
+    uint64_t most = oversubscribes() ? total : smaller_set(total, load(&of->room));
+    uint64_t left = charged < most ? most - charged : 0;
     /* Managed memory of others makes room when it must; memory that stays on the device does not. */
     if (!nvs_memory_backend(gpu)->movable && *free_bytes < left)
         left = *free_bytes;
@@ -443,6 +450,7 @@ void nvs_memory_after_fork(void)
 {
     nvs_allocation_after_fork();
     nvs_backend_swap_after_fork();
+    nvs_pins_after_fork();
     nvs_pool_book_after_fork();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
         atomic_store_explicit(&ledgers[gpu].charged, 0, memory_order_relaxed);

@@ -70,6 +70,8 @@ void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity
 /* No more of this client is brought to the GPU; the rest runs from the host (0: no bound).  Holds from the next move on. */
 void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes);
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes);
+/* More than this could never be on the GPU, beside what others have there that cannot move (0: not known). */
+void nvs_memory_set_room(uint32_t gpu, uint64_t bytes);
 /* The virtual card: in, the real figures; out, what cuMemGetInfo must say. */
 void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total_bytes);
 nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
@@ -132,9 +134,8 @@ CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t byt
 /* cuPointerGetAttribute of memory in chunks.  hook_swap.c */
 CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer);
 
-/* Work of this GPU is going to use memory at these addresses (0: none).  Memory in chunks of another GPU stays on its card from then
- * on, and so that it is there, its lease is waited for, once; and all of them may reach it.  Before the gate is entered.  hook_swap.c */
-void nvs_swap_meet(uint32_t gpu, CUdeviceptr one, CUdeviceptr other);
+/* Another GPU may now reach what a pool gave out, also what it gave before in chunks.  Waits for the lease, once.  hook_swap.c */
+void nvs_swap_pool_opened(CUmemoryPool pool, uint32_t accessor, uint32_t gave); /* `gave`: GPUs, by bit, where any pool gave such */
 
 /* Waits until nothing that was submitted in this context uses memory any more.  memory_release.c */
 CUresult nvs_memory_settle(uint32_t gpu, CUcontext context);

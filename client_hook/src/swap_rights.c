@@ -8,6 +8,7 @@
 #include "cuda_api.h"
 #include "gate.h"
 #include "log.h"
+#include "pins.h"
 
 CUresult nvs_rights_of_access(uint32_t owner, CUdeviceptr address, uint64_t bytes)
 {
@@ -82,11 +83,20 @@ void nvs_swap_reach(uint32_t gpu)
 {
     if (gpu >= NVS_MAX_GPUS || nvs_swap_is_reached(gpu))
         return;
+    nvs_usage usage;
     nvs_slot *const slot = nvs_gate_enter(gpu);
+    nvs_memory_usage(gpu, &usage);
+    const uint64_t more = usage.resident_bytes - usage.pinned_bytes;
+    const bool may = nvs_pins_may(gpu, more);
     nvs_swap_lock();
     nvs_swap_gpus[gpu].reached = true;
     nvs_swap_unlock();
+    if (may)
+        nvs_pins_settled(gpu, more);
     nvs_gate_leave(slot, gpu);
+    if (!may) /* a copy between GPUs has no error that would mean this, and is under way below memory that must not move */
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "another GPU works on the memory of GPU %u, so it stays on the card, though other programs need more than it "
+                                      "leaves: they run from host memory meanwhile, or wait (nvshare-ctl memory)", gpu);
     nvs_agent_memory_changed(gpu);
     nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
 }

@@ -5,6 +5,7 @@
 #include "swap.h"
 
 #include "cuda_api.h"
+#include "pins.h"
 
 #include <fcntl.h>
 
@@ -33,23 +34,41 @@ static void find_chunks(const nvs_segment *segment, CUdeviceptr address, uint64_
     }
 }
 
-CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out)
+/* Locked.  Whether they can be shared as things are, and how many bytes more would have to stay. */
+static CUresult look(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out, uint64_t *more)
 {
-    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
-    CUresult result = CUDA_SUCCESS;
-    nvs_swap_lock();
-    if (!is_listed(gpu, segment) || segment->own != NULL) {
-        nvs_swap_unlock();
+    *more = 0;
+    if (!is_listed(gpu, segment) || segment->own != NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    }
     find_chunks(segment, address, bytes, out);
+    out->segment = segment;
     for (uint32_t i = out->first; i < out->first + out->count; i++) {
         const nvs_chunk *chunk = &segment->chunks[i];
         if (chunk->state != NVS_CHUNK_RESIDENT && chunk->state != NVS_CHUNK_PINNED)
-            result = CUDA_ERROR_OUT_OF_MEMORY; /* it runs from the host, for want of room */
-        else if (chunk->descriptor < 0)
-            result = CUDA_ERROR_NOT_SUPPORTED; /* it came from another program, and nothing to pass it on by was kept */
+            return CUDA_ERROR_NOT_READY; /* it runs from the host, for want of room */
+        if (chunk->descriptor < 0)
+            return CUDA_ERROR_NOT_SUPPORTED; /* it came from another program, and nothing to pass it on by was kept */
+        if (chunk->state == NVS_CHUNK_RESIDENT && !nvs_swap_gpus[gpu].reached)
+            *more += nvs_segment_chunk_bytes(segment, i);
     }
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
+    uint64_t more, ignored;
+    nvs_swap_lock();
+    CUresult result = look(gpu, segment, address, bytes, out, &more);
+    nvs_swap_unlock();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!nvs_pins_may(gpu, more)) {
+        nvs_pins_say_refused("memory shared with other processes (cuIpcGetMemHandle)");
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    nvs_swap_lock();
+    result = look(gpu, segment, address, bytes, out, &ignored); /* another thread may have freed or shared it meanwhile */
     for (uint32_t i = out->first; result == CUDA_SUCCESS && i < out->first + out->count; i++) {
         nvs_chunk *chunk = &segment->chunks[i];
         if (chunk->shares++ == 0) {
@@ -59,7 +78,7 @@ CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address
     }
     segment->users += result == CUDA_SUCCESS;
     nvs_swap_unlock();
-    out->segment = segment;
+    nvs_pins_settled(gpu, more);
     return result;
 }
 

@@ -10,6 +10,7 @@
 #include "swap.h"
 
 #include "cuda_api.h"
+#include "pins.h"
 #include "log.h"
 
 #include <stdlib.h>
@@ -314,13 +315,30 @@ static bool pin_chunk(nvs_segment *segment)
     return state == NVS_CHUNK_RESIDENT || state == NVS_CHUNK_PINNED;
 }
 
+/* `bytes` more that will stay. */
+static bool may_pin(const nvs_segment *segment, uint64_t *bytes)
+{
+    nvs_swap_lock();
+    const bool stays = segment->chunks[0].state != NVS_CHUNK_RESIDENT || nvs_swap_gpus[segment->gpu].reached;
+    nvs_swap_unlock();
+    *bytes = stays ? 0 : segment->bytes;
+    return nvs_pins_may(segment->gpu, *bytes);
+}
+
 CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real)
 {
+    uint64_t more;
     CUmemGenericAllocationHandle got;
     CUresult result = CUDA_SUCCESS;
     if (segment->chunk_count != 1)
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (!pin_chunk(segment))
+    if (!may_pin(segment, &more)) {
+        nvs_pins_say_refused("memory whose handle is exported or bound");
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    const bool pinned = pin_chunk(segment);
+    nvs_pins_settled(segment->gpu, more);
+    if (!pinned)
         return CUDA_ERROR_OUT_OF_MEMORY; /* it runs from the host, for want of room */
     nvs_segment_claim(segment, true);
     if (segment->own->real == 0) {

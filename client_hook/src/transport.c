@@ -7,6 +7,7 @@
 #define _GNU_SOURCE /* SOCK_CLOEXEC, MSG_NOSIGNAL */
 #include "transport.h"
 
+#include "descriptor.h"
 #include "log.h"
 
 #include <errno.h>
@@ -88,7 +89,7 @@ nvs_status nvs_transport_connect(const char *socket_path)
         return NVS_UNAVAILABLE;
     }
     memcpy(address.sun_path, socket_path, length + 1);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = nvs_descriptor_aside(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd < 0) {
         NVS_LOG_ONCE(NVS_LOG_ERROR, "cannot make a socket: %s", strerror(errno));
         return NVS_UNAVAILABLE;

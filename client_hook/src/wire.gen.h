@@ -44,6 +44,7 @@ enum {
     NVS_TYPE_MOVE_PROGRESS = 7,
     NVS_TYPE_GOODBYE = 8,
     NVS_TYPE_RESERVE_HOST = 9,
+    NVS_TYPE_RESERVE_PINS = 10,
     NVS_TYPE_WELCOME = 64,
     NVS_TYPE_GPU_SETTINGS = 65,
     NVS_TYPE_GRANT = 66,
@@ -54,6 +55,7 @@ enum {
     NVS_TYPE_MOVE_CREDIT = 74,
     NVS_TYPE_MEMORY_RESERVED = 71,
     NVS_TYPE_HOST_RESERVED = 75,
+    NVS_TYPE_PINS_RESERVED = 76,
     NVS_TYPE_STANDBY = 73,
     NVS_TYPE_REJECTED = 72,
 };
@@ -470,6 +472,42 @@ static inline bool nvs_read_reserve_host(nvs_wire_in *in, uint64_t present, nvs_
     return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
 }
 
+typedef struct nvs_reserve_pins {
+    uint8_t gpu;
+    uint32_t sequence;
+    uint64_t bytes;
+} nvs_reserve_pins;
+
+/* Bytes written, or 0 when reserve_pins does not fit or holds text that is too long or no UTF-8. */
+static inline size_t nvs_encode_reserve_pins(const nvs_reserve_pins *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x94, 0, 0);
+    nvs_wire_put_uint(&out, 10);
+    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_uint(&out, message->sequence);
+    nvs_wire_put_uint(&out, message->bytes);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_reserve_pins(nvs_wire_in *in, uint64_t present, nvs_reserve_pins *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 3)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
+        return false;
+    message->sequence = (uint32_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->bytes = (uint64_t)number;
+    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
+}
+
 typedef struct nvs_welcome {
     uint16_t protocol;
     uint64_t client_id;
@@ -512,13 +550,15 @@ typedef struct nvs_gpu_settings {
     uint8_t sharing;
     uint64_t resident_limit_bytes;
     uint64_t prepare_host_bytes;
+    uint64_t room_bytes;
+    bool ask_pins;
 } nvs_gpu_settings;
 
 /* Bytes written, or 0 when gpu_settings does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x9b, 0, 0);
+    nvs_wire_put(&out, 0x9d, 0, 0);
     nvs_wire_put_uint(&out, 65);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->memory_limit_bytes);
@@ -530,6 +570,8 @@ static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, ui
     nvs_wire_put_uint(&out, message->sharing);
     nvs_wire_put_uint(&out, message->resident_limit_bytes);
     nvs_wire_put_uint(&out, message->prepare_host_bytes);
+    nvs_wire_put_uint(&out, message->room_bytes);
+    nvs_wire_put(&out, message->ask_pins ? 0xc3 : 0xc2, 0, 0);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -576,7 +618,20 @@ static inline bool nvs_read_gpu_settings(nvs_wire_in *in, uint64_t present, nvs_
             return false;
         message->prepare_host_bytes = (uint64_t)number;
     }
-    return nvs_wire_skip(in, present > 10 ? present - 10 : 0);
+    if (present <= 10) {
+        message->room_bytes = 0u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+            return false;
+        message->room_bytes = (uint64_t)number;
+    }
+    if (present <= 11) {
+        message->ask_pins = false;
+    } else {
+        if (!nvs_wire_get_bool(in, &message->ask_pins))
+            return false;
+    }
+    return nvs_wire_skip(in, present > 12 ? present - 12 : 0);
 }
 
 typedef struct nvs_grant {
@@ -885,6 +940,42 @@ static inline bool nvs_read_host_reserved(nvs_wire_in *in, uint64_t present, nvs
     return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
 }
 
+typedef struct nvs_pins_reserved {
+    uint8_t gpu;
+    uint32_t sequence;
+    uint64_t bytes;
+} nvs_pins_reserved;
+
+/* Bytes written, or 0 when pins_reserved does not fit or holds text that is too long or no UTF-8. */
+static inline size_t nvs_encode_pins_reserved(const nvs_pins_reserved *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x94, 0, 0);
+    nvs_wire_put_uint(&out, 76);
+    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_uint(&out, message->sequence);
+    nvs_wire_put_uint(&out, message->bytes);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_pins_reserved(nvs_wire_in *in, uint64_t present, nvs_pins_reserved *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 3)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
+        return false;
+    message->sequence = (uint32_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->bytes = (uint64_t)number;
+    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
+}
+
 typedef struct nvs_standby {
     uint8_t gpu;
     uint64_t within_ns;
@@ -963,6 +1054,7 @@ typedef struct nvs_to_client {
         nvs_move_credit move_credit;
         nvs_memory_reserved memory_reserved;
         nvs_host_reserved host_reserved;
+        nvs_pins_reserved pins_reserved;
         nvs_standby standby;
         nvs_rejected rejected;
     };
@@ -1012,6 +1104,9 @@ static inline nvs_wire_result nvs_decode_to_client(const uint8_t *frame, size_t 
     case NVS_TYPE_HOST_RESERVED:
         good = nvs_read_host_reserved(in, count, &out->host_reserved);
         break;
+    case NVS_TYPE_PINS_RESERVED:
+        good = nvs_read_pins_reserved(in, count, &out->pins_reserved);
+        break;
     case NVS_TYPE_STANDBY:
         good = nvs_read_standby(in, count, &out->standby);
         break;
@@ -1037,6 +1132,7 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_RESTORE: return message->restore.gpu;
     case NVS_TYPE_MOVE_CREDIT: return message->move_credit.gpu;
     case NVS_TYPE_MEMORY_RESERVED: return message->memory_reserved.gpu;
+    case NVS_TYPE_PINS_RESERVED: return message->pins_reserved.gpu;
     case NVS_TYPE_STANDBY: return message->standby.gpu;
     default: return UINT32_MAX;
     }
@@ -1054,6 +1150,7 @@ typedef struct nvs_to_coordinator {
         nvs_move_progress move_progress;
         nvs_goodbye goodbye;
         nvs_reserve_host reserve_host;
+        nvs_reserve_pins reserve_pins;
     };
 } nvs_to_coordinator;
 
@@ -1097,6 +1194,9 @@ static inline nvs_wire_result nvs_decode_to_coordinator(const uint8_t *frame, si
         break;
     case NVS_TYPE_RESERVE_HOST:
         good = nvs_read_reserve_host(in, count, &out->reserve_host);
+        break;
+    case NVS_TYPE_RESERVE_PINS:
+        good = nvs_read_reserve_pins(in, count, &out->reserve_pins);
         break;
     default:
         good = nvs_wire_skip(in, count);

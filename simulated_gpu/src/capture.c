@@ -131,9 +131,11 @@ CUresult nvs_sim_capture_add(sim_stream *stream, const sim_work *work)
         node->fill = (CUDA_MEMSET_NODE_PARAMS){.dst = (CUdeviceptr)(uintptr_t)work->u.fill.target, .pitch = work->u.fill.pitch,
                                                .value = work->u.fill.value, .elementSize = work->u.fill.element,
                                                .width = work->u.fill.width, .height = work->u.fill.height};
-    if (work->kind == OP_KERNEL)
-        return nvs_sim_node_set_kernel(node, &work->u.kernel);
-    return CUDA_SUCCESS;
+    if (work->kind == OP_KERNEL) {
+        result = nvs_sim_node_set_kernel(node, &work->u.kernel);
+        node->work.u.by = stream->context;
+    }
+    return result;
 }
 
 CUresult nvs_sim_capture_graph(sim_stream *stream, const sim_graph *child)

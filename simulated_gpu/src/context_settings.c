@@ -1,4 +1,4 @@
-/* What a context only remembers: flags, limits, cache preferences, peer access, identity. */
+/* What a context only remembers: flags, limits, cache preferences, identity. */
 #include "sim.h"
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetFlags(unsigned int *flags)
@@ -97,28 +97,4 @@ SIM_EXPORT CUresult CUDAAPI cuCtxResetPersistingL2Cache(void)
 {
     NVS_SIM_ENTER_CONTEXT();
     return nvs_sim_return(context->error);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
-{
-    sim_context *peer;
-    NVS_SIM_ENTER_CONTEXT();
-    NVS_SIM_CHECK(Flags == 0, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_context(peerContext, &peer));
-    NVS_SIM_CHECK(peer->device != context->device, CUDA_ERROR_INVALID_DEVICE);
-    uint64_t bit = 1ull << peer->device->ordinal;
-    NVS_SIM_CHECK((context->peers & bit) == 0, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
-    context->peers |= bit;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxDisablePeerAccess(CUcontext peerContext)
-{
-    sim_context *peer;
-    NVS_SIM_ENTER_CONTEXT();
-    NVS_SIM_TRY(nvs_sim_context(peerContext, &peer));
-    uint64_t bit = 1ull << peer->device->ordinal;
-    NVS_SIM_CHECK((context->peers & bit) != 0, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
-    context->peers &= ~bit;
-    return nvs_sim_return(CUDA_SUCCESS);
 }

@@ -21,7 +21,7 @@ static bool pageable(const void *pointer)
     return nvs_sim_find((uintptr_t)pointer) == NULL && !nvs_sim_vmm_reserved((uintptr_t)pointer, 1, &accessible);
 }
 
-/* Submission checks both ends, as the driver does for addresses that it knows. */
+/* Submission checks both ends, as the driver does for addresses that it knows, and who may touch them. */
 static CUresult submit(sim_stream *stream, sim_copy *copy, enum waiting waiting)
 {
     size_t bytes = copy->width * copy->height * copy->depth;
@@ -31,7 +31,12 @@ static CUresult submit(sim_stream *stream, sim_copy *copy, enum waiting waiting)
         return CUDA_ERROR_INVALID_VALUE;
     size_t to = (copy->depth - 1) * copy->target_slice + (copy->height - 1) * copy->target_pitch + copy->width;
     size_t from = (copy->depth - 1) * copy->source_slice + (copy->height - 1) * copy->source_pitch + copy->width;
-    if (!nvs_sim_accessible((uintptr_t)copy->target, to) || !nvs_sim_accessible((uintptr_t)copy->source, from))
+    if (copy->target_by == NULL)
+        copy->target_by = stream->context->device;
+    if (copy->source_by == NULL)
+        copy->source_by = stream->context->device;
+    if (!nvs_sim_copy_reaches(copy->target_by, (uintptr_t)copy->target, to) ||
+        !nvs_sim_copy_reaches(copy->source_by, (uintptr_t)copy->source, from))
         return CUDA_ERROR_INVALID_VALUE;
     bool wait = waiting == ALWAYS;
     if (waiting == AS_ASYNC && stream->capture == NULL) {
@@ -65,7 +70,8 @@ CUresult nvs_sim_copy_submit(sim_stream *stream, sim_copy *copy, bool host_waits
     return submit(stream, copy, asynchronous ? AS_ASYNC : host_waits ? ALWAYS : NEVER);
 }
 
-static CUresult linear(CUstream handle, const void *target, const void *source, size_t bytes, enum waiting waiting)
+static CUresult linear_by(CUstream handle, const void *target, const sim_device *target_by, const void *source,
+                          const sim_device *source_by, size_t bytes, enum waiting waiting)
 {
     sim_stream *stream;
     if (waiting != AS_ASYNC) {
@@ -78,8 +84,14 @@ static CUresult linear(CUstream handle, const void *target, const void *source, 
     CUresult result = nvs_sim_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    sim_copy copy = {.target = (char *)(uintptr_t)target, .source = source, .width = bytes, .height = 1, .depth = 1};
+    sim_copy copy = {.target = (char *)(uintptr_t)target, .source = source, .width = bytes, .height = 1, .depth = 1,
+                     .target_by = target_by, .source_by = source_by};
     return submit(stream, &copy, waiting);
+}
+
+static CUresult linear(CUstream handle, const void *target, const void *source, size_t bytes, enum waiting waiting)
+{
+    return linear_by(handle, target, NULL, source, NULL, bytes, waiting);
 }
 
 #define HOST(pointer) ((const void *)(uintptr_t)(pointer))
@@ -108,10 +120,29 @@ COPY(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), NULL
 COPY(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t ByteCount, CUstream hStream), hStream, dst, src, AS_ASYNC)
 COPY(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), hStream, dst, src, AS_ASYNC)
 COPY(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), hStream, dst, src, AS_ASYNC)
-COPY(cuMemcpyPeer, (CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount), NULL, dst, src, NEVER)
-COPY(cuMemcpyPeerAsync,
-     (CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount, CUstream hStream), hStream,
-     dst, src, AS_ASYNC)
+
+static CUresult peer(CUstream handle, CUdeviceptr target, CUcontext target_context, CUdeviceptr source, CUcontext source_context,
+                     size_t bytes, enum waiting waiting)
+{
+    sim_context *to, *from;
+    CUresult result = nvs_sim_context(target_context, &to);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_context(source_context, &from);
+    return result == CUDA_SUCCESS ? linear_by(handle, HOST(target), to->device, HOST(source), from->device, bytes, waiting) : result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(peer(NULL, dst, dstContext, src, srcContext, ByteCount, NEVER));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext,
+                                              size_t ByteCount, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(peer(hStream, dst, dstContext, src, srcContext, ByteCount, AS_ASYNC));
+}
 
 /* Many copies in one call: in order, which is one of the orders that it allows.  The legacy stream is refused, as documented. */
 static CUresult batch(CUstream handle, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count)
@@ -162,12 +193,12 @@ static CUresult fill(CUstream handle, bool sync, CUdeviceptr target, size_t pitc
     if (width == 0 || height == 0)
         return CUDA_SUCCESS;
     if (target == 0 || target % element != 0 || (height > 1 && pitch < width * element) || pageable(HOST(target)) ||
-        !nvs_sim_accessible((uintptr_t)target, (height - 1) * pitch + width * element))
+        !nvs_sim_fill_reaches(stream->context, (uintptr_t)target, (height - 1) * pitch + width * element))
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t bytes = (uint64_t)width * height * element;
     sim_work work = {.kind = OP_FILL, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes) / 8,
                      .u.fill = {.target = (char *)(uintptr_t)target, .pitch = pitch, .width = width, .height = height,
-                                .value = value, .element = element}};
+                                .value = value, .element = element, .by = stream->context->device}};
     return nvs_sim_submit(stream, &work);
 }
 

@@ -169,16 +169,29 @@ CUresult nvs_sim_copy_from_3d(const CUDA_MEMCPY3D *shape, sim_copy *out)
     return result;
 }
 
-CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, sim_work *out)
+static size_t span(size_t width, size_t height, size_t depth, size_t pitch, size_t slice)
 {
-    *out = (sim_work){.kind = OP_COPY};
-    CUresult result = nvs_sim_copy_from_3d(shape, &out->u.copy);
-    out->bytes = shape->WidthInBytes * shape->Height * shape->Depth;
-    out->duration_ns = nvs_sim_copy_ns(out->bytes);
-    return result;
+    return width == 0 || height == 0 || depth == 0 ? 0 : (depth - 1) * slice + (height - 1) * pitch + width;
 }
 
-CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, sim_work *out)
+/* A node's addresses are looked at when it is made, as those of a call are. */
+CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *by, sim_work *out)
+{
+    *out = (sim_work){.kind = OP_COPY};
+    sim_copy *copy = &out->u.copy;
+    CUresult result = nvs_sim_copy_from_3d(shape, copy);
+    out->bytes = shape->WidthInBytes * shape->Height * shape->Depth;
+    out->duration_ns = nvs_sim_copy_ns(out->bytes);
+    copy->target_by = copy->source_by = by;
+    if (result != CUDA_SUCCESS)
+        return result;
+    const size_t to = span(copy->width, copy->height, copy->depth, copy->target_pitch, copy->target_slice);
+    const size_t from = span(copy->width, copy->height, copy->depth, copy->source_pitch, copy->source_slice);
+    const bool reached = nvs_sim_copy_reaches(by, (uintptr_t)copy->target, to) && nvs_sim_copy_reaches(by, (uintptr_t)copy->source, from);
+    return reached ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *by, sim_work *out)
 {
     unsigned size = params->elementSize;
     if ((size != 1 && size != 2 && size != 4) || params->dst == 0 || params->dst % size != 0 || params->width == 0 ||
@@ -188,7 +201,9 @@ CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, sim_work *out)
                       .u.fill = {.target = (char *)(uintptr_t)params->dst, .pitch = params->pitch, .width = params->width,
                                  .height = params->height, .value = params->value, .element = size}};
     out->duration_ns = nvs_sim_copy_ns(out->bytes) / 8;
-    return CUDA_SUCCESS;
+    out->u.fill.by = by;
+    return nvs_sim_copy_reaches(by, (uintptr_t)params->dst, span(params->width * size, params->height, 1, params->pitch, 0))
+               ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* A captured copy, as cuGraphMemcpyNodeGetParams has to show it. */
@@ -202,8 +217,9 @@ void nvs_sim_copy_describe(const sim_copy *copy, CUDA_MEMCPY3D *out)
     out->dstHeight = copy->target_pitch != 0 ? copy->target_slice / copy->target_pitch : 0;
 }
 
-static CUresult copy_3d(const CUDA_MEMCPY3D *shape, CUstream handle, bool asynchronous)
+static CUresult copy_3d_by(const CUDA_MEMCPY3D *shape, CUcontext target_context, CUcontext source_context, CUstream handle, bool asynchronous)
 {
+    sim_context *by;
     sim_stream *stream;
     sim_copy copy;
     if (shape == NULL)
@@ -213,8 +229,17 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *shape, CUstream handle, bool asynch
         result = nvs_sim_stream(handle, &stream);
     if (result == CUDA_SUCCESS)
         result = nvs_sim_copy_from_3d(shape, &copy);
+    if (result == CUDA_SUCCESS && target_context != NULL && (result = nvs_sim_context(target_context, &by)) == CUDA_SUCCESS)
+        copy.target_by = by->device;
+    if (result == CUDA_SUCCESS && source_context != NULL && (result = nvs_sim_context(source_context, &by)) == CUDA_SUCCESS)
+        copy.source_by = by->device;
     bool host = shape->srcMemoryType == CU_MEMORYTYPE_HOST || shape->dstMemoryType == CU_MEMORYTYPE_HOST;
     return result == CUDA_SUCCESS ? nvs_sim_copy_submit(stream, &copy, host, asynchronous) : result;
+}
+
+static CUresult copy_3d(const CUDA_MEMCPY3D *shape, CUstream handle, bool asynchronous)
+{
+    return copy_3d_by(shape, NULL, NULL, handle, asynchronous);
 }
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *flat, CUstream handle, bool asynchronous)
@@ -254,11 +279,89 @@ static CUresult copy_peer(const CUDA_MEMCPY3D_PEER *peer, CUstream handle, bool 
         .dstMemoryType = peer->dstMemoryType, .dstHost = peer->dstHost, .dstDevice = peer->dstDevice, .dstArray = peer->dstArray,
         .dstPitch = peer->dstPitch, .dstHeight = peer->dstHeight, .WidthInBytes = peer->WidthInBytes, .Height = peer->Height,
         .Depth = peer->Depth};
-    return copy_3d(&shape, handle, asynchronous);
+    return copy_3d_by(&shape, peer->dstContext, peer->srcContext, handle, asynchronous);
 }
 
 SHAPED(cuMemcpy3DPeer, CUDA_MEMCPY3D_PEER, copy_peer, (const CUDA_MEMCPY3D_PEER *pCopy), NULL, false)
 SHAPED(cuMemcpy3DPeerAsync, CUDA_MEMCPY3D_PEER, copy_peer, (const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream), hStream, true)
+
+/* Batches of them, in order.  Lengths are in elements: of an array that takes part, else of one byte. */
+
+static CUresult element_of(const CUDA_MEMCPY3D_BATCH_OP *op, size_t *out)
+{
+    const CUmemcpy3DOperand *const ends[] = {&op->src, &op->dst};
+    *out = 1;
+    for (int i = 0; i < 2; i++) {
+        sim_array *array;
+        if (ends[i]->type != CU_MEMCPY_OPERAND_TYPE_ARRAY)
+            continue;
+        CUresult result = find(ends[i]->op.array.array, &array);
+        if (result != CUDA_SUCCESS)
+            return result;
+        *out = array->element;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult batch_op(const CUDA_MEMCPY3D_BATCH_OP *op, CUstream stream)
+{
+    const CUmemcpy3DOperand *from = &op->src, *to = &op->dst;
+    size_t element;
+    CUresult result = element_of(op, &element);
+    if (result != CUDA_SUCCESS || op->extent.width == 0 || op->extent.height == 0 || op->extent.depth == 0)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
+    CUDA_MEMCPY3D shape = {.WidthInBytes = op->extent.width * element, .Height = op->extent.height, .Depth = op->extent.depth};
+    if (from->type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
+        shape.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+        shape.srcArray = from->op.array.array;
+        shape.srcXInBytes = from->op.array.offset.x * element;
+        shape.srcY = from->op.array.offset.y;
+        shape.srcZ = from->op.array.offset.z;
+    } else {
+        shape.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+        shape.srcDevice = from->op.ptr.ptr;
+        shape.srcPitch = from->op.ptr.rowLength * element;
+        shape.srcHeight = from->op.ptr.layerHeight;
+    }
+    if (to->type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
+        shape.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+        shape.dstArray = to->op.array.array;
+        shape.dstXInBytes = to->op.array.offset.x * element;
+        shape.dstY = to->op.array.offset.y;
+        shape.dstZ = to->op.array.offset.z;
+    } else {
+        shape.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+        shape.dstDevice = to->op.ptr.ptr;
+        shape.dstPitch = to->op.ptr.rowLength * element;
+        shape.dstHeight = to->op.ptr.layerHeight;
+    }
+    return copy_3d(&shape, stream, true);
+}
+
+static CUresult batch_3d(size_t count, const CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream handle)
+{
+    const bool legacy = handle == CU_STREAM_LEGACY || (handle == NULL && !nvs_sim_thread.call_per_thread);
+    CUresult result = list == NULL || count == 0 || flags != 0 || legacy ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = batch_op(&list[i], handle);
+    return result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx,
+                                                 unsigned long long flags, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    if (failIdx != NULL)
+        *failIdx = SIZE_MAX;
+    return nvs_sim_return(batch_3d(numOps, opList, flags, hStream));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpy3DBatchAsync_v2(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags,
+                                                    CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(batch_3d(numOps, opList, flags, hStream));
+}
 
 /* Between arrays and linear memory, by byte offset. */
 

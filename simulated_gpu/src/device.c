@@ -202,26 +202,3 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice *dev, const char *pci
         }
     return nvs_sim_return(CUDA_ERROR_INVALID_DEVICE);
 }
-
-SIM_EXPORT CUresult CUDAAPI cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)
-{
-    sim_device *device, *peer;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(canAccessPeer != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
-    NVS_SIM_TRY(nvs_sim_device(peerDev, &peer));
-    *canAccessPeer = device != peer && !device->instance && !peer->instance;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)
-{
-    sim_device *source, *target;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(srcDevice, &source));
-    NVS_SIM_TRY(nvs_sim_device(dstDevice, &target));
-    NVS_SIM_CHECK(source != target, CUDA_ERROR_INVALID_DEVICE);
-    *value = attrib == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED && !source->instance && !target->instance;
-    return nvs_sim_return(CUDA_SUCCESS);
-}

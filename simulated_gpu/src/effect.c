@@ -33,7 +33,7 @@ static CUresult copy(const sim_copy *c)
     bool unlocked = c->width * c->height * c->depth >= UNLOCKED_FROM;
     size_t to = span(c->width, c->height, c->depth, c->target_pitch, c->target_slice);
     size_t from = span(c->width, c->height, c->depth, c->source_pitch, c->source_slice);
-    if (!nvs_sim_accessible((uintptr_t)c->target, to) || !nvs_sim_accessible((uintptr_t)c->source, from))
+    if (!nvs_sim_copy_reaches(c->target_by, (uintptr_t)c->target, to) || !nvs_sim_copy_reaches(c->source_by, (uintptr_t)c->source, from))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
         unlock();
@@ -49,7 +49,7 @@ static CUresult copy(const sim_copy *c)
 static CUresult fill(const sim_fill *f)
 {
     bool unlocked = f->width * f->height * f->element >= UNLOCKED_FROM;
-    if (!nvs_sim_accessible((uintptr_t)f->target, span(f->width * f->element, f->height, 1, f->pitch, 0)))
+    if (!nvs_sim_copy_reaches(f->by, (uintptr_t)f->target, span(f->width * f->element, f->height, 1, f->pitch, 0)))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (unlocked)
         unlock();
@@ -66,6 +66,16 @@ static CUresult fill(const sim_fill *f)
     return CUDA_SUCCESS;
 }
 
+/* What nvs_copy does: the only kernel that touches memory. */
+static CUresult kernel_copy(const sim_context *launched_in, const sim_work *work)
+{
+    const sim_context *by = work->u.by != NULL && work->u.by->magic == SIM_CONTEXT ? work->u.by : launched_in;
+    if (!nvs_sim_kernel_reaches(by, (uintptr_t)work->u.to, work->u.bytes) || !nvs_sim_kernel_reaches(by, (uintptr_t)work->u.from, work->u.bytes))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    memmove((void *)(uintptr_t)work->u.to, (const void *)(uintptr_t)work->u.from, work->u.bytes);
+    return CUDA_SUCCESS;
+}
+
 CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_ns)
 {
     sim_device *device = stream->context->device;
@@ -76,7 +86,7 @@ CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_
         return CUDA_SUCCESS;
     case OP_KERNEL:
         nvs_sim_managed_touch(device);
-        return CUDA_SUCCESS;
+        return work->u.bytes == 0 ? CUDA_SUCCESS : kernel_copy(stream->context, work);
     case OP_COPY:
         return copy(&work->u.copy);
     case OP_FILL:
@@ -109,7 +119,7 @@ CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_
         nvs_sim_release((uintptr_t)work->u.pointer);
         return CUDA_SUCCESS;
     case OP_WRITE_VALUE:
-        if (!nvs_sim_accessible((uintptr_t)work->u.write.pointer, work->u.write.bytes))
+        if (!nvs_sim_kernel_reaches(stream->context, (uintptr_t)work->u.write.pointer, work->u.write.bytes))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         memcpy((void *)(uintptr_t)work->u.write.pointer, &work->u.write.value, work->u.write.bytes);
         return CUDA_SUCCESS;

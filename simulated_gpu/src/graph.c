@@ -109,8 +109,10 @@ CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out)
         twin->id = node->id;
         twin->work = node->work;
         twin->event = node->event;
-        twin->first_argument = node->first_argument;
-        twin->arguments[0] = &twin->first_argument;
+        for (int i = 0; i < 3; i++) {
+            twin->values[i] = node->values[i];
+            twin->arguments[i] = &twin->values[i];
+        }
         twin->kernel = node->kernel;
         if (twin->kernel.kernelParams != NULL)
             twin->kernel.kernelParams = twin->arguments;

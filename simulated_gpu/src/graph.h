@@ -13,8 +13,8 @@ struct sim_node {
     sim_work work;
     sim_event *event; /* of record and wait nodes */
     sim_graph *child;
-    uint64_t first_argument; /* of a kernel: what nvs_sim_kernel_work looked at */
-    void *arguments[1];
+    uint64_t values[3]; /* of a kernel: the parameters that nvs_sim_kernel_work looked at */
+    void *arguments[3];
     CUDA_KERNEL_NODE_PARAMS kernel;
     CUDA_MEMCPY3D copy;
     CUDA_MEMSET_NODE_PARAMS fill;
@@ -56,11 +56,12 @@ CUresult nvs_sim_graph_sort(sim_graph *graph, sim_node ***out);
 bool nvs_sim_node_reaches(sim_node *from, const sim_node *ancestor);
 CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params);
 CUresult nvs_sim_node_set_general(sim_node *node, const CUgraphNodeParams *params);
-CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params); /* or the event or the child itself */
+/* `params` may be the event or the child itself; the context is that of copies and fills, or NULL. */
+CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params, CUcontext context);
 
 /* copy_shapes.c */
 CUresult nvs_sim_copy_from_3d(const CUDA_MEMCPY3D *shape, sim_copy *out);
-CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, sim_work *out);
-CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, sim_work *out);
+CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *by, sim_work *out);
+CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *by, sim_work *out);
 
 #endif

@@ -201,43 +201,43 @@ static CUresult own_node(CUgraphExec exec_handle, CUgraphNode node_handle, sim_e
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult set_params(CUgraphExec exec_handle, CUgraphNode node, CUgraphNodeType type, const void *params)
+static CUresult set_params(CUgraphExec exec_handle, CUgraphNode node, CUgraphNodeType type, const void *params, CUcontext context)
 {
     sim_exec *exec;
     size_t index;
     CUresult result = own_node(exec_handle, node, &exec, &index);
-    return result == CUDA_SUCCESS ? nvs_sim_node_set_raw(exec->order[index], type, params) : result;
+    return result == CUDA_SUCCESS ? nvs_sim_node_set_raw(exec->order[index], type, params, context) : result;
 }
 
-#define EXEC_SET(name, kind, parameter)                                                         \
+#define EXEC_SET(name, kind, parameter, context)                                                \
     SIM_EXPORT CUresult CUDAAPI name(CUgraphExec hGraphExec, CUgraphNode hNode, const parameter) \
     {                                                                                           \
         NVS_SIM_ENTER();                                                                        \
-        return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_##kind, params)); \
+        return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_##kind, params, context)); \
     }
 #define COMMA ,
 
-EXEC_SET(cuGraphExecKernelNodeSetParams_v2, KERNEL, CUDA_KERNEL_NODE_PARAMS *params)
-EXEC_SET(cuGraphExecMemcpyNodeSetParams, MEMCPY, CUDA_MEMCPY3D *params COMMA CUcontext ctx)
-EXEC_SET(cuGraphExecMemsetNodeSetParams, MEMSET, CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx)
-EXEC_SET(cuGraphExecHostNodeSetParams, HOST, CUDA_HOST_NODE_PARAMS *params)
+EXEC_SET(cuGraphExecKernelNodeSetParams_v2, KERNEL, CUDA_KERNEL_NODE_PARAMS *params, NULL)
+EXEC_SET(cuGraphExecMemcpyNodeSetParams, MEMCPY, CUDA_MEMCPY3D *params COMMA CUcontext ctx, ctx)
+EXEC_SET(cuGraphExecMemsetNodeSetParams, MEMSET, CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx, ctx)
+EXEC_SET(cuGraphExecHostNodeSetParams, HOST, CUDA_HOST_NODE_PARAMS *params, NULL)
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
 {
     NVS_SIM_ENTER();
-    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event));
+    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, NULL));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
 {
     NVS_SIM_ENTER();
-    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event));
+    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, NULL));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph)
 {
     NVS_SIM_ENTER();
-    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_GRAPH, childGraph));
+    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_GRAPH, childGraph, NULL));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)

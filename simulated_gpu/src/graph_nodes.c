@@ -9,18 +9,40 @@ CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *
     if (result != CUDA_SUCCESS)
         return result;
     node->kernel = *params;
-    node->first_argument = node->work.duration_ns;
-    node->arguments[0] = &node->first_argument;
+    const bool copies = node->work.u.bytes != 0;
+    const uint64_t values[3] = {copies ? node->work.u.to : node->work.duration_ns, node->work.u.from, node->work.u.bytes / 4};
+    for (int i = 0; i < 3; i++) {
+        node->values[i] = values[i];
+        node->arguments[i] = &node->values[i];
+    }
     node->kernel.kernelParams = params->kernelParams != NULL ? node->arguments : NULL;
     node->kernel.extra = NULL;
     node->work.u.kernel = node->kernel;
+    if (params->ctx == NULL || nvs_sim_context(params->ctx, &node->work.u.by) != CUDA_SUCCESS)
+        node->work.u.by = nvs_sim_current();
     return CUDA_SUCCESS;
 }
 
-static CUresult set_copy(sim_node *node, const CUDA_MEMCPY3D *params)
+/* The GPU that a copy or fill runs on: that of the context it is told, else the one it had, else the current one. */
+static CUresult runs_on(CUcontext told, const sim_device *before, const sim_device **out)
+{
+    sim_context *context;
+    *out = before;
+    if (told == NULL && before != NULL)
+        return CUDA_SUCCESS;
+    CUresult result = nvs_sim_context(told, &context);
+    if (result == CUDA_SUCCESS)
+        *out = context->device;
+    return result;
+}
+
+static CUresult set_copy(sim_node *node, const CUDA_MEMCPY3D *params, CUcontext context)
 {
     sim_work work;
-    CUresult result = nvs_sim_copy_work(params, &work);
+    const sim_device *by;
+    CUresult result = runs_on(context, node->work.kind == OP_COPY ? node->work.u.copy.target_by : NULL, &by);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_copy_work(params, by, &work);
     if (result == CUDA_SUCCESS) {
         node->work = work;
         node->copy = *params;
@@ -28,10 +50,13 @@ static CUresult set_copy(sim_node *node, const CUDA_MEMCPY3D *params)
     return result;
 }
 
-static CUresult set_fill(sim_node *node, const CUDA_MEMSET_NODE_PARAMS *params)
+static CUresult set_fill(sim_node *node, const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context)
 {
     sim_work work;
-    CUresult result = nvs_sim_fill_work(params, &work);
+    const sim_device *by;
+    CUresult result = runs_on(context, node->work.kind == OP_FILL ? node->work.u.fill.by : NULL, &by);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_fill_work(params, by, &work);
     if (result == CUDA_SUCCESS) {
         node->work = work;
         node->fill = *params;
@@ -73,21 +98,24 @@ static CUresult set_child(sim_node *node, CUgraph handle)
 }
 
 /* What a node of this type is told; which member counts is the type's business. */
-typedef union told {
-    const CUDA_KERNEL_NODE_PARAMS *kernel;
-    const CUDA_MEMCPY3D *copy;
-    const CUDA_MEMSET_NODE_PARAMS *fill;
-    const CUDA_HOST_NODE_PARAMS *host;
-    CUevent event;
-    CUgraph child;
+typedef struct told {
+    CUcontext context; /* of copies and fills; NULL: not told */
+    union {
+        const CUDA_KERNEL_NODE_PARAMS *kernel;
+        const CUDA_MEMCPY3D *copy;
+        const CUDA_MEMSET_NODE_PARAMS *fill;
+        const CUDA_HOST_NODE_PARAMS *host;
+        CUevent event;
+        CUgraph child;
+    };
 } told;
 
 static CUresult set(sim_node *node, told params)
 {
     switch (node->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: return nvs_sim_node_set_kernel(node, params.kernel);
-    case CU_GRAPH_NODE_TYPE_MEMCPY: return set_copy(node, params.copy);
-    case CU_GRAPH_NODE_TYPE_MEMSET: return set_fill(node, params.fill);
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return set_copy(node, params.copy, params.context);
+    case CU_GRAPH_NODE_TYPE_MEMSET: return set_fill(node, params.fill, params.context);
     case CU_GRAPH_NODE_TYPE_HOST: return set_host(node, params.host);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return set_event(node, params.event);
@@ -130,8 +158,8 @@ static CUresult add(CUgraphNode *out, CUgraph handle, const CUgraphNode *depende
 #define COMMA ,
 
 ADD(cuGraphAddKernelNode_v2, KERNEL, COMMA const CUDA_KERNEL_NODE_PARAMS *params, (told){.kernel = params})
-ADD(cuGraphAddMemcpyNode, MEMCPY, COMMA const CUDA_MEMCPY3D *params COMMA CUcontext ctx, (told){.copy = params})
-ADD(cuGraphAddMemsetNode, MEMSET, COMMA const CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx, (told){.fill = params})
+ADD(cuGraphAddMemcpyNode, MEMCPY, COMMA const CUDA_MEMCPY3D *params COMMA CUcontext ctx, ((told){.context = ctx, .copy = params}))
+ADD(cuGraphAddMemsetNode, MEMSET, COMMA const CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx, ((told){.context = ctx, .fill = params}))
 ADD(cuGraphAddHostNode, HOST, COMMA const CUDA_HOST_NODE_PARAMS *params, (told){.host = params})
 ADD(cuGraphAddEmptyNode, EMPTY, , (told){.event = NULL})
 ADD(cuGraphAddChildGraphNode, GRAPH, COMMA CUgraph child, (told){.child = child})
@@ -179,12 +207,14 @@ static CUresult unpack(const CUgraphNodeParams *from, general *out)
     case CU_GRAPH_NODE_TYPE_MEMCPY:
         out->copy = from->memcpy.copyParams;
         out->params.copy = &out->copy;
+        out->params.context = from->memcpy.copyCtx;
         return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_MEMSET:
         out->fill = (CUDA_MEMSET_NODE_PARAMS){.dst = from->memset.dst, .pitch = from->memset.pitch, .value = from->memset.value,
                                               .elementSize = from->memset.elementSize, .width = from->memset.width,
                                               .height = from->memset.height};
         out->params.fill = &out->fill;
+        out->params.context = from->memset.ctx;
         return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_HOST:
         out->host = (CUDA_HOST_NODE_PARAMS){.fn = from->host.fn, .userData = from->host.userData};
@@ -201,7 +231,7 @@ static CUresult unpack(const CUgraphNodeParams *from, general *out)
 static CUresult add_general(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
                             const CUgraphNodeParams *params)
 {
-    general all;
+    general all = {0};
     CUresult result = params == NULL ? CUDA_ERROR_INVALID_VALUE : unpack(params, &all);
     return result == CUDA_SUCCESS ? add(out, graph, dependencies, count, params->type, all.params) : result;
 }
@@ -307,7 +337,7 @@ EVENT_ACCESS(cuGraphEventWaitNode, WAIT_EVENT)
 
 SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams)
 {
-    general all;
+    general all = {0};
     sim_node *node;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -319,21 +349,21 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeP
 /* The same for the copy of a node in an exec, which graph_api.c finds. */
 CUresult nvs_sim_node_set_general(sim_node *node, const CUgraphNodeParams *params)
 {
-    general all;
+    general all = {0};
     if (params == NULL || params->type != node->type)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = unpack(params, &all);
     return result == CUDA_SUCCESS ? set(node, all.params) : result;
 }
 
-CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params)
+CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params, CUcontext context)
 {
     if (params == NULL || node->type != type)
         return CUDA_ERROR_INVALID_VALUE;
     switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: return set(node, (told){.kernel = params});
-    case CU_GRAPH_NODE_TYPE_MEMCPY: return set(node, (told){.copy = params});
-    case CU_GRAPH_NODE_TYPE_MEMSET: return set(node, (told){.fill = params});
+    case CU_GRAPH_NODE_TYPE_MEMCPY: return set(node, (told){.context = context, .copy = params});
+    case CU_GRAPH_NODE_TYPE_MEMSET: return set(node, (told){.context = context, .fill = params});
     case CU_GRAPH_NODE_TYPE_HOST: return set(node, (told){.host = params});
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return set(node, (told){.event = (CUevent)(uintptr_t)params});

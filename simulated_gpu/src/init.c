@@ -52,6 +52,7 @@ static void read_settings(void)
     settings_read = true;
     nvs_sim_settings.driver_version = (int)number_from("NVSHARE_SIM_DRIVER_VERSION", 13000);
     nvs_sim_settings.kernel_ns = number_from("NVSHARE_SIM_KERNEL_NS", 20000);
+    nvs_sim_settings.peers = number_from("NVSHARE_SIM_PEERS", 1) != 0;
     nvs_sim_settings.context_bytes = number_from("NVSHARE_SIM_CONTEXT_BYTES", 0);
     nvs_sim_settings.launch_queue = (uint32_t)number_from("NVSHARE_SIM_LAUNCH_QUEUE", 1024);
     nvs_sim_settings.copy_bytes_per_ns = gibps > 0 ? gibps * 1073741824.0 / 1e9 : 0;

@@ -132,6 +132,7 @@ CUresult nvs_sim_function_named(sim_module *module, const char *name, size_t len
     }
     *made = (sim_function){.magic = SIM_FUNCTION, .module = module, .name = copy, .next = module->functions};
     made->busy = strcmp(copy, "nvs_busy") == 0;
+    made->copies = strcmp(copy, "nvs_copy") == 0;
     made->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
     made->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;
     made->attributes[CU_FUNC_ATTRIBUTE_PTX_VERSION] = 90;
@@ -191,6 +192,23 @@ void nvs_sim_modules_unload(sim_context *context)
     }
 }
 
+/* The first parameters, each of 8 bytes, of a kernel that is known to have so many; false: none were given. */
+static bool read_parameters(const CUDA_KERNEL_NODE_PARAMS *launch, uint64_t *out, size_t count)
+{
+    for (size_t i = 0; launch->kernelParams != NULL && i < count; i++) {
+        if (launch->kernelParams[i] == NULL)
+            return false;
+        memcpy(&out[i], launch->kernelParams[i], sizeof out[i]);
+    }
+    bool found = launch->kernelParams != NULL;
+    for (size_t i = 0; launch->extra != NULL && launch->extra[i] != CU_LAUNCH_PARAM_END; i += 2)
+        if (launch->extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+            memcpy(out, launch->extra[i + 1], count * sizeof *out);
+            found = true;
+        }
+    return found;
+}
+
 CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *out)
 {
     const unsigned grid[3] = {launch->gridDimX, launch->gridDimY, launch->gridDimZ};
@@ -204,12 +222,14 @@ CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *ou
             return CUDA_ERROR_INVALID_VALUE;
     if ((uint64_t)block[0] * block[1] * block[2] > 1024 || grid[0] > 2147483647u || grid[1] > 65535 || grid[2] > 65535)
         return CUDA_ERROR_INVALID_VALUE;
-    uint64_t duration_ns = nvs_sim_settings.kernel_ns;
-    if (function->busy && launch->kernelParams != NULL && launch->kernelParams[0] != NULL)
-        memcpy(&duration_ns, launch->kernelParams[0], sizeof duration_ns);
-    for (size_t i = 0; function->busy && launch->extra != NULL && launch->extra[i] != CU_LAUNCH_PARAM_END; i += 2)
-        if (launch->extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER)
-            memcpy(&duration_ns, launch->extra[i + 1], sizeof duration_ns);
-    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = duration_ns, .u.kernel = *launch};
+    uint64_t given[3] = {0};
+    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns, .u.kernel = *launch};
+    if (function->busy && read_parameters(launch, given, 1))
+        out->duration_ns = given[0];
+    if (function->copies && read_parameters(launch, given, 3)) {
+        out->u.to = given[0];
+        out->u.from = given[1];
+        out->u.bytes = 4 * given[2];
+    }
     return CUDA_SUCCESS;
 }

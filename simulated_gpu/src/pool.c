@@ -13,6 +13,7 @@ typedef struct sim_pool {
     sim_device *device;
     bool built_in;
     uint64_t used, high, threshold;
+    uint64_t accessors; /* devices, by bit */
     int reuse[4]; /* the switches; remembered only */
 } sim_pool;
 
@@ -21,7 +22,7 @@ static CUresult make_pool(sim_device *device, bool built_in, sim_pool **out)
     sim_pool *pool = calloc(1, sizeof *pool);
     if (pool == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *pool = (sim_pool){.magic = SIM_POOL, .device = device, .built_in = built_in, .reuse = {1, 1, 1, 1}};
+    *pool = (sim_pool){.magic = SIM_POOL, .device = device, .built_in = built_in, .accessors = 1ull << device->ordinal, .reuse = {1, 1, 1, 1}};
     *out = pool;
     return CUDA_SUCCESS;
 }
@@ -67,6 +68,7 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, sim_pool *pool, CUstrea
         return result;
     sim_allocation *allocation = nvs_sim_find((uintptr_t)*out);
     allocation->handle = pool;
+    allocation->accessed_by = pool->accessors;
     pool->used += allocation->charged_bytes;
     if (pool->used > pool->high)
         pool->high = pool->used;
@@ -194,7 +196,23 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
     sim_pool *found;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(map != NULL || count == 0, CUDA_ERROR_INVALID_VALUE);
-    return nvs_sim_return(find(pool, &found));
+    NVS_SIM_TRY(find(pool, &found));
+    uint64_t accessors = found->accessors;
+    for (size_t i = 0; i < count; i++) {
+        sim_device *device;
+        NVS_SIM_CHECK(map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
+        NVS_SIM_TRY(nvs_sim_device(map[i].location.id, &device));
+        const bool none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        NVS_SIM_CHECK(device != found->device || !none, CUDA_ERROR_INVALID_DEVICE); /* its own cannot be taken away */
+        NVS_SIM_CHECK(device == found->device || nvs_sim_peers_possible(device, found->device), CUDA_ERROR_INVALID_DEVICE);
+        const uint64_t bit = 1ull << device->ordinal;
+        accessors = none ? accessors & ~bit : accessors | bit;
+    }
+    found->accessors = accessors;
+    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* also what was allocated before */
+        if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
+            nvs_sim_allocation_at(i)->accessed_by = accessors;
+    return nvs_sim_return(CUDA_SUCCESS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool, CUmemLocation *location)
@@ -203,7 +221,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemor
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(flags != NULL && location != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(find(memPool, &found));
-    *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    NVS_SIM_CHECK(location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id >= 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(location->id < nvs_sim_device_count, CUDA_ERROR_INVALID_VALUE);
+    *flags = (found->accessors >> location->id & 1) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 

@@ -54,6 +54,7 @@ typedef struct sim_copy { /* width x height x depth bytes between linear host ma
     const char *source;
     size_t target_pitch, target_slice, source_pitch, source_slice;
     size_t width, height, depth;
+    const sim_device *target_by, *source_by; /* whose rights count at each end; NULL: the stream's (peers.c) */
     void *snapshot; /* owned copy of the source, when it was taken at submission */
 } sim_copy;
 
@@ -62,6 +63,7 @@ typedef struct sim_fill {
     size_t pitch, width, height; /* width in elements */
     uint32_t value;
     uint32_t element; /* 1, 2 or 4 bytes */
+    const sim_device *by; /* as in a copy */
 } sim_fill;
 
 enum sim_op_kind {
@@ -92,7 +94,11 @@ typedef struct sim_work { /* what is to be done: part of a queued operation or o
             CUstream stream;
             void *data;
         } host;
-        CUDA_KERNEL_NODE_PARAMS kernel; /* kernelParams and extra are good only during the launch call */
+        struct {
+            CUDA_KERNEL_NODE_PARAMS kernel; /* kernelParams and extra are good only during the launch call */
+            sim_context *by;                /* of a graph's node; NULL: the stream's */
+            uint64_t to, from, bytes;       /* what nvs_copy was told; 0 bytes: it is another kernel */
+        };
         sim_fence *fence; /* one reference is owned */
         struct {
             CUdeviceptr pointer;
@@ -196,6 +202,7 @@ typedef struct sim_settings {
     double copy_bytes_per_ns; /* 0: instantaneous */
     uint64_t context_bytes;
     uint32_t launch_queue;
+    bool peers; /* GPUs can be given access to each other's memory */
 } sim_settings;
 
 typedef struct sim_thread {
@@ -312,7 +319,7 @@ typedef struct sim_allocation {
     uint64_t id;
     int32_t last_prefetch, preferred;
     bool read_mostly, sync_memops;
-    uint64_t accessed_by;
+    uint64_t accessed_by; /* MEM_MAPPED, MEM_POOL: who has rights; MEM_MANAGED: who was advised */
     void *handle; /* MEM_MAPPED: the physical handle; MEM_POOL: the pool */
     int shared_file; /* of memory that was exported (ipc.c): its descriptor + 1 */
     int32_t shared_by;   /* MEM_IMPORTED: whose it is, */
@@ -328,6 +335,12 @@ bool nvs_sim_accessible(uintptr_t address, size_t bytes); /* false: in a reserve
 size_t nvs_sim_allocation_count(void);
 extern uint64_t nvs_sim_managed_count; /* of them */
 sim_allocation *nvs_sim_allocation_at(size_t index);
+
+/* peers.c */
+bool nvs_sim_peers_possible(const sim_device *one, const sim_device *other);
+bool nvs_sim_copy_reaches(const sim_device *by, uintptr_t address, size_t bytes); /* and it is there */
+bool nvs_sim_fill_reaches(const sim_context *by, uintptr_t address, size_t bytes);
+bool nvs_sim_kernel_reaches(const sim_context *by, uintptr_t address, size_t bytes);
 
 /* managed.c */
 void nvs_sim_managed_touch(sim_device *device);
@@ -359,6 +372,7 @@ typedef struct sim_function {
     struct sim_module *module;
     char *name;
     bool busy; /* nvs_busy: its first parameter is its duration */
+    bool copies; /* nvs_copy: copies words of 4 bytes; its parameters are target, source and their number */
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
 } sim_function;
 CUresult nvs_sim_function_named(sim_module *module, const char *name, size_t length, sim_function **out);

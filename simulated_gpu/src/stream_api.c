@@ -164,7 +164,7 @@ static CUresult write_value(CUstream handle, CUdeviceptr pointer, uint64_t value
     CUresult result = nvs_sim_stream(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    if (pointer % bytes != 0)
+    if (pointer % bytes != 0 || !nvs_sim_kernel_reaches(stream->context, (uintptr_t)pointer, bytes))
         return CUDA_ERROR_INVALID_VALUE;
     sim_work work = {.kind = OP_WRITE_VALUE, .u.write = {.pointer = pointer, .value = value, .bytes = bytes}};
     return nvs_sim_submit(stream, &work);

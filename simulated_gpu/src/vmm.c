@@ -286,6 +286,12 @@ static uint64_t bit_of(CUmemLocation location)
     return location.type == CU_MEM_LOCATION_TYPE_DEVICE ? 1ull << location.id : 1ull << 63;
 }
 
+static bool may_be_reached(sim_allocation *one, uint64_t ordinal)
+{
+    const sim_device *owner = ((const sim_physical *)one->handle)->device, *by = &nvs_sim_devices[ordinal];
+    return owner == NULL || owner == by || nvs_sim_peers_possible(by, owner);
+}
+
 static bool allow(sim_allocation *one, uint64_t bit)
 {
     one->accessed_by |= bit;
@@ -306,6 +312,11 @@ SIM_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const C
         bool known = desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
                      (desc[i].location.id >= 0 && desc[i].location.id < nvs_sim_device_count);
         NVS_SIM_CHECK(known, CUDA_ERROR_INVALID_DEVICE);
+        bool possible = desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                        each_mapping((uintptr_t)ptr, size, true, may_be_reached, (uint64_t)desc[i].location.id);
+        NVS_SIM_CHECK(possible, CUDA_ERROR_INVALID_DEVICE);
+    }
+    for (size_t i = 0; i < count; i++) {
         bool none = desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
         NVS_SIM_CHECK(each_mapping((uintptr_t)ptr, size, true, none ? forbid : allow, bit_of(desc[i].location)), CUDA_ERROR_UNKNOWN);
     }

@@ -10,11 +10,12 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from bench.rig import Rig
+from tests.hook.programs.between_gpus import KINDS
 from tests.waiting import eventually
 
 PROGRAM = Path(__file__).resolve().parent.parent / "hook" / "programs" / "memory_program.py"
@@ -24,8 +25,8 @@ SIZE = 32 * MIB
 """Of a program's memory on a GPU; two of them do not fit."""
 LITTLE = 8 * MIB
 BOUND_S = 60
-COPIES = range(6)
-"""Kinds of copies that memory_program.py's `copy_between` knows."""
+COPIES = {name: place for place, name in enumerate(KINDS)}
+"""Calls that memory_program.py's `copy_between` knows, and their numbers there."""
 
 
 class Told:
@@ -59,11 +60,14 @@ class Told:
 
 
 @contextmanager
-def told(stand: Rig, *, hooked: bool = True, name: str = "program") -> Iterator[Told]:
-    """Such a program in mode `swap`, or without the hook; it must end well."""
-    options = ("--memory=swap",) if hooked else ()
+def told(
+    stand: Rig, *, hooked: bool = True, name: str = "program", mode: str = "swap", peers: bool = True
+) -> Iterator[Told]:
+    """Such a program under the hook, or without it; it must end well.  `peers` False: GPUs reach nobody."""
+    options = (f"--memory={mode}",) if hooked else ()
     command = [sys.executable, "-S", str(PROGRAM)]
-    process = stand.start(command, hooked=hooked, name=name, options=options, stdin=subprocess.PIPE)
+    extra = {} if peers else {"NVSHARE_SIM_PEERS": "0"}
+    process = stand.start(command, hooked=hooked, name=name, options=options, stdin=subprocess.PIPE, extra=extra)
     try:
         program = Told(process)
         assert program.ask("start") == 0
@@ -125,12 +129,71 @@ def reach_by_kernels(stand: Rig) -> None:
         assert program.ask("same", here, LITTLE, 4) is True
 
 
-def reach_by_copies(stand: Rig, kind: int) -> None:
+ALLOCATE = {"plain": "alloc", "pool": "async", "mapped": "map_released"}
+ILLEGAL_ADDRESS, UNSUPPORTED, INVALID_VALUE, INVALID_DEVICE = 700, 217, 1, 101
+
+
+def first_memory(program: Told, memory: str) -> int:
+    """Memory of a kind on GPU 0, written to; GPU 1 is current afterwards."""
+    result, pointer = program.ask(ALLOCATE[memory], LITTLE)
+    assert result == 0
+    assert memory != "mapped" or program.ask("allow", pointer, LITTLE, 0, 3) == 0
+    assert program.ask("synchronize") == 0
+    assert program.ask("write", pointer, LITTLE, 1) == 0
+    assert program.ask("use", 1) == 0
+    return int(pointer)
+
+
+def rights(stand: Rig, *, hooked: bool, mode: str = "swap", peers: bool = True) -> dict[str, int]:
+    """What a driver lets GPU 1 do with memory of GPU 0: by kind of memory and call, for kernels by what was given."""
+    found = {}
+
+    def begin() -> AbstractContextManager[Told]:
+        return told(stand, hooked=hooked, mode=mode, peers=peers)
+
+    for memory in ALLOCATE:
+        with begin() as program:
+            there = first_memory(program, memory)
+            here = program.fill(LITTLE, 2)
+            for name, kind in COPIES.items():
+                found[f"{memory}, {name}"] = program.ask("copy_between", kind, here, there, LITTLE)
+            found[f"{memory}, to the host"] = program.ask("read", there, LITTLE)
+            found[f"{memory}, from the host"] = program.ask("write", there, LITTLE, 3)
+            found[f"{memory}, memset"] = program.ask("set", there, LITTLE, 4)
+        for given in ("nothing", "peer access", "rights"):
+            with begin() as program:  # of its own: a kernel that fails ends the context
+                there = first_memory(program, memory)
+                here = program.fill(LITTLE, 2)
+                result = program.ask("enable_peer", 0) if given == "peer access" else 0
+                if given == "rights" and memory != "plain":
+                    allow = ("allow", there, LITTLE, 1, 3) if memory == "mapped" else ("pool_allow", 0, 1)
+                    result = program.ask(*allow)
+                found[f"{memory}, kernel, {given}"] = result or program.ask("kernel_copy", here, there, LITTLE)
+    return found
+
+
+def rights_of_cards(*, peers: bool = True) -> dict[str, int]:
+    """What cards and the simulated GPU answer."""
+    found = {}
+    for memory in ALLOCATE:
+        own = memory == "plain"
+        for name in COPIES:
+            found[f"{memory}, {name}"] = 0 if own or "Peer" in name else INVALID_VALUE
+        for call in ("to the host", "from the host"):
+            found[f"{memory}, {call}"] = 0 if own else INVALID_VALUE
+        found[f"{memory}, memset"] = INVALID_VALUE
+        found[f"{memory}, kernel, nothing"] = ILLEGAL_ADDRESS
+        found[f"{memory}, kernel, peer access"] = UNSUPPORTED if not peers else 0 if own else ILLEGAL_ADDRESS
+        found[f"{memory}, kernel, rights"] = ILLEGAL_ADDRESS if own else 0 if peers else INVALID_DEVICE
+    return found
+
+
+def reach_by_copies(stand: Rig, kind: int, *, peers: bool = True) -> None:
     """A copy from one GPU to the other without peer access, of memory that was evicted; and back."""
-    with told(stand, hooked=False) as plain:
+    with told(stand, hooked=False, peers=peers) as plain:
         pointers = [plain.ask("use", gpu) or plain.fill(LITTLE, gpu) for gpu in (0, 1)]
         expected = plain.ask("copy_between", kind, pointers[1], pointers[0], LITTLE)
-    with told(stand) as program:
+    with told(stand, peers=peers) as program:
         there = program.fill(SIZE, 1)
         assert program.ask("use", 1) == 0
         here = program.fill(SIZE, 2)

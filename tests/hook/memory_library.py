@@ -26,9 +26,10 @@ SOURCES: Final = (
         "hook_ipc",
         "hook_memory",
         "hook_pool",
+        "pins",
         "pool_book",
     ),
-    *("ipc_export", "ipc_import", "ipc_server", "ipc_socket"),
+    *("ipc_export", "ipc_import", "ipc_reach", "ipc_server", "ipc_socket"),
     *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_move"),
     *(
         "swap_pipeline",

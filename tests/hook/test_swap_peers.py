@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator import wire
+from tests.end_to_end.two_gpus import COPIES
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import Client, finished, start
 from tests.hook.test_swap_process import last_report
@@ -149,7 +150,7 @@ def test_peer_access_waits_for_what_is_evicted(
         assert client.ask("same", here, SIZE, 1) is True
 
 
-@pytest.mark.parametrize("kind", range(6), ids=["Peer", "DtoD", "Async", "PeerAsync", "Batch", "2D"])
+@pytest.mark.parametrize("kind", COPIES.values(), ids=COPIES)
 def test_a_copy_between_gpus_finds_what_was_evicted(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, kind: int
 ) -> None:
@@ -167,6 +168,77 @@ def test_a_copy_between_gpus_finds_what_was_evicted(
         assert client.ask("same", here, SIZE, 1) is True
         revoke(coordinator, 0, 12)
         assert evict(coordinator, 0, 3) == (0, 0), "the copy may still be under way on the other GPU"
+
+
+@pytest.mark.parametrize("call", ["set {0} {1} 7", "write {0} {1} 7", "read {0} {1}", "write_value {0} 7"])
+def test_a_call_on_the_other_gpus_memory_finds_what_was_evicted(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, call: str
+) -> None:
+    """Broken: a fill, a value or a copy with the host fails when the GPU that is current is not the memory's."""
+    with start(environment, tmp_path) as client:
+        there, _ = both(client, coordinator)
+        revoke(coordinator, 0, 10)
+        assert evict(coordinator, 0, 1) == (SIZE, 0)
+        client.tell(call.format(there, SIZE))
+        assert coordinator.expect(wire.Request).gpu == 0
+        coordinator.send(wire.Restore(gpu=0, order_id=2, bytes=SIZE))
+        assert finished(coordinator, 2) == (SIZE, 0)
+        grant(coordinator, 0, 12)
+        assert client.result() == 0
+        revoke(coordinator, 0, 12)
+        assert evict(coordinator, 0, 3) == (0, 0), "it may still be under way on the other GPU"
+
+
+@pytest.mark.parametrize(("name", "moves"), [("Node", SIZE), ("GeneralNode", SIZE), ("ChangedNode", 0)])
+def test_an_edit_waits_for_the_memory_that_it_names(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, name: str, moves: int
+) -> None:
+    """Broken: a graph cannot be built while its memory is off the card, because the driver knows no such address.
+
+    A node that is told addresses without a context may be of any GPU.
+    """
+    with start(environment, tmp_path) as client:
+        there, _ = both(client, coordinator)
+        assert client.ask("use", 0) == 0
+        revoke(coordinator, 0, 10)
+        assert evict(coordinator, 0, 1) == (SIZE, 0)
+        half = SIZE // 2
+        client.tell(f"copy_between {COPIES[name]} {there + half} {there} {half}")
+        assert coordinator.expect(wire.Request).gpu == 0
+        coordinator.send(wire.Restore(gpu=0, order_id=2, bytes=SIZE))
+        assert finished(coordinator, 2) == (SIZE, 0)
+        grant(coordinator, 0, 12)
+        assert client.result() == 0
+        revoke(coordinator, 0, 12)
+        assert evict(coordinator, 0, 3) == (moves, 0)
+
+
+def test_a_graph_over_two_gpus_finds_its_memory(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: a graph is launched under one GPU's lease and faults on memory of the other, which was moved away."""
+    with start(environment, tmp_path) as client:
+        there, _ = both(client, coordinator)
+        assert client.ask("spread", there, SIZE) == 0
+        revoke(coordinator, 0, 10)
+        assert evict(coordinator, 0, 1) == (0, 0)
+        assert client.ask("launch_spread") == 0
+
+
+def test_a_pool_is_opened_after_it_gave_memory(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: what a pool gave before another GPU was let in faults in that one's kernels."""
+    with start(environment, tmp_path) as client:
+        _, here = both(client, coordinator)
+        assert client.ask("use", 0) == 0
+        result, there = client.ask("async", SIZE)
+        assert result == 0
+        assert client.ask("use", 1) == 0
+        assert client.ask("pool_allow", 0, 1) == 0
+        assert client.ask("kernel_copy", there, here, SIZE) == 0
+        revoke(coordinator, 0, 10)
+        assert evict(coordinator, 0, 1) == (0, 0)
 
 
 def test_memory_that_nobody_else_reaches_moves(

@@ -13,6 +13,7 @@ import zmq
 
 from coordinator import control_api as api
 from coordinator import wire
+from coordinator.control_view import host_lines
 from coordinator.kubernetes import slot as slots
 from coordinator.kubernetes.slot import PodRef, Slot, SlotPolicy
 from tests.shell.made_up_gpus import uuid_of
@@ -82,6 +83,32 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     assert shown == {"test": ("a", 3), "outside": ("", 99)}
     (slot,) = status["slots"]
     assert (slot["namespace"], slot["pod"], slot["container"], slot["registered"]) == ("n", "p", "c", True)
+
+
+def test_a_slot_cannot_fill_the_host_budget(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else one pod takes all host memory, and every other one is out of memory and is not told why."""
+    running.ask(api.SetHostBudget(budget_bytes=9 * GIB))
+    first, second = (Hook(context, put(base, name)).hello(name) for name in ("a", "b"))
+    for hook in (first, second):
+        hook.send(wire.ReserveHost(0, 0))  # as hooks do: what they have, soon after a start, is no question
+        hook.next(wire.HostReserved)
+    first.send(wire.ReserveHost(1, 9 * GIB))
+    assert first.next(wire.HostReserved).bytes == 0
+    first.send(wire.ReserveHost(2, 8 * GIB))
+    assert first.next(wire.HostReserved).bytes == 8 * GIB
+    second.send(wire.ReserveHost(1, GIB))
+    assert second.next(wire.HostReserved).bytes == 0
+    refused = second.next(wire.Rejected)
+    assert (refused.code, refused.final) == (wire.Rejection.NOT_ALLOWED, False)
+    assert "slot b has 0B, 1GiB of 9GiB are left" in refused.text
+    second.send(wire.ReserveHost(2, GIB // 2))
+    assert second.next(wire.HostReserved).bytes == GIB // 2
+    owners = {each["owner"]: each for each in running.status()["host_owners"]}
+    assert [owners[f"slot {name}"]["shared_bytes"] for name in "ab"] == [8 * GIB, GIB // 2]
+    assert (owners["slot a"]["spare_bytes"], owners["slot b"]["refused"]) == (0, 1)
+    assert "  slot a: 1 program with 8GiB, no more to be had; refused once" in host_lines(running.status())
 
 
 def test_a_removed_slot_takes_nobody_new_and_harms_nobody(

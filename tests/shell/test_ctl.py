@@ -101,6 +101,21 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     assert (client["paused"], client["limit_bytes"]) == (False, 0)
 
 
+def test_who_is_refused_host_memory_is_shown(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if nobody could see who has the host's memory, or one's own coordinator kept a part for other users."""
+    running = coordinators.start("--host-budget", "4GiB")
+    hook = connect(running).hello("train")
+    hook.send(wire.ReserveHost(1, 4 << 30))
+    assert hook.next(wire.HostReserved).bytes == 4 << 30
+    assert "user " not in ctl(running.directory.path, "status").stdout
+    hook.send(wire.ReserveHost(2, 5 << 30))
+    assert hook.next(wire.HostReserved).bytes == 4 << 30
+    assert "4GiB" in hook.next(wire.Rejected).text
+    line = f"  user {os.getuid()}: 1 program with 4GiB, no more to be had; refused once\n"
+    assert line in ctl(running.directory.path, "status").stdout
+    assert line in ctl(running.directory.path, "memory").stdout
+
+
 def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running, connect: Connect) -> None:
     """Broken if the operator could not see where memory is, or thought that a limit had freed some."""
     hook = connect(coordinator).hello("train").attach()

@@ -66,6 +66,7 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
         assert value(metrics, "nvshare_client_memory_bytes", name='a "quoted" \\name', kind=kind) == size
     assert value(metrics, "nvshare_host_shared_bytes") == 9_000
     assert value(metrics, "nvshare_host_budget_bytes") >= 9_000
+    assert value(metrics, "nvshare_host_refused_total") == 0
     assert value(metrics, "nvshare_client_host_share_bytes", name='a "quoted" \\name') == 9_000
     assert value(metrics, "nvshare_client_leases_total", name="second", pid=str(os.getpid())) == 1
     second.close()

@@ -58,6 +58,23 @@ PLANS = {
     "gangs and swapped memory": Plan(
         gpus=2, processes=6, gangs=2, memory_bytes=600, swap_share=1.0, death_chance=0.02, duration_ns=8 * SECOND_NS
     ),
+    "memory that cannot move": Plan(memory_bytes=600, swap_share=1.0, pin_chance=0.3, duration_ns=8 * SECOND_NS),
+    "memory that cannot move, and nobody asked": Plan(
+        memory_bytes=600, swap_share=1.0, pin_chance=0.3, old_share=0.5, unhosted_share=0.3, duration_ns=8 * SECOND_NS
+    ),
+    "memory that cannot move, and trouble": Plan(
+        memory_bytes=600,
+        swap_share=0.8,
+        device_share=0.1,
+        pin_chance=0.3,
+        old_share=0.3,
+        unhosted_share=0.2,
+        death_chance=0.02,
+        drop_chance=0.02,
+        crash_every_ns=3 * SECOND_NS,
+        admin_every_ns=100 * MILLISECOND_NS,
+        duration_ns=8 * SECOND_NS,
+    ),
     "device and managed memory": Plan(memory_bytes=600, device_share=0.4, death_chance=0.02),
 }
 EVERYTHING = Plan(
@@ -106,6 +123,27 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     assert bool(gathered) == bool(plan.gangs)
     may_overlap = plan.hang_chance or plan.drop_chance
     assert may_overlap or excused == 0, "no process ever had an excuse to overlap"
+
+
+CROWDED = Plan(gpus=1, processes=5, memory_bytes=900, swap_share=1.0, pin_chance=0.5, duration_ns=5 * SECOND_NS)
+
+
+@pytest.mark.parametrize("crash_every_ns", [0, SECOND_NS])
+def test_who_asks_locks_nobody_out(crash_every_ns: int) -> None:
+    """Broken: hooks that ask before memory becomes immovable leave somebody less than he needs, or who is not back
+    after a restart of the coordinator."""
+    plan = replace(CROWDED, crash_every_ns=crash_every_ns)
+    worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
+    assert sum(world.pins_refused for world in worlds) > 20, "the world must have met the trouble that it is about"
+    assert sum(world.lacking for world in worlds) == 0
+
+
+def test_who_does_not_fit_is_named() -> None:
+    """Broken: where hooks ask nobody, somebody waits for ever and nobody knows why."""
+    plan = replace(CROWDED, old_share=0.5, unhosted_share=0.5)
+    worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
+    assert sum(world.lacking for world in worlds) > 20
+    assert sum(world.shut_out for world in worlds) > 20
 
 
 @settings(max_examples=12, deadline=None)

@@ -8,6 +8,7 @@ from coordinator import events, wire
 from coordinator.scheduler import Settings
 from coordinator.state import MILLISECOND_NS
 from coordinator.testing import Desk, ScriptedClient
+from scheduler_policies.api import Choice, ClientView, GpuView
 from scheduler_policies.registry import create
 
 QUANTUM_MS = 100
@@ -367,3 +368,100 @@ def test_members_overlap_under_every_policy(policy: str) -> None:
     assert together >= 1500
     assert apart <= together // 10
     assert desk.sight(A).policy_failures == 0
+
+
+def test_calls_take_no_more_time_than_the_policys_turns() -> None:
+    """Broken: beside programs of short turns a gang would have most of a GPU to which it is only called."""
+    desk = make_desk()
+    one, two = client(desk, A, gang="pair"), client(desk, B, gang="pair")
+    brief = client(desk, A), client(desk, B)
+    patient = client(desk, B)
+    for _ in range(6000):
+        desk.milliseconds(1)
+        for each in brief:
+            if each.seat().phase == "holding":
+                each.release(idle=True, wanted=True)
+                each.take(wire.Revoke)
+        obey(desk)
+    used = [each.seat().used_ns // MILLISECOND_NS for each in (one, two, patient)]
+    assert used[0] >= 2500, "on the other one it is chosen whenever it can be"
+    assert used[1] <= used[2] + 2 * QUANTUM_MS, used
+
+
+def test_who_waits_long_for_its_gang_goes_without_it() -> None:
+    """Broken: a member would be passed over for as long as somebody hangs on a GPU that its mate wants."""
+    desk = make_desk(gpus=3, drain_deadline_ns=60_000 * MILLISECOND_NS)
+    client(desk, A), client(desk, B), client(desk, B), client(desk, C)
+    hung = client(desk, B, gang="other")
+    client(desk, C, gang="other")
+    one = client(desk, A, gang="pair")
+    client(desk, B, gang="pair")
+    for _ in range(6000):
+        desk.milliseconds(1)
+        obey(desk, but=(hung,))
+    assert (hung.seat().leases, hung.seat().phase) == (1, "revoking")
+    assert one.seat().leases >= 5
+    assert one.seat().max_wait_ns <= 12 * QUANTUM_MS * MILLISECOND_NS
+
+
+def test_members_that_come_and_go_prolong_nobodys_turn() -> None:
+    """Broken: each mate that asks and dies would give the one at work another quantum, and its rival none."""
+    desk = make_desk()
+    client(desk, B), client(desk, B)
+    one, rival = client(desk, A, gang="pair"), client(desk, A)
+    for step in range(1000):
+        if step % 30 == 20:
+            mate = client(desk, B, gang="pair")
+            mate.die()
+        desk.milliseconds(1)
+        obey(desk)
+    assert rival.seat().leases >= 3
+    assert one.seat().max_wait_ns <= 4 * QUANTUM_MS * MILLISECOND_NS
+    assert rival.seat().max_wait_ns <= 4 * QUANTUM_MS * MILLISECOND_NS
+
+
+def test_a_turn_that_is_renewed_may_be_interrupted() -> None:
+    """Broken: who cannot be interrupted once would keep a gang out for as long as its policy renews."""
+    desk = make_desk("priority")
+    low = client(desk, A, gang="pair"), client(desk, B, gang="pair")
+    high = client(desk, B, priority=1, wanted=False)
+    client(desk, A)
+    pass_time(desk, 150)
+    high.request()
+    pass_time(desk, 5 * QUANTUM_MS)
+    assert holder(desk, B) == high.client
+    seat = desk.scheduler._node.gpus[B].holder  # not to be seen from outside
+    assert seat is not None
+    assert not seat.immune
+    assert low[0].seat().leases >= 2
+
+
+def test_a_favour_that_a_gang_cannot_take_yet_is_no_favour() -> None:
+    """Broken: under `priority` a gang that is passed over would use up the favours of all who wait."""
+    policy = create("priority", A)
+    quantum_ns = QUANTUM_MS * MILLISECOND_NS
+    view = GpuView(A, 1, quantum_ns, contended=True)
+    waiting = [
+        ClientView(number, "", priority, 0, since, None, None, 0, 0, 0, 0, 0)
+        for number, priority, since in ((1, 0, 0), (2, 0, 1), (3, 5, 2))
+    ]
+    now_ns = 21 * quantum_ns
+    assert policy.choose(waiting, view, now_ns) == Choice(1)
+    assert policy.choose(waiting[1:], view, now_ns) == Choice(2), "it has waited as long"
+    assert policy.choose(waiting[1:], view, now_ns + quantum_ns) == Choice(3), "which was the favour for this time"
+
+
+def test_who_waits_for_its_mates_may_be_idle_longer() -> None:
+    """Broken: a rank that waits some milliseconds for another one would lose the turn of both to a rival."""
+    desk = make_desk(idle_release_ns=2 * MILLISECOND_NS)
+    one, two = client(desk, A, gang="pair"), client(desk, B, wanted=False)
+    assert one.take(wire.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS, "it has no mates"
+    desk.handle(events.GangSet(two.client, "pair"))
+    rival = client(desk, A)
+    pass_time(desk, 2 * QUANTUM_MS + 5)
+    assert holder(desk, A) == one.client
+    assert one.take(wire.GpuSettings)[-1].idle_release_ns == 16 * MILLISECOND_NS
+    assert rival.take(wire.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS
+    desk.handle(events.GangSet(two.client, ""))
+    pass_time(desk, 2 * QUANTUM_MS)
+    assert one.take(wire.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS

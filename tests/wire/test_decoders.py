@@ -116,7 +116,7 @@ def test_defaults_are_used(tmp_path: Path) -> None:
 import subprocess, sys
 from dataclasses import dataclass
 from pathlib import Path
-from coordinator import wire, wire_codegen
+from coordinator import wire, wire_codec, wire_codegen
 from coordinator.wire_fields import BOOL, I32, NAME, U8, U32, declare, limits
 @declare(wire.TO_CLIENT, 99, U8, U32, I32, BOOL, NAME)
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class Later(wire.Message):
     level: int = -5
     flag: bool = True
     text: str = 'a "quoted" one'
-wire._NAMES[Later] = ("gpu", "count", "level", "flag", "text")
-wire._LIMITS[Later] = tuple(limits(b) for b in Later.LAYOUT)
+wire_codec.NAMES[Later] = ("gpu", "count", "level", "flag", "text")
+wire_codec.LIMITS[Later] = tuple(limits(b) for b in Later.LAYOUT)
 out = Path(sys.argv[1])
 (out / "wire.gen.h").write_text(wire_codegen.generate())
 frame = bytes([0x92, 99, 3])

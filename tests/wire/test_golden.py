@@ -110,8 +110,11 @@ GOLDEN: list[tuple[wire.Message, str]] = [
             sharing=0,
             resident_limit_bytes=2147483648,
             prepare_host_bytes=1073741824,
+            room_bytes=536870912,
+            ask_pins=True,
         ),
-        "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000",
+        "9d4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
+        "ce20000000c3",
     ),
     (
         wire.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
@@ -136,6 +139,14 @@ GOLDEN: list[tuple[wire.Message, str]] = [
     (
         wire.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592),
         "944701ce00010000cf0000000200000000",
+    ),
+    (
+        wire.ReservePins(gpu=2, sequence=77, bytes=134217728),
+        "940a024dce08000000",
+    ),
+    (
+        wire.PinsReserved(gpu=2, sequence=77, bytes=67108864),
+        "944c024dce04000000",
     ),
     (
         wire.Standby(gpu=1, within_ns=3000000),
@@ -176,6 +187,18 @@ def test_a_hello_from_before_weights_is_understood(library: ctypes.CDLL) -> None
     assert (message.weight, message.gang) == (1, "")
     verdict, read = codec.c_decode(library, "to_coordinator", frame)
     assert (verdict, wire.decode(read, wire.TO_COORDINATOR)) == (codec.OK, message)
+
+
+def test_settings_from_before_pins_are_understood(library: ctypes.CDLL) -> None:
+    """Broken: with a coordinator of an earlier version a hook would ask what nobody answers."""
+    frame = bytes.fromhex(
+        "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
+    )
+    message = wire.decode(frame, wire.TO_CLIENT)
+    assert isinstance(message, wire.GpuSettings)
+    assert (message.room_bytes, message.ask_pins) == (0, False)
+    verdict, read = codec.c_decode(library, "to_client", frame)
+    assert (verdict, wire.decode(read, wire.TO_CLIENT)) == (codec.OK, message)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,10 @@ void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes)
 {
 }
 
+void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
+{
+}
+
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 {
     atomic_store_explicit(&reserved, reserved_bytes, memory_order_relaxed);

@@ -52,6 +52,11 @@ nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
     return fake_reserve_answer;
 }
 
+nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
+{
+    return NVS_UNAVAILABLE;
+}
+
 void nvs_agent_reserve_host(uint64_t total_bytes)
 {
 }

@@ -35,6 +35,7 @@ void nvs_init(void) {}
 void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
 void nvs_agent_hurry_moves(uint32_t gpu) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
+void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread) {}
 void nvs_pacing_context_gone(void) {}
 nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }

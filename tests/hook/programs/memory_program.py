@@ -17,6 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from between_gpus import (  # type: ignore[import-not-found]  # beside this program
+    copy_between,
+    launch_spread,
+    spread,
+)
+
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
 cuda = ctypes.CDLL("libcuda.so.1")
 context = ctypes.c_void_p()
@@ -89,30 +95,12 @@ def disable_peer(owner: int) -> int:
     return int(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), owner) or cuda.cuCtxDisablePeerAccess(other))
 
 
-def copy_between(kind: int, to: int, source: int, size: int) -> int:
-    """From one GPU to another, waiting for it; `kind` is the call."""
-    one, other = ctypes.c_void_p(), ctypes.c_void_p()
-    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(one), 0)
-    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), 1)
-    mine = ctypes.c_void_p()  # of the current GPU
-    cuda.cuStreamCreate(ctypes.byref(mine), 1)
-    lists = (u64 * 1)(to), (u64 * 1)(source), (size_t * 1)(size), size_t(1)
-    calls: tuple[Callable[[], int], ...] = (
-        lambda: cuda.cuMemcpyPeer(u64(to), other, u64(source), one, size_t(size)),
-        lambda: cuda.cuMemcpyDtoD_v2(u64(to), u64(source), size_t(size)),
-        lambda: cuda.cuMemcpyAsync(u64(to), u64(source), size_t(size), None),
-        lambda: cuda.cuMemcpyPeerAsync(u64(to), other, u64(source), one, size_t(size), None),
-        lambda: cuda.cuMemcpyBatchAsync_v2(*lists, copy_attributes, index, size_t(1), mine),
-        lambda: cuda.cuMemcpy2D_v2(ctypes.byref(Copy2D(to=to, source=source, width=size, height=1))),
-    )
-    return int(calls[kind]() or cuda.cuCtxSynchronize())
-
-
 COPIER = b"""
 .version 7.0
 .target sm_70
 .address_size 64
-.visible .entry copier(.param .u64 to, .param .u64 source, .param .u64 words)
+// A simulated GPU knows this one by its name.
+.visible .entry nvs_copy(.param .u64 to, .param .u64 source, .param .u64 words)
 {
   .reg .u64 %r<8>; .reg .u32 %t<5>; .reg .pred %p;
   ld.param.u64 %r1, [to]; ld.param.u64 %r2, [source]; ld.param.u64 %r3, [words];
@@ -127,12 +115,10 @@ end:
 
 
 def kernel_copy(to: int, source: int, size: int) -> int:
-    """A kernel on the current GPU reads one address and writes another; waited for.  A simulated GPU copies instead."""
-    if "NVSHARE_SIM_STATE" in os.environ:
-        return copy_between(1, to, source, size)
+    """A kernel on the current GPU reads one address and writes another; waited for."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     result = cuda.cuModuleLoadData(ctypes.byref(module), COPIER)
-    result = result or cuda.cuModuleGetFunction(ctypes.byref(function), module, b"copier")
+    result = result or cuda.cuModuleGetFunction(ctypes.byref(function), module, b"nvs_copy")
     values = u64(to), u64(source), u64(size // 4)
     parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
     blocks = (size // 4 + 255) // 256
@@ -148,24 +134,6 @@ def peer_facts(gpu: int, other: int) -> list[int]:
         value = ctypes.c_int(-1)
         facts += [int(cuda.cuDeviceGetP2PAttribute(ctypes.byref(value), attribute, gpu, other)), value.value]
     return facts
-
-
-class Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D, of device memory only."""
-
-    _fields_ = [
-        ("source_place", size_t * 2), ("source_kind", ctypes.c_int), ("source_host", u64), ("source", u64),
-        ("source_rest", size_t * 2),
-        ("place", size_t * 2), ("kind", ctypes.c_int), ("host", u64), ("to", u64), ("rest", size_t * 2),
-        ("width", size_t), ("height", size_t),
-    ]  # fmt: skip
-
-    def __init__(self, **values: int) -> None:
-        super().__init__(source_kind=2, kind=2, **values)
-
-
-index = (size_t * 1)(0)
-copy_attributes = (ctypes.c_int * 16)(1)  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
 
 def allocate(function: str, *arguments: Any) -> list[int]:
@@ -199,6 +167,12 @@ def map_released(size: int) -> list[int]:
 def unmap(address: int, size: int) -> int:
     """The end of such memory."""
     return int(cuda.cuMemUnmap(u64(address), size_t(size)) or cuda.cuMemAddressFree(u64(address), size_t(size)))
+
+
+def array(size: int) -> list[int]:
+    """A CUDA array of rows of 1024 floats."""
+    shape = (u64 * 3)(1024, size // 4096, 0x20 | 1 << 32)
+    return allocate("cuArrayCreate_v2", shape)
 
 
 def create_as(size: int, handle_types: int, rdma: int) -> list[int]:
@@ -287,6 +261,11 @@ def address_range(pointer: int) -> list[int]:
 def write(pointer: int, size: int, seed: int) -> int:
     """Copies a pattern to the GPU."""
     return int(cuda.cuMemcpyHtoD_v2(u64(pointer), pattern(seed, size), size_t(size)))
+
+
+def read(pointer: int, size: int) -> int:
+    """Copies from the GPU, for the answer alone."""
+    return int(cuda.cuMemcpyDtoH_v2(ctypes.create_string_buffer(size), u64(pointer), size_t(size)))
 
 
 def same(pointer: int, size: int, seed: int) -> bool:
@@ -436,11 +415,14 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "retain": lambda address: allocate("cuMemRetainAllocationHandle", ctypes.c_void_p(address)),
     "properties": properties,
     "export": export,
+    "array": array,
     "import": imported,
     "set_sync": set_sync,
     "enable_peer": enable_peer,
     "disable_peer": disable_peer,
     "copy_between": copy_between,
+    "spread": spread,
+    "launch_spread": launch_spread,
     "pool_allow": pool_allow,
     "kernel_copy": kernel_copy,
     "peer_facts": peer_facts,
@@ -455,6 +437,13 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "attribute": attribute,
     "range": address_range,
     "write": write,
+    "read": read,
+    "set": lambda pointer, size, value: (
+        cuda.cuMemsetD8_v2(u64(pointer), ctypes.c_ubyte(value), size_t(size)) or cuda.cuCtxSynchronize()
+    ),
+    "write_value": lambda pointer, value: (
+        cuda.cuStreamWriteValue32_v2(None, u64(pointer), ctypes.c_uint32(value), 0) or cuda.cuCtxSynchronize()
+    ),
     "same": same,
     "capture": lambda begin: capture(bool(begin)),
     "reset": lambda: cuda.cuDevicePrimaryCtxReset_v2(0) or start(),

@@ -1,0 +1,58 @@
+/* See pins.h. */
+#include "pins.h"
+
+#include "agent.h"
+#include "log.h"
+
+#include <stdatomic.h>
+
+/* Asked for and not settled.  Relaxed: a counter that stands for itself; it is raised before the figures are read, so that what becomes
+ * pinned meanwhile may count twice for a moment, and never not at all. */
+static _Atomic uint64_t under_way[NVS_MAX_GPUS];
+
+bool nvs_pins_may(uint32_t gpu, uint64_t bytes)
+{
+    nvs_usage usage;
+    if (bytes == 0 || gpu >= NVS_MAX_GPUS)
+        return true;
+    const uint64_t before = atomic_fetch_add_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */
+    nvs_memory_usage(gpu, &usage);
+    if (nvs_agent_reserve_pins(gpu, usage.pinned_bytes + before + bytes) != NVS_REFUSED)
+        return true;
+    nvs_pins_settled(gpu, bytes);
+    return false;
+}
+
+void nvs_pins_settled(uint32_t gpu, uint64_t bytes)
+{
+    if (bytes != 0 && gpu < NVS_MAX_GPUS)
+        atomic_fetch_sub_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */
+}
+
+void nvs_pins_say_refused(const char *what)
+{
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "out of memory: %s must stay on the card, and what other programs need would not fit beside it; nvshare-ctl "
+                 "memory shows who needs what: free some there, or let one run from host memory (nvshare-ctl limit CLIENT --resident SIZE)", what);
+}
+
+CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)
+{
+    CUresult result = nvs_memory_admit(space, kind, gpu, bytes, out);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const uint64_t charged = (*out)->charged_bytes;
+    const bool may = nvs_pins_may(gpu, charged);
+    if (may) {
+        nvs_pins_settled(gpu, charged); /* what is allowed is promised until the report that counts it */
+        return CUDA_SUCCESS;
+    }
+    nvs_pins_say_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");
+    nvs_memory_drop(*out);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void nvs_pins_after_fork(void)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) /* one thread: any order will do */
+        atomic_store_explicit(&under_way[gpu], 0, memory_order_relaxed);
+}

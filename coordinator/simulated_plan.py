@@ -1,0 +1,45 @@
+"""How wild a world of simulation.py is.
+
+Invariant: plain figures; the same plan and seed make the same world.  May not go here: what they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.state import SECOND_NS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How wild the world is.  Chances are per turn of the thing that they are about."""
+
+    gpus: int = 2
+    processes: int = 6
+    duration_ns: int = 20 * SECOND_NS
+    capacity_bytes: int = 1000
+    memory_bytes: int = 0
+    """Most that a process allocates on a GPU; 0: memory plays no part."""
+    device_share: float = 0.0
+    swap_share: float = 0.0
+    hang_chance: float = 0.0
+    death_chance: float = 0.0
+    drop_chance: float = 0.0
+    crash_every_ns: int = 0
+    admin_every_ns: int = 0
+    short_move_chance: float = 0.0
+    pin_chance: float = 0.0
+    """Of making some of its memory immovable, or movable again, each time that it works; and of allocating without a
+    lease."""
+    old_share: float = 0.0
+    """Of processes whose hook asks nobody for that."""
+    unhosted_share: float = 0.0
+    """Of processes that cannot run from the host."""
+    gangs: int = 0
+    """Most processes belong to one of so many gangs; 0: there are none."""
+    users: int = 1
+    """Processes belong to so many users in turn."""
+    stop_chance: float = 0.0
+    """Of stopping for some seconds instead of going on with an order, as by SIGSTOP."""
+    gangs_are_told: bool = True
+    """False: the core does not hear of them, for comparison."""

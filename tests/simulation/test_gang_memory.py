@@ -1,0 +1,99 @@
+"""Memory of a gang's members: two GPUs on which more is allocated than fits, moved at a steady rate, no chance at all.
+
+On the first GPU the gang and one other take turns, on the second one the gang and two others.  There the policy has
+each of them in its order, while the gang comes with each of its turns on the first GPU, twice as often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from coordinator import foresight, wire
+from coordinator.scheduler import Settings
+from coordinator.simulated_client import Move
+from coordinator.state import MILLISECOND_NS
+from coordinator.testing import Desk, ScriptedClient
+from scheduler_policies.registry import create
+
+A, B = "GPU-0", "GPU-1"
+CAPACITY, SIZE, PER_MS = 1000, 450, 10
+QUANTUM_MS = 200
+
+
+@dataclass(slots=True)
+class Member:
+    """A client that always wants its GPU, and what it has there."""
+
+    client: ScriptedClient
+    resident: int = 0
+    move: Move | None = None
+
+    def report(self) -> None:
+        """Figures."""
+        self.client.report(allocated=SIZE, resident=self.resident, host=SIZE - self.resident)
+
+    def step(self) -> None:
+        """A millisecond: obey, and move as much as the link takes."""
+        for revoke in self.client.take(wire.Revoke):
+            self.client.release(revoke.lease_id, wanted=True)
+        for out in self.client.take(wire.Evict):
+            self.move = Move(True, out.order_id, out.bytes, out.bytes)
+        for back in self.client.take(wire.Restore):
+            self.move = Move(False, back.order_id, back.bytes, back.credit_bytes)
+        for more in self.client.take(wire.MoveCredit):
+            if self.move is not None and self.move.order_id == more.order_id:
+                self.move.credit = more.credit_bytes
+        if self.client.take(wire.Grant):
+            self.move = None
+        if self.move is not None:
+            self._move(self.move)
+
+    def _move(self, move: Move) -> None:
+        there = self.resident if move.evict else SIZE - self.resident
+        size = min(PER_MS, move.credit - move.moved, there)
+        self.resident += -size if move.evict else size
+        move.moved += size
+        finished = move.moved >= move.size or there == size
+        if finished:
+            self.move = None
+        if size or finished:
+            self.report()
+            self.client.moved(move.order_id, move.moved, finished=finished)
+
+
+def live(milliseconds: int, policy: str) -> Desk:
+    """The world described above."""
+    desk = Desk(create, Settings(check_invariants=True, policy=policy, quantum_ns=QUANTUM_MS * MILLISECOND_NS))
+    members = []
+    for uuid in (A, B):
+        desk.gpu(uuid, capacity=CAPACITY)
+    for uuid, gang in ((A, "pair"), (A, ""), (B, "pair"), (B, ""), (B, "")):
+        client = desk.client(attach=False, gang=gang, mode=wire.MemoryMode.SWAP)
+        client.attach(uuid)
+        member = Member(client, SIZE if desk.sight(uuid).resident_bytes + SIZE <= CAPACITY else 0)
+        member.report()
+        client.request()
+        members.append(member)
+    for _ in range(milliseconds):
+        desk.milliseconds(1)
+        for member in members:
+            member.step()
+        for uuid in (A, B):
+            assert desk.sight(uuid).resident_bytes <= CAPACITY, "invariant 4"
+    return desk
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "fair_share"])
+def test_memory_is_there_when_a_gang_is_called(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a gang's GPUs would wait at each of its turns for what could have moved while others computed."""
+    seen = live(10_000, policy)
+    monkeypatch.setattr(foresight, "next_call", lambda *_: None)
+    blind = live(10_000, policy)
+    exposed = [desk.sight(B).exposed_move_ns for desk in (seen, blind)]
+    moved = [desk.sight(B).restored_bytes for desk in (seen, blind)]
+    turns = [desk.scheduler.snapshot(desk.clock.now_ns).gang_turns for desk in (seen, blind)]
+    assert turns[0] >= turns[1] >= 15
+    assert exposed[0] * 4 <= exposed[1], f"{policy}: {exposed} ns exposed, {moved} bytes, {turns} turns"
+    assert moved[0] <= moved[1]

@@ -1,0 +1,72 @@
+"""Host memory that several users compete for, and processes that stop: seeded worlds with every check on.
+
+The rule by which shares grow is checked by coordinator/invariants.py, that everybody is served in the end by the world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.scheduler import Settings
+from coordinator.simulated_client import Plan
+from coordinator.simulation import World
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from scheduler_policies.registry import BUILT_IN, create
+
+PLAN = Plan(memory_bytes=600, swap_share=1.0, users=3, duration_ns=6 * SECOND_NS)
+SETTINGS = Settings(check_invariants=True, drain_deadline_ns=SECOND_NS, host_budget_bytes=2_000)
+
+
+def live(seed: int, plan: Plan, core: Settings) -> World:
+    """Run a world.  A failure begins with what runs it again."""
+    world = World(seed, plan, create, core)
+    try:
+        world.run()
+    except Exception as error:
+        error.add_note(f"seed {seed}, {plan}, {core}")
+        raise
+    return world
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from(sorted(BUILT_IN)),
+    st.sampled_from([0, 1, 8]),
+    st.sampled_from([400, 1_500, 4_000]),
+    st.builds(
+        Plan,
+        gpus=st.integers(1, 3),
+        processes=st.integers(2, 9),
+        users=st.integers(1, 4),
+        memory_bytes=st.sampled_from([300, 600, 900]),
+        duration_ns=st.just(4 * SECOND_NS),
+        swap_share=st.sampled_from([0.6, 1.0]),
+        stop_chance=st.sampled_from([0.0, 0.02]),
+        hang_chance=st.sampled_from([0.0, 0.05]),
+        death_chance=st.sampled_from([0.0, 0.05]),
+        drop_chance=st.sampled_from([0.0, 0.05]),
+        crash_every_ns=st.sampled_from([0, 2 * SECOND_NS]),
+        admin_every_ns=st.sampled_from([0, 100 * MILLISECOND_NS]),
+    ),
+)
+def test_any_world_with_little_host_memory(seed: int, policy: str, times: int, budget: int, plan: Plan) -> None:
+    """Broken: shares beyond the rule or forgotten, or somebody whose memory cannot move though it was admitted."""
+    live(seed, plan, replace(SETTINGS, policy=policy, host_fair_times=times, host_budget_bytes=budget))
+
+
+def test_users_are_refused_in_these_worlds() -> None:
+    """Broken: the worlds above have so much host memory that they show nothing."""
+    assert all(live(seed, PLAN, SETTINGS).host_refused > 5 for seed in range(3))
+
+
+def test_while_nothing_changes_nothing_is_tried_again_and_again() -> None:
+    """Broken: beside a process that was stopped, those who lack its room are granted and refused all the time."""
+    plan = replace(PLAN, gpus=1, processes=5, memory_bytes=900, stop_chance=0.05)
+    worlds = [live(seed, plan, replace(SETTINGS, host_budget_bytes=9_000)) for seed in range(30)]
+    assert sum(world.shut_out for world in worlds) > 3, "some were refused room, and had to wait"
+    most = max(world.refused_in_calm for world in worlds)
+    assert most <= 15 * plan.processes, "in the 30 s for which processes stop"

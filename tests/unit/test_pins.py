@@ -1,0 +1,319 @@
+"""Memory that cannot move: what is allowed, who does not fit beside it, and what becomes of them.
+
+May not go here: what other growth is allowed (test_admission.py, test_growth.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator import control_view, events, wire
+from coordinator.administration import plain
+from coordinator.pins import RETRY_NS
+from coordinator.scheduler import Settings
+from coordinator.state import SETTLE_NS
+from coordinator.testing import Desk, ScriptedClient
+from coordinator.wire import MemoryMode
+from scheduler_policies.registry import create
+
+
+def make_desk() -> Desk:
+    """One GPU of 100 bytes, every check on."""
+    desk = Desk(create, Settings(check_invariants=True))
+    desk.gpu(capacity=100)
+    return desk
+
+
+def swapping(desk: Desk, memory: int, **more: int | str | bool) -> ScriptedClient:
+    """A client in mode `swap` that has so much, all of it on the GPU if that fits."""
+    client = desk.client(mode=MemoryMode.SWAP, **more)  # type: ignore[arg-type]
+    client.report(allocated=memory, resident=0, host=memory)
+    return client
+
+
+def pins(client: ScriptedClient, total: int) -> int:
+    """What it may have immovable after asking for so much."""
+    client.desk.handle(events.PinsAsked(client.client, 0, 9, total))
+    (answer,) = client.take(wire.PinsReserved)
+    assert answer.sequence == 9
+    return answer.bytes
+
+
+def settings(client: ScriptedClient) -> wire.GpuSettings:
+    """What it was told last."""
+    return client.take(wire.GpuSettings)[-1]
+
+
+def stuck(desk: Desk) -> tuple[ScriptedClient, ScriptedClient]:
+    """`a`, whose hook asked nobody, has 60 immovable; `b` needs 70, and waits."""
+    a, b = swapping(desk, 60), swapping(desk, 70)
+    a.report(allocated=60, resident=60, pinned=60)
+    b.request()
+    return a, b
+
+
+def bounce(client: ScriptedClient) -> None:
+    """Its memory found no room: the lease goes back unused, and it waits again."""
+    lease = client.seat().lease_id
+    client.desk.handle(events.Released(client.client, 0, lease, False, True, True, 0, 0, submissions=0))
+
+
+def test_pins_that_leave_room_are_allowed() -> None:
+    """Broken: nothing can be shared between processes in mode `swap`."""
+    desk = make_desk()
+    a, _ = swapping(desk, 60), swapping(desk, 70)
+    assert pins(a, 30) == 30
+    assert desk.sight().refused_reservations == 0
+
+
+def test_pins_that_would_lock_somebody_out_are_refused() -> None:
+    """Broken: a program waits for ever for room that another's exported memory takes."""
+    desk = make_desk()
+    a, _ = swapping(desk, 60), swapping(desk, 70)
+    assert pins(a, 20) == 20
+    assert pins(a, 31) == 20
+    assert desk.notes("refused")[-1]["why"] == "pins"
+    assert desk.sight().refused_reservations == 1
+
+
+def test_promised_pins_count_before_they_are_reported() -> None:
+    """Broken: two programs that ask one after the other get more than there is."""
+    desk = make_desk()
+    a, c, _ = swapping(desk, 40), swapping(desk, 40), swapping(desk, 50)
+    assert pins(a, 30) == 30
+    assert pins(c, 30) == 0
+    assert pins(c, 20) == 20
+
+
+def test_a_promise_ends_with_the_lease() -> None:
+    """Broken: pins that failed in the driver are counted for as long as their program lives."""
+    desk = make_desk()
+    a, c, _ = swapping(desk, 40), swapping(desk, 40), swapping(desk, 50)
+    a.report(allocated=40, resident=40)
+    a.request()
+    assert a.granted()
+    assert pins(a, 30) == 30
+    a.release()
+    assert pins(c, 30) == 30
+
+
+def test_less_is_always_allowed() -> None:
+    """Broken: a program that has given memory back is told to be out of it, or what it does not want is kept for it."""
+    desk = make_desk()
+    c = swapping(desk, 0)
+    assert pins(c, 100) == 100
+    assert pins(c, 0) == 0
+    c.die()
+    a, _ = stuck(desk)
+    assert pins(a, 60) == 60
+    a.report(allocated=60, resident=60, pinned=10)
+    assert pins(a, 10) == 10
+
+
+def test_what_may_be_allocated_counts() -> None:
+    """Broken: room that a holder was promised for an allocation is given away to pins before it is reported."""
+    desk = make_desk()
+    a, b = swapping(desk, 30), swapping(desk, 20)
+    b.report(allocated=20, resident=20)
+    b.request()
+    assert b.granted()
+    assert b.reserve(80) == 80
+    assert pins(a, 30) == 0
+
+
+def test_pins_of_all_fit_the_card() -> None:
+    """Broken: arrays of several programs are promised more memory than the card has."""
+    desk = make_desk()
+    a, b = swapping(desk, 0), swapping(desk, 0)
+    assert pins(a, 70) == 70
+    assert pins(b, 40) == 0
+    assert desk.notes("refused")[-1]["why"] == "capacity"
+
+
+def test_device_memory_leaves_room_too() -> None:
+    """Broken: a program in mode `device` locks one in mode `swap` out, which then waits for ever."""
+    desk = make_desk()
+    swapping(desk, 70)
+    a = desk.client(mode=MemoryMode.DEVICE)
+    assert a.reserve(31) == 0
+    assert desk.notes("refused")[-1]["why"] == "pins"
+    assert a.reserve(30) == 30
+
+
+def test_a_resident_limit_makes_room_for_pins() -> None:
+    """Broken: the remedy that the log names does not help."""
+    desk = make_desk()
+    a, b = swapping(desk, 60), swapping(desk, 70)
+    assert pins(a, 60) == 0
+    desk.handle(events.ResidentLimitSet(b.client, 40, None))
+    assert pins(a, 60) == 60
+
+
+def test_who_runs_from_the_host_needs_little() -> None:
+    """Broken: one program with more than the card forbids all others to share memory."""
+    desk = make_desk()
+    a, _ = swapping(desk, 60), swapping(desk, 130)
+    assert pins(a, 60) == 60
+    assert pins(a, 95) == 60, "and something all the same"
+
+
+def test_room_is_told() -> None:
+    """Broken: programs allocate without a lease what can never be on the GPU."""
+    desk = make_desk()
+    a, b = swapping(desk, 60), swapping(desk, 0)
+    told = settings(b)
+    assert (told.room_bytes, told.ask_pins) == (100, True)
+    pins(a, 60)
+    assert settings(b).room_bytes == 40
+    a.die()
+    assert settings(b).room_bytes == 100
+
+
+def test_who_does_not_fit_is_bounded_and_named() -> None:
+    """Broken: a program that lacks room because an older hook asked nobody waits silently."""
+    desk = make_desk()
+    _, b = stuck(desk)
+    assert b.seat().lacking_bytes == 30
+    assert b.granted() is None, "its memory comes first"
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 40, "the rest runs from the host"
+    assert settings(b).resident_limit_bytes == 40
+    assert desk.notes("lacks_room")[0]["client"] == b.client
+    assert desk.logged("c2 (process 1002) needs 70B, room for it is 40B; immovable: c1 (process 1001) 60B")
+
+
+def test_the_bound_ends_with_the_pins() -> None:
+    """Broken: a program runs from host memory for ever after there is room again."""
+    desk = make_desk()
+    a, b = stuck(desk)
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 40)
+    assert b.granted()
+    b.report(allocated=70, resident=40, host=30, mapped=30)
+    a.report(allocated=0, resident=0)
+    assert settings(b).resident_limit_bytes == 0
+    assert desk.notes("has_room")[0]["client"] == b.client
+    (revoke,) = b.take(wire.Revoke)
+    b.release(revoke.lease_id, wanted=True)
+    (restore,) = b.take(wire.Restore)
+    assert restore.bytes == 30
+
+
+def test_who_cannot_run_from_the_host_is_shut_out() -> None:
+    """Broken: half of the turns go to a program that can do nothing with them."""
+    desk = make_desk()
+    a, b = stuck(desk)
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 40)
+    assert b.granted()
+    bounce(b)
+    assert b.seat().shut_out
+    a.request()
+    assert a.granted(), "nobody else waits"
+    desk.milliseconds(200)
+    assert not a.take(wire.Revoke), "and no turn ends for it"
+    (client,) = [client for client in _status(desk)["clients"] if client["client"] == b.client]
+    assert client["seats"][0]["shut_out"] is True
+
+
+def test_who_is_shut_out_comes_back_with_the_room() -> None:
+    """Broken: a program waits though there is room for it now."""
+    desk = make_desk()
+    a, b = stuck(desk)
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 40)
+    assert b.granted()
+    bounce(b)
+    assert b.granted() is None
+    a.report(allocated=10, resident=10)
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 30)
+    assert b.granted()
+    assert not b.seat().shut_out
+
+
+def test_who_is_shut_out_is_tried_again() -> None:
+    """Broken: host memory that has come free since helps nobody."""
+    desk = make_desk()
+    _, b = stuck(desk)
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 40)
+    assert b.granted()
+    bounce(b)
+    desk.advance(RETRY_NS - 1)
+    assert b.granted() is None
+    desk.advance(1)
+    assert b.granted()
+
+
+def test_a_death_and_a_pause_while_shut_out() -> None:
+    """Broken: the figures of who is shut out outlive them, or a pause puts them back into the line."""
+    desk = make_desk()
+    _, b = stuck(desk)
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 40)
+    assert b.granted()
+    bounce(b)
+    desk.handle(events.Paused(b.client))
+    desk.handle(events.Resumed(b.client))
+    assert b.granted() is None
+    b.die()
+    assert desk.timer_ns is None
+
+
+def test_a_preempting_policy_sees_who_is_back() -> None:
+    """Broken: who is let in again waits for the end of a turn that his rank would have ended."""
+    desk = Desk(create, Settings(check_invariants=True, policy="priority"))
+    desk.gpu(capacity=100)
+    a, b = swapping(desk, 60), swapping(desk, 70, priority=5)
+    a.report(allocated=60, resident=60, pinned=60)
+    b.request()
+    (restore,) = b.take(wire.Restore)
+    b.moved(restore.order_id, 40)
+    assert b.granted()
+    bounce(b)
+    a.request()
+    assert a.granted()
+    a.report(allocated=20, resident=20)
+    assert a.take(wire.Revoke)
+
+
+def test_nothing_is_allowed_while_clients_may_be_missing() -> None:
+    """Broken: after a restart of the coordinator room is given away that a client has who is not back yet."""
+    desk = Desk(create, Settings(check_invariants=True))
+    desk.gpu(capacity=100, next_lease_id=7)
+    a = desk.client(mode=MemoryMode.SWAP, memory=60)
+    desk.handle(events.PinsAsked(a.client, 0, 9, 60))
+    assert not a.take(wire.PinsReserved)
+    desk.client(mode=MemoryMode.SWAP, memory=70)
+    desk.advance(SETTLE_NS)
+    (answer,) = a.take(wire.PinsReserved)
+    assert (answer.sequence, answer.bytes) == (9, 0)
+
+
+def test_who_asked_may_die() -> None:
+    """Broken: a question that is not answered yet outlives its client."""
+    desk = Desk(create, Settings(check_invariants=True))
+    desk.gpu(capacity=100, next_lease_id=7)
+    a = desk.client(mode=MemoryMode.SWAP, memory=60)
+    desk.handle(events.PinsAsked(a.client, 0, 9, 60))
+    a.die()
+    desk.advance(SETTLE_NS)
+    assert desk.timer_ns is None
+
+
+def test_people_are_told_why() -> None:
+    """Broken: `nvshare-ctl status` shows that a program waits, and not for what."""
+    desk = make_desk()
+    stuck(desk)
+    (line,) = control_view.room_lines(_status(desk))
+    assert line.startswith("c2 (1002) needs 70B of GPU 0 and has room for 40B: it runs the rest from host memory")
+    assert "Immovable: c1 (1001) 60B" in line
+    assert "nvshare-ctl limit CLIENT --resident" in line
+
+
+def _status(desk: Desk) -> dict[str, Any]:
+    """As `nvshare-ctl status --json` has it."""
+    picture = desk.scheduler.snapshot(desk.clock.now_ns)
+    gpus = [{**plain(gpu), "index": index} for index, gpu in enumerate(picture.gpus)]
+    return {"now_ns": picture.now_ns, "gpus": gpus, "clients": [plain(client) for client in picture.clients]}

@@ -1,0 +1,139 @@
+"""Clients that are refused room for what they have already, because others hang: when they are tried again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coordinator import events, wire
+from coordinator.administration import plain
+from coordinator.control_view import room_lines
+from coordinator.scheduler import Settings
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.testing import Desk, ScriptedClient
+from coordinator.wire import MemoryMode, Sharing
+from scheduler_policies.registry import create
+
+PATIENCE_NS = 200 * MILLISECOND_NS
+"""How long a hook keeps a lease that it can do nothing with, after the first attempts."""
+
+
+def make_desk(sharing: Sharing = Sharing.EXCLUSIVE) -> Desk:
+    """A GPU of 100, every check on."""
+    desk = Desk(create, Settings(check_invariants=True, sharing=sharing))
+    desk.gpu(capacity=100)
+    return desk
+
+
+def swapping(desk: Desk, *, resident: int, host: int = 0) -> ScriptedClient:
+    """A client whose memory can move, and partly has."""
+    client = desk.client(mode=MemoryMode.SWAP)
+    client.report(allocated=resident + host, resident=resident, host=host)
+    return client
+
+
+def shown(desk: Desk) -> dict[str, Any]:
+    """As `nvshare-ctl status` has it, as far as its lines about room go."""
+    snapshot = desk.scheduler.snapshot(desk.clock.now_ns)
+    gpus = [{"uuid": gpu.uuid, "index": index} for index, gpu in enumerate(snapshot.gpus)]
+    return {"gpus": gpus, "clients": [plain(client) for client in snapshot.clients]}
+
+
+def try_to_run(client: ScriptedClient, size: int) -> bool:
+    """As a hook: what is missing at a grant comes in, or the lease goes back unused.  Whether it could run."""
+    if client.reserve(size) >= size:
+        client.report(allocated=size, resident=size)
+        return True
+    client.desk.advance(PATIENCE_NS)
+    lease = client.seat().lease_id
+    client.desk.handle(events.Released(client.client, 0, lease, False, True, True, 0, 0, submissions=0))
+    return False
+
+
+def beside_one_that_hangs(desk: Desk) -> tuple[ScriptedClient, ScriptedClient, wire.Evict]:
+    """Two that do not fit together; one has been stopped, and moves nothing; the other one wants to run."""
+    stopped, willing = swapping(desk, resident=60), swapping(desk, resident=40, host=20)
+    willing.request()
+    (evict,) = stopped.take(wire.Evict)
+    desk.until(lambda: bool(willing.take(wire.Grant)))
+    assert not try_to_run(willing, 60)
+    return stopped, willing, evict
+
+
+def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
+    """Broken: one stopped program, and another one is granted and gives back several times a second, for ever."""
+    desk = make_desk()
+    _, willing, _ = beside_one_that_hangs(desk)
+    desk.commands.clear()
+    began_ns, tries = desk.clock.now_ns, 0
+    while desk.clock.now_ns < began_ns + 120 * SECOND_NS:
+        desk.until(lambda: bool(willing.take(wire.Grant)))
+        assert not try_to_run(willing, 60)
+        tries += 1
+    assert 3 <= tries <= 32, "now and then, since an eviction that failed may not fail for ever"
+    assert len(desk.commands) < 20 * tries
+
+
+def test_it_is_tried_as_soon_as_others_can_be_moved() -> None:
+    """Broken: it would wait by the clock, though there is room."""
+    desk = make_desk()
+    stopped, willing, evict = beside_one_that_hangs(desk)
+    assert willing.seat().shut_out
+    (line,) = room_lines(shown(desk))
+    assert line.startswith("c2 (1002) finds no room on GPU 0")
+    stopped.moved(evict.order_id, 20)
+    (restore,) = willing.take(wire.Restore)
+    willing.moved(restore.order_id, 20)
+    assert willing.take(wire.Grant)
+    assert not willing.seat().shut_out
+
+
+def test_the_death_of_the_one_that_hangs_is_enough() -> None:
+    """Broken: nobody looks again when the last one that had memory is gone."""
+    desk = make_desk()
+    stopped, willing, _ = beside_one_that_hangs(desk)
+    assert willing.seat().shut_out
+    stopped.die()
+    assert willing.take(wire.Restore)
+
+
+def test_the_others_have_their_turns_meanwhile() -> None:
+    """Broken: who cannot run takes turns from those who can, or is preferred to them by its priority."""
+    desk = make_desk()
+    _, willing, _ = beside_one_that_hangs(desk)
+    other = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    assert other.take(wire.Grant)
+    desk.handle(events.PrioritySet(willing.client, 5))
+    desk.milliseconds(50)
+    assert not other.take(wire.Revoke)
+
+
+def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
+    """Broken: side by side, one that was large once keeps its room for ever, and who needs it asks for ever."""
+    desk = make_desk(Sharing.CONCURRENT)
+    large, small = swapping(desk, resident=10), swapping(desk, resident=0, host=50)
+    large.request()
+    assert large.reserve(90) == 90
+    large.report(allocated=10, resident=10)  # it has freed the rest, and may allocate it again without asking
+    small.request()
+    desk.handle(events.ReservationAsked(small.client, 0, 1, 50))
+    assert not desk.notes("refused")
+    assert large.take(wire.Revoke), "they take turns, in which promises end"
+    large.release(wanted=True)
+    small.release(wanted=True)
+    desk.milliseconds(1)
+    assert small.take(wire.MemoryReserved)[-1].bytes == 50
+    assert desk.sight().sharing is Sharing.CONCURRENT, "and then they run side by side again"
+    assert small.reserve(50, sequence=2) == 50
+
+
+def test_one_that_hangs_in_an_eviction_gets_no_credit_for_it() -> None:
+    """Broken: its hook is told of credit for an order that brings nothing in."""
+    desk = make_desk()
+    hanging, other = swapping(desk, resident=60, host=20), swapping(desk, resident=40, host=20)
+    other.request()
+    assert hanging.take(wire.Evict)
+    desk.until(lambda: bool(other.take(wire.Grant)))
+    hanging.request()
+    other.die()
+    assert hanging.take(wire.Grant), "there is room, but nothing comes in before it has ended what it is at"
+    assert not hanging.take(wire.MoveCredit)
