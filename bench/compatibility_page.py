@@ -1,6 +1,7 @@
 """docs/compatibility.md from the lines of a run: `python -m bench.compatibility --from LINES --markdown FILE`.
 
-Invariant: every figure and verdict on the page comes from a line; without a run on a card the page says so.
+Invariant: every figure and verdict on the page comes from a line; without a run on a card the page says so.  A
+line with a `note` was written by hand, where lines of several runs were put together, and is shown as it is.
 
 May not go here: measuring.
 """
@@ -159,6 +160,7 @@ def page(lines: Iterable[Mapping[str, Any]]) -> str:
         + "".join(f", {name} {version}" for name, version in sorted(versions.items()))
         + ".\n"
     )
+    text += [f"\n{line['note']}\n" for line in lines if "note" in line]
     cases = [row for row in rows if row["group"] != "start-up"]
     starts = [row for row in rows if row["group"] == "start-up"]
     if cases:

@@ -76,13 +76,20 @@ static void joined(CUstream stream, bool per_thread)
     keep(gpu);
 }
 
+/* Often called, so that for most programs it is a jump and no more. */
 #define NVS_JOINS(symbol)                                                                           \
+    static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \
+    {                                                                                               \
+        const CUresult result = NVS_REAL(symbol)(stream, event, flags);                             \
+        if (result == CUDA_SUCCESS)                                                                 \
+            joined(stream, NVS_PER_THREAD(#symbol));                                                \
+        return result;                                                                              \
+    }                                                                                               \
     NVS_EXPORT CUresult CUDAAPI symbol(CUstream hStream, CUevent hEvent, unsigned int Flags)        \
     {                                                                                               \
-        const CUresult result = NVS_REAL(symbol)(hStream, hEvent, Flags);                           \
-        if (result == CUDA_SUCCESS && several_gpus_swap() && nvs_capturing())                       \
-            joined(hStream, NVS_PER_THREAD(#symbol));                                               \
-        return result;                                                                              \
+        if (several_gpus_swap() && nvs_capturing())                                                 \
+            return wait_and_join_##symbol(hStream, hEvent, Flags);                                  \
+        return NVS_REAL(symbol)(hStream, hEvent, Flags);                                            \
     }
 
 NVS_JOINS(cuStreamWaitEvent)

@@ -214,9 +214,10 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 
 /* --- pointer queries: redirected memory looks like what was asked for --- */
 
+/* Frameworks ask about every pointer that they hand to a kernel: in mode `device`, where nothing is redirected, that is not looked up. */
 static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
 {
-    return nvs_config.enabled && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
+    return nvs_config.enabled && nvs_config.memory_mode != 0 && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
            (copy->kind == NVS_MEMORY_REDIRECTED || copy->chunked);
 }
 

@@ -108,12 +108,13 @@ bool nvs_host_reserve(uint64_t bytes)
     /* One thread asks at a time, from the sum to the answer: who asked by an older, smaller sum would give back what others have. */
     pthread_mutex_lock(&asking);
     count_asked(bytes);
+    uint64_t sum, asked = 0; /* exactly so much, and it was not to be had */
     for (int i = 0;; i++) {
-        uint64_t sum;
         taken = take(bytes, &covered, &sum);
-        if (taken || covered || i == TRIES)
+        if (taken || covered || sum == asked || i == TRIES)
             break;
         nvs_agent_reserve_host(i == 0 ? whole_steps(sum) : sum);
+        asked = i == 0 ? 0 : sum;
     }
     count_asked(-bytes);
     pthread_mutex_unlock(&asking);

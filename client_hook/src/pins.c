@@ -10,14 +10,20 @@
  * pinned meanwhile may count twice for a moment, and never not at all. */
 static _Atomic uint64_t under_way[NVS_MAX_GPUS];
 
-bool nvs_pins_may(uint32_t gpu, uint64_t bytes)
+/* Beside what is under way, and `more` that nobody counts yet. */
+static bool may_stay(uint32_t gpu, uint64_t more)
 {
     nvs_usage usage;
+    nvs_memory_usage(gpu, &usage);
+    return nvs_agent_reserve_pins(gpu, usage.pinned_bytes + more) != NVS_REFUSED;
+}
+
+bool nvs_pins_may(uint32_t gpu, uint64_t bytes)
+{
     if (bytes == 0 || gpu >= NVS_MAX_GPUS)
         return true;
     const uint64_t before = atomic_fetch_add_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */
-    nvs_memory_usage(gpu, &usage);
-    if (nvs_agent_reserve_pins(gpu, usage.pinned_bytes + before + bytes) != NVS_REFUSED)
+    if (may_stay(gpu, before + bytes))
         return true;
     nvs_pins_settled(gpu, bytes);
     return false;
@@ -40,12 +46,9 @@ CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uin
     CUresult result = nvs_memory_admit(space, kind, gpu, bytes, out);
     if (result != CUDA_SUCCESS)
         return result;
-    const uint64_t charged = (*out)->charged_bytes;
-    const bool may = nvs_pins_may(gpu, charged);
-    if (may) {
-        nvs_pins_settled(gpu, charged); /* what is allowed is promised until the report that counts it */
+    /* It is charged and does not move, so it is counted as pinned already. */
+    if (gpu >= NVS_MAX_GPUS || may_stay(gpu, atomic_load_explicit(&under_way[gpu], memory_order_relaxed))) /* see its declaration */
         return CUDA_SUCCESS;
-    }
     nvs_pins_say_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");
     nvs_memory_drop(*out);
     return CUDA_ERROR_OUT_OF_MEMORY;

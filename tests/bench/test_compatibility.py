@@ -163,6 +163,12 @@ def test_costs_on_the_page() -> None:
     assert "| old | device | ok |" in text, "lines from before there was such a figure are still read"
 
 
+def test_what_is_of_several_runs_says_so() -> None:
+    """A note beside old lines that gets lost makes them pass for new ones."""
+    text = compatibility_page.page([row("one"), {"note": "Of two builds."}])
+    assert text.index("Machine:") < text.index("Of two builds.") < text.index("| one |")
+
+
 def starts(pairs: int) -> dict[str, Any]:
     """A line of start-up times."""
     found: dict[str, Any] = {"pairs": pairs, "all": startup.paired("wall", [3000.0] * pairs, [3010.0] * pairs)}
