@@ -24,6 +24,11 @@
 
 #define LARGEST_CHUNK (NVS_HOST_GRAIN * NVS_CHUNK_GRAINS)
 
+#define CROWD_PATIENCE_NS 2000000000u
+
+/* Threads that make an arena, and how many were made.  Relaxed: hints, to which nothing else belongs. */
+static _Atomic uint32_t makers[NVS_MAX_GPUS], arenas_made[NVS_MAX_GPUS];
+
 static uint64_t round_up(uint64_t bytes, uint64_t unit)
 {
     return (bytes + unit - 1) / unit * unit;
@@ -253,7 +258,7 @@ static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes
 }
 
 /* In an arena that there is, or in a new one: as much again as there is, so that a program of few allocations stays small. */
-static CUresult allocate_in_arena(const wanted *as, CUdeviceptr *out, nvs_segment **segment)
+static CUresult try_in_arena(const wanted *as, CUdeviceptr *out, nvs_segment **segment)
 {
     uint64_t arenas;
     const uint64_t unit = nvs_swap_unit(as->gpu), least = round_up(as->first_bytes, unit);
@@ -265,12 +270,33 @@ static CUresult allocate_in_arena(const wanted *as, CUdeviceptr *out, nvs_segmen
     if (new.bytes < least)
         new.bytes = least;
     new.chunk_bytes = new.bytes;
+    atomic_fetch_add_explicit(&makers[as->gpu], 1, memory_order_relaxed); /* see makers */
     CUresult result = make(&new, out, segment);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && new.bytes > least) {
         new.bytes = new.chunk_bytes = least;
         result = make(&new, out, segment);
     }
+    if (result == CUDA_SUCCESS)
+        atomic_fetch_add_explicit(&arenas_made[as->gpu], 1, memory_order_relaxed); /* see makers */
+    atomic_fetch_sub_explicit(&makers[as->gpu], 1, memory_order_relaxed);  /* see makers */
     return result;
+}
+
+/* Threads that find no place all at once make an arena each, which may be more than there is, with room for all of them.  So who is
+ * refused looks again as long as others make some. */
+static CUresult allocate_in_arena(const wanted *as, CUdeviceptr *out, nvs_segment **segment)
+{
+    const uint64_t until_ns = nvs_now_ns() + CROWD_PATIENCE_NS;
+    for (;;) { /* relaxed: see makers */
+        uint64_t waited_ns = 0;
+        const uint32_t made = atomic_load_explicit(&arenas_made[as->gpu], memory_order_relaxed);
+        const CUresult result = try_in_arena(as, out, segment);
+        const bool others = atomic_load_explicit(&makers[as->gpu], memory_order_relaxed) != 0 ||
+                            atomic_load_explicit(&arenas_made[as->gpu], memory_order_relaxed) != made;
+        if (result != CUDA_ERROR_OUT_OF_MEMORY || !others || nvs_now_ns() > until_ns)
+            return result;
+        (void)nvs_swap_patience(&waited_ns);
+    }
 }
 
 static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from simulated_gpu.trace import overlaps
+from tests.conftest import Built
 from tests.end_to_end.conftest import Node, finish
+from tests.hook.compiled import PROGRAMS, compile_c
 from tests.waiting import eventually
 
 BUSY = [sys.executable, "-m", "bench.workloads.busy"]
@@ -61,3 +63,14 @@ def test_two_programs_beyond_the_card(node: Node) -> None:
     assert gpu["evict_orders"] > 1, gpu
     assert gpu["evicted_bytes"] <= 1.05 * overflow * gpu["evict_orders"], gpu
     assert gpu["failed_orders"] == 0, gpu
+
+
+@pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
+def test_a_crowd_gets_what_there_is(node: Node, built: Built, tmp_path: Path) -> None:
+    """Broken: threads that allocate at the same moment make a chunk each, and are refused memory that is free."""
+    library = built.sim_dir / "libcuda.so.1"
+    program = compile_c(tmp_path / "crowd", PROGRAMS / "crowd_allocates.c", library)
+    node.start_coordinator()
+    slow = {"NVSHARE_SIM_FAULTS": "slow:cuMemCreate=3000000"}
+    process = node.run([str(program), "200", str(MIB)], "--memory=swap", variables=slow)
+    assert finish(process) == {"refused": 0}
