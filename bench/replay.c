@@ -2,18 +2,14 @@
  *
  * Speaks the line protocol of bench/crew.py:  `check NAME` -> {"digest": ...}   `time NAME STEPS` -> {"ns": ...}
  * NAME: launches (20 kernels a step), graph (a graph of 20 kernels a step), graph1 (a graph of one kernel: nothing but its launch).
- * Finds the driver as a CUDA runtime does: dlopen, dlsym, calls through pointers, which in_process.c can lead past the hook.
  */
+#define _GNU_SOURCE /* driver_program.h */
+#include "driver_program.h"
 #include "in_process.h"
 
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { KERNELS = 20, WORDS = 1 << 14, BLOCK = 256, ROUNDS = 400, NON_BLOCKING = 1, CAPTURE_THREAD_LOCAL = 1 };
+enum { KERNELS = 20, WORDS = 1 << 14, BLOCK = 256, ROUNDS = 400, CAPTURE_THREAD_LOCAL = 1 };
 
 /* words[i] = words[i] * 1664525 + 1013904223 + i: any kernel that is lost, repeated or runs on other data shows. */
 static const char kernel[] =
@@ -26,44 +22,12 @@ static const char kernel[] =
     "  ld.global.u32 %r5, [%a1];\n  mad.lo.u32 %r5, %r5, 1664525, 1013904223;\n  add.u32 %r5, %r5, %r4;\n"
     "  st.global.u32 [%a1], %r5;\n  ret;\n}\n";
 
-typedef int (*launch_function)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                               void **);
-typedef int (*graph_launch_function)(void *, void *);
-
-static launch_function cu_launch;
-static graph_launch_function cu_graph_launch;
-static int (*cu_stream_synchronize)(void *);
+static int (*cu_graph_launch)(void *, void *);
 static int (*cu_copy_in)(uint64_t, const void *, size_t);
-static int (*cu_copy_out)(void *, uint64_t, size_t);
 
-static void *library, *stream, *function, *graphs[2];
+static void *function, *graphs[2];
 static uint64_t words;
 static void *arguments[] = {&words};
-
-static void *symbol(const char *name)
-{
-    void *found = dlsym(library, name);
-    if (found == NULL) {
-        fprintf(stderr, "replay: the driver has no %s\n", name);
-        exit(1);
-    }
-    return found;
-}
-
-static void check(int result, const char *what)
-{
-    if (result != 0) {
-        fprintf(stderr, "replay: %s: CUDA error %d\n", what, result);
-        exit(1);
-    }
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void launches(int kernels)
 {
@@ -75,9 +39,9 @@ static void *capture(int kernels)
 {
     int (*begin)(void *, int), (*end)(void *, void **), (*instantiate)(void **, void *, unsigned long long);
     void *graph, *instance;
-    *(void **)&begin = symbol("cuStreamBeginCapture_v2");
-    *(void **)&end = symbol("cuStreamEndCapture");
-    *(void **)&instantiate = symbol("cuGraphInstantiateWithFlags");
+    *(void **)&begin = symbol(library, "cuStreamBeginCapture_v2");
+    *(void **)&end = symbol(library, "cuStreamEndCapture");
+    *(void **)&instantiate = symbol(library, "cuGraphInstantiateWithFlags");
     check(begin(stream, CAPTURE_THREAD_LOCAL), "cuStreamBeginCapture");
     launches(kernels);
     check(end(stream, &graph), "cuStreamEndCapture");
@@ -87,37 +51,11 @@ static void *capture(int kernels)
 
 static void set_up(void)
 {
-    int (*init)(unsigned), (*device_get)(int *, int), (*retain)(void **, int), (*set_current)(void *);
-    int (*stream_create)(void **, unsigned), (*load)(void **, const void *), (*get)(void **, void *, const char *);
-    int (*allocate)(uint64_t *, size_t);
-    int device;
-    void *context, *module;
-    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    if (library == NULL) {
-        fprintf(stderr, "replay: %s\n", dlerror());
-        exit(1);
-    }
-    *(void **)&init = symbol("cuInit");
-    *(void **)&device_get = symbol("cuDeviceGet");
-    *(void **)&retain = symbol("cuDevicePrimaryCtxRetain");
-    *(void **)&set_current = symbol("cuCtxSetCurrent");
-    *(void **)&stream_create = symbol("cuStreamCreate");
-    *(void **)&load = symbol("cuModuleLoadData");
-    *(void **)&get = symbol("cuModuleGetFunction");
-    *(void **)&allocate = symbol("cuMemAlloc_v2");
-    *(void **)&cu_launch = symbol("cuLaunchKernel");
-    *(void **)&cu_graph_launch = symbol("cuGraphLaunch");
-    *(void **)&cu_stream_synchronize = symbol("cuStreamSynchronize");
-    *(void **)&cu_copy_in = symbol("cuMemcpyHtoD_v2");
-    *(void **)&cu_copy_out = symbol("cuMemcpyDtoH_v2");
-    check(init(0), "cuInit");
-    check(device_get(&device, 0), "cuDeviceGet");
-    check(retain(&context, device), "cuDevicePrimaryCtxRetain");
-    check(set_current(context), "cuCtxSetCurrent");
-    check(stream_create(&stream, NON_BLOCKING), "cuStreamCreate");
-    check(load(&module, kernel), "cuModuleLoadData");
-    check(get(&function, module, "mix"), "cuModuleGetFunction");
-    check(allocate(&words, WORDS * sizeof(uint32_t)), "cuMemAlloc");
+    open_driver(kernel);
+    *(void **)&cu_graph_launch = symbol(library, "cuGraphLaunch");
+    *(void **)&cu_copy_in = symbol(library, "cuMemcpyHtoD_v2");
+    function = kernel_of_module("mix");
+    check(cu_allocate(&words, WORDS * sizeof(uint32_t)), "cuMemAlloc");
     graphs[0] = capture(KERNELS);
     graphs[1] = capture(1);
 }

@@ -7,17 +7,13 @@
  * of bench/crew.py; NAME is KERNEL:SET, KERNEL one of copy, triad, gather (random words of a whole buffer), matmul (by cuBLAS).
  * `about` tells how much of a buffer the driver takes for one allocation, in either kind: that is the proof that they differ.
  */
-#define _GNU_SOURCE /* dl_iterate_phdr */
+#define _GNU_SOURCE /* the headers */
+#include "driver_program.h"
 #include "driver_symbol.h"
 
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { SETS = 4, BUFFERS = 3, BLOCK = 256, DIGEST_BYTES = 1 << 20, MATRIX = 8192, HALVES = 2, NON_BLOCKING = 1 };
+enum { SETS = 4, BUFFERS = 3, BLOCK = 256, DIGEST_BYTES = 1 << 20, MATRIX = 8192, HALVES = 2 };
 enum { R_16BF = 14, COMPUTE_32F = 68, DEFAULT_ALGORITHM = -1 }; /* of cuBLAS */
 
 static const char *const set_names[SETS] = {"swap-0", "plain-0", "plain-1", "swap-1"};
@@ -54,36 +50,15 @@ static const char image[] =
     "  and.b32 %r2, %r2, %r7;\n  mul.wide.u32 %o, %r2, 4;\n  add.u64 %a1, %a1, %o;\n  ld.global.u32 %r4, [%a1];\n"
     "  mul.wide.u32 %o, %r1, 4;\n  add.u64 %a3, %a3, %o;\n  st.global.u32 [%a3], %r4;\n  ret;\n}\n";
 
-static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
-static int (*cu_stream_synchronize)(void *);
-static int (*cu_copy_out)(void *, uint64_t, size_t);
 static int (*own_range)(uint64_t *, size_t *, uint64_t); /* the driver's own, as the next */
 static int (*own_allocate)(uint64_t *, size_t);
 static int (*gemm)(void *, int, int, int, int, int, const float *, const void *, int, int, const void *, int, int, const float *,
                    void *, int, int, int, int);
 
-static void *library, *stream, *functions[KERNELS], *cublas;
+static void *functions[KERNELS], *cublas;
 static uint64_t buffers[SETS][BUFFERS];
 static size_t bytes;
 static int side; /* of the matrices */
-
-static void check(int result, const char *what)
-{
-    if (result != 0) {
-        fprintf(stderr, "resident_loop: %s: error %d\n", what, result);
-        exit(1);
-    }
-}
-
-static void *symbol(void *of, const char *name)
-{
-    void *found = dlsym(of, name);
-    if (found == NULL) {
-        fprintf(stderr, "resident_loop: there is no %s\n", name);
-        exit(1);
-    }
-    return found;
-}
 
 typedef struct named {
     const char *name;
@@ -106,13 +81,6 @@ static void *driver_own(const char *name)
         exit(1);
     }
     return want.address;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 static void launch(int kernel, int set)
@@ -149,41 +117,15 @@ static void find_cublas(const char *path)
 
 static void set_up(const char *path)
 {
-    int (*init)(unsigned), (*device_get)(int *, int), (*retain)(void **, int), (*set_current)(void *);
-    int (*stream_create)(void **, unsigned), (*load)(void **, const void *), (*get)(void **, void *, const char *);
-    int (*allocate)(uint64_t *, size_t);
-    int device;
-    void *context, *module;
-    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    if (library == NULL) {
-        fprintf(stderr, "resident_loop: %s\n", dlerror());
-        exit(1);
-    }
-    *(void **)&init = symbol(library, "cuInit");
-    *(void **)&device_get = symbol(library, "cuDeviceGet");
-    *(void **)&retain = symbol(library, "cuDevicePrimaryCtxRetain");
-    *(void **)&set_current = symbol(library, "cuCtxSetCurrent");
-    *(void **)&stream_create = symbol(library, "cuStreamCreate");
-    *(void **)&load = symbol(library, "cuModuleLoadData");
-    *(void **)&get = symbol(library, "cuModuleGetFunction");
-    *(void **)&allocate = symbol(library, "cuMemAlloc_v2");
-    *(void **)&cu_launch = symbol(library, "cuLaunchKernel");
-    *(void **)&cu_stream_synchronize = symbol(library, "cuStreamSynchronize");
-    *(void **)&cu_copy_out = symbol(library, "cuMemcpyDtoH_v2");
+    open_driver(image);
     *(void **)&own_allocate = driver_own("cuMemAlloc_v2");
     *(void **)&own_range = driver_own("cuMemGetAddressRange_v2");
-    check(init(0), "cuInit");
-    check(device_get(&device, 0), "cuDeviceGet");
-    check(retain(&context, device), "cuDevicePrimaryCtxRetain");
-    check(set_current(context), "cuCtxSetCurrent");
-    check(stream_create(&stream, NON_BLOCKING), "cuStreamCreate");
-    check(load(&module, image), "cuModuleLoadData");
     for (int kernel = 0; kernel < KERNELS; kernel++)
-        check(get(&functions[kernel], module, kernel_names[kernel]), "cuModuleGetFunction");
+        functions[kernel] = kernel_of_module(kernel_names[kernel]);
     for (int buffer = 0; buffer < BUFFERS; buffer++)
         for (int set = 0; set < SETS; set++) {
             const int plain = strncmp(set_names[set], "plain", 5) == 0;
-            check((plain ? own_allocate : allocate)(&buffers[set][buffer], bytes), "cuMemAlloc");
+            check((plain ? own_allocate : cu_allocate)(&buffers[set][buffer], bytes), "cuMemAlloc");
         }
     for (int set = 0; set < SETS; set++)
         launch(FILL, set);
