@@ -56,11 +56,9 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
     return slot;
 }
 
-/* After it.  True when the caller must let nvs_pace_after() look at the stream. */
-static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
+/* After it, as far as most calls get.  True: what nvs_gate_leave_slow says counts. */
+static inline bool nvs_gate_left(nvs_slot *slot, uint32_t gpu)
 {
-    if (NVS_UNLIKELY(slot == NULL))
-        return false;
     atomic_store_explicit(&slot->calls[gpu], atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed) + 1,
                           memory_order_relaxed);
     /* Pairs with the acquire loads in nvs_gate_close: the call happened before the closer goes on. */
@@ -68,9 +66,13 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
     /* As in nvs_gate_enter: either the closer sees us gone, or we see CLOSED and wake it. */
     atomic_signal_fence(memory_order_seq_cst);
     const bool look = --slot->countdown == 0;
-    if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) == NVS_GATE_OPEN) && NVS_LIKELY(!look))
-        return false;
-    return nvs_gate_leave_slow(slot, gpu);
+    return NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) != NVS_GATE_OPEN) || NVS_UNLIKELY(look);
+}
+
+/* After it.  True when the caller must let nvs_pace_after() look at the stream. */
+static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
+{
+    return NVS_LIKELY(slot != NULL) && nvs_gate_left(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
 }
 
 /* After the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and at one in
@@ -89,7 +91,7 @@ static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void
 }
 
 /* --- the short way: all that most calls run through, few lines of code.  For a process that sees one GPU, which is number 0, holds its lease
- * and has nobody beside it.  NULL: nothing has happened, and everything above is needed. --- */
+ * and has nobody beside it: this, the call, nvs_gate_left.  NULL: nothing has happened, and everything above is needed. --- */
 
 /* `graph`: what is to be launched; NULL: no graph. */
 static inline nvs_slot *nvs_gate_enter_alone(const void *graph)
@@ -111,16 +113,6 @@ static inline nvs_slot *nvs_gate_enter_alone(const void *graph)
         return slot;
     atomic_store_explicit(&slot->active, 0, memory_order_release);
     return NULL;
-}
-
-/* True: what nvs_gate_leave_slow says counts. */
-static inline bool nvs_gate_leave_alone(nvs_slot *slot)
-{
-    atomic_store_explicit(&slot->calls[0], atomic_load_explicit(&slot->calls[0], memory_order_relaxed) + 1, memory_order_relaxed);
-    atomic_store_explicit(&slot->active, 0, memory_order_release); /* as in nvs_gate_leave */
-    atomic_signal_fence(memory_order_seq_cst);
-    const bool look = --slot->countdown == 0;
-    return NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[0], memory_order_relaxed) != NVS_GATE_OPEN) || NVS_UNLIKELY(look);
 }
 
 /* Around a call that waits for work of this GPU.  Relaxed: the agent looks at it now and then. */

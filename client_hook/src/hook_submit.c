@@ -86,7 +86,7 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         if (NVS_UNLIKELY(slot == NULL))                                             \
             return long_##symbol arguments;                                         \
         const CUresult result = NVS_REAL(symbol) arguments;                         \
-        if (NVS_UNLIKELY(nvs_gate_leave_alone(slot)))                               \
+        if (NVS_UNLIKELY(nvs_gate_left(slot, 0)))                                   \
             pace_alone(slot, (work_stream), NVS_PER_THREAD(#symbol));               \
         return result;                                                              \
     }

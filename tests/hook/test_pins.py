@@ -104,17 +104,22 @@ def test_an_older_coordinator_is_not_asked(client: Client, coordinator: Scripted
     coordinator.nothing(wire.ReservePins)
 
 
-def test_the_question_survives_a_restart(client: Client, coordinator: ScriptedCoordinator) -> None:
-    """Broken: a coordinator that dies before it answers leaves the caller without an answer, or with a wrong one."""
-    pointer = allocated(client, 40 * MIB)
-    client.tell(f"ipc_get {pointer}")
-    coordinator.expect(wire.ReservePins)
+def restart(coordinator: ScriptedCoordinator) -> None:
+    """Another one, to which the program attaches; what it said so far is forgotten."""
     coordinator.stop()
     coordinator.restart()
     coordinator.expect(wire.Hello)
     coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
     coordinator.expect(wire.AttachGpu)
     coordinator.received.clear()
+
+
+def test_the_question_survives_a_restart(client: Client, coordinator: ScriptedCoordinator) -> None:
+    """Broken: a coordinator that dies before it answers leaves the caller without an answer, or with a wrong one."""
+    pointer = allocated(client, 40 * MIB)
+    client.tell(f"ipc_get {pointer}")
+    coordinator.expect(wire.ReservePins)
+    restart(coordinator)
     coordinator.nothing(wire.ReservePins)  # it does not know yet whether this one wants to be asked
     settle(coordinator)
     assert asked(coordinator, allow=False) == 40 * MIB
@@ -126,12 +131,7 @@ def test_an_older_coordinator_comes_back(client: Client, coordinator: ScriptedCo
     pointer = allocated(client, 40 * MIB)
     client.tell(f"ipc_get {pointer}")
     coordinator.expect(wire.ReservePins)
-    coordinator.stop()
-    coordinator.restart()
-    coordinator.expect(wire.Hello)
-    coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-    coordinator.expect(wire.AttachGpu)
-    coordinator.received.clear()
+    restart(coordinator)
     settle(coordinator, ask=False)
     assert client.result()[0] == 0
     coordinator.nothing(wire.ReservePins)
@@ -142,12 +142,7 @@ def test_an_answered_question_is_not_put_again(client: Client, coordinator: Scri
     client.tell(f"ipc_get {allocated(client, 40 * MIB)}")
     assert asked(coordinator, allow=False) == 40 * MIB
     assert client.result()[0] == OUT_OF_MEMORY
-    coordinator.stop()
-    coordinator.restart()
-    coordinator.expect(wire.Hello)
-    coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-    coordinator.expect(wire.AttachGpu)
-    coordinator.received.clear()
+    restart(coordinator)
     settle(coordinator)
     coordinator.grant(2)
     coordinator.revoke(2)
