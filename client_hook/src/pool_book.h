@@ -1,6 +1,6 @@
 /* What the driver's stream-ordered pools have given out: a flat table beside the registry (allocation.h).
  *
- * Why: programs allocate and free in stream order ten thousands of times a second, and the driver needs a microsecond for both.
+ * Why: programs allocate and free in stream order ten thousands of times a second.
  * No lock, no tree, no host memory to get: one line of the table is all that an allocation and its free touch.
  *
  * Invariant: an address stands in one place at most, and who takes it out is its only owner.
