@@ -11,13 +11,12 @@
 #include "log.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define LEAVING_PATIENCE_S 2  /* a context's end waits no longer for a visitor */
-#define RECHECK_EVERY 64u     /* uses of a cached current GPU before the driver is asked again */
+#define RECHECK_EVERY 64u     /* uses of a cached current GPU or context before the driver is asked again */
 
 typedef struct context_entry {
     CUcontext context; /* NULL: free */
@@ -51,6 +50,10 @@ static struct {
     uint32_t references; /* that the hooks have seen */
 } primaries[NVS_MAX_GPUS];
 static _Atomic bool any_green;
+/* The one context that the hooks have seen and that lives; NULL: none, or several.  Written under the lock, relaxed: who makes another one
+ * current has it from the call that wrote here, or got its handle from one that has. */
+static _Atomic(CUcontext) only_context;
+static bool forgotten; /* there are contexts that found no place in the table */
 static atomic_uint capturing; /* relaxed: read when the gates are closed, which orders it */
 
 static _Atomic uint32_t device_count; /* 0: not known.  Relaxed: one value only */
@@ -75,6 +78,7 @@ static void after_fork_in_child(void)
     streams = NULL;
     captures = NULL;
     memset(primaries, 0, sizeof primaries);
+    atomic_store_explicit(&only_context, NULL, memory_order_relaxed);
     atomic_store_explicit(&capturing, 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release);
 }
@@ -100,7 +104,7 @@ uint32_t nvs_ask_current_gpu(void)
     /* Acquire pairs with the release in outdated(): what the driver says afterwards is newer than the change. */
     const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire);
     nvs_context_learn();
-    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
+    const uint32_t only = nvs_only_gpu();
     if (only != NVS_NO_GPU)
         return only;
     CUdevice device;
@@ -128,7 +132,7 @@ uint32_t nvs_ask_stream_gpu(CUstream stream)
 {
     const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire); /* as in nvs_ask_current_gpu */
     nvs_context_learn();
-    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
+    const uint32_t only = nvs_only_gpu();
     if (only != NVS_NO_GPU)
         return only;
     const uint32_t gpu = gpu_by_driver(stream);
@@ -199,6 +203,19 @@ static bool extend(void **table, size_t *count, size_t size)
     return true;
 }
 
+/* Locked. */
+static void learn_only_context(void)
+{
+    CUcontext only = NULL;
+    size_t living = 0;
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context != NULL) {
+            only = contexts[i].context;
+            living++;
+        }
+    atomic_store_explicit(&only_context, living == 1 && !forgotten ? only : NULL, memory_order_relaxed);
+}
+
 void nvs_context_created(CUcontext context, uint32_t gpu)
 {
     if (context == NULL || gpu == NVS_NO_GPU)
@@ -216,6 +233,9 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     }
     if (place < context_count || extend((void **)&contexts, &context_count, sizeof *contexts))
         contexts[place] = (context_entry){.context = context, .gpu = gpu};
+    else
+        forgotten = true;
+    learn_only_context();
 out:
     pthread_mutex_unlock(&lock);
 }
@@ -255,6 +275,19 @@ CUcontext nvs_owner_context(void)
     return context;
 }
 
+CUcontext nvs_usual_owner(void)
+{
+    const CUcontext only = atomic_load_explicit(&only_context, memory_order_relaxed);
+    nvs_gpu_cache *cached = &nvs_cached_gpu;
+    if (NVS_LIKELY(only != NULL) && NVS_LIKELY(cached->owner_uses != 0)) {
+        cached->owner_uses--;
+        return only;
+    }
+    const CUcontext context = nvs_owner_context();
+    cached->owner_uses = context == only ? RECHECK_EVERY : 0; /* else there is one that the hooks have not seen, or none is current */
+    return context;
+}
+
 bool nvs_context_leaving(CUcontext context)
 {
     struct timespec deadline;
@@ -280,6 +313,7 @@ void nvs_context_gone(CUcontext context)
     context_entry *entry = find_context(context);
     if (entry != NULL)
         entry->context = NULL;
+    learn_only_context();
     for (size_t i = 0; i < stream_count; i++)
         if (streams[i].context == context) {
             if (streams[i].visitors == 0)
@@ -469,35 +503,4 @@ void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *arg
         }
     }
     pthread_mutex_unlock(&lock);
-}
-
-/* ---- Facts ---- */
-
-static void format_uuid(char *out, size_t size, const char *prefix, const CUuuid *uuid)
-{
-    unsigned char b[16];
-    memcpy(b, uuid->bytes, sizeof b);
-    snprintf(out, size, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", prefix, b[0], b[1], b[2],
-             b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
-}
-
-nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out)
-{
-    const CUdevice device = (CUdevice)gpu;
-    CUuuid own, card;
-    size_t total = 0;
-    const bool has_card = NVS_REAL(cuDeviceGetUuid)(&card, device) == CUDA_SUCCESS;
-    if (!NVS_HAS(cuDeviceGetUuid_v2) || NVS_REAL(cuDeviceGetUuid_v2)(&own, device) != CUDA_SUCCESS) {
-        int count; /* in a child that was forked after cuInit there is no driver */
-        if (!has_card)
-            return NVS_REAL(cuDeviceGetCount)(&count) == CUDA_ERROR_NOT_INITIALIZED ? NVS_UNAVAILABLE : NVS_CUDA_FAILED;
-        own = card;
-    }
-    if (NVS_REAL(cuDeviceTotalMem_v2)(&total, device) != CUDA_SUCCESS)
-        return NVS_CUDA_FAILED;
-    /* The second version names the MIG instance where the first names its card. */
-    const bool instance = has_card && memcmp(&own, &card, sizeof own) != 0;
-    format_uuid(out->uuid, sizeof out->uuid, instance ? "MIG" : "GPU", &own);
-    out->total_bytes = total;
-    return NVS_OK;
 }

@@ -18,18 +18,24 @@ typedef struct nvs_gpu_cache { /* what a thread found out last */
     uint32_t uses; /* before the driver is asked again: a context may have been made current by a path that nobody sees */
     uint32_t stream_generation, stream_gpu;
     CUstream stream;
+    uint32_t owner_uses; /* of the process's only context as the current one, before the driver is asked again */
 } nvs_gpu_cache;
 extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 uint32_t nvs_ask_current_gpu(void);
 uint32_t nvs_ask_stream_gpu(CUstream stream);
 
+/* The GPU of every call where the process sees exactly one, else NVS_NO_GPU.  Relaxed: one word, written with one value only. */
+static inline uint32_t nvs_only_gpu(void)
+{
+    return atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
+}
+
 /* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU when there is none.  With one GPU visible
  * it is that one, context or not.  A few ns. */
 static inline uint32_t nvs_current_gpu(void)
 {
-    /* Relaxed: one word, written with one value only. */
-    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
+    const uint32_t only = nvs_only_gpu();
     nvs_gpu_cache *cached = &nvs_cached_gpu;
     if (NVS_LIKELY(only != NVS_NO_GPU))
         return only;
@@ -44,7 +50,7 @@ static inline uint32_t nvs_current_gpu(void)
 /* GPU of a stream handle; of the current context for the default streams.  Cached per thread. */
 static inline uint32_t nvs_stream_gpu(CUstream stream)
 {
-    const uint32_t only = atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed); /* as above */
+    const uint32_t only = nvs_only_gpu();
     nvs_gpu_cache *cached = &nvs_cached_gpu;
     if (NVS_LIKELY(only != NVS_NO_GPU))
         return only;
@@ -62,6 +68,9 @@ uint32_t nvs_context_gpu(CUcontext context);
 /* The context that what is allocated now belongs to: the current one, or the primary one of which that is a part (a green
  * context ends without its memory).  NULL: none. */
 CUcontext nvs_owner_context(void);
+
+/* The same, mostly without asking the driver: where the hooks have seen one context only it is taken for the current one. */
+CUcontext nvs_usual_owner(void);
 
 /* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised.  Captures begin inside
  * the gate, so once every gate is closed the answer can only change to false. */
@@ -89,7 +98,7 @@ bool nvs_context_leaving(CUcontext context);               /* about to be destro
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
 void nvs_primary_retained(uint32_t gpu, CUcontext context);
 CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: none was seen; last: no reference that was seen is left */
-void nvs_current_changed(void);                            /* of the calling thread */
+void nvs_current_changed(void);                            /* of the calling thread; need not be told where there is one GPU */
 void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
 void nvs_capture_began(CUstream stream, bool per_thread);

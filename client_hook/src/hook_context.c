@@ -106,40 +106,22 @@ NVS_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
-{
-    const CUresult result = NVS_REAL(cuCtxSetCurrent)(ctx);
-    nvs_current_changed();
-    return result;
-}
+/* Frameworks call these all the time.  Where there is one GPU a jump is all of it: whatever is current, it is of that one. */
+#define NVS_SWITCHES(symbol, parameters, arguments)          \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters            \
+    {                                                        \
+        if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU))        \
+            return NVS_REAL(symbol) arguments;               \
+        const CUresult result = NVS_REAL(symbol) arguments;  \
+        nvs_current_changed();                               \
+        return result;                                       \
+    }
 
-NVS_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
-{
-    const CUresult result = NVS_REAL(cuCtxPushCurrent)(ctx);
-    nvs_current_changed();
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
-{
-    const CUresult result = NVS_REAL(cuCtxPushCurrent_v2)(ctx);
-    nvs_current_changed();
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *pctx)
-{
-    const CUresult result = NVS_REAL(cuCtxPopCurrent)(pctx);
-    nvs_current_changed();
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *pctx)
-{
-    const CUresult result = NVS_REAL(cuCtxPopCurrent_v2)(pctx);
-    nvs_current_changed();
-    return result;
-}
+NVS_SWITCHES(cuCtxSetCurrent, (CUcontext ctx), (ctx))
+NVS_SWITCHES(cuCtxPushCurrent, (CUcontext ctx), (ctx))
+NVS_SWITCHES(cuCtxPushCurrent_v2, (CUcontext ctx), (ctx))
+NVS_SWITCHES(cuCtxPopCurrent, (CUcontext *pctx), (pctx))
+NVS_SWITCHES(cuCtxPopCurrent_v2, (CUcontext *pctx), (pctx))
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {

@@ -133,7 +133,7 @@ static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request 
     CUresult result = nvs_memory_charge(gpu, r->bytes, &memory.charged_bytes);
     if (result != CUDA_SUCCESS)
         return result;
-    memory.context = nvs_owner_context();
+    memory.context = nvs_usual_owner();
     result = ask_driver(dptr, r);
     if (result != CUDA_SUCCESS) {
         nvs_memory_uncharge(gpu, memory.charged_bytes);

@@ -151,7 +151,7 @@ NVS_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PAR
     }
 
 NVS_WAITS(cuCtxSynchronize, (void), (), nvs_current_gpu())
-NVS_WAITS(cuCtxSynchronize_v2, (CUcontext ctx), (ctx), nvs_context_gpu(ctx))
+NVS_WAITS(cuCtxSynchronize_v2, (CUcontext ctx), (ctx), nvs_only_gpu() != NVS_NO_GPU ? nvs_only_gpu() : nvs_context_gpu(ctx))
 NVS_WAITS(cuEventSynchronize, (CUevent hEvent), (hEvent), nvs_current_gpu())
 NVS_WAITS(cuStreamSynchronize, (CUstream hStream), (hStream), nvs_stream_gpu(hStream))
 NVS_WAITS(cuStreamSynchronize_ptsz, (CUstream hStream), (hStream), nvs_stream_gpu(hStream))

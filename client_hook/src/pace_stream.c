@@ -94,12 +94,19 @@ static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns,
     adapt(entry, (uint64_t)ns / took->span, took->follows, now);
 }
 
+/* Would the time of the oldest event tell anything?  Not another upper bound where nothing is ever pending; and the driver takes 3 us to say it. */
+static bool tells(const nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    const nvs_pace_event *oldest = &entry->ring[entry->first];
+    return entry->done != NULL && (oldest->follows || !now->lone || entry->each_ns == 0 || entry->idle != NVS_PACE_IDLE);
+}
+
 /* Takes the oldest event, which is done, out of the ring. */
 static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     nvs_pace_event *oldest = &entry->ring[entry->first];
     float milliseconds = 0;
-    if (entry->done != NULL &&
+    if (tells(entry, now) &&
         NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
         learn(entry, oldest, (double)milliseconds * 1e6, now);
     CUevent spare = entry->done;
@@ -283,6 +290,8 @@ static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *
     if (!take_what_is_done(entry, now))
         return false;
     entry->idle = entry->count != 0 ? 0 : entry->idle < NVS_PACE_IDLE ? entry->idle + 1 : entry->idle;
+    if (entry->idle == NVS_PACE_IDLE)
+        nvs_pace_stream_choose_every(entry, now);
     judge(entry, synchronized, now);
     if (now->lone && entry->relief == MOST_RELIEF) {
         nvs_pace_stream_nothing_since(entry);

@@ -36,6 +36,7 @@ enum {
 };
 #define DEFAULT_BUDGET_NS 10000000u /* of who is alone, before a coordinator has named one */
 #define LONE_GAP_NS 4000000u        /* calls that do next to nothing are not worth a look each thousand */
+#define IDLE_GAP_NS 8000000u        /* the same while nothing is ever pending: a look takes up to 20 us where the caches are cold */
 
 typedef struct pace_thread {
     uint32_t generation;
@@ -201,7 +202,8 @@ void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t wha
         return;
     }
     now.now_ns = nvs_now_ns();
-    if (now.lone && nvs_pace_stream_rare(entry) && now.now_ns - entry->looked_ns < LONE_GAP_NS) {
+    const uint64_t gap_ns = entry->idle == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
+    if (now.lone && nvs_pace_stream_rare(entry) && now.now_ns - entry->looked_ns < gap_ns) {
         entry->every = 2 * entry->since;
         return;
     }

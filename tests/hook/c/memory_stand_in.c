@@ -71,6 +71,11 @@ CUcontext nvs_owner_context(void)
     return context;
 }
 
+CUcontext nvs_usual_owner(void)
+{
+    return nvs_owner_context();
+}
+
 uint32_t nvs_ask_current_gpu(void)
 {
     return 0;

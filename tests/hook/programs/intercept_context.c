@@ -47,6 +47,7 @@ bool nvs_real_exists(nvs_id id) { return id != NVS_ID_cuStreamGetDevice; }
 static int gpus = 2;
 static CUdevice current_device;
 static CUcontext current;
+static unsigned asked; /* for the current context */
 static CUresult begin_result, end_result;
 static CUstreamCaptureStatus capture_status;
 static int primary_references[2];
@@ -57,7 +58,7 @@ static uintptr_t next_handle = 0x10000;
 
 static CUresult driver_count(int *count) { *count = gpus; return CUDA_SUCCESS; }
 static CUresult driver_device(CUdevice *device) { *device = current_device; return CUDA_SUCCESS; }
-static CUresult driver_get_current(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
+static CUresult driver_get_current(CUcontext *context) { *context = current; asked++; return CUDA_SUCCESS; }
 static CUresult driver_set_current(CUcontext context) { current = context; return CUDA_SUCCESS; }
 static CUresult driver_pop(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
 static CUresult driver_destroy_context(CUcontext context) { return context == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS; }
@@ -140,6 +141,7 @@ nvs_function nvs_real_resolve(nvs_id id)
     case NVS_ID_cuDeviceGetCount: return (nvs_function)driver_count;
     case NVS_ID_cuCtxGetDevice: return (nvs_function)driver_device;
     case NVS_ID_cuCtxGetCurrent: return (nvs_function)driver_get_current;
+    case NVS_ID_cuCtxSetCurrent:
     case NVS_ID_cuCtxPushCurrent_v2: return (nvs_function)driver_set_current;
     case NVS_ID_cuCtxPopCurrent_v2: return (nvs_function)driver_pop;
     case NVS_ID_cuCtxCreate_v2: return (nvs_function)driver_create;
@@ -232,6 +234,34 @@ static void test_contexts(void)
     CHECK(cuCtxDestroy_v2(first) == CUDA_SUCCESS && contexts_of(0) == 0 && memory_gone == first, "a destroyed context is visited");
     driver_release(1);
     cuCtxDestroy_v2(second);
+}
+
+static void test_usual_owner(void)
+{
+    enum { OFTEN = 200 };
+    const CUcontext hidden = (CUcontext)0xabc00;
+    unsigned noticed = 0;
+    CUcontext first = made(0);
+    asked = 0;
+    for (unsigned i = 0; i < OFTEN; i++)
+        CHECK(nvs_usual_owner() == first, "the only context is not the owner");
+    CHECK(asked >= 1 && asked < OFTEN / 10, "the driver is asked each time, or never");
+    CUcontext second = made(0);
+    CHECK(nvs_usual_owner() == second, "with two contexts the current one is not the owner");
+    cuCtxSetCurrent(first);
+    CHECK(nvs_usual_owner() == first, "a context that was made current is not the owner");
+    cuCtxDestroy_v2(first);
+    current = second;
+    CHECK(nvs_usual_owner() == second && nvs_usual_owner() == second, "the context that is left is not the owner");
+    current = hidden; /* by a way that no hook sees */
+    for (unsigned i = 0; i < OFTEN; i++)
+        noticed += nvs_usual_owner() == hidden;
+    CHECK(noticed > OFTEN / 2, "a context that was made unseen is never noticed");
+    current = second;
+    CHECK(nvs_usual_owner() == second, "the driver's word does not count");
+    cuCtxDestroy_v2(second);
+    current = NULL;
+    CHECK(nvs_usual_owner() == NULL, "a context that is gone owns memory");
 }
 
 static void test_streams(void)
@@ -352,6 +382,7 @@ static void test_captures(void)
 int main(void)
 {
     test_contexts();
+    test_usual_owner();
     test_streams();
     test_context_under_visit();
     test_captures();
