@@ -10,9 +10,10 @@ Rules:
 - A gang has its turn when the policy of any of its GPUs chooses one of its members: there it is *in order*, on the
   others it is *called*.  It gets all of its GPUs in the same moment or none (so no two gangs wait for each other), and
   whoever is at work there is interrupted: he keeps his place, and has the rest of his quantum next, undisturbed.
-- While a GPU is not available the gang is *due*, and others have its turn; where nobody else waits its member runs at
-  once.  A GPU is not available during another gang's turn, nor to be called to while gangs *owe* there: for one turn
-  after a call at least (`Seat.immune`), and until the policy's turns have had as much time as it (`Gpu.owed_ns`).
+- While a GPU is not available the gang is *due*, and others have its turn; where nobody else waits, nor comes back in a
+  moment (`RETURN_NS`), its member runs.  A GPU is not available during another gang's turn, nor to be called to while
+  gangs *owe* there: for one turn after a call at least (`Seat.immune`), and until the policy's turns have had as much
+  time as it (`Gpu.owed_ns`).
 - A member that is at work when its gang's turn begins goes on with the others.  From then on that is a call too.
 - Of two due gangs that want the same GPU the one that is due longer goes first.
 - Who has been passed over for `patience_ns` goes without its gang, whatever keeps the others.
@@ -42,7 +43,7 @@ from typing import Final
 
 from coordinator import moves
 from coordinator.commands import Notify
-from coordinator.state import HOLDING, WAITING, Gpu, Node, Seat
+from coordinator.state import HOLDING, IDLE, MILLISECOND_NS, WAITING, Gpu, Node, Seat
 from coordinator.tell import settings_changed
 from coordinator.wire import Sharing
 from scheduler_policies.api import Choice, ClientView
@@ -51,6 +52,8 @@ PATIENCE: Final = 4
 """Times the longest quantum and the number of gangs: see `patience_ns`."""
 LONGEST_CALL: Final = 2
 """Quanta: a member that is at work when its gang is called has one while the others come, and one with them."""
+RETURN_NS: Final = 2 * MILLISECOND_NS
+"""Who has just given a GPU back and means to go on asks for it again within this time: its next launch does."""
 WORTH_JOINING: Final = 4
 """A member that comes when less than this part of the quantum is left waits for the next turn."""
 
@@ -260,8 +263,20 @@ def choose(node: Node, gpu: Gpu, waiting: tuple[ClientView, ...], now_ns: int) -
         first = first or choice
         waiting = tuple(view for view in waiting if gpu.seats[view.client].gang is not seat.gang)
     if first is not None:
-        gpu.wake_at_ns = None
-    return first
+        gpu.wake_at_ns = _others_back_ns(gpu, gpu.seats[first.client].gang, now_ns)
+        return first if gpu.wake_at_ns is None else None
+    return None
+
+
+def _others_back_ns(gpu: Gpu, gang: Gang | None, now_ns: int) -> int | None:
+    """Until when the last holder may come back.  A member without its mates is of less use than it."""
+    last = gpu.seats.get(gpu.last_holder)
+    if last is None or last.gang is gang or last.phase is not IDLE or last.last_released_ns is None:
+        return None
+    if last.client.paused or last.demoted or last.fit.shut_out:
+        return None
+    back_ns = last.last_released_ns + RETURN_NS
+    return back_ns if back_ns > now_ns else None
 
 
 def decide(node: Node, seat: Seat, quantum_ns: int, now_ns: int) -> Turn:

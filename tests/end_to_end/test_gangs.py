@@ -18,6 +18,8 @@ from tests.waiting import eventually
 
 LONG = "100"
 """Seconds of a program that is stopped long before."""
+ENOUGH = 0.6
+"""Of the members' time together: in a gang it is 0.9 and more where processors are free, without one 0.3 to 0.5."""
 Span = tuple[int, int]
 
 
@@ -77,14 +79,14 @@ def run(node: Node, saturate: Path, *options: str) -> tuple[list[Span], list[Spa
 def test_members_work_at_the_same_time(node: Node, saturate: Path) -> None:
     """Broken: a job of two processes would exchange data with one that is waiting for its GPU."""
     first, second = run(node, saturate, "--gang=pair")
-    assert min(shared(first, second), shared(second, first)) > 0.8
+    assert min(shared(first, second), shared(second, first)) > ENOUGH
 
 
 @pytest.mark.parametrize("node", ["2x1GiB"], indirect=True)
 def test_without_a_gang_they_drift_apart(node: Node, saturate: Path) -> None:
     """The check above can fail: the same programs in no gang work at different times as well."""
     first, second = run(node, saturate)
-    assert min(shared(first, second), shared(second, first)) < 0.8
+    assert min(shared(first, second), shared(second, first)) < ENOUGH
 
 
 @pytest.mark.parametrize("node", ["2x1GiB"], indirect=True)

@@ -107,6 +107,28 @@ def test_a_member_in_trouble_blocks_nobody(trouble: str) -> None:
     assert rivals[1].seat().used_ns >= before[2] + 500 * MILLISECOND_NS
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_member_runs_alone_where_nobody_comes_back(comes_back: bool) -> None:
+    """Broken: a rival that gives its lease back and asks again with its next launch finds a member at work that can do
+    nothing without its mates; or the GPU stays idle beside a member that waits."""
+    desk = make_desk(gpus=3)
+    desk.handle(events.QuantumSet(100 * QUANTUM_MS * MILLISECOND_NS, C))
+    client(desk, B, gang="other"), client(desk, C, gang="other")
+    rival = client(desk, A)
+    one, two = client(desk, A, gang="pair"), client(desk, B, gang="pair")
+    pass_time(desk, QUANTUM_MS - 1)
+    desk.milliseconds(1)
+    (revoke,) = rival.take(wire.Revoke)
+    rival.release(revoke.lease_id)
+    assert holder(desk, A) is None
+    desk.milliseconds(1)
+    if comes_back:
+        rival.request()
+    desk.milliseconds(1)
+    assert two.seat().leases == 0, "its GPU is another gang's for long"
+    assert holder(desk, A) == (rival if comes_back else one).client
+
+
 def test_others_keep_their_turns() -> None:
     """Broken: a gang that is alone on one GPU would always be next on the other one."""
     desk = make_desk()
