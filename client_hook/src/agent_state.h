@@ -29,7 +29,6 @@ typedef struct nvs_mailbox {
     _Atomic uint32_t settled;     /* futex: 1 once settings have come, or never will */
     _Atomic uint32_t waited;      /* somebody has waited for them once */
 
-    _Atomic uint32_t memory_changed; /* 1: the agent knows that it must report */
     _Atomic uint32_t yield;          /* 1: nvshare_yield */
 
     nvs_question reserve, pins;

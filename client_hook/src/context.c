@@ -8,6 +8,7 @@
 #include "context.h"
 
 #include "cuda_api.h"
+#include "gate.h"
 #include "log.h"
 
 #include <pthread.h>
@@ -50,11 +51,7 @@ static struct {
     uint32_t references; /* that the hooks have seen */
 } primaries[NVS_MAX_GPUS];
 static _Atomic bool any_green;
-/* The one context that the hooks have seen and that lives; NULL: none, or several.  Written under the lock, relaxed: who makes another one
- * current has it from the call that wrote here, or got its handle from one that has. */
-static _Atomic(CUcontext) only_context;
 static bool forgotten; /* there are contexts that found no place in the table */
-static atomic_uint capturing; /* relaxed: read when the gates are closed, which orders it */
 
 static _Atomic uint32_t device_count; /* 0: not known.  Relaxed: one value only */
 _Atomic uint32_t nvs_gpu_generation = 1;
@@ -78,8 +75,8 @@ static void after_fork_in_child(void)
     streams = NULL;
     captures = NULL;
     memset(primaries, 0, sizeof primaries);
-    atomic_store_explicit(&only_context, NULL, memory_order_relaxed);
-    atomic_store_explicit(&capturing, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
+    atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release);
 }
 
@@ -213,7 +210,7 @@ static void learn_only_context(void)
             only = contexts[i].context;
             living++;
         }
-    atomic_store_explicit(&only_context, living == 1 && !forgotten ? only : NULL, memory_order_relaxed);
+    atomic_store_explicit(&nvs_hot.only_context, living == 1 && !forgotten ? only : NULL, memory_order_relaxed);
 }
 
 void nvs_context_created(CUcontext context, uint32_t gpu)
@@ -277,14 +274,15 @@ CUcontext nvs_owner_context(void)
 
 CUcontext nvs_usual_owner(void)
 {
-    const CUcontext only = atomic_load_explicit(&only_context, memory_order_relaxed);
-    nvs_gpu_cache *cached = &nvs_cached_gpu;
-    if (NVS_LIKELY(only != NULL) && NVS_LIKELY(cached->owner_uses != 0)) {
-        cached->owner_uses--;
+    const CUcontext only = atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed); /* see hot.h */
+    nvs_slot *slot = nvs_self;
+    if (NVS_LIKELY(only != NULL && slot != NULL) && NVS_LIKELY(slot->owner_uses != 0)) {
+        slot->owner_uses--;
         return only;
     }
     const CUcontext context = nvs_owner_context();
-    cached->owner_uses = context == only ? RECHECK_EVERY : 0; /* else there is one that the hooks have not seen, or none is current */
+    if (slot != NULL)
+        slot->owner_uses = context == only ? RECHECK_EVERY : 0; /* else there is one that the hooks have not seen, or none is current */
     return context;
 }
 
@@ -408,7 +406,7 @@ void nvs_capture_began(CUstream stream, bool per_thread)
             place = i;
     if (key != NULL && (place < capture_count || extend((void **)&captures, &capture_count, sizeof *captures))) {
         if (captures[place].key == NULL)
-            atomic_fetch_add_explicit(&capturing, 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
         captures[place].key = key;
     }
     pthread_mutex_unlock(&lock);
@@ -421,14 +419,9 @@ void nvs_capture_ended(CUstream stream, bool per_thread)
     for (size_t i = 0; i < capture_count; i++)
         if (key != NULL && captures[i].key == key) {
             captures[i].key = NULL;
-            atomic_fetch_sub_explicit(&capturing, 1, memory_order_relaxed);
+            atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
         }
     pthread_mutex_unlock(&lock);
-}
-
-bool nvs_capturing(void)
-{
-    return atomic_load_explicit(&capturing, memory_order_relaxed) != 0;
 }
 
 /* ---- Visits ---- */

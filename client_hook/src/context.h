@@ -18,7 +18,6 @@ typedef struct nvs_gpu_cache { /* what a thread found out last */
     uint32_t uses; /* before the driver is asked again: a context may have been made current by a path that nobody sees */
     uint32_t stream_generation, stream_gpu;
     CUstream stream;
-    uint32_t owner_uses; /* of the process's only context as the current one, before the driver is asked again */
 } nvs_gpu_cache;
 extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
@@ -74,7 +73,10 @@ CUcontext nvs_usual_owner(void);
 
 /* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised.  Captures begin inside
  * the gate, so once every gate is closed the answer can only change to false. */
-bool nvs_capturing(void);
+static inline bool nvs_capturing(void)
+{
+    return atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0; /* see hot.h */
+}
 
 /* Calls visit for each live context of a GPU (primary contexts included) until it returns false.  The registry is
  * not locked during visit; a context that dies meanwhile yields CUDA errors, which the visitor must survive. */

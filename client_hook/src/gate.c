@@ -147,7 +147,7 @@ nvs_slot *nvs_slot_register(void)
         slot = slot_make();
     if (slot != NULL) {
         slot->stride = slot->countdown = NVS_FIRST_STRIDE;
-        slot->unseen = 0;
+        slot->unseen = slot->owner_uses = 0;
         nvs_self = slot;
         if (slot_key_made)
             (void)pthread_setspecific(slot_key, slot); /* without it the slot is only not reused */

@@ -9,6 +9,7 @@
 #include "agent.h"
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
 #include "ipc.h"
 #include "log.h"
 #include "memory.h"
@@ -51,6 +52,7 @@ static bool mark_special(CUmemoryPool pool, bool on_gpu)
     nvs_allocation *stale = nvs_allocation_insert(mark);
     if (stale == NULL)
         atomic_fetch_add_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
+    atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_LONG, memory_order_relaxed); /* see hot.h */
     free(stale); /* one key, so one at most */
     return true;
 }
@@ -78,14 +80,14 @@ static uint64_t identity(CUstream stream, bool per_thread)
 /* Which function of the driver stands behind a call. */
 typedef struct request {
     size_t bytes;
-    CUmemoryPool pool; /* NULL: the device's current one */
+    CUmemoryPool pool; /* NULL: the device's current one, unless the call names it */
     CUstream stream;
-    bool per_thread;
+    bool per_thread, names_pool;
 } request;
 
 static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
 {
-    if (r->pool != NULL)
+    if (r->names_pool)
         return r->per_thread ? NVS_REAL(cuMemAllocFromPoolAsync_ptsz)(dptr, r->bytes, r->pool, r->stream)
                              : NVS_REAL(cuMemAllocFromPoolAsync)(dptr, r->bytes, r->pool, r->stream);
     return r->per_thread ? NVS_REAL(cuMemAllocAsync_ptsz)(dptr, r->bytes, r->stream)
@@ -125,11 +127,33 @@ static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_threa
     return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
 }
 
+/* What the driver has given out is remembered. */
+static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdeviceptr address, const request *r)
+{
+    nvs_pool_memory stale;
+    nvs_pool_place *place;
+    memory->address = address;
+    while (NVS_UNLIKELY((place = nvs_memory_claim_pooled(address, &stale)) != NULL))
+        nvs_memory_pooled_freed(place, &stale, CUDA_SUCCESS); /* behind our back, says the driver by giving it out again */
+    nvs_pool_book_begin();
+    if (NVS_LIKELY(nvs_pool_book_enter(memory))) {
+        nvs_memory_changed(memory->gpu);
+    } else if (!keep_in_registry(memory, r->bytes)) {
+        free_by_driver(address, r->stream, r->per_thread);
+        nvs_memory_uncharge(memory->gpu, memory->charged_bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    /* What has come by here could have come by the short way, from now on. */
+    if (memory->gpu == 0 && nvs_only_gpu() == 0 && nvs_config.memory_mode == 0 &&
+        atomic_load_explicit(&special_pools, memory_order_relaxed) == 0) /* see its declaration */
+        nvs_pools_go(NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT);
+    return CUDA_SUCCESS;
+}
+
 /* The driver's own memory: counted, and nothing else. */
 static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request *r)
 {
-    nvs_pool_memory memory = {.gpu = gpu}, stale;
-    nvs_pool_place *place;
+    nvs_pool_memory memory = {.gpu = gpu};
     CUresult result = nvs_memory_charge(gpu, r->bytes, &memory.charged_bytes);
     if (result != CUDA_SUCCESS)
         return result;
@@ -139,23 +163,13 @@ static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request 
         nvs_memory_uncharge(gpu, memory.charged_bytes);
         return result;
     }
-    memory.address = *dptr;
-    while (NVS_UNLIKELY((place = nvs_memory_claim_pooled(memory.address, &stale)) != NULL))
-        nvs_memory_pooled_freed(place, &stale, CUDA_SUCCESS); /* behind our back, says the driver by giving it out again */
-    if (NVS_LIKELY(nvs_pool_book_enter(&memory))) {
-        nvs_memory_changed(gpu);
-    } else if (!keep_in_registry(&memory, r->bytes)) {
-        free_by_driver(*dptr, r->stream, r->per_thread);
-        nvs_memory_uncharge(gpu, memory.charged_bytes);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return result;
+    return note(&memory, *dptr, r);
 }
 
 static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
 {
     uint32_t gpu = nvs_stream_gpu(r->stream);
-    if (dptr == NULL || r->bytes == 0 || !nvs_memory_manages(gpu))
+    if (dptr == NULL || r->bytes == 0 || (r->names_pool && r->pool == NULL) || !nvs_memory_manages(gpu))
         return ask_driver(dptr, r);
     if (captures(r->stream, r->per_thread))
         return allocate_in_graph(gpu, dptr, r);
@@ -178,29 +192,59 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+/* --- the short way, as in front of the gate (gate.h): few lines of code and of data.  For a process that sees one GPU and whose memory stays the
+ * driver's, while nothing is captured and there is room that needs no question --- */
+
+/* False: nothing has happened, and everything above is needed. */
+static inline bool admit_shortly(nvs_pool_memory *memory, const CUdeviceptr *dptr, size_t bytes)
 {
-    return allocate_async(dptr, &(request){bytesize, NULL, hStream, false});
+    nvs_slot *slot = nvs_self;
+    /* All relaxed: see hot.h. */
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.pools, memory_order_relaxed) != NVS_POOLS_SHORT) || NVS_UNLIKELY(dptr == NULL || bytes == 0) ||
+        NVS_UNLIKELY(nvs_capturing()) || NVS_UNLIKELY(slot == NULL) || NVS_UNLIKELY(slot->owner_uses == 0))
+        return false;
+    memory->gpu = 0;
+    memory->context = atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed);
+    memory->charged_bytes = nvs_memory_grains(bytes);
+    if (NVS_UNLIKELY(memory->context == NULL) || !nvs_ledger_charge(&nvs_ledgers[0], memory->charged_bytes))
+        return false;
+    slot->owner_uses--;
+    return true;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemAllocAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
+static __attribute__((noinline)) CUresult refused(const nvs_pool_memory *memory, CUresult result)
 {
-    return allocate_async(dptr, &(request){bytesize, NULL, hStream, true});
+    nvs_memory_uncharge(0, memory->charged_bytes);
+    return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
+static inline CUresult note_shortly(nvs_pool_memory *memory, CUdeviceptr address, const request *r)
 {
-    if (pool == NULL)
-        return NVS_REAL(cuMemAllocFromPoolAsync)(dptr, bytesize, pool, hStream);
-    return allocate_async(dptr, &(request){bytesize, pool, hStream, false});
+    memory->address = address;
+    if (NVS_UNLIKELY(nvs_pool_book_has(address)) || NVS_UNLIKELY(!nvs_pool_book_enter(memory)))
+        return note(memory, address, r);
+    nvs_memory_changed(0);
+    return CUDA_SUCCESS;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)
-{
-    if (pool == NULL)
-        return NVS_REAL(cuMemAllocFromPoolAsync_ptsz)(dptr, bytesize, pool, hStream);
-    return allocate_async(dptr, &(request){bytesize, pool, hStream, true});
-}
+#define NVS_FROM_POOL(symbol, parameters, arguments, from, names_pool)                                         \
+    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters                     \
+    {                                                                                              \
+        nvs_pool_memory memory;                                                                    \
+        if (NVS_UNLIKELY(!admit_shortly(&memory, dptr, bytesize)))                                 \
+            return allocate_async(dptr, &(request){bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool}); \
+        const CUresult result = NVS_REAL(symbol) arguments;                                        \
+        if (NVS_UNLIKELY(result != CUDA_SUCCESS))                                                  \
+            return refused(&memory, result);                                                       \
+        return note_shortly(&memory, *dptr, &(request){bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool}); \
+    }
+
+NVS_FROM_POOL(cuMemAllocAsync, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream), (dptr, bytesize, hStream), NULL, false)
+NVS_FROM_POOL(cuMemAllocAsync_ptsz, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream), (dptr, bytesize, hStream), NULL, false)
+NVS_FROM_POOL(cuMemAllocFromPoolAsync, (CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream),
+              (dptr, bytesize, pool, hStream), pool, true)
+NVS_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream),
+              (dptr, bytesize, pool, hStream), pool, true)
 
 /* --- free --- */
 
@@ -242,13 +286,10 @@ static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool
     return result;
 }
 
-static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool per_thread)
+/* Of what does not stand in the book. */
+static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream stream, bool per_thread)
 {
     nvs_allocation known, *entry;
-    nvs_pool_memory memory;
-    nvs_pool_place *claimed = nvs_memory_claim_pooled(dptr, &memory);
-    if (NVS_LIKELY(claimed != NULL))
-        return nvs_memory_pooled_freed(claimed, &memory, free_by_driver(dptr, stream, per_thread));
     nvs_lookup found = nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &known);
     if (found == NVS_ABSENT || known.key != dptr)
         return free_by_driver(dptr, stream, per_thread);
@@ -266,15 +307,24 @@ static CUresult free_async(CUdeviceptr dptr, CUstream stream, bool per_thread)
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
-{
-    return free_async(dptr, hStream, false);
-}
+#define NVS_FREES(symbol)                                                                         \
+    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol(CUdeviceptr dptr, CUstream hStream) \
+    {                                                                                             \
+        nvs_pool_memory memory;                                                                   \
+        nvs_pool_place *const claimed = nvs_pool_book_claim(dptr, &memory);                       \
+        if (NVS_UNLIKELY(claimed == NULL))                                                        \
+            return free_other(dptr, hStream, NVS_PER_THREAD(#symbol));                            \
+        nvs_ledger_uncharge(&nvs_ledgers[memory.gpu], memory.charged_bytes);                      \
+        nvs_memory_changed(memory.gpu);                                                           \
+        const CUresult result = NVS_REAL(symbol)(dptr, hStream);                                  \
+        if (NVS_UNLIKELY(result != CUDA_SUCCESS))                                                 \
+            return nvs_memory_pooled_freed(claimed, &memory, result);                             \
+        nvs_pool_book_strike(claimed);                                                            \
+        return result;                                                                            \
+    }
 
-NVS_EXPORT CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream hStream)
-{
-    return free_async(dptr, hStream, true);
-}
+NVS_FREES(cuMemFreeAsync)
+NVS_FREES(cuMemFreeAsync_ptsz)
 
 /* --- pools --- */
 

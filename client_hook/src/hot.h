@@ -1,4 +1,5 @@
-/* What every gated call reads, and the first threads' slots: together on one page, the words on one line of it.
+/* What every gated call reads, and the first threads' slots: together on one page, the words on one line of it; and what each
+ * allocation in stream order reads.
  *
  * Why: a program that does much between two calls finds next to nothing of the hook in its caches.  Then what a call costs is the number of
  * lines and pages it touches, not of instructions (docs/decisions.md).
@@ -13,6 +14,7 @@
 #include <stdatomic.h>
 
 enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
+enum { NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT, NVS_POOLS_LONG }; /* which way of hook_pool.c allocations in stream order take; LONG stays */
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
@@ -24,6 +26,7 @@ typedef struct nvs_slot {
     _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
     uint32_t waits;                          /* 0, or 1 + the GPU before whose gate it is counted as waiting */
     uint32_t graph_left;                     /* launches of `graph` until pacing looks again */
+    uint32_t owner_uses;                     /* of the process's only context as the current one, before the driver is asked again */
     const void *graph;                       /* the last one that it launched; only its thread touches both, too */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
@@ -32,10 +35,21 @@ typedef struct nvs_slot {
 
 typedef struct nvs_hot_page {
     _Alignas(4096) _Atomic uint32_t only_gpu; /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
+    _Atomic uint32_t capturing;               /* streams that are; relaxed: read when the gates are closed, which orders it */
+    /* The one context that the hooks have seen and that lives; NULL: none, or several.  Relaxed: who makes another one current has it from the
+     * call that wrote here, or got its handle from one that has. */
+    _Atomic(CUcontext) only_context;
+    _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: whoever uses a special pool has got it from the call that closed
+                                                 the short way, and else that is as right as the long one */
     _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate.h */
     nvs_slot first_slots[NVS_FIRST_SLOTS];
 } nvs_hot_page;
 
 extern nvs_hot_page nvs_hot __attribute__((visibility("hidden")));
+
+static inline void nvs_pools_go(uint32_t from, uint32_t to)
+{
+    atomic_compare_exchange_strong_explicit(&nvs_hot.pools, &from, to, memory_order_relaxed, memory_order_relaxed); /* see its declaration */
+}
 
 #endif

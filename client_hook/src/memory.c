@@ -17,28 +17,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { CHARGE_GRAIN = 512 };
 static const uint64_t RESERVE_STEP = UINT64_C(64) << 20;
 static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
 
-typedef struct ledger {
-    /* Counters that stand for themselves: nothing else is published with them, so their order is relaxed throughout, and
-     * only the compare-and-swap in charge() makes a decision; changes of `charged` are seq_cst for nvs_memory_changed.  What
-     * each allocation reads stands on one line. */
-    _Alignas(64) _Atomic uint64_t charged;
-    _Atomic uint64_t movable; /* of `charged`, in extents of the registry: neither these nor chunks are pinned */
-    _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
-    _Atomic uint64_t limit, capacity, reserved, room;
-    _Atomic bool reserve;
-    _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
-    _Atomic uint64_t resident_limit;
-} ledger;
-
-static ledger ledgers[NVS_MAX_GPUS];
+nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
 
 static uint64_t load(_Atomic uint64_t *value)
 {
-    return atomic_load_explicit(value, memory_order_relaxed); /* see ledger */
+    return atomic_load_explicit(value, memory_order_relaxed); /* see ledger.h */
 }
 
 static uint64_t smaller_set(uint64_t a, uint64_t b) /* 0 means not set */
@@ -46,14 +32,14 @@ static uint64_t smaller_set(uint64_t a, uint64_t b) /* 0 means not set */
     return a == 0 || (b != 0 && b < a) ? b : a;
 }
 
-static uint64_t limit_of(ledger *of)
+static uint64_t limit_of(nvs_ledger *of)
 {
     uint64_t limit = load(&of->limit);
     return limit != 0 ? limit : nvs_config.memory_limit;
 }
 
 /* The size of the virtual card, 0 when it is the real one. */
-static uint64_t card_of(ledger *of)
+static uint64_t card_of(nvs_ledger *of)
 {
     return smaller_set(limit_of(of), load(&of->capacity));
 }
@@ -65,7 +51,7 @@ static bool oversubscribes(void)
 
 /* What may be allocated; 0: as much as there is.  One process may not fill more than the capacity, less what others have there that
  * cannot move: what lies beyond could never be resident at once.  Unless it asks for that. */
-static uint64_t ceiling_of(ledger *of)
+static uint64_t ceiling_of(nvs_ledger *of)
 {
     return oversubscribes() ? limit_of(of) : smaller_set(card_of(of), load(&of->room));
 }
@@ -101,13 +87,13 @@ bool nvs_memory_manages(uint32_t gpu)
 /* Raises `charged` if the limit allows it.  The new total comes out. */
 static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
 {
-    ledger *of = &ledgers[gpu];
+    nvs_ledger *of = &nvs_ledgers[gpu];
     uint64_t limit = ceiling_of(of);
     uint64_t now = load(&of->charged);
     do {
         if (bytes > UINT64_MAX - now || (limit != 0 && now + bytes > limit))
             return false;
-        /* See ledger. */
+        /* See ledger.h. */
     } while (!atomic_compare_exchange_weak_explicit(&of->charged, &now, now + bytes, memory_order_seq_cst,
                                                     memory_order_relaxed));
     *total = now + bytes;
@@ -116,24 +102,36 @@ static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
 
 static void uncharge(uint32_t gpu, uint64_t bytes)
 {
-    atomic_fetch_sub_explicit(&ledgers[gpu].charged, bytes, memory_order_seq_cst); /* see ledger */
+    nvs_ledger_uncharge(&nvs_ledgers[gpu], bytes);
+}
+
+/* What `freely` follows from has changed.  The agent's threads alone do that where anybody goes by it. */
+static void learn_freely(nvs_ledger *of)
+{
+    /* Relaxed: see ledger.h. */
+    uint64_t most = ceiling_of(of);
+    if (atomic_load_explicit(&of->reserve, memory_order_relaxed) && (most == 0 || load(&of->reserved) < most))
+        most = load(&of->reserved);
+    else if (most == 0)
+        most = UINT64_MAX / 2;
+    atomic_store_explicit(&of->freely, most, memory_order_relaxed);
 }
 
 uint64_t nvs_memory_capacity(uint32_t gpu)
 {
-    return load(&ledgers[gpu].capacity);
+    return load(&nvs_ledgers[gpu].capacity);
 }
 
 uint64_t nvs_memory_ceiling(uint32_t gpu)
 {
-    return ceiling_of(&ledgers[gpu]);
+    return ceiling_of(&nvs_ledgers[gpu]);
 }
 
 /* Others may have to move for it, so it is little where there is little. */
 static uint64_t reserve_step(uint32_t gpu)
 {
-    uint64_t step = RESERVE_STEP, capacity = nvs_memory_backend(gpu)->chunked ? load(&ledgers[gpu].capacity) : 0;
-    while (capacity != 0 && step > CHARGE_GRAIN && step > capacity / 64)
+    uint64_t step = RESERVE_STEP, capacity = nvs_memory_backend(gpu)->chunked ? load(&nvs_ledgers[gpu].capacity) : 0;
+    while (capacity != 0 && step > NVS_CHARGE_GRAIN && step > capacity / 64)
         step /= 2;
     return step;
 }
@@ -141,8 +139,8 @@ static uint64_t reserve_step(uint32_t gpu)
 /* Growth beyond the reservation, where the coordinator wants to be asked: in steps, so that it is asked rarely. */
 static bool reserved_up_to(uint32_t gpu, uint64_t total)
 {
-    ledger *of = &ledgers[gpu];
-    /* Relaxed: see ledger. */
+    nvs_ledger *of = &nvs_ledgers[gpu];
+    /* Relaxed: see ledger.h. */
     if (!atomic_load_explicit(&of->reserve, memory_order_relaxed) || total <= load(&of->reserved))
         return true;
     uint64_t limit = ceiling_of(of);
@@ -159,18 +157,18 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
 /* What a chunked backend has on the GPU comes beside everything else that is charged. */
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
 {
-    ledger *of = &ledgers[gpu];
+    nvs_ledger *of = &nvs_ledgers[gpu];
     uint64_t charged = load(&of->charged), chunked = load(&of->chunked);
     return reserved_up_to(gpu, resident_bytes + (charged > chunked ? charged - chunked : 0));
 }
 
 bool nvs_memory_runs_from_host(uint32_t gpu)
 {
-    return oversubscribes() || load(&ledgers[gpu].resident_limit) != 0;
+    return oversubscribes() || load(&nvs_ledgers[gpu].resident_limit) != 0;
 }
 
 /* What may be on the GPU beside what is charged and in no chunk; UINT64_MAX: no bound. */
-static uint64_t most_resident(ledger *of)
+static uint64_t most_resident(nvs_ledger *of)
 {
     uint64_t charged = load(&of->charged), chunked = load(&of->chunked), bound = load(&of->resident_limit);
     uint64_t others = charged > chunked ? charged - chunked : 0;
@@ -183,13 +181,13 @@ static uint64_t most_resident(ledger *of)
 
 uint64_t nvs_memory_resident_room(uint32_t gpu, uint64_t resident_bytes)
 {
-    uint64_t most = most_resident(&ledgers[gpu]);
+    uint64_t most = most_resident(&nvs_ledgers[gpu]);
     return most > resident_bytes ? most - resident_bytes : 0;
 }
 
 uint64_t nvs_memory_resident_excess(uint32_t gpu, uint64_t resident_bytes)
 {
-    uint64_t most = most_resident(&ledgers[gpu]);
+    uint64_t most = most_resident(&nvs_ledgers[gpu]);
     return resident_bytes > most ? resident_bytes - most : 0;
 }
 
@@ -208,13 +206,8 @@ static bool charge_and_reserve(uint32_t gpu, uint64_t bytes)
  * allocation of its size on that stream (nvs_memory_allocate_in_order), until it outweighs what is in use. */
 static bool too_much_deferred(uint32_t gpu)
 {
-    uint64_t deferred = nvs_allocation_deferred_bytes(gpu), charged = load(&ledgers[gpu].charged);
+    uint64_t deferred = nvs_allocation_deferred_bytes(gpu), charged = load(&nvs_ledgers[gpu].charged);
     return deferred > KEEP_DEFERRED && deferred > charged / 2;
-}
-
-uint64_t nvs_memory_grains(uint64_t bytes)
-{
-    return bytes > UINT64_MAX - CHARGE_GRAIN ? UINT64_MAX : (bytes + CHARGE_GRAIN - 1) / CHARGE_GRAIN * CHARGE_GRAIN;
 }
 
 CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes)
@@ -238,16 +231,8 @@ void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes)
 
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes)
 {
-    atomic_fetch_add_explicit(&ledgers[gpu].charged, charged_bytes, memory_order_seq_cst); /* see ledger */
+    atomic_fetch_add_explicit(&nvs_ledgers[gpu].charged, charged_bytes, memory_order_seq_cst); /* see ledger.h */
     nvs_memory_changed(gpu);
-}
-
-/* Where memory comes and goes all the time the agent knows already, and an exchange is dear.  Who finds it so has changed `charged`
- * before, and the agent takes its mark back before it reads that; all of it seq_cst. */
-void nvs_memory_changed(uint32_t gpu)
-{
-    if (!nvs_agent_memory_dirty(gpu))
-        nvs_agent_memory_changed(gpu);
 }
 
 CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)
@@ -264,14 +249,14 @@ CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, u
 void nvs_memory_in_chunks(nvs_allocation *admitted)
 {
     admitted->chunked = true;
-    atomic_fetch_add_explicit(&ledgers[admitted->gpu].chunked, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
+    atomic_fetch_add_explicit(&nvs_ledgers[admitted->gpu].chunked, admitted->charged_bytes, memory_order_relaxed); /* see ledger.h */
 }
 
 void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes)
 {
     uint64_t real = nvs_memory_grains(bytes);
-    /* Unsigned arithmetic: right in both directions.  Relaxed: see ledger. */
-    atomic_fetch_add_explicit(&ledgers[admitted->gpu].charged, real - admitted->charged_bytes, memory_order_relaxed);
+    /* Unsigned arithmetic: right in both directions.  Relaxed: see ledger.h. */
+    atomic_fetch_add_explicit(&nvs_ledgers[admitted->gpu].charged, real - admitted->charged_bytes, memory_order_relaxed);
     admitted->charged_bytes = real;
 }
 
@@ -281,7 +266,7 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
     admitted->length = length;
     uint32_t gpu = admitted->gpu; /* once inserted, the entry may be freed by another thread at any moment */
     if (admitted->movable)
-        atomic_fetch_add_explicit(&ledgers[gpu].movable, admitted->charged_bytes, memory_order_relaxed); /* see ledger */
+        atomic_fetch_add_explicit(&nvs_ledgers[gpu].movable, admitted->charged_bytes, memory_order_relaxed); /* see ledger.h */
     nvs_memory_drop_all(nvs_allocation_insert(admitted));
     nvs_agent_memory_changed(gpu);
 }
@@ -289,8 +274,8 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
 /* Gives back what an entry that is in nobody's hands any more was charged with. */
 static void settle(nvs_allocation *taken, bool kept)
 {
-    ledger *of = &ledgers[taken->gpu];
-    /* All relaxed: see ledger. */
+    nvs_ledger *of = &nvs_ledgers[taken->gpu];
+    /* All relaxed: see ledger.h. */
     atomic_fetch_sub_explicit(&of->evicted, (int64_t)taken->evicted_bytes, memory_order_relaxed);
     if (taken->chunked)
         atomic_fetch_sub_explicit(&of->chunked, taken->charged_bytes, memory_order_relaxed);
@@ -322,8 +307,8 @@ void nvs_memory_drop_all(nvs_allocation *list)
 
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
 {
-    ledger *of = &ledgers[gpu];
-    /* See ledger.  These are read one after the other, so they are bounded by one another here. */
+    nvs_ledger *of = &nvs_ledgers[gpu];
+    /* See ledger.h.  These are read one after the other, so they are bounded by one another here. */
     uint64_t allocated = atomic_load_explicit(&of->charged, memory_order_seq_cst);
     uint64_t chunked = load(&of->chunked), movable = load(&of->movable), others = allocated > chunked ? allocated - chunked : 0;
     uint64_t pinned = others > movable ? others - movable : 0;
@@ -348,31 +333,34 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
 
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve)
 {
-    ledger *of = &ledgers[gpu];
-    /* Relaxed: see ledger. */
+    nvs_ledger *of = &nvs_ledgers[gpu];
+    /* Relaxed: see ledger.h. */
     atomic_store_explicit(&of->limit, limit_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->capacity, capacity_bytes, memory_order_relaxed);
     atomic_store_explicit(&of->reserve, reserve, memory_order_relaxed);
+    learn_freely(of);
 }
 
 void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
 {
-    atomic_store_explicit(&ledgers[gpu].room, bytes, memory_order_relaxed); /* see ledger */
+    atomic_store_explicit(&nvs_ledgers[gpu].room, bytes, memory_order_relaxed); /* see ledger.h */
+    learn_freely(&nvs_ledgers[gpu]);
 }
 
 void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes)
 {
-    atomic_store_explicit(&ledgers[gpu].resident_limit, bytes, memory_order_relaxed); /* see ledger */
+    atomic_store_explicit(&nvs_ledgers[gpu].resident_limit, bytes, memory_order_relaxed); /* see ledger.h */
 }
 
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 {
-    atomic_store_explicit(&ledgers[gpu].reserved, reserved_bytes, memory_order_relaxed); /* see ledger */
+    atomic_store_explicit(&nvs_ledgers[gpu].reserved, reserved_bytes, memory_order_relaxed); /* see ledger.h */
+    learn_freely(&nvs_ledgers[gpu]);
 }
 
 void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total_bytes)
 {
-    ledger *of = &ledgers[gpu];
+    nvs_ledger *of = &nvs_ledgers[gpu];
     uint64_t card = card_of(of);
     if (card == 0)
         return;
@@ -442,7 +430,7 @@ void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evi
     int64_t change = nvs_allocation_set_evicted(extent->key, extent->serial, evicted_bytes);
     if (change == 0)
         return;
-    atomic_fetch_add_explicit(&ledgers[gpu].evicted, change, memory_order_relaxed); /* see ledger */
+    atomic_fetch_add_explicit(&nvs_ledgers[gpu].evicted, change, memory_order_relaxed); /* see ledger.h */
     nvs_agent_memory_changed(gpu);
 }
 
@@ -452,11 +440,14 @@ void nvs_memory_after_fork(void)
     nvs_backend_swap_after_fork();
     nvs_pins_after_fork();
     nvs_pool_book_after_fork();
+    nvs_pools_go(NVS_POOLS_SHORT, NVS_POOLS_UNKNOWN);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
-        atomic_store_explicit(&ledgers[gpu].charged, 0, memory_order_relaxed);
-        atomic_store_explicit(&ledgers[gpu].movable, 0, memory_order_relaxed);
-        atomic_store_explicit(&ledgers[gpu].chunked, 0, memory_order_relaxed);
-        atomic_store_explicit(&ledgers[gpu].evicted, 0, memory_order_relaxed);
-        atomic_store_explicit(&ledgers[gpu].reserved, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].charged, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].freely, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].reported, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].movable, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].chunked, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].evicted, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].reserved, 0, memory_order_relaxed);
     }
 }

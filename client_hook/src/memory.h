@@ -10,7 +10,9 @@
 #define NVS_MEMORY_H
 
 #include "allocation.h"
+#include "agent.h"
 #include "base.h"
+#include "ledger.h"
 #include "pool_book.h"
 
 typedef struct nvs_usage {
@@ -88,6 +90,14 @@ void nvs_memory_context_gone(CUcontext context);
 
 /* --- for the wrappers --- */
 
+/* `charged` did; the agent is told, if it does not know yet.  Where memory comes and goes all the time it does, and an exchange is dear.  Who
+ * finds it so has changed `charged` before, and the agent takes its mark back before it reads that; all of it seq_cst. */
+static inline void nvs_memory_changed(uint32_t gpu)
+{
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_ledgers[gpu].reported, memory_order_seq_cst) == 0))
+        nvs_agent_memory_changed(gpu);
+}
+
 /* Is this GPU's memory ours to count?  Makes it known to the coordinator the first time. */
 bool nvs_memory_manages(uint32_t gpu);
 const nvs_backend *nvs_memory_backend(uint32_t gpu);
@@ -98,8 +108,6 @@ CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, u
 CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes);
 void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes);
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes);
-void nvs_memory_changed(uint32_t gpu); /* `charged` did; the agent is told, if it does not know yet */
-uint64_t nvs_memory_grains(uint64_t bytes);          /* what so many are charged with; UINT64_MAX: too many */
 void nvs_memory_in_chunks(nvs_allocation *admitted); /* the backend has figures of its own for it */
 void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes); /* the driver took another amount than was thought */
 void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length); /* the driver said yes */

@@ -133,6 +133,8 @@ class Memory:
         for name in ("fake_held", "nvs_memory_evict", "nvs_memory_restore", "nvs_now_ns"):
             getattr(self.c, name).restype = ctypes.c_uint64
         self.c.fake_set_mode(mode)
+        self.c.fake_set_short(ctypes.c_bool(mode == DEVICE))
+        self.limits()
 
     def held(self) -> int:
         return int(self.c.fake_held())
@@ -229,6 +231,7 @@ class Memory:
 
     def context(self, context: int) -> None:
         self.c.fake_set_context(ctypes.c_uint64(context))
+        self.c.fake_set_short(ctypes.c_bool(True))
 
     def destroy_context(self, context: int) -> None:
         self.c.fake_destroy_context(ctypes.c_uint64(context))

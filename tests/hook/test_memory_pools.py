@@ -92,6 +92,38 @@ def test_a_context_takes_its_pooled_memory_with_it(fresh: Callable[[int], Memory
     assert memory.alloc_async(7 * MIB)[0] == 0
 
 
+def test_the_short_way_ends_where_it_must(fresh: Callable[[int], Memory]) -> None:
+    """Broken: each allocation asks whose context is current; or one that goes without asking passes a limit, or takes
+    memory of the host for the GPU's."""
+    memory = fresh(DEVICE)
+
+    def allocate() -> tuple[int, int]:
+        """What the driver said, and how many more may go the short way."""
+        return memory.alloc_async(MIB)[0], memory.c.fake_short_left()
+
+    assert [allocate() for _ in range(6)] == [(0, 3), (0, 2), (0, 1), (0, 0), (0, 3), (0, 2)]
+    memory.limits(limit=7 * MIB)
+    assert [allocate() for _ in range(2)] == [(0, 1), (OUT_OF_MEMORY, 1)]
+    memory.limits(reserve=True)
+    memory.c.nvs_memory_set_reserved(0, ctypes.c_uint64(8 * MIB))
+    assert allocate() == (0, 0)
+    assert memory.reserves_asked() == []
+    assert allocate() == (0, 3)
+    assert len(memory.reserves_asked()) == 1, "beyond what is reserved there is a question"
+    memory.limits()
+    memory.c.fake_set_capturing(ctypes.c_bool(True))
+    assert allocate() == (0, 3), "it is the graph's"
+    memory.c.fake_set_capturing(ctypes.c_bool(False))
+    memory.fail(1, 999)
+    assert allocate() == (999, 2)
+    exact(memory)
+    charged = memory.usage().allocated
+    host = memory.pool(location_type=2)
+    assert memory.alloc_from(host, MIB)[0] == 0
+    assert memory.usage().allocated == charged
+    assert [allocate() for _ in range(3)] == [(0, 3)] * 3, "from then on each pool is looked at"
+
+
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_each_entry_has_one_owner(tmp_path: Path, sanitizer: str) -> None:

@@ -47,15 +47,11 @@ bool nvs_real_exists(nvs_id id)
     return strcmp(names[id], "cuCtxRecordEvent") != 0;
 }
 
+nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
+
 /* --- contexts: the primary ones --- */
 
 static _Atomic(CUcontext) primary[NVS_MAX_GPUS];
-static _Atomic int captures;
-
-bool nvs_capturing(void)
-{
-    return atomic_load_explicit(&captures, memory_order_relaxed) != 0;
-}
 
 void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
@@ -188,7 +184,7 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 {
     uint32_t gpu = current();
     nvs_slot *slot = nvs_gate_enter(gpu);
-    atomic_fetch_add_explicit(&captures, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
     CUresult result = NVS_REAL(cuStreamBeginCapture_v2)(stream, mode);
     (void)nvs_gate_leave(slot, gpu);
     return result;
@@ -197,7 +193,7 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
     CUresult result = NVS_REAL(cuStreamEndCapture)(stream, graph);
-    atomic_fetch_sub_explicit(&captures, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
     return result;
 }
 

@@ -466,11 +466,6 @@ void fake_set_events_done(bool done)
     atomic_store_explicit(&events_done, done, memory_order_relaxed);
 }
 
-void fake_set_capturing(bool capturing)
-{
-    fake_stream_captures = capturing;
-}
-
 void fake_set_context(uint64_t context)
 {
     fake_current = (CUcontext)(uintptr_t)context;

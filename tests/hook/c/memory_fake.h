@@ -20,6 +20,8 @@ void fake_fail(unsigned call, int result); /* the call-th inner call from now on
 unsigned fake_calls(void);                 /* inner calls since then */
 void fake_close_gate(void);
 void fake_set_mode(int mode); /* nvs_settings.memory_mode */
+void fake_set_short(bool shortly); /* some allocations in stream order go the short way where they may; and the context is asked for again */
+uint32_t fake_short_left(void);     /* how many are still to go it, before the context is asked for again */
 void fake_set_events_done(bool done);
 void fake_set_capturing(bool capturing); /* for the calling thread */
 void fake_set_context(uint64_t context); /* current in the calling thread; 0: none */

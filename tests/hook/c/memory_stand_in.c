@@ -32,11 +32,6 @@ void nvs_agent_attach(uint32_t gpu)
 {
 }
 
-bool nvs_agent_memory_dirty(uint32_t gpu)
-{
-    return false;
-}
-
 void nvs_agent_memory_changed(uint32_t gpu)
 {
 }
@@ -71,9 +66,25 @@ CUcontext nvs_owner_context(void)
     return context;
 }
 
+/* Python's thread, which has a slot once it has allocated: of what it allocates in stream order next, some goes the short way. */
+static bool goes_shortly;
+static nvs_slot only_slot;
+
+void fake_set_short(bool shortly)
+{
+    goes_shortly = shortly;
+    atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed); /* until it is asked for again */
+}
+
 CUcontext nvs_usual_owner(void)
 {
-    return nvs_owner_context();
+    const CUcontext context = nvs_owner_context();
+    if (goes_shortly) {
+        nvs_self = &only_slot;
+        only_slot.owner_uses = 3;
+        atomic_store_explicit(&nvs_hot.only_context, context, memory_order_relaxed);
+    }
+    return context;
 }
 
 uint32_t nvs_ask_current_gpu(void)
@@ -140,9 +151,16 @@ uint32_t nvs_context_gpu(CUcontext context)
     return 0;
 }
 
-bool nvs_capturing(void)
+uint32_t fake_short_left(void)
 {
-    return fake_stream_captures;
+    return only_slot.owner_uses;
+}
+
+void fake_set_capturing(bool capturing)
+{
+    if (capturing != fake_stream_captures) /* as context.c counts */
+        atomic_fetch_add_explicit(&nvs_hot.capturing, capturing ? 1u : UINT32_MAX, memory_order_relaxed);
+    fake_stream_captures = capturing;
 }
 
 void fake_set_reserve_answer(int answer)

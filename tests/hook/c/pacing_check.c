@@ -37,7 +37,6 @@ static struct {
     uint64_t now_ns, busy_until_ns, idle_ns, most_pending_ns;
     unsigned calls, records, pushes, naps;
     CUcontext current;
-    bool capturing;
     model_stream streams[STREAMS];
 } model = {.now_ns = 1000u * MS};
 
@@ -61,7 +60,6 @@ static void tell(int line, const char *what)
 
 uint64_t nvs_now_ns(void) { return model.now_ns; }
 bool nvs_agent_wait_for_lease(uint32_t gpu) { return false; }
-bool nvs_capturing(void) { return model.capturing; }
 
 int nanosleep(const struct timespec *length, struct timespec *left)
 {
@@ -104,7 +102,7 @@ static CUresult event_record(CUevent event, CUstream stream)
 {
     const model_stream *on = stream_of(stream);
     took(RECORD_NS);
-    MUST(!on->capturing && !model.capturing);
+    MUST(!on->capturing && !nvs_capturing());
     if (event->context != on->context)
         return CUDA_ERROR_INVALID_HANDLE;
     model.records++;
@@ -392,11 +390,11 @@ static void other_context(void)
 static void capturing(void)
 {
     begin(10 * MS, true);
-    model.capturing = true;
+    atomic_store_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
     for (unsigned i = 0; i < 1000; i++)
         submit(0, 0, false);
     MUST(model.calls == 0);
-    model.capturing = false;
+    atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
     model.streams[0].capturing = true; /* one that no hook has seen begin */
     for (unsigned i = 0; i < 1000; i++)
         submit(0, 0, false);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { THREADS = 4, STEPS = 100000, ADDRESSES = 4, BUCKET_BITS = 13 };
+enum { THREADS = 4, STEPS = 100000, ADDRESSES = 4, BUCKET_BITS = NVS_POOL_BUCKET_BITS };
 
 static uint64_t addresses[ADDRESSES]; /* of one bucket */
 
@@ -84,6 +84,7 @@ int main(void)
     for (uint64_t at = first, found = 0; found < ADDRESSES; at += 512)
         if (at * factor >> (64 - BUCKET_BITS) == first * factor >> (64 - BUCKET_BITS))
             addresses[found++] = at;
+    nvs_pool_book_begin();
     MUST(nvs_pool_book_claim(0, &memory) == NULL && nvs_pool_book_claim(1, &memory) == NULL);
     MUST(pthread_create(&reaper, NULL, contexts_end, NULL) == 0);
     for (uintptr_t i = 0; i < THREADS; i++)

@@ -242,6 +242,7 @@ static void test_usual_owner(void)
     const CUcontext hidden = (CUcontext)0xabc00;
     unsigned noticed = 0;
     CUcontext first = made(0);
+    nvs_slot_register();
     asked = 0;
     for (unsigned i = 0; i < OFTEN; i++)
         CHECK(nvs_usual_owner() == first, "the only context is not the owner");
