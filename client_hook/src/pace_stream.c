@@ -98,7 +98,8 @@ static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns,
 static bool tells(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     const nvs_pace_event *oldest = &entry->ring[entry->first];
-    return entry->done != NULL && (oldest->follows || !now->lone || entry->each_ns == 0 || entry->idle != NVS_PACE_IDLE);
+    const bool known = entry->each_ns != 0 && !entry->guessed;
+    return entry->done != NULL && (oldest->follows || !now->lone || !known || entry->idle != NVS_PACE_IDLE);
 }
 
 /* Takes the oldest event, which is done, out of the ring. */
