@@ -42,11 +42,17 @@ extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("
 
 nvs_function nvs_real_resolve(nvs_id id);
 
+/* NULL: not looked for yet. */
+static inline nvs_function nvs_real_known(nvs_id id)
+{
+    /* Pairs with the release store in nvs_real_resolve; every store there is of the same value. */
+    return atomic_load_explicit(&nvs_reals[id], memory_order_acquire);
+}
+
 /* Never NULL: a function that the driver lacks is replaced by one that returns CUDA_ERROR_NOT_SUPPORTED. */
 static inline nvs_function nvs_real(nvs_id id)
 {
-    /* Pairs with the release store in nvs_real_resolve; every store there is of the same value. */
-    nvs_function real = atomic_load_explicit(&nvs_reals[id], memory_order_acquire);
+    nvs_function real = nvs_real_known(id);
     return NVS_LIKELY(real != NULL) ? real : nvs_real_resolve(id);
 }
 

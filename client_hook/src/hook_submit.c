@@ -82,10 +82,12 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
     }                                                                               \
     NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters      \
     {                                                                               \
-        nvs_slot *const slot = nvs_gate_enter_alone(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL); \
-        if (NVS_UNLIKELY(slot == NULL))                                             \
+        nvs_slot *slot;                                                             \
+        const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: nothing has to be saved */ \
+        if (NVS_UNLIKELY(real == NULL) ||                                           \
+            NVS_UNLIKELY((slot = nvs_gate_enter_alone(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL)) == NULL)) \
             return long_##symbol arguments;                                         \
-        const CUresult result = NVS_REAL(symbol) arguments;                         \
+        const CUresult result = ((__typeof__(&symbol))real) arguments;              \
         if (NVS_UNLIKELY(nvs_gate_left(slot, 0)))                                   \
             pace_alone(slot, (work_stream), NVS_PER_THREAD(#symbol));               \
         return result;                                                              \
