@@ -233,7 +233,7 @@ nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
 void nvs_agent_memory_changed(uint32_t gpu)
 {
     /* seq_cst: the agent takes the flag back before it reads the figures, so a change after that pokes again. */
-    if (atomic_exchange_explicit(&nvs_ledgers[gpu].reported, 1, memory_order_seq_cst) == 0) {
+    if (atomic_exchange_explicit(&nvs_ledgers[gpu].to_report, 1, memory_order_seq_cst) == 0) {
         int saved = errno;
         nvs_agent_poke();
         errno = saved;

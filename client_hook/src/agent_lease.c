@@ -43,7 +43,7 @@ void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns)
 {
     nvs_usage usage;
     /* seq_cst: the flag goes before the figures are read, see nvs_agent_memory_changed */
-    (void)atomic_exchange_explicit(&nvs_ledgers[gpu].reported, 0, memory_order_seq_cst);
+    (void)atomic_exchange_explicit(&nvs_ledgers[gpu].to_report, 0, memory_order_seq_cst);
     nvs_memory_usage(gpu, &usage);
     nvs_agent_gpus[gpu].reported_ns = now_ns;
     NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes,
@@ -52,7 +52,7 @@ void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns)
 
 bool nvs_agent_memory_dirty(uint32_t gpu)
 {
-    return atomic_load_explicit(&nvs_ledgers[gpu].reported, memory_order_seq_cst) != 0; /* pairs with the exchange above */
+    return atomic_load_explicit(&nvs_ledgers[gpu].to_report, memory_order_seq_cst) != 0; /* pairs with the exchange above */
 }
 
 static void show(uint32_t gpu)

@@ -24,12 +24,6 @@ extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("init
 uint32_t nvs_ask_current_gpu(void);
 uint32_t nvs_ask_stream_gpu(CUstream stream);
 
-/* The GPU of every call where the process sees exactly one, else NVS_NO_GPU.  Relaxed: one word, written with one value only. */
-static inline uint32_t nvs_only_gpu(void)
-{
-    return atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
-}
-
 /* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU when there is none.  With one GPU visible
  * it is that one, context or not.  A few ns. */
 static inline uint32_t nvs_current_gpu(void)

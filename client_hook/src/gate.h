@@ -98,7 +98,7 @@ static inline nvs_slot *nvs_gate_enter_alone(const void *graph)
 {
     nvs_slot *slot = nvs_self;
     if (NVS_UNLIKELY(slot == NULL) || /* relaxed: written with one value only; by this thread only */
-        NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed) != 0) ||
+        NVS_UNLIKELY(nvs_only_gpu() != 0) ||
         NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0))
         return NULL;
     if (graph != NULL) {

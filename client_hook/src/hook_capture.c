@@ -25,7 +25,7 @@ static uint32_t next;
 
 static bool several_gpus_swap(void)
 {
-    return NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed) == NVS_NO_GPU) && /* as in context.h */
+    return NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) &&
            nvs_config.enabled && nvs_config.memory_mode == 2;
 }
 

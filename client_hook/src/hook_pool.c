@@ -212,31 +212,28 @@ static inline bool admit_shortly(nvs_pool_memory *memory, const CUdeviceptr *dpt
     return true;
 }
 
-static __attribute__((noinline)) CUresult refused(const nvs_pool_memory *memory, CUresult result)
+static inline __attribute__((always_inline)) CUresult note_shortly(nvs_pool_memory *memory, CUresult result, const CUdeviceptr *dptr, const request *r)
 {
-    nvs_memory_uncharge(0, memory->charged_bytes);
-    return result;
-}
-
-static inline CUresult note_shortly(nvs_pool_memory *memory, CUdeviceptr address, const request *r)
-{
-    memory->address = address;
+    if (NVS_UNLIKELY(result != CUDA_SUCCESS)) {
+        nvs_memory_uncharge(0, memory->charged_bytes);
+        return result;
+    }
+    const CUdeviceptr address = memory->address = *dptr;
     if (NVS_UNLIKELY(nvs_pool_book_has(address)) || NVS_UNLIKELY(!nvs_pool_book_enter(memory)))
         return note(memory, address, r);
     nvs_memory_changed(0);
     return CUDA_SUCCESS;
 }
 
-#define NVS_FROM_POOL(symbol, parameters, arguments, from, names_pool)                                         \
-    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters                     \
-    {                                                                                              \
-        nvs_pool_memory memory;                                                                    \
-        if (NVS_UNLIKELY(!admit_shortly(&memory, dptr, bytesize)))                                 \
-            return allocate_async(dptr, &(request){bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool}); \
-        const CUresult result = NVS_REAL(symbol) arguments;                                        \
-        if (NVS_UNLIKELY(result != CUDA_SUCCESS))                                                  \
-            return refused(&memory, result);                                                       \
-        return note_shortly(&memory, *dptr, &(request){bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool}); \
+#define NVS_FROM_POOL(symbol, parameters, arguments, from, names_pool)                                                \
+    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters                                        \
+    {                                                                                                                 \
+        const request asked = {bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool};                         \
+        nvs_pool_memory memory;                                                                                       \
+        if (NVS_UNLIKELY(!admit_shortly(&memory, dptr, bytesize)))                                                    \
+            return allocate_async(dptr, &asked);                                                                      \
+        const CUresult result = NVS_REAL(symbol) arguments;                                                           \
+        return note_shortly(&memory, result, dptr, &asked);                                                           \
     }
 
 NVS_FROM_POOL(cuMemAllocAsync, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream), (dptr, bytesize, hStream), NULL, false)
@@ -311,16 +308,10 @@ static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream 
     NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol(CUdeviceptr dptr, CUstream hStream) \
     {                                                                                             \
         nvs_pool_memory memory;                                                                   \
-        nvs_pool_place *const claimed = nvs_pool_book_claim(dptr, &memory);                       \
+        nvs_pool_place *const claimed = nvs_memory_claim_pooled(dptr, &memory);                   \
         if (NVS_UNLIKELY(claimed == NULL))                                                        \
             return free_other(dptr, hStream, NVS_PER_THREAD(#symbol));                            \
-        nvs_ledger_uncharge(&nvs_ledgers[memory.gpu], memory.charged_bytes);                      \
-        nvs_memory_changed(memory.gpu);                                                           \
-        const CUresult result = NVS_REAL(symbol)(dptr, hStream);                                  \
-        if (NVS_UNLIKELY(result != CUDA_SUCCESS))                                                 \
-            return nvs_memory_pooled_freed(claimed, &memory, result);                             \
-        nvs_pool_book_strike(claimed);                                                            \
-        return result;                                                                            \
+        return nvs_memory_pooled_freed(claimed, &memory, NVS_REAL(symbol)(dptr, hStream));        \
     }
 
 NVS_FREES(cuMemFreeAsync)

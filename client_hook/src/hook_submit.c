@@ -38,7 +38,7 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
     do {                                                                                                        \
         if (NVS_LIKELY(dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || \
                        op != NULL || paramArray != NULL) && /* a constant for most */                           \
-            NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed) == NVS_NO_GPU) && /* as in context.h */ \
+            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) && \
             (gpu) != NVS_NO_GPU && nvs_meets()) {                                                               \
             if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
                 found |= nvs_meet(gpu, dst + dstDevice + addr, src + srcDevice);                                \

@@ -47,6 +47,12 @@ typedef struct nvs_hot_page {
 
 extern nvs_hot_page nvs_hot __attribute__((visibility("hidden")));
 
+/* The GPU of every call where the process sees exactly one, else NVS_NO_GPU.  Relaxed: one word, written with one value only. */
+static inline uint32_t nvs_only_gpu(void)
+{
+    return atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
+}
+
 static inline void nvs_pools_go(uint32_t from, uint32_t to)
 {
     atomic_compare_exchange_strong_explicit(&nvs_hot.pools, &from, to, memory_order_relaxed, memory_order_relaxed); /* see its declaration */

@@ -16,7 +16,7 @@ typedef struct nvs_ledger {
     /* What each allocation touches stands on one line. */
     _Alignas(64) _Atomic uint64_t charged;
     _Atomic uint64_t freely;   /* `charged` may be raised so far without a question: below the limit, and reserved */
-    _Atomic uint32_t reported; /* 0: the agent does not know yet that it must report */
+    _Atomic uint32_t to_report; /* 1: the agent knows that it must */
     _Alignas(64) _Atomic uint64_t movable; /* of `charged`, in extents of the registry: neither these nor chunks are pinned */
     _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
     _Atomic uint64_t limit, capacity, reserved, room;

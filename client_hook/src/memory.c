@@ -100,11 +100,6 @@ static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
     return true;
 }
 
-static void uncharge(uint32_t gpu, uint64_t bytes)
-{
-    nvs_ledger_uncharge(&nvs_ledgers[gpu], bytes);
-}
-
 /* What `freely` follows from has changed.  The agent's threads alone do that where anybody goes by it. */
 static void learn_freely(nvs_ledger *of)
 {
@@ -198,7 +193,7 @@ static bool charge_and_reserve(uint32_t gpu, uint64_t bytes)
         return false;
     if (nvs_memory_backend(gpu)->chunked || reserved_up_to(gpu, total))
         return true;
-    uncharge(gpu, bytes);
+    nvs_ledger_uncharge(&nvs_ledgers[gpu], bytes);
     return false;
 }
 
@@ -221,12 +216,6 @@ CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes
         if (!nvs_memory_reap(gpu, true))
             return CUDA_ERROR_OUT_OF_MEMORY;
     return CUDA_SUCCESS;
-}
-
-void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes)
-{
-    uncharge(gpu, charged_bytes);
-    nvs_memory_changed(gpu);
 }
 
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes)
@@ -281,7 +270,7 @@ static void settle(nvs_allocation *taken, bool kept)
         atomic_fetch_sub_explicit(&of->chunked, taken->charged_bytes, memory_order_relaxed);
     else if (kept && taken->movable)
         atomic_fetch_sub_explicit(&of->movable, taken->charged_bytes, memory_order_relaxed);
-    uncharge(taken->gpu, taken->charged_bytes);
+    nvs_ledger_uncharge(of, taken->charged_bytes);
     if (taken->charged_bytes != 0)
         nvs_agent_memory_changed(taken->gpu);
     free(taken);
@@ -444,7 +433,7 @@ void nvs_memory_after_fork(void)
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
         atomic_store_explicit(&nvs_ledgers[gpu].charged, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].freely, 0, memory_order_relaxed);
-        atomic_store_explicit(&nvs_ledgers[gpu].reported, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_ledgers[gpu].to_report, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].movable, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].chunked, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].evicted, 0, memory_order_relaxed);

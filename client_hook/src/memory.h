@@ -94,7 +94,7 @@ void nvs_memory_context_gone(CUcontext context);
  * finds it so has changed `charged` before, and the agent takes its mark back before it reads that; all of it seq_cst. */
 static inline void nvs_memory_changed(uint32_t gpu)
 {
-    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_ledgers[gpu].reported, memory_order_seq_cst) == 0))
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_ledgers[gpu].to_report, memory_order_seq_cst) == 0))
         nvs_agent_memory_changed(gpu);
 }
 
@@ -106,7 +106,11 @@ const nvs_backend *nvs_memory_backend(uint32_t gpu);
 CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);
 /* The same for what is remembered elsewhere: only the bytes, as they were charged. */
 CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes);
-void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes);
+static inline void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes)
+{
+    nvs_ledger_uncharge(&nvs_ledgers[gpu], charged_bytes);
+    nvs_memory_changed(gpu);
+}
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes);
 void nvs_memory_in_chunks(nvs_allocation *admitted); /* the backend has figures of its own for it */
 void nvs_memory_correct(nvs_allocation *admitted, uint64_t bytes); /* the driver took another amount than was thought */
@@ -149,10 +153,26 @@ void nvs_swap_pool_opened(CUmemoryPool pool, uint32_t accessor, uint32_t gave); 
 CUresult nvs_memory_settle(uint32_t gpu, CUcontext context);
 
 /* What a pool gave out, about to be freed: claimed in the book, and no longer charged.  All that is atomic comes before the driver's call:
- * after one it would wait for what the driver has written to the device, some hundred nanoseconds.  memory_release.c */
-nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool_memory *out);
+ * after one it would wait for what the driver has written to the device, some hundred nanoseconds. */
+static inline nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool_memory *out)
+{
+    nvs_pool_place *claimed = nvs_pool_book_claim(address, out);
+    if (claimed != NULL)
+        nvs_memory_uncharge(out->gpu, out->charged_bytes);
+    return claimed;
+}
+
 /* The driver was asked to free it; says what it said. */
-CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result);
+static inline CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result)
+{
+    if (NVS_LIKELY(result == CUDA_SUCCESS)) {
+        nvs_pool_book_strike(claimed);
+        return result;
+    }
+    nvs_memory_charge_again(memory->gpu, memory->charged_bytes);
+    nvs_pool_book_restore(claimed, memory->address);
+    return result;
+}
 
 /* cuMemFree: by the backend for what it made, by the driver for everything else. */
 CUresult nvs_memory_release(CUdeviceptr pointer);

@@ -55,25 +55,6 @@ static CUresult release_redirected(const nvs_allocation *entry)
     return nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length, entry->kept);
 }
 
-nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool_memory *out)
-{
-    nvs_pool_place *claimed = nvs_pool_book_claim(address, out);
-    if (claimed != NULL)
-        nvs_memory_uncharge(out->gpu, out->charged_bytes);
-    return claimed;
-}
-
-CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result)
-{
-    if (result == CUDA_SUCCESS) {
-        nvs_pool_book_strike(claimed);
-        return result;
-    }
-    nvs_memory_charge_again(memory->gpu, memory->charged_bytes);
-    nvs_pool_book_restore(claimed, memory->address);
-    return result;
-}
-
 CUresult nvs_memory_release(CUdeviceptr pointer)
 {
     nvs_allocation *entry;

@@ -14,7 +14,7 @@ from tests.hook.memory_library import DEVICE, INVALID_VALUE, MIB, OUT_OF_MEMORY,
 from tests.hook.test_memory_accounting import exact
 
 BUCKET_BITS, PLACES = 13, 2
-"""Of pool_book.c."""
+"""Of pool_book.h."""
 
 
 def crowd(count: int) -> list[int]:
