@@ -30,6 +30,8 @@
 #define NVS_MAX_GPUS 32u          /* as MAX_GPUS_PER_CLIENT in coordinator/wire.py */
 #define NVS_NO_GPU UINT32_MAX     /* "not known": the call falls through ungated */
 
+typedef void (*nvs_function)(void); /* some function; cast before use */
+
 typedef enum nvs_status {
     NVS_OK = 0,
     NVS_TIMED_OUT,   /* the deadline passed first */

@@ -92,7 +92,7 @@ void nvs_context_learn(void)
     if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
         nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
     if (count == 1)
-        atomic_store_explicit(&nvs_hot.only_gpu, 0, memory_order_relaxed);
+        nvs_gate_alone();
     atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
 }
 

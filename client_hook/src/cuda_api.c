@@ -37,7 +37,7 @@ nvs_function nvs_real_resolve(nvs_id id)
     }
     nvs_function none = NULL;
     /* Pairs with the acquire load in nvs_real.  The first one stays, so that a pointer which cuGetProcAddress gave is kept. */
-    if (!atomic_compare_exchange_strong_explicit(&nvs_reals[id], &none, real, memory_order_release, memory_order_acquire))
+    if (!atomic_compare_exchange_strong_explicit(nvs_real_at(id), &none, real, memory_order_release, memory_order_acquire))
         real = none;
     return real;
 }
@@ -151,7 +151,7 @@ void *nvs_translate(const char *name, void *address, int version, uint64_t flags
     if (found == NVS_ID_COUNT || nvs_entries[found].kind == NVS_KIND_PASS)
         return address;
     if (!nvs_real_exists(found)) /* pairs with the acquire load in nvs_real */
-        atomic_store_explicit(&nvs_reals[found], nvs_as_function(address), memory_order_release);
+        atomic_store_explicit(nvs_real_at(found), nvs_as_function(address), memory_order_release);
     return nvs_translate_symbol(found, nvs_entries[found].name, address);
 }
 

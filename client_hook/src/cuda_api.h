@@ -6,11 +6,9 @@
 #ifndef NVS_CUDA_API_H
 #define NVS_CUDA_API_H
 
-#include "base.h"
+#include "hot.h"
 
 #include <stdatomic.h>
-
-typedef void (*nvs_function)(void); /* some function; cast before use */
 
 typedef enum nvs_id {
 #define NVS_STREAM(symbol, since, parameters, arguments, stream) NVS_ID_##symbol,
@@ -38,15 +36,22 @@ typedef struct nvs_entry {
 } nvs_entry;
 
 extern const nvs_entry nvs_entries[NVS_ID_COUNT] __attribute__((visibility("hidden")));
-extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* NULL: not looked for yet */
+extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* of all but the hottest: nvs_real_at */
 
 nvs_function nvs_real_resolve(nvs_id id);
 
+/* Where the real function stands; NULL there: not looked for yet. */
+static inline _Atomic(nvs_function) *nvs_real_at(nvs_id id)
+{
+    _Static_assert(NVS_ID_cuLaunchKernel_ptsz - NVS_ID_cuLaunchKernel == NVS_HOT_REALS - 1, "launches of kernels stand together in the table");
+    return id >= NVS_ID_cuLaunchKernel && id <= NVS_ID_cuLaunchKernel_ptsz ? &nvs_hot.reals[id - NVS_ID_cuLaunchKernel] : &nvs_reals[id];
+}
+
 /* NULL: not looked for yet. */
-static inline nvs_function nvs_real_known(nvs_id id)
+static inline __attribute__((always_inline)) nvs_function nvs_real_known(nvs_id id)
 {
     /* Pairs with the release store in nvs_real_resolve; every store there is of the same value. */
-    return atomic_load_explicit(&nvs_reals[id], memory_order_acquire);
+    return atomic_load_explicit(nvs_real_at(id), memory_order_acquire);
 }
 
 /* Never NULL: a function that the driver lacks is replaced by one that returns CUDA_ERROR_NOT_SUPPORTED. */

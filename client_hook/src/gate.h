@@ -57,7 +57,7 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
 }
 
 /* After it, as far as most calls get.  True: what nvs_gate_leave_slow says counts. */
-static inline bool nvs_gate_left(nvs_slot *slot, uint32_t gpu)
+static inline __attribute__((always_inline)) bool nvs_gate_left(nvs_slot *slot, uint32_t gpu)
 {
     atomic_store_explicit(&slot->calls[gpu], atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed) + 1,
                           memory_order_relaxed);
@@ -93,13 +93,42 @@ static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void
 /* --- the short way: all that most calls run through, few lines of code.  For a process that sees one GPU, which is number 0, holds its lease
  * and has nobody beside it: this, the call, nvs_gate_left.  NULL: nothing has happened, and everything above is needed. --- */
 
-/* `graph`: what is to be launched; NULL: no graph. */
-static inline nvs_slot *nvs_gate_enter_alone(const void *graph)
+#if defined(__x86_64__) && !defined(__ILP32__)
+#define NVS_SELF_BY_SEGMENT 1
+#endif
+
+/* The process sees one GPU, number 0: from now on. */
+static inline void nvs_gate_alone(void)
 {
-    nvs_slot *slot = nvs_self;
-    if (NVS_UNLIKELY(slot == NULL) || /* relaxed: written with one value only; by this thread only */
-        NVS_UNLIKELY(nvs_only_gpu() != 0) ||
-        NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0))
+#ifdef NVS_SELF_BY_SEGMENT
+    char *thread;
+    __asm__("movq %%fs:0, %0" : "=r"(thread)); /* the ABI: the thread's pointer is also the first word that it points to */
+    atomic_store_explicit(&nvs_hot.self, (char *)&nvs_self - thread, memory_order_relaxed); /* see its declaration */
+#endif
+    atomic_store_explicit(&nvs_hot.only_gpu, 0, memory_order_relaxed); /* as above */
+}
+
+/* nvs_self, without the line on another page that has its place.  NULL too where the process does not see exactly one GPU. */
+static inline __attribute__((always_inline)) nvs_slot *nvs_self_alone(void)
+{
+#ifdef NVS_SELF_BY_SEGMENT
+    nvs_slot *slot;
+    const intptr_t self = atomic_load_explicit(&nvs_hot.self, memory_order_relaxed); /* see its declaration */
+    if (NVS_UNLIKELY(self == 0))
+        return NULL;
+    __asm__ volatile("movq %%fs:(%1), %0" : "=r"(slot) : "r"(self)); /* the ABI: the segment begins at the thread's pointer */
+    return slot;
+#else
+    return NVS_LIKELY(nvs_only_gpu() == 0) ? nvs_self : NULL;
+#endif
+}
+
+/* `graph`: what is to be launched; NULL: no graph. */
+static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_alone(const void *graph)
+{
+    nvs_slot *slot = nvs_self_alone();
+    if (NVS_UNLIKELY(slot == NULL) ||
+        NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0)) /* written by this thread only */
         return NULL;
     if (graph != NULL) {
         if (NVS_UNLIKELY(slot->graph != graph) || NVS_UNLIKELY(slot->graph_left <= 1))

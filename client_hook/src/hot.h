@@ -1,5 +1,5 @@
-/* What every gated call reads, and the first threads' slots: together on one page, the words on one line of it; and what each
- * allocation in stream order reads.
+/* What every gated call reads, and the first threads' slots: together on one page; what the launch of a kernel or an allocation in stream order
+ * reads where there is one GPU, on one line of it.
  *
  * Why: a program that does much between two calls finds next to nothing of the hook in its caches.  Then what a call costs is the number of
  * lines and pages it touches, not of instructions (docs/decisions.md).
@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
+enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
 enum { NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT, NVS_POOLS_LONG }; /* which way of hook_pool.c allocations in stream order take; LONG stays */
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
@@ -34,16 +35,21 @@ typedef struct nvs_slot {
 } nvs_slot;
 
 typedef struct nvs_hot_page {
-    _Alignas(4096) _Atomic uint32_t only_gpu; /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
-    _Atomic uint32_t capturing;               /* streams that are; relaxed: read when the gates are closed, which orders it */
+    _Alignas(4096) _Atomic(nvs_function) reals[NVS_HOT_REALS]; /* as nvs_reals of cuda_api.h */
+    /* How far nvs_self of gate.h is from the thread's pointer, the same for all; 0: the process does not see exactly one GPU, or that is not
+     * known yet.  Relaxed: as only_gpu. */
+    _Atomic intptr_t self;
     /* The one context that the hooks have seen and that lives; NULL: none, or several.  Relaxed: who makes another one current has it from the
      * call that wrote here, or got its handle from one that has. */
     _Atomic(CUcontext) only_context;
+    _Atomic uint32_t only_gpu;                /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
+    _Atomic uint32_t capturing;               /* streams that are; relaxed: read when the gates are closed, which orders it */
     _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: whoever uses a special pool has got it from the call that closed
                                                  the short way, and else that is as right as the long one */
-    _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate.h */
+    _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate.h; the first is the line's last word */
     nvs_slot first_slots[NVS_FIRST_SLOTS];
 } nvs_hot_page;
+_Static_assert(offsetof(nvs_hot_page, gates) == 60, "one line has it all");
 
 extern nvs_hot_page nvs_hot __attribute__((visibility("hidden")));
 

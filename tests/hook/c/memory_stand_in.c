@@ -80,6 +80,7 @@ CUcontext nvs_usual_owner(void)
 {
     const CUcontext context = nvs_owner_context();
     if (goes_shortly) {
+        nvs_gate_alone();
         nvs_self = &only_slot;
         only_slot.owner_uses = 3;
         atomic_store_explicit(&nvs_hot.only_context, context, memory_order_relaxed);
