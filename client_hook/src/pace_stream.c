@@ -54,15 +54,6 @@ void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *
     entry->every = every < 1 ? 1 : every > longest ? (uint32_t)longest : (uint32_t)every;
 }
 
-bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, const nvs_pace_costs *costs)
-{
-    const uint32_t kind = nvs_pace_kind(what), known_ns = costs->ns[kind];
-    entry->stretch.kinds.bits[kind / 64] |= (uint64_t)1 << kind % 64;
-    entry->stretch.ns += known_ns != 0 ? known_ns : entry->each_ns;
-    entry->stretch.guess_ns += known_ns != 0 ? 0 : entry->each_ns;
-    return known_ns == 0 || entry->stretch.ns >= entry->every_ns;
-}
-
 void nvs_pace_stream_nothing_since(nvs_pace_stream *entry)
 {
     entry->since = 0;
@@ -94,12 +85,14 @@ static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns,
     adapt(entry, (uint64_t)ns / took->span, took->follows, now);
 }
 
-/* Would the time of the oldest event tell anything?  Not another upper bound where nothing is ever pending; and the driver takes 3 us to say it. */
+/* Would the time of the oldest event tell anything?  The driver takes 3 us to say it; where nothing is ever pending it is only another upper
+ * bound, near what passed between both here, and a program that was slow at first has one that is far too high. */
 static bool tells(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     const nvs_pace_event *oldest = &entry->ring[entry->first];
     const bool known = entry->each_ns != 0 && !entry->guessed;
-    return entry->done != NULL && (oldest->follows || !now->lone || !known || entry->idle != NVS_PACE_IDLE);
+    return entry->done != NULL && (oldest->follows || !now->lone || !known || entry->idle != NVS_PACE_IDLE ||
+                                   (oldest->at_ns - entry->done_at_ns) / oldest->span < entry->each_ns / 4 * 3);
 }
 
 /* Takes the oldest event, which is done, out of the ring. */
@@ -112,6 +105,7 @@ static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
         learn(entry, oldest, (double)milliseconds * 1e6, now);
     CUevent spare = entry->done;
     entry->done = oldest->event;
+    entry->done_at_ns = oldest->at_ns;
     oldest->event = spare; /* used again, or made when it is NULL */
     entry->work -= oldest->work;
     entry->work_ns -= oldest->stretch.ns;
@@ -234,6 +228,7 @@ static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
     entry->last_total = total;
     entry->last_total_ns = total_ns;
     next->follows = entry->count > 0;
+    next->at_ns = now->now_ns;
     if (entry->count == 0)
         entry->oldest_ns = now->now_ns;
     entry->work += next->work;

@@ -21,6 +21,7 @@ enum { NVS_PACE_IDLE = 8 };  /* so many looks that found nothing pending: the pr
 
 typedef struct nvs_pace_event {
     CUevent event;
+    uint64_t at_ns;     /* when it was recorded */
     uint32_t work;      /* submissions since the one before */
     uint64_t span;      /* the same of all threads and streams, as far as known: they run in between */
     uint64_t span_ns;   /* what those are thought to take */
@@ -56,6 +57,7 @@ typedef struct nvs_pace_stream {
     uint64_t oldest_ns; /* since when the oldest pending event has been the oldest */
     uint64_t used;      /* for replacement */
     CUevent done;       /* the last one that completed, reference of times */
+    uint64_t done_at_ns; /* when that was recorded */
     nvs_pace_event ring[NVS_PACE_RING];
 } nvs_pace_stream;
 
@@ -68,7 +70,15 @@ typedef struct nvs_pace_terms { /* of one look */
 } nvs_pace_terms;
 
 /* A submission that was seen.  True: time to look. */
-bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, const nvs_pace_costs *costs);
+static inline bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, const nvs_pace_costs *costs)
+{
+    const uint32_t kind = nvs_pace_kind(what), known_ns = costs->ns[kind];
+    entry->stretch.kinds.bits[kind / 64] |= (uint64_t)1 << kind % 64;
+    entry->stretch.ns += known_ns != 0 ? known_ns : entry->each_ns;
+    entry->stretch.guess_ns += known_ns != 0 ? 0 : entry->each_ns;
+    return known_ns == 0 || entry->stretch.ns >= entry->every_ns;
+}
+
 void nvs_pace_stream_nothing_since(nvs_pace_stream *entry); /* what was submitted since the last event does not count */
 /* After submissions: takes what is done out, records, waits if too much is pending.  `synchronized`
  * grows whenever the thread has waited for work by itself.  What fails makes it forget the stream for long. */

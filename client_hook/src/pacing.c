@@ -165,11 +165,37 @@ static void choose_stride(pace_thread *thread, const nvs_pace_stream *looked_at)
     }
 }
 
-void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what)
+/* Records, and waits if it has to.  `now` has a budget and says who is alone. */
+static __attribute__((noinline)) void look(pace_thread *thread, nvs_pace_stream *entry, nvs_pace_terms *now)
 {
-    nvs_slot *slot = nvs_self;
-    if (gpu == NVS_NO_GPU || slot == NULL)
+    if (nvs_capturing()) {
+        nvs_pace_stream_nothing_since(entry); /* what is captured does not run now */
         return;
+    }
+    now->now_ns = nvs_now_ns();
+    const uint64_t gap_ns = entry->idle == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
+    if (now->lone && nvs_pace_stream_rare(entry) && now->now_ns - entry->looked_ns < gap_ns) {
+        entry->every = 2 * entry->since;
+        return;
+    }
+    entry->looked_ns = now->now_ns;
+    now->parts = parts(thread, entry, now->now_ns);
+    now->budget_ns /= now->parts;
+    now->costs = &thread->costs;
+    const int saved = errno;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    nvs_pace_stream_look(entry, thread->synchronized, now);
+    thread->each_ns = entry->each_ns;
+    choose_stride(thread, entry);
+    if (exchanged)
+        (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    errno = saved;
+}
+
+/* Any submission.  `stream` is not NULL. */
+static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64_t what)
+{
     nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* stands for itself */
     if (now.budget_ns == 0) {
         now.lone = true;
@@ -181,45 +207,52 @@ void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t wha
         return;
     }
     CUcontext context = NULL;
-    if (stream == NULL)
-        stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     /* Every other look comes one later, so that streams used in turns are all seen. */
     const uint32_t unseen = nvs_gate_unseen(slot, now.lone ? thread->stride + (thread->clock & 1) : 1);
-    if ((stream == CU_STREAM_PER_THREAD || stream == CU_STREAM_LEGACY) &&
+    if ((stream == CU_STREAM_PER_THREAD || stream == CU_STREAM_LEGACY) && /* relaxed: see hot.h */
+        (context = atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed)) == NULL &&
         NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return;
     nvs_pace_stream *entry = my_stream(thread, gpu, stream, context);
     if (NVS_UNLIKELY(entry->lone != now.lone || entry->every == 0) && !entry->refused)
         nvs_pace_stream_choose_every(entry, &now);
     entry->since += unseen;
-    bool look = entry->since >= entry->every;
+    bool due = entry->since >= entry->every;
     if (!now.lone)
-        look |= nvs_pace_stream_add(entry, what, &thread->costs);
-    if (NVS_LIKELY(!look))
+        due |= nvs_pace_stream_add(entry, what, &thread->costs);
+    if (NVS_UNLIKELY(due))
+        look(thread, entry, &now);
+}
+
+/* Among others most submissions go to the same stream as the one before, and are only counted: that has to be quick, as who submits as fast as
+ * the GPU works has no time for it.  False: nothing has happened. */
+static inline bool counted(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64_t what)
+{
+    pace_thread *thread = mine;
+    nvs_pace_stream *entry = NVS_LIKELY(thread != NULL) ? thread->last : NULL;
+    nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* stands for itself */
+    if (NVS_UNLIKELY(entry == NULL) || NVS_UNLIKELY(now.budget_ns == 0) || NVS_UNLIKELY(entry->lone) || NVS_UNLIKELY(entry->every == 0) ||
+        NVS_UNLIKELY(entry->stream != stream) || NVS_UNLIKELY(entry->gpu != gpu) ||
+        NVS_UNLIKELY(thread->generation != atomic_load_explicit(&generation, memory_order_acquire)) || /* as in my_thread */
+        NVS_UNLIKELY(entry->context != NULL && /* relaxed: see hot.h */
+                     entry->context != atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed)))
+        return false;
+    thread->clock++;
+    entry->since += nvs_gate_unseen(slot, 1);
+    if (NVS_UNLIKELY(nvs_pace_stream_add(entry, what, &thread->costs)) || NVS_UNLIKELY(entry->since >= entry->every))
+        look(thread, entry, &now);
+    return true;
+}
+
+void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what)
+{
+    nvs_slot *slot = nvs_self;
+    if (NVS_UNLIKELY(gpu == NVS_NO_GPU) || NVS_UNLIKELY(slot == NULL))
         return;
-    if (nvs_capturing()) {
-        nvs_pace_stream_nothing_since(entry); /* what is captured does not run now */
-        return;
-    }
-    now.now_ns = nvs_now_ns();
-    const uint64_t gap_ns = entry->idle == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
-    if (now.lone && nvs_pace_stream_rare(entry) && now.now_ns - entry->looked_ns < gap_ns) {
-        entry->every = 2 * entry->since;
-        return;
-    }
-    entry->looked_ns = now.now_ns;
-    now.parts = parts(thread, entry, now.now_ns);
-    now.budget_ns /= now.parts;
-    now.costs = &thread->costs;
-    const int saved = errno;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-    nvs_pace_stream_look(entry, thread->synchronized, &now);
-    thread->each_ns = entry->each_ns;
-    choose_stride(thread, entry);
-    if (exchanged)
-        (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    errno = saved;
+    if (stream == NULL)
+        stream = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+    if (!counted(slot, gpu, stream, what))
+        after(slot, gpu, stream, what);
 }
 
 void nvs_pace_synchronized(void)

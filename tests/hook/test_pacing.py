@@ -44,13 +44,13 @@ def test_kinds_of_work_that_differ(check: Path, scenario: str) -> None:
     run(check, scenario, "paced")
 
 
-@pytest.mark.parametrize("scenario", ["light", "interpreted", "run-ahead", "synchronizing"])
+@pytest.mark.parametrize("scenario", ["light", "interpreted", "warmed-up", "run-ahead", "synchronizing"])
 def test_who_is_alone_does_not_notice(check: Path, scenario: str) -> None:
     """Broken: a program that has the GPU to itself pays for those who might come, or its queue grows without bound."""
     run(check, scenario, "alone")
 
 
-@pytest.mark.parametrize("scenario", ["other-context", "capturing"])
+@pytest.mark.parametrize("scenario", ["other-context", "default-stream", "capturing"])
 def test_only_where_events_may_be(check: Path, scenario: str) -> None:
     """Broken: streams of a context that is not current are not paced, or a capture is disturbed."""
     run(check, scenario, "paced")
