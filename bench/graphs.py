@@ -10,8 +10,10 @@
    quantum of 20 ms with the coordinator's default pacing budget, as their releases tell; `graph_drain_ms`: the same of
    two that replay graphs of 20 kernels (replay.c), where as many launches hold 20 times the work.  The first drain
    stands apart (`first`): its queue was filled when nobody else was there, under the coarse bound of who is alone.
-3. `throughput_cost`: of being paced, with the hand-overs that come with it: 1 - (both programs' kernels a second with a
-   quantum of 500 ms) / (one's, alone under the hook), the median over the repetitions, in turns.
+3. `throughput_cost`: of being paced, with the hand-overs that come with it, under a quantum of 500 ms. Two programs
+   (replay.c) run so many short kernels one after the other, each alone under the hook, and then both together: 1 - (the
+   sum of their times alone) / (the time until both are done). So programs are compared with themselves: two that are
+   alike differ by more than what is asked for. The mean of the repetitions.
 
 May not go here: hand-overs' other times (bench/handover.py).
 """
@@ -24,18 +26,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.crew import Member, closing, reserve_core, slowdown, steps_for
+from bench.crew import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
 from bench.in_process import Plan, compare, switch_environment
 from bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
 
 READY_TIMEOUT_S = 60.0
-WARM_UP_S = 0.2
 CHUNK_S = 0.02
+KERNELS = 20
+"""Of a step of replay.c."""
 QUANTUM = "20ms"
 """Under which drains are watched."""
 
@@ -73,23 +77,20 @@ def replays(simulate: str | None, scratch: Path, *, seconds: float, processes: i
         return found
 
 
-def saturate(stand: Rig, program: Path, count: int, options: argparse.Namespace, seconds: float) -> list[float]:
-    """Kernels a second of so many programs at once, each under the hook."""
-    command = [str(program), str(seconds), str(int(options.kernel_us * 1000)), str(options.depth)]
-    crew = [stand.start(command, hooked=True, name=f"saturate-{number}") for number in range(count)]
-    rates = []
+def saturate(stand: Rig, program: Path, options: argparse.Namespace) -> None:
+    """Two programs at once, each under the hook."""
+    command = [str(program), str(options.seconds), str(int(options.kernel_us * 1000)), str(options.depth)]
+    crew = [stand.start(command, hooked=True, name=f"saturate-{number}") for number in range(2)]
     try:
         for process in crew:
-            out, _ = process.communicate(timeout=seconds + 60)
+            process.communicate(timeout=options.seconds + 60)
             if process.returncode != 0:
                 raise BenchError(f"saturate: exit code {process.returncode}")
-            rates.append(json.loads(out)["launches"] / seconds)
     finally:
         for process in crew:
             if process.poll() is None:
                 process.kill()
                 process.wait()
-    return rates
 
 
 def drains_ms(lines: Sequence[str]) -> tuple[list[float], int]:
@@ -153,20 +154,39 @@ def replay_together(stand: Rig, program: Path, seconds: float) -> None:
             member.answer(seconds + READY_TIMEOUT_S)
 
 
+def together_ns(crew: Sequence[Member], line: str, timeout_s: float) -> int:
+    """Until all have done what they are told at once."""
+    began = time.monotonic_ns()
+    for member in crew:
+        member.tell(line)
+    for member in crew:
+        if "ns" not in (told := member.answer(timeout_s)):
+            raise BenchError(f"{member.name}: {line}: {told}")
+    return time.monotonic_ns() - began
+
+
 def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """What two lose together against one alone."""
-    alone, together, costs = [], [], []
+    """What two lose together against one after the other."""
+    command = [str(program), str(round(options.kernel_us * 1000))]
+    timeout_s = 10 * options.seconds + READY_TIMEOUT_S
+    alone, together = [], []
     with rig(simulate=simulate, quantum="500ms") as stand:
-        saturate(stand, program, 1, options, WARM_UP_S)
-        for _ in range(options.repetitions):
-            alone.append(sum(saturate(stand, program, 1, options, options.seconds)))
-            together.append(sum(saturate(stand, program, 2, options, options.seconds)))
-            costs.append(1 - together[-1] / alone[-1])
+        crew = [Member(stand, command, hooked=True, name=f"busy-{number}") for number in range(2)]
+        with closing(crew):
+            for member in crew:
+                member.answer(READY_TIMEOUT_S)
+            steps = max(steps_for(member, "busy", options.seconds, timeout_s) for member in crew)
+            line = f"time busy {steps}"
+            for _ in range(options.repetitions):
+                alone.append([nanoseconds(member, line, timeout_s) for member in crew])
+                together.append(together_ns(crew, line, timeout_s))
+    costs = [1 - sum(two) / both for two, both in zip(alone, together, strict=True)]
+    a_second = [KERNELS * steps * 1e9 * len(two) for two in alone]
     return {
-        "throughput_cost": round(statistics.median(costs), 5),
-        "costs": spread(costs),
-        "alone_kernels_per_s": spread(alone),
-        "two_kernels_per_s": spread(together),
+        "throughput_cost": round(statistics.mean(costs), 5),
+        "costs": [round(cost, 5) for cost in costs],
+        "alone_kernels_per_s": spread([count / sum(two) for count, two in zip(a_second, alone, strict=True)]),
+        "two_kernels_per_s": spread([count / both for count, both in zip(a_second, together, strict=True)]),
     }
 
 
@@ -174,9 +194,9 @@ def deep_queues(simulate: str | None, scratch: Path, options: argparse.Namespace
     """The second and third part."""
     program, replay = (compile_program(Path(__file__).with_name(name), scratch) for name in ("saturate.c", "replay.c"))
     return {
-        "drain_ms": drains(simulate, lambda stand: saturate(stand, program, 2, options, options.seconds)),
+        "drain_ms": drains(simulate, lambda stand: saturate(stand, program, options)),
         "graph_drain_ms": drains(simulate, lambda stand: replay_together(stand, replay, options.seconds)),
-        **pacing(simulate, program, options),
+        **pacing(simulate, replay, options),
         "kernel_us": options.kernel_us,
         "depth": options.depth,
     }
@@ -188,8 +208,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--only", choices=("replay", "drain"), help="one half of it")
-    parser.add_argument("--seconds", type=float, default=4.0, help="each run of the saturating programs (default 4)")
-    parser.add_argument("--repetitions", type=int, default=2, help="of the comparison of throughput (default 2)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="each run of a saturating program (default 4)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of the comparison of throughput (default 5)")
     parser.add_argument("--replay-seconds", type=float, default=5.0, help="of each kind of replay (default 5)")
     parser.add_argument("--processes", type=int, default=6, help="without and with the hook (default 6)")
     parser.add_argument("--kernel-us", type=float, default=5.0, help="length of one kernel (default 5)")

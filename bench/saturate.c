@@ -4,10 +4,10 @@
  * Never more than DEPTH kernels in flight, by events of its own, so that a launch blocks for the lease and for nothing else.
  * SIGTERM ends it before its time, in order.  Prints one JSON object: the process, its launches, and [called_ns, returned_ns] (CLOCK_MONOTONIC) of each launch
  * that took longer than 50 us.
- *
- * The kernel is named nvs_busy, which the simulated GPU knows: there its first parameter is how long it takes.
  */
 #define _GNU_SOURCE
+#include "busy_kernel.h"
+
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdint.h>
@@ -18,12 +18,7 @@
 
 enum { MAX_DEPTH = 8192, MAX_STAMPS = 65536, BLOCKED_NS = 50000 };
 
-static const char kernel[] =
-    ".version 7.0\n.target sm_70\n.address_size 64\n"
-    ".visible .entry nvs_busy(.param .u64 duration)\n{\n"
-    "  .reg .u64 %t<4>;\n  .reg .pred %p<2>;\n"
-    "  ld.param.u64 %t1, [duration];\n  mov.u64 %t2, %globaltimer;\n  add.u64 %t2, %t2, %t1;\n"
-    "again:\n  mov.u64 %t3, %globaltimer;\n  setp.lt.u64 %p1, %t3, %t2;\n  @%p1 bra again;\n  ret;\n}\n";
+static const char kernel[] = PTX_HEAD PTX_BUSY;
 
 static int (*cu_init)(unsigned);
 static int (*cu_device_get)(int *, int);
