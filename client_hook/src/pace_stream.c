@@ -85,14 +85,20 @@ static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns,
     adapt(entry, (uint64_t)ns / took->span, took->follows, now);
 }
 
-/* Would the time of the oldest event tell anything?  The driver takes 3 us to say it; where nothing is ever pending it is only another upper
- * bound, near what passed between both here, and a program that was slow at first has one that is far too high. */
-static bool tells(const nvs_pace_stream *entry, const nvs_pace_terms *now)
+/* Nothing is ever pending: the program is bound by launching, as far as is known. */
+static bool launch_bound(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    const nvs_pace_event *oldest = &entry->ring[entry->first];
-    const bool known = entry->each_ns != 0 && !entry->guessed;
-    return entry->done != NULL && (oldest->follows || !now->lone || !known || entry->idle != NVS_PACE_IDLE ||
-                                   (oldest->at_ns - entry->done_at_ns) / oldest->span < entry->each_ns / 4 * 3);
+    return now->lone && entry->idle == NVS_PACE_IDLE && entry->count == 1 && entry->since != 0 && entry->each_ns != 0 && !entry->guessed;
+}
+
+/* What passes between two launches here is not less than what one takes there, and needs no question: the driver takes 3 us for one.  It follows the
+ * program: one that has become slow may wait for room in the driver's queue, and then the next look has to come before that queue is through. */
+static void follow(nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    const uint64_t each_ns = (now->now_ns - entry->oldest_ns) / entry->since; /* the oldest is the only one: these were submitted behind it */
+    entry->each_ns = each_ns == 0 ? 1 : each_ns;
+    entry->exact = false;
+    nvs_pace_stream_choose_every(entry, now);
 }
 
 /* Takes the oldest event, which is done, out of the ring. */
@@ -100,12 +106,12 @@ static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     nvs_pace_event *oldest = &entry->ring[entry->first];
     float milliseconds = 0;
-    if (tells(entry, now) &&
-        NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
+    if (launch_bound(entry, now))
+        follow(entry, now);
+    else if (entry->done != NULL && NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
         learn(entry, oldest, (double)milliseconds * 1e6, now);
     CUevent spare = entry->done;
     entry->done = oldest->event;
-    entry->done_at_ns = oldest->at_ns;
     oldest->event = spare; /* used again, or made when it is NULL */
     entry->work -= oldest->work;
     entry->work_ns -= oldest->stretch.ns;
@@ -228,7 +234,6 @@ static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
     entry->last_total = total;
     entry->last_total_ns = total_ns;
     next->follows = entry->count > 0;
-    next->at_ns = now->now_ns;
     if (entry->count == 0)
         entry->oldest_ns = now->now_ns;
     entry->work += next->work;

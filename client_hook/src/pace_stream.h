@@ -21,7 +21,6 @@ enum { NVS_PACE_IDLE = 8 };  /* so many looks that found nothing pending: the pr
 
 typedef struct nvs_pace_event {
     CUevent event;
-    uint64_t at_ns;     /* when it was recorded */
     uint32_t work;      /* submissions since the one before */
     uint64_t span;      /* the same of all threads and streams, as far as known: they run in between */
     uint64_t span_ns;   /* what those are thought to take */
@@ -57,7 +56,6 @@ typedef struct nvs_pace_stream {
     uint64_t oldest_ns; /* since when the oldest pending event has been the oldest */
     uint64_t used;      /* for replacement */
     CUevent done;       /* the last one that completed, reference of times */
-    uint64_t done_at_ns; /* when that was recorded */
     nvs_pace_event ring[NVS_PACE_RING];
 } nvs_pace_stream;
 

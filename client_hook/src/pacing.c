@@ -36,7 +36,8 @@ enum {
 };
 #define DEFAULT_BUDGET_NS 10000000u /* of who is alone, before a coordinator has named one */
 #define LONE_GAP_NS 4000000u        /* calls that do next to nothing are not worth a look each thousand */
-#define IDLE_GAP_NS 8000000u        /* the same while nothing is ever pending: a look takes up to 20 us where the caches are cold */
+#define IDLE_GAP_NS 32000000u       /* the same while nothing is ever pending: a look takes up to 20 us where the caches are cold, and
+                                       more than 1024 launches do not fit into the driver's queue however late one looks */
 
 typedef struct pace_thread {
     uint32_t generation;
@@ -174,10 +175,8 @@ static __attribute__((noinline)) void look(pace_thread *thread, nvs_pace_stream 
     }
     now->now_ns = nvs_now_ns();
     const uint64_t gap_ns = entry->idle == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
-    if (now->lone && nvs_pace_stream_rare(entry) && now->now_ns - entry->looked_ns < gap_ns) {
-        entry->every = 2 * entry->since;
-        return;
-    }
+    if (now->lone && nvs_pace_stream_rare(entry) && now->now_ns - entry->looked_ns < gap_ns)
+        return; /* the clock is read again after the next stride */
     entry->looked_ns = now->now_ns;
     now->parts = parts(thread, entry, now->now_ns);
     now->budget_ns /= now->parts;

@@ -44,7 +44,7 @@ def test_kinds_of_work_that_differ(check: Path, scenario: str) -> None:
     run(check, scenario, "paced")
 
 
-@pytest.mark.parametrize("scenario", ["light", "interpreted", "warmed-up", "run-ahead", "synchronizing"])
+@pytest.mark.parametrize("scenario", ["light", "interpreted", "turning", "warmed-up", "run-ahead", "synchronizing"])
 def test_who_is_alone_does_not_notice(check: Path, scenario: str) -> None:
     """Broken: a program that has the GPU to itself pays for those who might come, or its queue grows without bound."""
     run(check, scenario, "alone")
