@@ -96,6 +96,10 @@ static bool launch_bound(const nvs_pace_stream *entry, const nvs_pace_terms *now
 static void follow(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     const uint64_t each_ns = (now->now_ns - entry->oldest_ns) / entry->since; /* the oldest is the only one: these were submitted behind it */
+    const bool paused = each_ns > entry->each_ns && !entry->slower; /* if it is slower the next time, too, it is no pause */
+    entry->slower = paused;
+    if (paused)
+        return;
     entry->each_ns = each_ns == 0 ? 1 : each_ns;
     entry->exact = false;
     nvs_pace_stream_choose_every(entry, now);

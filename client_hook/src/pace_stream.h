@@ -37,6 +37,7 @@ typedef struct nvs_pace_stream {
     bool lone;          /* what `every` was chosen for */
     bool exact;         /* each_ns is an estimate and not only an upper bound */
     bool guessed;       /* each_ns is what another stream had */
+    bool slower;        /* than thought, at the last look; where nothing is ever pending */
     bool stuck;         /* waited for in vain: not again before its oldest event is done */
     bool throttled;     /* was made to wait while alone, and its GPU has not been seen idle since */
     uint32_t synchronized; /* the thread's, at the last look */

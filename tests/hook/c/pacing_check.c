@@ -279,7 +279,7 @@ static void turning(void)
     for (unsigned i = 0; i < 10000; i++) {
         if (model.busy_until_ns > model.now_ns + DRIVERS_QUEUE * LONG_NS)
             model.now_ns = model.busy_until_ns - DRIVERS_QUEUE * LONG_NS;
-        if (i == 3 * DRIVERS_QUEUE)
+        if (i == 4 * DRIVERS_QUEUE)
             count_from_here();
         submit(0, LONG_NS, false);
     }
