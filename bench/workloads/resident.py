@@ -102,11 +102,10 @@ class Job:
             self.mismatches += sum(word != self._word(block) for word in self._words[:pages])
 
 
-def begin_when_told() -> list[int]:
-    """Waits for a line; the list has something in it once the program is to end."""
+def end_when_told() -> list[int]:
+    """From now on; the list has something in it once the program is to end."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    sys.stdin.readline()
     return told
 
 
@@ -121,11 +120,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     chance = random.Random(options.seed)
+    told_to_end = end_when_told()
     try:
         job = Job(options.mib * MIB, options.step_ms)
         job.step()
         print(json.dumps("ready"), flush=True)
-        told_to_end = begin_when_told()
+        sys.stdin.readline()
         began_ns = time.monotonic_ns()
         for number in range(1, options.steps + 1):
             if told_to_end:

@@ -88,21 +88,27 @@ static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns,
 /* Nothing is ever pending: the program is bound by launching, as far as is known. */
 static bool launch_bound(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    return now->lone && entry->idle == NVS_PACE_IDLE && entry->count == 1 && entry->since != 0 && entry->each_ns != 0 && !entry->guessed;
+    return now->lone && entry->idle == NVS_PACE_IDLE && entry->count == 1 && entry->quickest_ns != 0 && entry->each_ns != 0 && !entry->guessed;
 }
 
 /* What passes between two launches here is not less than what one takes there, and needs no question: the driver takes 3 us for one.  It follows the
  * program: one that has become slow may wait for room in the driver's queue, and then the next look has to come before that queue is through. */
 static void follow(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
-    const uint64_t each_ns = (now->now_ns - entry->oldest_ns) / entry->since; /* the oldest is the only one: these were submitted behind it */
-    const bool paused = each_ns > entry->each_ns && !entry->slower; /* if it is slower the next time, too, it is no pause */
-    entry->slower = paused;
-    if (paused)
-        return;
-    entry->each_ns = each_ns == 0 ? 1 : each_ns;
+    entry->each_ns = entry->quickest_ns;
     entry->exact = false;
+    entry->quickest_ns = 0;
     nvs_pace_stream_choose_every(entry, now);
+}
+
+void nvs_pace_stream_visited(nvs_pace_stream *entry, uint32_t submissions, uint64_t now_ns)
+{
+    if (entry->visited_ns != 0 && submissions != 0) {
+        const uint64_t each_ns = (now_ns - entry->visited_ns) / submissions + 1;
+        if (entry->quickest_ns == 0 || each_ns < entry->quickest_ns)
+            entry->quickest_ns = each_ns;
+    }
+    entry->visited_ns = now_ns;
 }
 
 /* Takes the oldest event, which is done, out of the ring. */
@@ -295,6 +301,8 @@ static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *
     if (!take_what_is_done(entry, now))
         return false;
     entry->idle = entry->count != 0 ? 0 : entry->idle < NVS_PACE_IDLE ? entry->idle + 1 : entry->idle;
+    if (entry->idle != NVS_PACE_IDLE)
+        entry->visited_ns = entry->quickest_ns = 0;
     if (entry->idle == NVS_PACE_IDLE)
         nvs_pace_stream_choose_every(entry, now);
     judge(entry, synchronized, now);

@@ -37,7 +37,6 @@ typedef struct nvs_pace_stream {
     bool lone;          /* what `every` was chosen for */
     bool exact;         /* each_ns is an estimate and not only an upper bound */
     bool guessed;       /* each_ns is what another stream had */
-    bool slower;        /* than thought, at the last look; where nothing is ever pending */
     bool stuck;         /* waited for in vain: not again before its oldest event is done */
     bool throttled;     /* was made to wait while alone, and its GPU has not been seen idle since */
     uint32_t synchronized; /* the thread's, at the last look */
@@ -54,6 +53,8 @@ typedef struct nvs_pace_stream {
     uint64_t last_total, last_total_ns; /* of the GPU, at the newest event */
     uint64_t each_ns;   /* what a submission takes on average; 0: not known yet */
     uint64_t looked_ns; /* when an event was last thought of */
+    uint64_t visited_ns;  /* where nothing is ever pending: when its thread came by last; 0: not yet */
+    uint64_t quickest_ns; /* and what passed between two submissions, by the quickest stretch since the last event: pauses do not count */
     uint64_t oldest_ns; /* since when the oldest pending event has been the oldest */
     uint64_t used;      /* for replacement */
     CUevent done;       /* the last one that completed, reference of times */
@@ -78,6 +79,8 @@ static inline bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, co
     return known_ns == 0 || entry->stretch.ns >= entry->every_ns;
 }
 
+/* While nothing is ever pending: so many more of the thread, by now. */
+void nvs_pace_stream_visited(nvs_pace_stream *entry, uint32_t submissions, uint64_t now_ns);
 void nvs_pace_stream_nothing_since(nvs_pace_stream *entry); /* what was submitted since the last event does not count */
 /* After submissions: takes what is done out, records, waits if too much is pending.  `synchronized`
  * grows whenever the thread has waited for work by itself.  What fails makes it forget the stream for long. */

@@ -173,7 +173,8 @@ static __attribute__((noinline)) void look(pace_thread *thread, nvs_pace_stream 
         nvs_pace_stream_nothing_since(entry); /* what is captured does not run now */
         return;
     }
-    now->now_ns = nvs_now_ns();
+    if (now->now_ns == 0)
+        now->now_ns = nvs_now_ns();
     const uint64_t gap_ns = entry->idle == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
     if (now->lone && nvs_pace_stream_rare(entry) && now->now_ns - entry->looked_ns < gap_ns)
         return; /* the clock is read again after the next stride */
@@ -216,6 +217,8 @@ static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstre
     if (NVS_UNLIKELY(entry->lone != now.lone || entry->every == 0) && !entry->refused)
         nvs_pace_stream_choose_every(entry, &now);
     entry->since += unseen;
+    if (now.lone && entry->idle == NVS_PACE_IDLE)
+        nvs_pace_stream_visited(entry, unseen, now.now_ns = nvs_now_ns());
     bool due = entry->since >= entry->every;
     if (!now.lone)
         due |= nvs_pace_stream_add(entry, what, &thread->costs);

@@ -131,7 +131,6 @@ static CUresult is_capturing(CUstream stream, CUstreamCaptureStatus *status)
 }
 
 static CUresult exchange_mode(CUstreamCaptureMode *mode) { called(); return CUDA_SUCCESS; }
-
 static CUresult stream_context(CUstream stream, CUcontext *context)
 {
     called();
@@ -279,7 +278,7 @@ static void turning(void)
     for (unsigned i = 0; i < 10000; i++) {
         if (model.busy_until_ns > model.now_ns + DRIVERS_QUEUE * LONG_NS)
             model.now_ns = model.busy_until_ns - DRIVERS_QUEUE * LONG_NS;
-        if (i == 4 * DRIVERS_QUEUE)
+        if (i == 3 * DRIVERS_QUEUE)
             count_from_here();
         submit(0, LONG_NS, false);
     }
@@ -301,12 +300,14 @@ static void interpreted(void)
     MUST(model.naps == 0 && model.calls <= 10000 / 100); /* one in a hundred launches */
 }
 
-/* The same, and slow at first: what pacing believes of it is not what its first steps were like. */
+/* The same, and slow at first, with pauses: what pacing believes of it is neither what its first steps were like nor its mean. */
 static void warmed_up(void)
 {
     begin(0, false);
     for (unsigned i = 0; i < 60000; i++) {
         model.now_ns += i < 5000 ? 70000 : 9000;
+        if (i % 1000 == 999)
+            model.now_ns += 20 * MS;
         submit(0, 2000, false);
         if (i == 10000)
             count_from_here();
