@@ -165,6 +165,14 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
     return look_again;
 }
 
+void nvs_agent_expect(uint32_t gpu)
+{
+    int saved = errno;
+    if (atomic_load_explicit(&nvs_mail[gpu].settled, memory_order_relaxed) == 0 && start() && describe(gpu)) /* a hint */
+        nvs_agent_poke();
+    errno = saved;
+}
+
 void nvs_agent_attach(uint32_t gpu)
 {
     nvs_mailbox *mail = &nvs_mail[gpu];

@@ -28,6 +28,10 @@ extern nvs_settings nvs_config;
  * False: the process is ending and the call must go through whatever the gate says, so that exit() cannot hang. */
 bool nvs_agent_wait_for_lease(uint32_t gpu);
 
+/* The GPU is about to be used: the coordinator hears of it while the driver makes a context, which takes longer, so that
+ * nvs_agent_attach need not wait.  Only after cuInit. */
+void nvs_agent_expect(uint32_t gpu);
+
 /* Makes the GPU known to the coordinator and returns when its settings have come, or after a bounded wait without a
  * coordinator.  Called before the first allocation or memory figure; idempotent and quick afterwards. */
 void nvs_agent_attach(uint32_t gpu);

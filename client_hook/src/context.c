@@ -53,7 +53,7 @@ static struct {
 static _Atomic bool any_green;
 static bool forgotten; /* there are contexts that found no place in the table */
 
-static _Atomic uint32_t device_count; /* 0: not known.  Relaxed: one value only */
+static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
 _Atomic uint32_t nvs_gpu_generation = 1;
 _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec")));
 
@@ -75,6 +75,7 @@ static void after_fork_in_child(void)
     streams = NULL;
     captures = NULL;
     memset(primaries, 0, sizeof primaries);
+    atomic_store_explicit(&device_count, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
     atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release);
@@ -94,6 +95,11 @@ void nvs_context_learn(void)
     if (count == 1)
         nvs_gate_alone();
     atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
+}
+
+bool nvs_context_possible(uint32_t gpu)
+{
+    return gpu < NVS_MAX_GPUS && gpu < atomic_load_explicit(&device_count, memory_order_relaxed);
 }
 
 uint32_t nvs_ask_current_gpu(void)

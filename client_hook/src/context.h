@@ -88,6 +88,7 @@ nvs_status nvs_gpu_describe(uint32_t gpu, nvs_gpu_facts *out); /* UNAVAILABLE: t
 
 /* Reports of the hooks (hook_context.c). */
 void nvs_context_learn(void);                              /* the driver is initialised */
+bool nvs_context_possible(uint32_t gpu);                   /* it is, in this very process, and has that GPU */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of one that was reported */
 bool nvs_context_leaving(CUcontext context);               /* about to be destroyed; false when it was not known */

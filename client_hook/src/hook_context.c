@@ -21,6 +21,14 @@ NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 
 /* ---- Contexts ---- */
 
+/* The driver takes a tenth of a second for the first one. */
+static CUdevice expected(CUdevice device)
+{
+    if (nvs_context_possible((uint32_t)device))
+        nvs_agent_expect((uint32_t)device);
+    return device;
+}
+
 static CUresult context_made(CUresult result, CUcontext *context, CUdevice device)
 {
     if (result == CUDA_SUCCESS) {
@@ -32,23 +40,23 @@ static CUresult context_made(CUresult result, CUcontext *context, CUdevice devic
 
 NVS_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
-    return context_made(NVS_REAL(cuCtxCreate)(pctx, flags, dev), pctx, dev);
+    return context_made(NVS_REAL(cuCtxCreate)(pctx, flags, expected(dev)), pctx, dev);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
 {
-    return context_made(NVS_REAL(cuCtxCreate_v2)(pctx, flags, dev), pctx, dev);
+    return context_made(NVS_REAL(cuCtxCreate_v2)(pctx, flags, expected(dev)), pctx, dev);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
                                            CUdevice dev)
 {
-    return context_made(NVS_REAL(cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, dev), pctx, dev);
+    return context_made(NVS_REAL(cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, expected(dev)), pctx, dev);
 }
 
 NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
 {
-    return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, dev), pctx, dev);
+    return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev);
 }
 
 /* Before the driver ends a context: nobody may look at it or use events in it from now on.  True: it was known. */
@@ -125,7 +133,7 @@ NVS_SWITCHES(cuCtxPopCurrent_v2, (CUcontext *pctx), (pctx))
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
-    const CUresult result = NVS_REAL(cuDevicePrimaryCtxRetain)(pctx, dev);
+    const CUresult result = NVS_REAL(cuDevicePrimaryCtxRetain)(pctx, expected(dev));
     if (result == CUDA_SUCCESS) {
         nvs_context_created(*pctx, (uint32_t)dev);
         nvs_primary_retained((uint32_t)dev, *pctx);

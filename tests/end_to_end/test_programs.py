@@ -13,6 +13,7 @@ import pytest
 
 from simulated_gpu.trace import overlaps
 from tests.end_to_end.conftest import Node, finish, stop
+from tests.waiting import eventually
 
 PROGRAMS = Path(__file__).with_name("programs")
 OUT_OF_MEMORY = 2
@@ -49,3 +50,29 @@ def test_without_a_limit_the_card_is_whole(node: Node) -> None:
     assert told["total_mib"] == 4096
     assert told["had_mib"] == 4096
     assert told["after"] == 0
+
+
+INTRODUCTION = """
+import ctypes, os
+cuda = ctypes.CDLL("libcuda.so.1")
+threads = lambda: len(os.listdir("/proc/self/task"))
+before = threads()
+assert cuda.cuInit(0) == 0
+print(threads() - before, flush=True)
+context = ctypes.c_void_p()
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+input()
+"""
+
+
+def test_a_program_introduces_itself_while_its_context_is_made(node: Node) -> None:
+    """Broken: the first allocation waits for what could have been asked before; or who only looks for GPUs is known."""
+    node.start_coordinator()
+    process = node.run([sys.executable, "-c", INTRODUCTION], "--name=early")
+    assert process.stdout is not None
+    assert int(process.stdout.readline()) == 0
+    eventually(
+        lambda: [client["name"] for client in node.control("status")["clients"]] == ["early"], "the program to be known"
+    )
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0

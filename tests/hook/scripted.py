@@ -36,6 +36,8 @@ class ScriptedCoordinator:
         self._context = zmq.Context()
         self.peer = b""
         self.received: list[wire.Message] = []
+        self.unasked = False
+        """The client of the last AttachGpu has not asked for the lease of GPU 0."""
         self.has_host_budget = False
         """Else it says at once, as an older coordinator does, that it does not know of one."""
         try:
@@ -87,6 +89,11 @@ class ScriptedCoordinator:
         message = wire.decode(frame, wire.TO_COORDINATOR)
         assert isinstance(message, wire.Message)
         self.received.append(message)
+        match message:
+            case wire.AttachGpu(gpu=0, lease_id=lease_id, wanted=wanted):
+                self.unasked = lease_id == 0 and not wanted
+            case wire.Request(gpu=0):
+                self.unasked = False
         if isinstance(message, wire.ReserveHost) and not self.has_host_budget:
             self.send(wire.Rejected(code=wire.Rejection.UNKNOWN_MESSAGE, final=False, text="unknown message"))
         return message
@@ -132,6 +139,11 @@ class ScriptedCoordinator:
                 sharing=0,
             )
         )
+
+    def asked(self) -> None:
+        """Until the client that was welcomed has asked for the lease: with its AttachGpu if a thread waits by then."""
+        if self.unasked:
+            self.expect(wire.Request)
 
     def grant(self, lease_id: int, waiters: int = 0) -> None:
         """GPU 0 for a long time."""

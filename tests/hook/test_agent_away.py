@@ -101,6 +101,7 @@ def test_sleeps_after_the_coordinator_died(
     else:
         client.tell("launch 1000")
         coordinator.welcome()
+        coordinator.asked()
     coordinator.stop()
     counts.sleeps()
     coordinator.restart()

@@ -33,6 +33,7 @@ def test_waiter_waits_and_asks_again(coordinator: ScriptedCoordinator, client: S
     """Broken: a program that waited when the coordinator died waits for ever, or runs without a lease."""
     client.tell("launch 1000")
     coordinator.welcome()
+    coordinator.asked()
     coordinator.stop()
     assert client.answer(SHORT_S) == ""
     coordinator.restart()
@@ -50,6 +51,7 @@ def test_coordinator_comes_late(start: StartClient, coordinator: ScriptedCoordin
     assert client.answer(SHORT_S) == ""
     coordinator.restart()
     coordinator.welcome()
+    coordinator.asked()
     coordinator.grant(1)
     assert client.answer() == "launched"
 
@@ -144,6 +146,7 @@ def test_child_does_not_keep_the_connection(
     if state == "waiting":
         assert client.do("background 1000") == "begun"
         coordinator.welcome()
+        coordinator.asked()
     else:
         hold(coordinator, client)
     if state == "ending":

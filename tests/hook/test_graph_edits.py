@@ -33,6 +33,7 @@ def idle(graph_program: Path, hook_env: dict[str, str], coordinator: ScriptedCoo
         [graph_program], env=hook_env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
     )
     coordinator.welcome()
+    coordinator.asked()
     coordinator.grant(1)
     with ScriptedClient.of(process) as client:
         coordinator.revoke(1)

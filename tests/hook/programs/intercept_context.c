@@ -33,7 +33,10 @@ static CUcontext memory_gone; /* the last context that the memory side was told 
 
 void nvs_init(void) {}
 void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
+static unsigned expected; /* contexts that the agent was told of before they were made */
+static uint32_t expected_gpu;
 void nvs_agent_hurry_moves(uint32_t gpu) {}
+void nvs_agent_expect(uint32_t gpu) { expected++, expected_gpu = gpu; }
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread) {}
 void nvs_pacing_context_gone(void) {}
@@ -210,6 +213,20 @@ static CUcontext made(CUdevice device)
     return context;
 }
 
+/* First: from then on the driver is initialised. */
+static void test_expected(void)
+{
+    const CUcontext before = made(0);
+    CHECK(expected == 0 && !nvs_context_possible(0), "a GPU is expected before the driver is initialised");
+    nvs_context_learn();
+    const CUcontext after = made(1);
+    CHECK(expected == 1 && expected_gpu == 1, "the agent is not told of a GPU before its context is made");
+    CHECK(nvs_context_possible(1) && !nvs_context_possible(2) && !nvs_context_possible(UINT32_MAX), "a GPU that does not exist is expected");
+    cuCtxDestroy_v2(before);
+    cuCtxDestroy_v2(after);
+    memory_gone = NULL;
+}
+
 static void test_contexts(void)
 {
     CUcontext first = made(0), second = made(1), primary = NULL;
@@ -382,6 +399,7 @@ static void test_captures(void)
 
 int main(void)
 {
+    test_expected();
     test_contexts();
     test_usual_owner();
     test_streams();
