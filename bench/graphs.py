@@ -141,19 +141,6 @@ def drains(simulate: str | None, work: Callable[[Rig], object]) -> dict[str, Any
     return percentiles | {"first": round(first, 3), "drains": len(found), "overdue": overdue}
 
 
-def replay_together(stand: Rig, program: Path, seconds: float) -> None:
-    """Two programs that replay graphs as fast as they can."""
-    crew = [Member(stand, [str(program)], hooked=True, name=f"replay-{number}") for number in range(2)]
-    with closing(crew):
-        for member in crew:
-            member.answer(READY_TIMEOUT_S)
-        steps = steps_for(crew[0], "graph", seconds / 2, READY_TIMEOUT_S)
-        for member in crew:
-            member.tell(f"time graph {steps}")
-        for member in crew:
-            member.answer(seconds + READY_TIMEOUT_S)
-
-
 def together_ns(crew: Sequence[Member], line: str, timeout_s: float) -> int:
     """Until all have done what they are told at once."""
     began = time.monotonic_ns()
@@ -163,6 +150,16 @@ def together_ns(crew: Sequence[Member], line: str, timeout_s: float) -> int:
         if "ns" not in (told := member.answer(timeout_s)):
             raise BenchError(f"{member.name}: {line}: {told}")
     return time.monotonic_ns() - began
+
+
+def replay_together(stand: Rig, program: Path, seconds: float) -> None:
+    """Two programs that replay graphs as fast as they can."""
+    crew = [Member(stand, [str(program)], hooked=True, name=f"replay-{number}") for number in range(2)]
+    with closing(crew):
+        for member in crew:
+            member.answer(READY_TIMEOUT_S)
+        steps = steps_for(crew[0], "graph", seconds / 2, READY_TIMEOUT_S)
+        together_ns(crew, f"time graph {steps}", seconds + READY_TIMEOUT_S)
 
 
 def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -63,9 +63,9 @@ static const char *const switched[] = {
     "cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuStreamWaitValue", "cuStreamWriteValue",
     "cuStreamBatchMemOp", "cuStreamAddCallback", "cuStreamAttachMemAsync", "cuCtxWaitEvent", "cuPointerGetAttribute",
 };
-/* The hook only forgets there what it knew of the thread: one GPU is always the same one. */
 /* Only for steps that free what they allocate: then the hook has missed both, or neither. */
 static const char *const switched_with_pools[] = {"cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"};
+/* The hook only forgets there what it knew of the thread: one GPU is always the same one. */
 static const char *const switched_with_one_gpu[] = {"cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"};
 
 static bool begins_with_one_of(const char *name, const char *const *list, size_t count)
