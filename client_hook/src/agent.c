@@ -1,6 +1,6 @@
 /* The application threads' side of the agent: starting it, waiting for it, and its end.  See agent.h.
  *
- * Starting: the first thread that needs the coordinator makes the agent thread.  Others need not wait for that: their
+ * Starting: cuInit, or the first thread that needs the coordinator, makes the agent thread.  Nobody waits until that runs: their
  * wishes are in the mailbox.  If it fails, all gates open for good and the log says why.
  *
  * May not go here: messages, leases; anything that runs on the agent thread.
@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -37,7 +38,7 @@ enum { PHASE_NONE, PHASE_STARTING, PHASE_RUNNING, PHASE_FAILED };
 #define LEFT_BEHIND_NS 200000000u       /* a thread that submits work while the process ends waits so long */
 
 nvs_mailbox nvs_mail[NVS_MAX_GPUS];
-int nvs_agent_eventfd = -1;
+_Atomic int nvs_agent_eventfd = -1;
 _Atomic uint32_t nvs_agent_poked;
 _Atomic uint32_t nvs_agent_connected;
 _Atomic uint32_t nvs_agent_departing;
@@ -53,29 +54,62 @@ static int thread_id(void)
 
 void nvs_agent_poke(void)
 {
-    /* Until the agent runs there is nothing to wake: it looks into every mailbox first. */
-    if (atomic_load_explicit(&phase, memory_order_acquire) != PHASE_RUNNING) /* pairs with the release in start */
+    /* Until the agent runs there is nothing to wake: it looks into every mailbox first.  Read by a write: then either it finds what this
+     * thread has left there, as it begins with a write to the same word, or this thread finds it running. */
+    if (atomic_load_explicit(&phase, memory_order_acquire) != PHASE_RUNNING && /* pairs with begin */
+        atomic_fetch_or_explicit(&phase, 0, memory_order_acq_rel) != PHASE_RUNNING)
         return;
     /* seq_cst: pairs with the exchange in the agent's loop; who finds 1 knows that the agent will look again. */
     if (atomic_exchange_explicit(&nvs_agent_poked, 1, memory_order_seq_cst) == 0) {
         uint64_t one = 1;
-        ssize_t written = write(nvs_agent_eventfd, &one, sizeof one);
+        ssize_t written = write(atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed), &one, sizeof one);
         (void)written; /* fails only when the counter is full, and then the agent is awake */
     }
 }
 
-static bool make_thread(void)
+/* Without an agent nothing is shared: all gates open for good. */
+static void fail(const char *what, int error)
 {
-    int failed = nvs_thread_start(NULL, nvs_agent_main, NULL);
-    if (failed != 0)
-        nvs_log(NVS_LOG_ERROR, "cannot make a thread: %s; not sharing", strerror(failed));
-    return failed == 0;
+    nvs_log(NVS_LOG_ERROR, "%s: %s; not sharing", what, strerror(error));
+    atomic_store_explicit(&phase, PHASE_FAILED, memory_order_release); /* pairs with the acquire in start */
+    atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* as in depart() */
+    nvs_futex_wake(&nvs_agent_departed, INT32_MAX);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        nvs_gate_open(gpu, false);
+        atomic_store_explicit(&nvs_mail[gpu].settled, 1, memory_order_release);
+        nvs_futex_wake(&nvs_mail[gpu].settled, INT32_MAX);
+    }
+}
+
+/* Where ours stand the table of descriptors has to grow first.  That is nothing for a process with one thread; with several the kernel
+ * waits 7 to 19 ms until none of them looks at the old one (docs/decisions.md), which must be no thread's of the application. */
+static void make_eventfd(void)
+{
+    atomic_store_explicit(&nvs_agent_eventfd, nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), memory_order_relaxed);
+}
+
+static bool one_thread(void)
+{
+    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (glibc_floor.h) */
+    return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/task", &tasks, 0) == 0 && tasks.st_nlink == 3; /* "." and ".." are links too */
+}
+
+static void *begin(void *nothing)
+{
+    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) /* made before this thread, or by it */
+        make_eventfd();
+    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) {
+        fail("cannot make an eventfd", errno);
+        return NULL;
+    }
+    (void)atomic_exchange_explicit(&phase, PHASE_RUNNING, memory_order_acq_rel); /* pairs with nvs_agent_poke */
+    return nvs_agent_main(nothing);
 }
 
 static bool start(void)
 {
     uint32_t none = PHASE_NONE;
-    /* acquire: pairs with the releases below */
+    /* acquire: pairs with the releases above */
     uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
     if (NVS_LIKELY(seen == PHASE_RUNNING || seen == PHASE_STARTING))
         return true;
@@ -88,22 +122,20 @@ static bool start(void)
         (void)pthread_mutex_init(&nvs_mail[gpu].reserve.asking, NULL);
         (void)pthread_mutex_init(&nvs_mail[gpu].pins.asking, NULL);
     }
-    nvs_agent_eventfd = nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (nvs_agent_eventfd < 0)
-        nvs_log(NVS_LOG_ERROR, "cannot make an eventfd: %s; not sharing", strerror(errno));
-    if (nvs_agent_eventfd >= 0 && make_thread()) {
-        (void)atexit(nvs_agent_goodbye); /* registered after the driver's own handlers, so it runs before them */
-        atomic_store_explicit(&phase, PHASE_RUNNING, memory_order_release); /* pairs with nvs_agent_poke */
-        nvs_agent_poke(); /* for what was left in the mailboxes meanwhile */
-        return true;
-    }
-    atomic_store_explicit(&phase, PHASE_FAILED, memory_order_release);
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        nvs_gate_open(gpu, false);
-        atomic_store_explicit(&nvs_mail[gpu].settled, 1, memory_order_release);
-        nvs_futex_wake(&nvs_mail[gpu].settled, INT32_MAX);
-    }
-    return false;
+    if (one_thread())
+        make_eventfd();
+    int failed = nvs_thread_start(NULL, begin, NULL);
+    if (failed != 0)
+        fail("cannot make a thread", failed);
+    return failed == 0;
+}
+
+/* After the driver's own handlers, so that it runs before them: once cuInit is done. */
+static void say_goodbye_at_exit(void)
+{
+    static atomic_flag registered = ATOMIC_FLAG_INIT; /* a fork's child inherits both */
+    if (!atomic_flag_test_and_set_explicit(&registered, memory_order_relaxed)) /* only who is first matters */
+        (void)atexit(nvs_agent_goodbye);
 }
 
 /* The GPU's identity, asked of the driver by an application's thread, once. */
@@ -122,6 +154,7 @@ static bool describe(uint32_t gpu)
         if (!atomic_compare_exchange_strong_explicit(&mail->facts_state, &seen, NVS_FACTS_ASKING, memory_order_acquire,
                                                      memory_order_acquire))
             continue;
+        say_goodbye_at_exit();
         nvs_status told = nvs_gpu_describe(gpu, &mail->facts);
         seen = told == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
         if (seen == NVS_FACTS_FAILED) {
@@ -163,6 +196,15 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
     nvs_gate_wait_end(gpu);
     errno = saved;
     return look_again;
+}
+
+void nvs_agent_begin(void)
+{
+    int saved = errno;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible == NULL || (visible[0] != 0 && visible[0] != '-')) /* else the driver will find no GPU */
+        (void)start();
+    errno = saved;
 }
 
 void nvs_agent_expect(uint32_t gpu)
@@ -252,7 +294,7 @@ void nvs_agent_goodbye(void)
 {
     int saved = errno;
     uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
-    if (seen == PHASE_RUNNING && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
+    if ((seen == PHASE_RUNNING || seen == PHASE_STARTING) && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
         uint64_t until = nvs_now_ns() + GOODBYE_NS;
         atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquires of waiters */
         nvs_agent_poke();
@@ -267,9 +309,9 @@ void nvs_agent_goodbye(void)
 void nvs_agent_after_fork(void)
 {
     /* One thread, and the memory as it was at the fork: nothing here may take a lock. */
-    if (nvs_agent_eventfd >= 0)
-        close(nvs_agent_eventfd);
-    nvs_agent_eventfd = -1;
+    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed);
+    if (events >= 0)
+        close(events);
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_handdown_after_fork();

@@ -1,6 +1,6 @@
 /* The agent: the thread of the hook that joins transport, lease, gate and memory.
  *
- * It starts with the first thing that needs the coordinator, never before, and never in a process that does not use
+ * It starts with cuInit or the first thing that needs the coordinator, never before, and never in a process that does not use
  * CUDA.  Application threads talk to it through these functions only.
  */
 #ifndef NVS_AGENT_H
@@ -28,8 +28,10 @@ extern nvs_settings nvs_config;
  * False: the process is ending and the call must go through whatever the gate says, so that exit() cannot hang. */
 bool nvs_agent_wait_for_lease(uint32_t gpu);
 
-/* The GPU is about to be used: the coordinator hears of it while the driver makes a context, which takes longer, so that
- * nvs_agent_attach need not wait.  Only after cuInit. */
+/* CUDA is about to be used: starts the agent, which connects while the driver begins, which takes longer. */
+void nvs_agent_begin(void);
+
+/* The GPU is about to be used: the coordinator hears of it meanwhile, so that nvs_agent_attach waits for less.  Only after cuInit. */
 void nvs_agent_expect(uint32_t gpu);
 
 /* Makes the GPU known to the coordinator and returns when its settings have come, or after a bounded wait without a

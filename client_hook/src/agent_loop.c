@@ -344,7 +344,8 @@ static void sleep_until(uint64_t due)
         due = earlier(due, now + NAP_NS);
     if (deaf)
         due = earlier(due, now + DEAF_NS);
-    struct pollfd watched[2] = {{.fd = deaf ? -1 : nvs_agent_eventfd, .events = POLLIN}};
+    const int events = atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed); /* this thread wrote it */
+    struct pollfd watched[2] = {{.fd = deaf ? -1 : events, .events = POLLIN}};
     watched[1].fd = nvs_link_descriptor(&watched[1].events); /* poll() passes over -1 */
     struct timespec wait = {0, 0};
     if (due != UINT64_MAX) {
@@ -358,7 +359,7 @@ static void sleep_until(uint64_t due)
         nvs_log(NVS_LOG_WARNING, "this program closes descriptors that it has not opened; it will answer a little later");
     } else if (watched[0].revents != 0) {
         uint64_t pokes;
-        ssize_t taken = read(nvs_agent_eventfd, &pokes, sizeof pokes);
+        ssize_t taken = read(events, &pokes, sizeof pokes);
         (void)taken; /* empty: a round for nothing */
     }
     /* After the read and before the mailboxes are looked at: pairs with the exchange in nvs_agent_poke. */

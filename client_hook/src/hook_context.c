@@ -12,10 +12,17 @@
 
 NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
-    nvs_init(); /* another library's constructor may come here before ours has run */
+    static _Atomic bool done; /* true in a fork's child too, for which the driver does nothing any more; relaxed: only a hint */
+    nvs_init();               /* another library's constructor may come here before ours has run */
+    if (!atomic_load_explicit(&done, memory_order_relaxed))
+        nvs_agent_begin(); /* the driver takes a tenth of a second */
     const CUresult result = NVS_REAL(cuInit)(Flags);
-    if (result == CUDA_SUCCESS)
-        nvs_context_learn();
+    if (result != CUDA_SUCCESS)
+        return result;
+    atomic_store_explicit(&done, true, memory_order_relaxed);
+    nvs_context_learn();
+    if (nvs_only_gpu() != NVS_NO_GPU)
+        nvs_agent_expect(nvs_only_gpu()); /* a runtime's next question is how much memory it has */
     return result;
 }
 

@@ -2,8 +2,8 @@
  *
  * Rules that every file here lives by.
  *  Start: the constructor reads the environment and, if NVSHARE_SOCKET is set, closes the gates.  No thread, no socket,
- *    no allocation, no CUDA: most processes that carry the hook never use CUDA.  Everything else starts with the first
- *    thread that finds a gate closed or asks for memory.
+ *    no allocation, no CUDA: most processes that carry the hook never use CUDA.  Everything else starts with cuInit, or with
+ *    the first thread that finds a gate closed or asks for memory.
  *  Fork: the child has one thread, and none of ours.  It closes its copy of the connection, so that its parent's death is
  *    still noticed, and begins as a fresh process: gates closed, no lease.  Nothing in the atfork handlers allocates or
  *    takes a lock that another thread may hold.

@@ -172,6 +172,7 @@ def test_many_threads_wait(coordinator: ScriptedCoordinator, client: ScriptedCli
 def test_waiting_thread_makes_the_release_a_request(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a thread that came to the gate during the drain is forgotten."""
     hold(coordinator, client)
+    coordinator.received.clear()
     assert client.do("block") == "blocked"
     coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=100_000 * MS))
     while not client.do("state").startswith("state 3"):

@@ -84,14 +84,20 @@ static inline bool holds(CUdeviceptr pointer, size_t bytes, unsigned value)
     return same;
 }
 
-/* Calls that the hook has let through its gate of GPU 0. */
-static inline uint64_t gated(void)
+/* What the hook says of GPU 0. */
+static inline struct nvshare_gpu of_hook(void)
 {
     int (*state)(uint32_t, struct nvshare_gpu *);
     struct nvshare_gpu out = {.size = sizeof out};
     *(void **)&state = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
     CHECK(state != NULL && state(0, &out) == 0, "the hook is not there");
-    return out.calls;
+    return out;
+}
+
+/* Calls that it has let through its gate. */
+static inline uint64_t gated(void)
+{
+    return of_hook().calls;
 }
 
 /* The lease goes around while this works: so what comes after it meets memory that was away. */

@@ -166,10 +166,7 @@ static void set_alarm(void)
 /* This thread is asleep before the gate, because somebody else has the lease. */
 static bool waits_before_the_gate(void)
 {
-    struct nvshare_gpu state = {.size = sizeof state};
-    int (*ask)(uint32_t, struct nvshare_gpu *);
-    *(void **)&ask = dlsym(RTLD_DEFAULT, "nvshare_gpu_state");
-    return ask(0, &state) == 0 && state.waiting_threads != 0;
+    return of_hook().waiting_threads != 0;
 }
 
 static pthread_t sleeper;

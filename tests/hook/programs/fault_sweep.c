@@ -2,7 +2,8 @@
  *
  * The same scene of allocations, captures, graphs, copies, launches and contexts is played again and again, on a thread of
  * its own each time.  `driver`: the nth call of each driver function that it makes, by the hook's hand or by the program's own,
- * returns CODE; and then all of them do.  `host`: the nth allocation of the hook's fails (malloc and its kin, mmap, new threads), then each from the nth on.
+ * returns CODE; and then all of them do.  `host`: the nth request of the hook's to the system fails (malloc and its kin, mmap,
+ * new threads, eventfds and sockets), then each from the nth on.
  * `host-first`: the nth since the program began, before the driver was initialised; says `unused` if there are not that many.
  *
  * What a call says must be success or the fault's own error (any, where a function fails for good), and no success if it was the
@@ -23,7 +24,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "simulated_gpu.h"
@@ -122,6 +125,14 @@ static int our_thread(pthread_t *out, const pthread_attr_t *attributes, void *(*
 {
     return refused() ? EAGAIN : pthread_create(out, attributes, start, argument);
 }
+static int our_eventfd(unsigned int first, int flags)
+{
+    return refused() ? (errno = EMFILE, -1) : eventfd(first, flags);
+}
+static int our_socket(int domain, int type, int protocol)
+{
+    return refused() ? (errno = EMFILE, -1) : socket(domain, type, protocol);
+}
 
 static const struct replacement {
     const char *name;
@@ -129,6 +140,7 @@ static const struct replacement {
 } replacements[] = {
     {"malloc", (uintptr_t)our_malloc},         {"calloc", (uintptr_t)our_calloc}, {"realloc", (uintptr_t)our_realloc},
     {"posix_memalign", (uintptr_t)our_memalign}, {"mmap", (uintptr_t)our_mmap},     {"pthread_create", (uintptr_t)our_thread},
+    {"eventfd", (uintptr_t)our_eventfd},       {"socket", (uintptr_t)our_socket},
 };
 static unsigned replaced;
 
