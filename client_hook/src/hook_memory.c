@@ -214,7 +214,13 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 
 /* --- pointer queries: redirected memory looks like what was asked for --- */
 
-/* Frameworks ask about every pointer that they hand to a kernel: in mode `device`, where nothing is redirected, that is not looked up. */
+/* Frameworks ask about every pointer that they hand to a kernel: where all memory is the driver's own that is a jump. */
+static inline bool as_the_driver_says(void)
+{
+    return NVS_LIKELY(nvs_config.memory_mode == 0) &&
+           NVS_LIKELY(atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) == 0); /* see hot.h */
+}
+
 static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
 {
     return nvs_config.enabled && nvs_config.memory_mode != 0 && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
@@ -245,13 +251,15 @@ static void disguise(void *data, CUpointer_attribute attribute, const nvs_alloca
     }
 }
 
-NVS_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+static __attribute__((noinline)) CUresult ask_about(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     nvs_allocation as;
     nvs_ipc_import shared;
     if (data != NULL && nvs_ipc_imported(ptr, &shared) && nvs_ipc_pointer_answer(&shared, data, attribute))
         return CUDA_SUCCESS;
-    if (data == NULL || !redirected(ptr, &as))
+    /* What frameworks ask most is the same for managed memory: not worth a look under a lock. */
+    const bool same = nvs_config.memory_mode == 1 && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+    if (data == NULL || same || !redirected(ptr, &as))
         return NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
     if (as.chunked)
         return nvs_pointer_answer(data, attribute, &as, ptr);
@@ -263,11 +271,18 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribut
     return result;
 }
 
+NVS_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+    return as_the_driver_says() ? NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr) : ask_about(data, attribute, ptr);
+}
+
 NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data,
                                                    CUdeviceptr ptr)
 {
     nvs_allocation as;
     nvs_ipc_import shared;
+    if (as_the_driver_says())
+        return NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
     if (numAttributes != 0 && attributes != NULL && data != NULL && redirected(ptr, &as) && as.chunked) {
         for (unsigned int i = 0; i < numAttributes; i++)
             nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* here what does not apply is empty, not an error */

@@ -111,8 +111,7 @@ typedef struct nvs_ipc_import {
     CUcontext context;
     uint32_t gpu;
 } nvs_ipc_import;
-extern _Atomic uint32_t nvs_ipc_import_count __attribute__((visibility("hidden"))); /* how many there are; ipc_import.c */
-bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out); /* cheap where nothing was imported */
+bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out);
 /* --- ipc_reach.c --- */
 /* Work of this GPU is going to use memory that may be such: then it gets rights to it.  False: it cannot. */
 bool nvs_ipc_reach(CUdeviceptr pointer, uint32_t gpu);

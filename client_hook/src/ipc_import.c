@@ -46,7 +46,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "imports" in the loc
 static line *lines;
 static import *imports;
 static uint64_t last_serial;
-_Atomic uint32_t nvs_ipc_import_count; /* relaxed: who has a pointer into one was told of it after it was counted */
 
 /* --- talking to an exporter --- */
 
@@ -294,7 +293,7 @@ static bool insert(import *which)
         which->shown.serial = (UINT64_C(1) << 62) + ++last_serial; /* none that an allocation of this process has */
         which->next = imports;
         imports = which;
-        atomic_fetch_add_explicit(&nvs_ipc_import_count, 1, memory_order_relaxed); /* see its declaration */
+        atomic_fetch_add_explicit(&nvs_hot.imports, 1, memory_order_relaxed); /* see hot.h */
     }
     pthread_mutex_unlock(&lock);
     return first == NULL;
@@ -359,7 +358,7 @@ static import *take(CUdeviceptr address, CUcontext context)
     import *found = *link;
     if (found != NULL) {
         *link = found->next;
-        atomic_fetch_sub_explicit(&nvs_ipc_import_count, 1, memory_order_relaxed); /* see its declaration */
+        atomic_fetch_sub_explicit(&nvs_hot.imports, 1, memory_order_relaxed); /* see hot.h */
     }
     return found;
 }
@@ -371,14 +370,14 @@ static void put_back(import *which)
     which->references++;
     which->next = imports;
     imports = which;
-    atomic_fetch_add_explicit(&nvs_ipc_import_count, 1, memory_order_relaxed); /* see its declaration */
+    atomic_fetch_add_explicit(&nvs_hot.imports, 1, memory_order_relaxed); /* see hot.h */
     pthread_mutex_unlock(&lock);
 }
 
 bool nvs_ipc_close(CUdeviceptr address, CUresult *result)
 {
     const int saved = errno;
-    if (address == 0 || atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) == 0) /* see its declaration */
+    if (address == 0 || atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) == 0) /* see hot.h */
         return false;
     pthread_mutex_lock(&lock);
     import *at = imports, *last = NULL;
@@ -401,7 +400,7 @@ bool nvs_ipc_close(CUdeviceptr address, CUresult *result)
 
 void nvs_ipc_context_gone(CUcontext context)
 {
-    if (NVS_LIKELY(atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) == 0)) /* see its declaration */
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) == 0)) /* see hot.h */
         return;
     const int saved = errno;
     for (import *gone = NULL;;) {
@@ -417,7 +416,7 @@ void nvs_ipc_context_gone(CUcontext context)
 
 bool nvs_ipc_imported(CUdeviceptr pointer, nvs_ipc_import *out)
 {
-    if (NVS_LIKELY(atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) == 0)) /* see its declaration */
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) == 0)) /* see hot.h */
         return false;
     pthread_mutex_lock(&lock);
     const import *at = imports;
@@ -486,5 +485,5 @@ void nvs_ipc_imports_after_fork(void)
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     lines = NULL;
     imports = NULL; /* CUDA is not usable here */
-    atomic_store_explicit(&nvs_ipc_import_count, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_hot.imports, 0, memory_order_relaxed);
 }

@@ -4,6 +4,7 @@
  * opened it: others get rights when a call names it for them, or when they are given peer access.
  */
 #include "cuda_api.h"
+#include "hot.h"
 #include "ipc.h"
 
 #include <stdatomic.h>
@@ -26,7 +27,7 @@ bool nvs_ipc_reach(CUdeviceptr pointer, uint32_t gpu)
 {
     CUdeviceptr base;
     uint64_t bytes;
-    if (NVS_LIKELY(atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) == 0) || gpu >= NVS_MAX_GPUS || /* see its declaration */
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) == 0) || gpu >= NVS_MAX_GPUS || /* see hot.h */
         !nvs_ipc_find_closed(pointer, NVS_NO_GPU, gpu, &base, &bytes))
         return true;
     const bool given = nvs_ipc_give(base, bytes, gpu);

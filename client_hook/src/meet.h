@@ -12,6 +12,7 @@
 #define NVS_MEET_H
 
 #include "agent.h"
+#include "hot.h"
 #include "ipc.h"
 
 #include <stdatomic.h>
@@ -20,7 +21,7 @@
 static inline bool nvs_meets(void)
 {
     return (nvs_config.enabled && nvs_config.memory_mode == 2) ||
-           atomic_load_explicit(&nvs_ipc_import_count, memory_order_relaxed) != 0; /* as where it is declared */
+           atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) != 0; /* see hot.h */
 }
 
 /* What they return. */
