@@ -52,10 +52,10 @@ START_UP_SHARE, START_UP_MS = 0.02, 5.0
 """What the hook may add: the share of a start-up, or this, whichever is more."""
 
 START_UP = """\
-From the start of the process until the framework is imported, to the first result from the GPU, and to the end of the
-process. *Added* is the median of the differences between starts without and with the hook in turns; in brackets,
-between what the median of all such differences lies (95 %, by ranks). The time that processors worked, all threads
-together, is the surer figure: what else the machine does disturbs it less.
+From the start of the process until the framework is imported, until it knows its GPUs, to the first result from one,
+and to the end of the process. *Added* is the median of the differences between starts without and with the hook in
+turns; in brackets, between what the median of all such differences lies (95 %, by ranks). The time that processors
+worked, all threads together, is the surer figure: what else the machine does disturbs it less.
 """
 
 WORDS = {"unfinished": "unfinished: the run ended before two at a time"}

@@ -6,8 +6,8 @@
  * same streams with and without the wrappers, and nothing else differs.
  *
  * Switched are functions that launch, copy, set, wait or ask, and keep nothing in the hook but counts; with one GPU also those
- * that change the current context.  Never those that allocate, free, map, capture, create or destroy: what one of them did, the
- * hook has to know at the other; but see switched_with_pools.
+ * that change the current context or a graph that is ready to run.  Never those that allocate, free, map, capture, create or
+ * destroy: what one of them did, the hook has to know at the other; but see switched_with_pools.
  *
  * Looked through are the writable segments of all loaded objects (also what was sealed after relocation), the heap and private
  * anonymous memory; not stacks, whose words do not last.  Reading goes through /proc/self/mem, because other threads may
@@ -65,8 +65,12 @@ static const char *const switched[] = {
 };
 /* Only for steps that free what they allocate: then the hook has missed both, or neither. */
 static const char *const switched_with_pools[] = {"cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"};
-/* The hook only forgets there what it knew of the thread: one GPU is always the same one. */
-static const char *const switched_with_one_gpu[] = {"cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"};
+/* The hook only forgets there what it knew of the thread: one GPU is always the same one.  And it waits until memory that a graph names is
+ * there, which it is for who is alone, and looks whether another GPU's is named. */
+static const char *const switched_with_one_gpu[] = {
+    "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuGraphExecUpdate", "cuGraphExecChildGraphNodeSetParams",
+    "cuGraphExecMemcpyNodeSetParams", "cuGraphExecMemsetNodeSetParams",
+};
 
 static bool begins_with_one_of(const char *name, const char *const *list, size_t count)
 {

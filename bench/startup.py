@@ -6,8 +6,9 @@
 2. `crowd`: so many processes that initialise CUDA at the same moment on the simulated GPU under one coordinator:
    seconds until the last one has been granted the GPU and seen one kernel end; the same without the hook beside it.
 
-And, for the compatibility matrix (`import_rows`), frameworks until they are imported, from there to their first result
-from the GPU, and to their end: by the clock, and by the time of processors, which other programs disturb less.
+And, for the compatibility matrix (`import_rows`), frameworks until they are imported, until they know their GPUs, to
+their first result from one, and to their end: by the clock, and by the time of processors, which other programs disturb
+less.
 
 The programs are started with the hook's environment as `nvshare-run` makes it, but not through `nvshare-run`, whose own
 start is not the hook's.
@@ -49,13 +50,16 @@ print(json.dumps({"threads": len(os.listdir("/proc/self/task")),
 """
 
 FIRST_USE = {
-    "torch": "torch.zeros(1, device='cuda').add_(1).cpu()",
-    "cupy": "cupy.zeros(1).get()",
-    "jax": "jax.numpy.zeros(1).block_until_ready()",
+    "torch": ("torch.cuda.is_available()", "torch.zeros(1, device='cuda').add_(1).cpu()"),
+    "cupy": ("cupy.cuda.runtime.getDeviceCount()", "cupy.zeros(1).get()"),
+    "jax": ("jax.devices()", "jax.numpy.zeros(1).block_until_ready()"),
 }
+"""What makes a framework look for GPUs, and what gives a first result."""
 
-
-STAGES = ("to the import's end", "from there to the first result", "from there to the end")
+STAGES = (
+    "to the import's end", "from there until it knows its GPUs", "from there to the first result",
+    "from there to the end",
+)  # fmt: skip
 PAIRS_MIN = 6
 """The fewest whose extremes enclose the median with a probability of 95 %."""
 
@@ -196,7 +200,7 @@ def one_start(command: Sequence[str], environment: Mapping[str, str], timeout_s:
     if done.returncode != 0:
         raise BenchError(done.stderr.strip()[-300:] or f"exit code {done.returncode}")
     used_s = sum(getattr(after, which) - getattr(before, which) for which in ("ru_utime", "ru_stime"))
-    told = [int(word) for word in done.stdout.split()[-4:]]
+    told = [int(word) for word in done.stdout.split()[-2 * (len(STAGES) - 1) :]]
     moments = [(begin, 0.0), *zip(told[0::2], told[1::2], strict=True), (ended, used_s * 1e9)]
     stages = [*itertools.pairwise(moments), (moments[0], moments[-1])]
     return [((end[0] - start[0]) / 1e6, (end[1] - start[1]) / 1e6) for start, end in stages]
@@ -207,7 +211,8 @@ def imports(
 ) -> dict[str, Any]:
     """Starts without and with the hook in turns, as many pairs as there is time for."""
     moment = "moments += [time.monotonic_ns(), time.process_time_ns()]"
-    code = f"import time\nmoments = []\nimport {module}\n{moment}\n{FIRST_USE[module]}\n{moment}\nprint(*moments)"
+    steps = "".join(f"{step}\n{moment}\n" for step in (f"import {module}", *FIRST_USE[module]))
+    code = f"import time\nmoments = []\n{steps}print(*moments)"
     command = [sys.executable, "-c", code]
     taken: dict[bool, list[Stages]] = {False: [], True: []}
     with suppress(subprocess.TimeoutExpired):  # no time left

@@ -199,7 +199,7 @@ def test_starts_of_a_framework(built: Built, monkeypatch: pytest.MonkeyPatch) ->
         for environment, what in ((plain, "plain"), (hooked, "hooked")):
             with pytest.raises(BenchError, match=what):
                 startup.one_start([sys.executable, "-c", look], environment, timeout_s=60.0)
-        monkeypatch.setitem(startup.FIRST_USE, "json", "pass")
+        monkeypatch.setitem(startup.FIRST_USE, "json", ("pass", "pass"))
         (row,) = startup.import_rows(stand, ["json"], pairs=6, deadline=time.monotonic() + 100)
         (late,) = startup.import_rows(stand, ["json"], pairs=6, deadline=0.0)
     assert row["startup"]["pairs"] == 6
