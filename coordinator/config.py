@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coordinator.state import OverdueAction
-from coordinator.units import parse_duration, parse_quantum, parse_share, parse_size
+from coordinator.units import parse_duration, parse_duration_or_never, parse_quantum, parse_share, parse_size
 from coordinator.wire import Sharing
 
 
@@ -32,6 +32,11 @@ def _text(value: object, parse: Any) -> Any:
     if isinstance(value, str):
         return parse(value)
     raise ValueError(f"{value!r} is no text: write it in quotes, such as {_EXAMPLES[parse]}")
+
+
+def _duration_or_never(value: object) -> int:
+    bare_zero = value == 0 and not isinstance(value, bool)
+    return 0 if bare_zero else int(_text(value, parse_duration_or_never))
 
 
 def _size(value: object) -> int:
@@ -62,11 +67,13 @@ def _overdue(value: object) -> OverdueAction:
 
 _EXAMPLES: Final[dict[Any, str]] = {
     parse_duration: '"100ms"',
+    parse_duration_or_never: '"100ms" or "0"',
     parse_quantum: '"100ms" or "auto"',
     parse_share: '"5%"',
     parse_size: '"4GiB"',
 }
 Duration = Annotated[int, BeforeValidator(lambda value: _text(value, parse_duration))]
+DurationOrNever = Annotated[int, BeforeValidator(_duration_or_never)]
 Quantum = Annotated[int | None, BeforeValidator(lambda value: _text(value, parse_quantum))]
 Size = Annotated[int, BeforeValidator(_size)]
 Share = Annotated[float, BeforeValidator(lambda value: _text(value, parse_share))]
@@ -109,8 +116,8 @@ class Settings(BaseModel):
     host_budget_bytes: Size | None = Field(default=None, alias="host_budget")
     drain_deadline_ns: Duration = Field(default=10_000_000_000, alias="drain_deadline")
     overdue_action: OverdueName = OverdueAction.NOTHING
-    pacing_budget_ns: Duration = Field(default=10_000_000, alias="pacing_budget")
-    idle_release_ns: Duration = Field(default=2_000_000, alias="idle_release")
+    pacing_budget_ns: DurationOrNever = Field(default=10_000_000, alias="pacing_budget")
+    idle_release_ns: DurationOrNever = Field(default=2_000_000, alias="idle_release")
     recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
     hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
     max_clients: int = Field(default=1024, ge=1, le=65_536)

@@ -247,8 +247,8 @@ class Process:
         self.tell(events.ReservationAsked(self.connection, side.ordinal, side.asked_for_room, total))
 
     def _consider_idle(self, side: Side) -> None:
-        if side.open and not side.closing and side.waiters and self.world.now_ns >= side.busy_until_ns:
-            wait = side.settings.idle_release_ns if side.settings else 0
+        wait = side.settings.idle_release_ns if side.settings else 0
+        if wait and side.open and not side.closing and side.waiters and self.world.now_ns >= side.busy_until_ns:
             lease = side.lease_id
             self.world.after(wait, lambda: self._idle_release(side, lease))
 

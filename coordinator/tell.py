@@ -21,14 +21,14 @@ PREPARE_STEP_BYTES: Final = 64 << 20
 
 
 def idle_release_ns(gpu: Gpu, node: Node) -> int:
-    """How long an idle holder may keep others waiting.
+    """How long an idle holder may keep others waiting; 0: as long as its quantum lasts.
 
     Giving up the lease costs a memory move both ways when working sets do not fit, so then it takes twice the usual
     move time; in powers of two, because each change is a message to each client.
     """
     base_ns = node.settings.idle_release_ns
     wanted_ns = 2 * gpu.cost.average_ns
-    if wanted_ns <= base_ns:
+    if wanted_ns <= base_ns or base_ns == 0:
         return base_ns
     return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()
 

@@ -58,6 +58,11 @@ def parse_duration(text: str) -> int:
     return value
 
 
+def parse_duration_or_never(text: str) -> int:
+    """As parse_duration, and `0` gives 0: what the duration is for does not happen."""
+    return 0 if text.strip() == "0" else parse_duration(text)
+
+
 def parse_quantum(text: str) -> int | None:
     """As parse_duration, and `auto` gives None.  A quantum is 1ms to 1h."""
     if text.strip().lower() == "auto":

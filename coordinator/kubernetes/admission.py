@@ -24,7 +24,7 @@ import typer
 from coordinator.kubernetes.admission_review import Settings
 from coordinator.kubernetes.admission_server import BoundedServer, Certificate, CertificateError, Metrics
 from coordinator.kubernetes.annotations import GPU_RESOURCE, HOOK_IN_CONTAINER, Rules, RulesError, rules_from
-from coordinator.units import parse_duration
+from coordinator.units import parse_duration_or_never
 
 log = logging.getLogger("nvshare-admission")
 
@@ -71,7 +71,7 @@ def run(
     if not hook_path.startswith("/") or any(letter in hook_path for letter in " :"):
         raise StartError(f"--hook-path: {hook_path!r}: write an absolute path without spaces and colons")
     try:
-        leave_ns = 0 if leave == "0" else parse_duration(leave)
+        leave_ns = parse_duration_or_never(leave)
     except ValueError as error:
         raise StartError(f"--leave: {error}") from None
     settings = Settings(load_rules(resource, priority_range, priority_classes), hook_path, enforce)

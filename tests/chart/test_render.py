@@ -82,6 +82,8 @@ MATRIX: dict[str, dict[str, Any]] = {
             "sharing": "concurrent",
             "capacity": "100GiB",
             "overdue_action": "demote",
+            "idle_release": 0,
+            "pacing_budget": "0",
             "max_clients": 2000,
             "gpu": {"GPU-5a1c0000-0000-0000-0000-000000000000": {"quantum": "20ms", "capacity": 1073741824}},
         }

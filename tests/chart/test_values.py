@@ -31,6 +31,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "memory mode": ({"clients": {"memoryMode": "swapped"}}, "/clients/memoryMode"),
     "time-out": ({"clients": {"lossTimeout": "5 minutes"}}, "/clients/lossTimeout"),
     "quantum": ({"settings": {"quantum": "100"}}, "/settings/quantum"),
+    "bare duration": ({"settings": {"idle_release": 2}}, "/settings/idle_release"),
     "unknown setting": ({"settings": {"quanta": "1s"}}, "quanta"),
     "unknown setting of a GPU": ({"settings": {"gpu": {"GPU-1": {"idle_release": "1s"}}}}, "idle_release"),
     "index for a GPU": ({"settings": {"gpu": {"0": {"quantum": "1s"}}}}, "/settings/gpu"),
@@ -152,6 +153,8 @@ def test_the_coordinator_reads_its_settings(name: str, tmp_path: Path) -> None:
     assert settings.policy == given["policy"]
     assert settings.quantum_ns == (None if given["quantum"] == "auto" else 100_000_000)
     assert settings.max_clients == given.get("max_clients", 1024)
+    assert settings.idle_release_ns == given.get("idle_release", 2_000_000)
+    assert settings.pacing_budget_ns == (0 if "pacing_budget" in given else 10_000_000)
     for uuid, override in given.get("gpu", {}).items():
         assert settings.gpu[uuid].quantum_ns == 20_000_000
         assert settings.gpu[uuid].capacity_bytes == override["capacity"]

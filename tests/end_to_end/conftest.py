@@ -55,14 +55,15 @@ class Node:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def start_coordinator(self, *options: str) -> None:
-        """Returns when it serves."""
+    def start_coordinator(self, *options: str, variables: dict[str, str] | None = None) -> None:
+        """Returns when it serves.  `variables` are for settings without an option."""
         ready, report = os.pipe()
         command = [sys.executable, "-m", "coordinator.server", f"--simulate={self.simulate}", "--ready-fd", str(report)]
         with (self.directory / "coordinator.log").open("ab") as log:
             self.coordinator = subprocess.Popen(
                 [*command, *options],
-                env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,),
+                env=self.environment() | (variables or {}), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=(report,),
             )
         os.close(report)
         with os.fdopen(ready, "rb") as told:

@@ -20,6 +20,11 @@ LONG = "100"
 """Seconds of a program that is stopped or killed long before."""
 
 
+def start_coordinator_without_turns(node: Node) -> None:
+    """Who has the lease keeps it, also where the machine is so busy that the holder's GPU is idle for a moment."""
+    node.start_coordinator("--quantum=60s", variables={"NVSHARE_IDLE_RELEASE": "0"})
+
+
 def two(node: Node, saturate: Path) -> list[int]:
     """Two saturating programs that have both worked already."""
     found = [node.run([str(saturate), LONG, "200000", "4"], f"--name=p{index}").pid for index in range(2)]
@@ -38,7 +43,7 @@ def longest_hold_ns(node: Node) -> int:
 
 def test_killed_holder_frees_the_gpu(node: Node, saturate: Path) -> None:
     """SIGKILL of the program that holds the lease: the next one runs, without waiting for its quantum's end."""
-    node.start_coordinator("--quantum=60s")
+    start_coordinator_without_turns(node)
     holder = node.run([str(saturate), LONG, "200000", "4"], "--name=holder")
     node.await_work(holder.pid)
     waiter = node.run([str(saturate), "0.5", "200000", "4"], "--name=waiter")
@@ -53,7 +58,7 @@ def test_killed_holder_frees_the_gpu(node: Node, saturate: Path) -> None:
 
 def test_killed_waiter_is_forgotten(node: Node, saturate: Path) -> None:
     """SIGKILL of a program that waits: the holder goes on alone, and nobody is counted as waiting."""
-    node.start_coordinator("--quantum=60s")
+    start_coordinator_without_turns(node)
     holder = node.run([str(saturate), LONG, "200000", "4"])
     node.await_work(holder.pid)
     waiter = node.run([str(saturate), LONG, "200000", "4"])
@@ -101,15 +106,15 @@ def test_coordinator_killed_again_and_again(node: Node, saturate: Path) -> None:
 
 def test_holder_dies_while_the_coordinator_is_away(node: Node, saturate: Path) -> None:
     """The journal names a holder that is dead: the new coordinator must not wait for it."""
-    node.start_coordinator("--quantum=60s")
-    holder = node.run([str(saturate), "60", "200000", "4"])
+    start_coordinator_without_turns(node)
+    holder = node.run([str(saturate), LONG, "200000", "4"])
     node.await_work(holder.pid)
     waiter = node.run([str(saturate), "0.5", "200000", "4"])
     eventually(lambda: node.control("status")["gpus"][0]["waiting"] == 1, "the second program to wait")
     node.kill_coordinator()
     holder.kill()
     holder.wait()
-    node.start_coordinator("--quantum=60s")
+    start_coordinator_without_turns(node)
     assert finish(waiter)["launches"] > 0
     assert overlaps(node.trace()) == []
 

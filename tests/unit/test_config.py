@@ -47,6 +47,8 @@ def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
         "switch_share": "2%",
         "host_budget": "8GiB",
         "drain_deadline": "3s",
+        "pacing_budget": "0",
+        "idle_release": "0",
         "overdue_action": "demote",
         "metrics_port": "9400",
         "log_level": "debug",
@@ -57,6 +59,7 @@ def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
     assert from_file == load({}, {"NVSHARE_" + key.upper(): value for key, value in values.items()})
     assert from_file.quantum_ns is None
     assert (from_file.switch_share, from_file.host_budget_bytes) == (0.02, 8 << 30)
+    assert (from_file.pacing_budget_ns, from_file.idle_release_ns) == (0, 0)
     assert from_file.overdue_action is OverdueAction.DEMOTE
     assert (from_file.sharing, from_file.metrics_port) == (Sharing.CONCURRENT, 9400)
 
@@ -88,6 +91,9 @@ def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> 
         ({"quantum": "0ms"}, "--quantum"),
         ({"quantum": "2h"}, "1ms to 1h"),
         ({"quantum": "10"}, "100ms"),
+        ({"idle_release": "2"}, "no duration"),
+        ({"pacing_budget": False}, '"0"'),
+        ({"drain_deadline": "0"}, "100ms"),
         ({"capacity": "0"}, "more than 0"),
         ({"switch_share": "70%"}, "--switch-share"),
         ({"host_budget": "0"}, "--host-budget"),

@@ -21,9 +21,9 @@ def make_desk(capacity: int = 100, **settings: object) -> Desk:
     return desk
 
 
-def oversubscribed() -> tuple[Desk, ScriptedClient, ScriptedClient]:
+def oversubscribed(idle_release_ns: int = 2 * MILLISECOND_NS) -> tuple[Desk, ScriptedClient, ScriptedClient]:
     """`a` has run with 60 of 100 bytes resident and gives way to `b`, which has 40 of its 60."""
-    desk = make_desk()
+    desk = make_desk(idle_release_ns=idle_release_ns)
     a = desk.client(wanted=True)
     b = desk.client()
     a.report(allocated=60, resident=60)
@@ -240,17 +240,22 @@ def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
     assert not recent.take(wire.Evict)
 
 
-def test_idle_holders_keep_longer_what_is_dear_to_move() -> None:
-    """Broken: a client that pauses for a moment would give up gigabytes and fetch them again."""
-    desk, a, b = oversubscribed()
+@pytest.mark.parametrize("idle_release_ns", [2 * MILLISECOND_NS, 0])
+def test_idle_holders_keep_longer_what_is_dear_to_move(idle_release_ns: int) -> None:
+    """Broken: a client that pauses for a moment would give up gigabytes and fetch them again, or one that should never
+    give up its lease early would."""
+    desk, a, b = oversubscribed(idle_release_ns)
     a.take(wire.GpuSettings)
     b.take(wire.GpuSettings)
     (evict,) = a.take(wire.Evict)
     desk.milliseconds(100)
     a.moved(evict.order_id, 20)
     b.moved(b.take(wire.Restore)[0].order_id, 20)
-    (told,) = b.take(wire.GpuSettings)
-    assert told.idle_release_ns >= 200 * MILLISECOND_NS
+    told = b.take(wire.GpuSettings)
+    if idle_release_ns:
+        assert [settings.idle_release_ns >= 200 * MILLISECOND_NS for settings in told] == [True]
+    else:
+        assert all(settings.idle_release_ns == 0 for settings in told)
 
 
 def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:

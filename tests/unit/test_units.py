@@ -13,6 +13,7 @@ from coordinator.units import (
     format_share,
     format_size,
     parse_duration,
+    parse_duration_or_never,
     parse_quantum,
     parse_share,
     parse_size,
@@ -44,6 +45,14 @@ def test_what_is_no_duration(text: str) -> None:
         parse_duration(text)
 
 
+def test_what_may_be_switched_off() -> None:
+    """Broken if `0` were refused where it is documented, or another way to write nothing were taken."""
+    assert [parse_duration_or_never(text) for text in ("0", " 0 ", "2ms")] == [0, 0, 2_000_000]
+    for text in ("0s", "00", "never", ""):
+        with pytest.raises(ValueError, match="duration"):
+            parse_duration_or_never(text)
+
+
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "4 GiBs", "0x10", "9999999999TiB", "1.5.5"])
 def test_what_is_no_size(text: str) -> None:
     """Broken if nonsense became a size."""
@@ -63,7 +72,7 @@ def test_the_quantum_is_bounded_and_may_be_automatic() -> None:
 @given(st.text(max_size=30))
 def test_no_text_is_a_crash(text: str) -> None:
     """Broken if some text raised anything but ValueError."""
-    for parse in (parse_duration, parse_quantum, parse_size):
+    for parse in (parse_duration, parse_duration_or_never, parse_quantum, parse_size):
         with contextlib.suppress(ValueError):
             value = parse(text)
             assert value is None or value >= 0
