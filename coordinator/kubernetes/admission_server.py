@@ -228,7 +228,7 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         self.server_close()
         with self._lock:
             for connection in self._idle:
-                _cut(connection)
+                _cut(connection, socket.SHUT_RD)
             self._lock.wait_for(lambda: not self._deadlines, self.limits.closing_s)
             for connection in self._deadlines:
                 _cut(connection)
@@ -237,15 +237,16 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
 
     # --- connections: each is here with a deadline as long as its thread runs -----------------------------------------
 
-    def set_deadline(self, connection: socket.socket, seconds: float, *, idle: bool = False) -> bool:
-        """The connection is cut off then.  False: an idle one has no future here."""
+    def set_deadline(self, connection: socket.socket, seconds: float, *, idle: bool = False) -> None:
+        """The connection is cut off then; an idle one at once, but for what it has received, when the server ends."""
         with self._lock:
             self._deadlines[connection] = time.monotonic() + seconds
             now, before = (self._idle, self._busy) if idle else (self._busy, self._idle)
             now.add(connection)
             before.discard(connection)
+            if idle and self._closing:
+                _cut(connection, socket.SHUT_RD)
             self._lock.notify_all()
-            return not (idle and self._closing)
 
     def reserve(self, size: int) -> bool:
         """Room for a body of so many bytes; a negative size gives it back."""
@@ -338,10 +339,10 @@ class BoundedServer(ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = "nvshare-admission", self.port
 
 
-def _cut(connection: socket.socket) -> None:
+def _cut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     """Wakes the thread that reads or writes it.  Not SSLSocket.shutdown, which takes TLS away under that thread."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        socket.socket.shutdown(connection, how)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -356,9 +357,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         """Waits for the next request within the idle time; then it has a deadline."""
-        if not self.server.set_deadline(self.connection, self.server.limits.idle_s, idle=True):
-            self.close_connection = True
-            return
+        self.server.set_deadline(self.connection, self.server.limits.idle_s, idle=True)
         if not self.rfile.peek(1):  # type: ignore[attr-defined]  # a BufferedReader, as rbufsize says
             self.close_connection = True
             return

@@ -39,6 +39,7 @@ from tests.waiting import eventually
 BOUND_S = 60.0
 REVIEW = json.dumps(review(pod(container(env=[{"name": "LD_PRELOAD", "value": "a.so"}])))).encode()
 JSON = {"Content-Type": "application/json"}
+HEAD = b"POST /mutate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(REVIEW)
 
 
 @pytest.fixture(autouse=True)
@@ -380,8 +381,8 @@ def test_close_answers_what_was_begun(site: Site) -> None:
     """An upgrade must not lose a review whose body is on its way."""
     idle, busy, port = site.client(), site.secure(), site.server.port
     assert site.ask(idle)[0] == 200
-    head = b"POST /mutate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(REVIEW)
-    busy.sendall(head + REVIEW[:10])
+    eventually(lambda: site.server.busy_connections == 0, "the first one is idle")
+    busy.sendall(HEAD + REVIEW[:10])
     eventually(lambda: site.server.busy_connections == 1, "the request has begun")
     closing = threading.Thread(target=site.server.close)
     closing.start()
@@ -394,6 +395,17 @@ def test_close_answers_what_was_begun(site: Site) -> None:
     assert not closing.is_alive()
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", port), BOUND_S)
+
+
+def test_close_answers_what_has_been_received(tmp_path: Path) -> None:
+    """Nor one that is there as a whole, and whose thread has not looked yet."""
+    for _ in range(20):
+        site = Site(tmp_path)
+        waiting = site.secure()
+        waiting.sendall(HEAD + REVIEW)
+        site.server.close()
+        assert waiting.recv(65_536).startswith(b"HTTP/1.1 200 ")
+        site.close()
 
 
 def test_close_does_not_wait_for_ever(tmp_path: Path) -> None:
