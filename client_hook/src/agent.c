@@ -67,10 +67,18 @@ void nvs_agent_poke(void)
     }
 }
 
+static void close_eventfd(void)
+{
+    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed); /* nobody else is about to use it */
+    if (events >= 0)
+        close(events);
+}
+
 /* Without an agent nothing is shared: all gates open for good. */
 static void fail(const char *what, int error)
 {
     nvs_log(NVS_LOG_ERROR, "%s: %s; not sharing", what, strerror(error));
+    close_eventfd();
     atomic_store_explicit(&phase, PHASE_FAILED, memory_order_release); /* pairs with the acquire in start */
     atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* as in depart() */
     nvs_futex_wake(&nvs_agent_departed, INT32_MAX);
@@ -309,9 +317,7 @@ void nvs_agent_goodbye(void)
 void nvs_agent_after_fork(void)
 {
     /* One thread, and the memory as it was at the fork: nothing here may take a lock. */
-    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed);
-    if (events >= 0)
-        close(events);
+    close_eventfd();
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_handdown_after_fork();

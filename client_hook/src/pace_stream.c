@@ -359,6 +359,7 @@ void nvs_pace_stream_after_fork(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         atomic_store_explicit(&totals[gpu], 0, memory_order_relaxed);
+        atomic_store_explicit(&totals_ns[gpu], 0, memory_order_relaxed);
         atomic_store_explicit(&ends_ns[gpu], 0, memory_order_relaxed);
     }
 }
