@@ -30,6 +30,10 @@ def library_directory() -> Path:
 
 
 def _candidates() -> Iterator[Path]:
+    named = os.environ.get("NVSHARE_SIM_LIBRARY_DIR")
+    if named:  # it and no other: whoever names one does not want the results of another
+        yield Path(named)
+        return
     yield Path(__file__).parent / "lib"
     from importlib import metadata  # slow to import, and nvshare-run runs before every command
 
@@ -38,6 +42,3 @@ def _candidates() -> Iterator[Path]:
         yield from (Path(str(file.locate())).parent for file in files if file.name == LIBRARIES[0])
     except metadata.PackageNotFoundError:
         pass  # running from a source tree
-    named = os.environ.get("NVSHARE_SIM_LIBRARY_DIR")
-    if named:
-        yield Path(named)

@@ -19,6 +19,9 @@
  * E2 or L2 takes the slow path, which has a full fence and reads the word again after it: that reading counts.  The closer has a
  * fence as well: the usual store-buffer argument.
  *
+ * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads CLOSED
+ * takes E1 back instead of waiting.
+ *
  * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
  * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
  * jump: while a thread waits it is inside of nothing.
@@ -96,6 +99,7 @@ static void slot_abandon(void *argument)
     nvs_gate_wait_end(0); /* whichever it was counted at */
     nvs_self = NULL;
     atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->also, 0, memory_order_seq_cst);
     atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave, not hot */
     wake_closers();
     /* Pairs with the acquire in slot_reuse: the next owner finds the slot clean. */
@@ -200,6 +204,32 @@ bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
     return look || (state & NVS_GATE_PACED) != 0;
 }
 
+static bool closed(uint32_t gpus)
+{
+    bool any = false;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        any |= (gpus >> gpu & 1) != 0 && (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED) != 0;
+    return any;
+}
+
+bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
+{
+    atomic_store_explicit(&slot->also, gpus, memory_order_seq_cst); /* pairs with the fences in nvs_gate_close, as the next */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!closed(gpus))
+        return true;
+    nvs_gate_also_leave(slot);
+    return false;
+}
+
+void nvs_gate_also_leave(nvs_slot *slot)
+{
+    const uint32_t gpus = atomic_exchange_explicit(&slot->also, 0, memory_order_seq_cst); /* pairs with nvs_gate_inside */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (gpus != 0 && closed(gpus))
+        wake_closers();
+}
+
 void nvs_gate_init(void)
 {
     if (!slot_key_made)
@@ -271,7 +301,8 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
 bool nvs_gate_inside(uint32_t gpu)
 {
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
-        if (atomic_load_explicit(&slot->active, memory_order_acquire) == gpu + 1) /* pairs with nvs_gate_leave */
+        if (atomic_load_explicit(&slot->active, memory_order_acquire) == gpu + 1 || /* pairs with nvs_gate_leave */
+            (atomic_load_explicit(&slot->also, memory_order_acquire) >> gpu & 1) != 0) /* pairs with nvs_gate_also_leave */
             return true;
     return false;
 }
@@ -282,6 +313,7 @@ bool nvs_gate_in_use(uint32_t gpu)
         return true; /* opened for them, and they are still waking up */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
         if (atomic_load_explicit(&slot->active, memory_order_relaxed) == gpu + 1 ||
+            (atomic_load_explicit(&slot->also, memory_order_relaxed) >> gpu & 1) != 0 ||
             atomic_load_explicit(&slot->awaiting, memory_order_relaxed) == gpu + 1) /* a guess, orders nothing */
             return true;
     return false;
@@ -366,6 +398,7 @@ void nvs_gate_after_fork(void)
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {
         slot->waits = 0;
         atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->also, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->active, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->owned, slot == nvs_self ? 1 : 0, memory_order_relaxed);
     }

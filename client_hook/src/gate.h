@@ -75,6 +75,11 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
     return NVS_LIKELY(slot != NULL) && nvs_gate_left(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
 }
 
+/* Inside of a gate: into those of other GPUs too, if all of them are open.  Never waits, as others wait for who is inside.  True: nvs_gate_also_leave
+ * comes before nvs_gate_leave. */
+bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus);
+void nvs_gate_also_leave(nvs_slot *slot);
+
 /* After the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and at one in
  * NVS_GRAPH_STRIDE of those that are. */
 static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void *graph)

@@ -5,15 +5,20 @@
  * And work of a graph that is on one GPU and names another's memory is noticed here (meet.h), because a launch names nothing.
  *
  * What is captured needs none of this: the captured calls are gated themselves.
+ *
+ * In all modes the calls that add a node say on which GPU it will run (graph_gpus.h).
  */
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "graph_gpus.h"
 #include "log.h"
 #include "meet.h"
 #include "swap.h"
 
 typedef struct named { /* what an edit says of memory; what it does not say is NULL */
+    bool idle;         /* there is no work, or it is `child`'s */
+    CUgraph child;
     CUcontext context; /* where the work will run */
     const CUDA_MEMCPY3D *copy;
     CUdeviceptr fill;
@@ -70,6 +75,14 @@ static named of_params(const CUgraphNodeParams *params)
 {
     named what = {.context = NULL};
     switch (params != NULL ? (int)params->type : -1) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: /* beside a function the context is ignored, and may be anything */
+        what.context = params->kernel.func == NULL ? params->kernel.ctx : NULL;
+        break;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: what.context = params->conditional.ctx; break;
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+        what.idle = true;
+        what.child = params->graph.graph;
+        break;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
         what.context = params->memcpy.copyCtx;
         what.copy = &params->memcpy.copyParams;
@@ -90,7 +103,7 @@ static named of_params(const CUgraphNodeParams *params)
         what.count = params->memcpyBatch.count;
         break;
 #endif
-    default: break;
+    default: what.idle = true; break;
     }
     return what;
 }
@@ -102,18 +115,35 @@ static named of_values(const CUDA_BATCH_MEM_OP_NODE_PARAMS *params)
 
 static CUdeviceptr target_of(const CUDA_MEMSET_NODE_PARAMS *params) { return params != NULL ? params->dst : 0; }
 
+/* For edits that add no node; where one is added the parameter's name hides this. */
+static const CUgraph hGraph = NULL;
+
+static CUresult added(CUresult result, CUgraph graph, named what)
+{
+    if (what.child != NULL)
+        nvs_graph_child_added(result, graph, what.child);
+    else if (!what.idle)
+        nvs_graph_node_added(result, graph, what.context);
+    return result;
+}
+
 /* `of`: what the edit names. */
-#define NVS_EDIT(symbol, parameters, arguments, of)                \
-    NVS_EXPORT CUresult CUDAAPI symbol parameters                  \
-    {                                                              \
-        if (NVS_LIKELY(!nvs_meets()))                              \
-            return NVS_REAL(symbol) arguments;                     \
-        const named what = of;                                     \
-        const uint32_t gpu = gate_for(&what);                      \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                \
-        const CUresult result = NVS_REAL(symbol) arguments;        \
-        nvs_gate_leave(slot, gpu);                                 \
-        return result;                                             \
+#define NVS_EDIT(symbol, parameters, arguments, of)                                                                     \
+    static CUresult edit_##symbol parameters                                                                            \
+    {                                                                                                                   \
+        if (NVS_LIKELY(!nvs_meets()))                                                                                   \
+            return NVS_REAL(symbol) arguments;                                                                          \
+        const named what = of;                                                                                          \
+        const uint32_t gpu = gate_for(&what);                                                                           \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                                                                     \
+        const CUresult result = NVS_REAL(symbol) arguments;                                                             \
+        nvs_gate_leave(slot, gpu);                                                                                      \
+        return result;                                                                                                  \
+    }                                                                                                                   \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                                                       \
+    {                                                                                                                   \
+        const CUresult result = edit_##symbol arguments;                                                                \
+        return hGraph != NULL && NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) ? added(result, hGraph, of) : result;       \
     }
 #define OF_COPY(where, parameters) ((named){.context = (where), .copy = (parameters)})
 #define OF_FILL(where, parameters) ((named){.context = (where), .fill = target_of(parameters)})

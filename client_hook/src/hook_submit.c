@@ -6,6 +6,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "graph_gpus.h"
 #include "meet.h"
 #include "memory.h"
 #include "pacing.h"
@@ -18,7 +19,7 @@ static const CUfunction f = NULL;
 static const CUgraphExec hGraph = NULL, hGraphExec = NULL;
 static const unsigned int gridDimX = 0, gridDimY = 1, gridDimZ = 1;
 static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
-#define NVS_GRAPH ((const void *)(hGraph != NULL ? hGraph : hGraphExec))
+#define NVS_GRAPH (hGraph != NULL ? hGraph : hGraphExec)
 #define NVS_WHAT(symbol)                                                                                     \
     nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : NVS_GRAPH,                                  \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
@@ -70,12 +71,14 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         CUresult result;                                                           \
         unsigned found = 0;                                                        \
         NVS_MEET(gpu, found);                                                      \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                                \
+        nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(NVS_GRAPH, gpu) : nvs_gate_enter(gpu); \
         const nvs_way way = NVS_LIKELY((found & NVS_APART) == 0) ? NVS_NO_WAY : NVS_AROUND(symbol, work_stream, no_stream, &result); \
         if (way != NVS_WENT)                                                       \
             result = NVS_REAL(symbol) arguments;                                   \
         if (way == NVS_BORROWED)                                                   \
             nvs_give_back();                                                       \
+        if (NVS_IS_GRAPH(#symbol))                                                 \
+            nvs_graph_leave(slot);                                                 \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
         return result;                                                              \

@@ -21,6 +21,7 @@
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "agent.h"
 #include "gate.h"
+#include "graph_gpus.h"
 #include "log.h"
 #include "memory.h"
 #include "pacing.h"
@@ -193,6 +194,7 @@ static void in_child(void)
     nvs_pacing_after_fork();
     nvs_agent_after_fork();
     nvs_memory_after_fork();
+    nvs_graphs_after_fork();
     errno = saved;
 }
 

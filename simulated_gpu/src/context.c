@@ -98,7 +98,7 @@ static void close_context(sim_context *context)
         nvs_sim_uncharge(device->gpu, nvs_sim_settings.context_bytes);
     nvs_sim_attach(device->gpu, -1);
     context->magic = 0;
-    context->default_stream = NULL;
+    context->default_stream = context->graph_stream = NULL;
 }
 
 static CUresult push(sim_context *context)

@@ -110,6 +110,57 @@ SIM_EXPORT CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
+/* --- a node on another GPU than the launch's stream: in between it is that one's turn --- */
+
+static sim_context *away(const sim_stream *stream, const sim_work *work)
+{
+    sim_context *by = work->kind == OP_KERNEL ? work->u.by : NULL;
+    if (work->kind == OP_FILL && work->u.fill.by != NULL)
+        by = work->u.fill.by->contexts;
+    return by != NULL && by->magic == SIM_CONTEXT && by->device != stream->context->device ? by : NULL;
+}
+
+static CUresult graph_stream(sim_context *context, sim_stream **out)
+{
+    *out = context->graph_stream;
+    if (*out != NULL)
+        return CUDA_SUCCESS;
+    CUresult result = nvs_sim_stream_create(context, CU_STREAM_NON_BLOCKING, 0, out);
+    context->graph_stream = result == CUDA_SUCCESS ? *out : NULL;
+    return result;
+}
+
+/* The one goes on when the other has come so far. */
+static CUresult queue_behind(sim_stream *later, sim_stream *earlier)
+{
+    sim_fence *fence = nvs_sim_fence_new();
+    if (fence == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_work works[2] = {{.kind = OP_RECORD, .u.fence = fence}, {.kind = OP_WAIT, .u.fence = fence}};
+    fence->references++;
+    CUresult result = nvs_sim_enqueue(earlier, &works[0], false, true);
+    if (result != CUDA_SUCCESS) {
+        nvs_sim_discard(&works[0]);
+        nvs_sim_discard(&works[1]);
+        return result;
+    }
+    result = nvs_sim_enqueue(later, &works[1], false, true);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_discard(&works[1]);
+    return result;
+}
+
+static CUresult queue_away(sim_stream *stream, sim_context *by, const sim_work *work)
+{
+    sim_stream *other;
+    CUresult result = graph_stream(by, &other);
+    if (result == CUDA_SUCCESS)
+        result = queue_behind(other, stream);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_enqueue(other, work, false, true);
+    return result == CUDA_SUCCESS ? queue_behind(stream, other) : result;
+}
+
 /* A node's work as it is queued: events get a fence of this launch. */
 static CUresult queue_node(sim_stream *stream, const sim_node *node, bool counts)
 {
@@ -130,7 +181,8 @@ static CUresult queue_node(sim_stream *stream, const sim_node *node, bool counts
         node->event->fence = work.u.fence;
         work.u.fence->references++;
     }
-    CUresult result = nvs_sim_enqueue(stream, &work, counts, true);
+    sim_context *by = away(stream, &work);
+    CUresult result = by != NULL ? queue_away(stream, by, &work) : nvs_sim_enqueue(stream, &work, counts, true);
     if (result != CUDA_SUCCESS)
         nvs_sim_discard(&work);
     return result;

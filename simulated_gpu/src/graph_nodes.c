@@ -18,7 +18,10 @@ CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *
     node->kernel.kernelParams = params->kernelParams != NULL ? node->arguments : NULL;
     node->kernel.extra = NULL;
     node->work.u.kernel = node->kernel;
-    if (params->ctx == NULL || nvs_sim_context(params->ctx, &node->work.u.by) != CUDA_SUCCESS)
+    const sim_function *function = (const sim_function *)(const void *)params->func; /* nvs_sim_kernel_work has looked at it */
+    if (function != NULL && function->module->context != NULL) /* then the context beside it counts for nothing */
+        node->work.u.by = function->module->context;
+    else if (params->ctx == NULL || nvs_sim_context(params->ctx, &node->work.u.by) != CUDA_SUCCESS)
         node->work.u.by = nvs_sim_current();
     return CUDA_SUCCESS;
 }

@@ -173,6 +173,7 @@ struct sim_context {
     uint32_t references; /* primary: retain count */
     CUresult error;      /* sticky: ILLEGAL_ADDRESS and the like */
     sim_stream *streams, *default_stream;
+    sim_stream *graph_stream; /* for nodes of graphs that are launched on other GPUs; NULL: there was none */
     sim_event *events;
     struct sim_module *modules;
     sim_storage *storage;

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from simulated_gpu.trace import Busy, overlaps
+from tests.conftest import ROOT, Built
 from tests.end_to_end.conftest import Node, stop
+from tests.hook.compiled import compile_c
 from tests.waiting import eventually
 
 LONG = "100"
@@ -107,3 +109,24 @@ def test_the_death_of_a_member_stops_nobody(node: Node, saturate: Path) -> None:
     for process in (members[0], *others):
         stop(process)
     eventually(lambda: node.control("status")["gangs"] == [], "no gang is left")
+
+
+@pytest.mark.parametrize("node", ["2x1GiB"], indirect=True)
+def test_graphs_over_both_gpus_keep_to_their_turns(node: Node, built: Built, tmp_path: Path) -> None:
+    """Broken: what a graph does on another GPU than its launch runs beside the program whose turn it is there."""
+    program = ROOT / "tests" / "hook" / "programs" / "graph_gpus.c"
+    compiled = compile_c(tmp_path / "graph_gpus", program, built.sim_dir / "libcuda.so.1")
+    node.start_coordinator("--quantum=20ms")
+    running = [node.run([str(compiled)], f"--gang={name}", "--memory=device") for name in ("one", "two")]
+    lines = ["begin", "last 200000", "build kernel", "loop 400"]
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("".join(f"{line}\n" for line in lines))
+        process.stdin.flush()
+    for process in running:
+        out, errors = process.communicate(timeout=60)
+        assert (process.returncode, out.split()) == (0, ["ready", *["0"] * len(lines)]), errors
+    trace = node.trace()
+    for process in running:
+        assert {busy.gpu for busy in trace if busy.process_id == process.pid} == {0, 1}
+    assert overlaps(trace) == []

@@ -47,6 +47,18 @@ def sanitized(kind: str) -> dict[str, str]:
     }
 
 
+def under_sanitizer(environment: dict[str, str], kind: str, folder: Path) -> dict[str, str]:
+    """The same for a program that nvshare-run does not start; its complaints are in `complaint*` of the folder."""
+    variables = sanitized(kind)
+    told = f":log_path={folder}/complaint"
+    return {
+        **environment,
+        **{name: value + told if name.endswith("SAN_OPTIONS") else value for name, value in variables.items()},
+        "LD_PRELOAD": f"{variables['LD_PRELOAD']}:{variables['NVSHARE_HOOK_LIBRARY']}",
+        "LD_LIBRARY_PATH": f"{variables['NVSHARE_SIM_LIBRARY_DIR']}:{environment.get('LD_LIBRARY_PATH', '')}",
+    }
+
+
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_sharing_under_sanitizers(node: Node, saturate: Path, kind: str) -> None:
     """Memory errors, undefined behaviour and data races in the hook would otherwise wait for a user's program."""

@@ -1,4 +1,4 @@
-"""Programs that reach from one GPU into the other's memory, in mode `swap`, on two real cards.
+"""Programs that reach from one GPU into the other's memory, in mode `swap`, and graphs over both, on two real cards.
 
 No program has more than 64 MiB on a card.
 
@@ -8,8 +8,11 @@ kernel that reads the other GPU's memory is real only here).
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,16 +28,24 @@ from tests.end_to_end.two_gpus import (
     rights_of_cards,
     told,
 )
+from tests.hook.compiled import compile_c
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.test_graph_gpus import KINDS, PROGRAM, TwoGpus, at_work, launch_waits_for_both
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def stand(built: Built) -> Iterator[Rig]:
-    """A coordinator of all cards, which it is told are small."""
+def cards() -> None:
+    """There are two."""
     found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False).stdout
     if found.count("GPU ") < 2:
         pytest.skip("this machine has no two cards")
+
+
+@pytest.fixture
+def stand(built: Built, cards: None) -> Iterator[Rig]:
+    """A coordinator of all cards, which it is told are small."""
     with rig(simulate=None, quantum="50ms", more=("--capacity", CAPACITY)) as made:
         yield made
 
@@ -78,3 +89,35 @@ def test_what_works_works_under_the_hook(stand: Rig, mode: str) -> None:
     """Broken: a copy between GPUs that a driver makes without any right fails where the memory is of another kind."""
     found = rights(stand, hooked=True, mode=mode)
     assert {what for what, result in rights_of_cards().items() if result == 0 and found[what] != 0} == set()
+
+
+@pytest.fixture
+def two(built: Built, cards: None, tmp_path: Path) -> Iterator[TwoGpus]:
+    """The program that makes graphs over both, linked by the name that both drivers have."""
+    program = compile_c(tmp_path / "graph_gpus", PROGRAM, built.sim_dir / "libcuda.so.1")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("NVSHARE_")}
+    hook = {"LD_PRELOAD": str(built.hook), "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"), "NVSHARE_MEMORY": "device"}
+    with (
+        ScriptedCoordinator(tmp_path / "hooks.sock") as coordinator,
+        at_work(program, plain | hook, coordinator) as made,
+    ):
+        yield made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_graphs_over_both_cards_wait_for_both_leases(two: TwoGpus, kind: str) -> None:
+    """Broken: a node's card is another one than the hook takes it for."""
+    launch_waits_for_both(two, kind)
+
+
+@pytest.mark.parametrize("kind", ["captured", "kernel"])
+def test_a_drain_waits_for_its_cards_part(two: TwoGpus, kind: str) -> None:
+    """Broken: the driver does not count a graph that was launched on another card among a context's work."""
+    long_ns = 1_000_000_000
+    two.do(f"last {long_ns}")
+    two.do(f"build {kind}")
+    launching_ns = time.monotonic_ns()
+    two.do("launch")
+    two.revoke(0)
+    assert time.monotonic_ns() - launching_ns >= long_ns, "given back before its kernel can have ended"
+    two.do("wait")

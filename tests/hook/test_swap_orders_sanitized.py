@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_sanitized import sanitized
+from tests.end_to_end.test_sanitized import under_sanitizer
 from tests.hook import test_swap_orders as orders
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_swap_orders import environment
@@ -41,16 +41,5 @@ def test_orders_under_sanitizers(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, kind: str, scene: Scene
 ) -> None:
     """Broken: a race or a use after free between agent, movers, the stages of a move and the program's threads."""
-    variables = sanitized(kind)
-    told = f":log_path={tmp_path}/complaint"
-    scene(
-        coordinator,
-        {
-            **environment,
-            **{name: value + told if name.endswith("SAN_OPTIONS") else value for name, value in variables.items()},
-            "LD_PRELOAD": f"{variables['LD_PRELOAD']}:{variables['NVSHARE_HOOK_LIBRARY']}",
-            "LD_LIBRARY_PATH": f"{variables['NVSHARE_SIM_LIBRARY_DIR']}:{environment.get('LD_LIBRARY_PATH', '')}",
-        },
-        tmp_path,
-    )
+    scene(coordinator, under_sanitizer(environment, kind, tmp_path), tmp_path)
     assert [path.read_text() for path in tmp_path.glob("complaint*")] == []

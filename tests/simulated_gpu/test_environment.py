@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulated_gpu import LibraryNotFoundError, library_directory
+from simulated_gpu import LIBRARIES, LibraryNotFoundError, library_directory
 from simulated_gpu.environment import SimulatedCards, parse_cards, simulated_environment
 from simulated_gpu.trace import StateFileError, read_trace
 from tests.conftest import Built
@@ -56,6 +56,23 @@ def test_environment_puts_the_doubles_first(built: Built, tmp_path: Path) -> Non
     assert environment["HOME"] == "/root"
     assert parse_cards(environment["NVSHARE_SIMULATE"]) == SimulatedCards(2, 8 * GIB)
     assert "NVSHARE_SIMULATE" not in simulated_environment(tmp_path / "state", None, {})
+
+
+def test_the_libraries_that_are_named_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: whoever tests a build of his own tests the installed one, and does not know."""
+    installed, own = tmp_path / "installed" / "lib", tmp_path / "own"
+    for directory in (installed, own):
+        directory.mkdir(parents=True)
+        for name in LIBRARIES:
+            (directory / name).touch()
+    monkeypatch.setattr("simulated_gpu.__file__", str(installed.parent / "__init__.py"))
+    monkeypatch.setenv("NVSHARE_SIM_LIBRARY_DIR", str(own))
+    assert library_directory() == own
+    (own / LIBRARIES[0]).unlink()
+    with pytest.raises(LibraryNotFoundError, match="own"):
+        library_directory()
+    monkeypatch.delenv("NVSHARE_SIM_LIBRARY_DIR")
+    assert library_directory() == installed
 
 
 def test_missing_libraries_name_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
  *   gate_stress [fence]      `fence`: in a sandbox that refuses membarrier
  *
  * Checked: nobody is inside while the gate is closed; what a thread wrote inside is seen by the closer, and what the closer wrote while
- * it was closed is seen inside; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
+ * it was closed is seen inside, also of threads that are inside of it beside another gate; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
  */
 #include "gate.h"
 
@@ -27,6 +27,7 @@ static _Atomic bool stop;
 static uint64_t written[THREADS]; /* by its thread, inside; read while closed */
 static uint64_t epoch;            /* by the closer, while closed; read inside */
 static _Atomic uint64_t passed;
+static _Atomic uint64_t waited_for; /* calls of gate 1 that only waited */
 
 uint64_t nvs_now_ns(void)
 {
@@ -50,12 +51,33 @@ static void fail(const char *what)
     _Exit(1);
 }
 
+/* Beside gate 2, which is always open. */
+static nvs_slot *enter_both(void)
+{
+    for (;;) {
+        nvs_slot *slot = nvs_gate_enter(2);
+        if (nvs_gate_also_enter(slot, 1u << 1))
+            return slot;
+        (void)nvs_gate_leave(slot, 2);
+        (void)nvs_gate_leave(nvs_gate_enter(1), 1);
+        atomic_fetch_add_explicit(&waited_for, 1, memory_order_relaxed);
+    }
+}
+
+static void leave(nvs_slot *slot, bool both)
+{
+    if (both)
+        nvs_gate_also_leave(slot);
+    (void)nvs_gate_leave(slot, both ? 2 : 1);
+}
+
 static void *pass(void *argument)
 {
     size_t me = (size_t)(uintptr_t)argument;
+    const bool both = me % 2 != 0;
     uint64_t seen = 0;
     while (!atomic_load_explicit(&stop, memory_order_relaxed)) {
-        nvs_slot *slot = nvs_gate_enter(1);
+        nvs_slot *slot = both ? enter_both() : nvs_gate_enter(1);
         atomic_fetch_add_explicit(&inside, 1, memory_order_relaxed);
         nvs_slot *nested = nvs_gate_enter(1); /* must not wait */
         if (epoch < seen)
@@ -64,7 +86,7 @@ static void *pass(void *argument)
         written[me]++;
         (void)nvs_gate_leave(nested, 1);
         atomic_fetch_sub_explicit(&inside, 1, memory_order_relaxed);
-        (void)nvs_gate_leave(slot, 1);
+        leave(slot, both);
         atomic_fetch_add_explicit(&passed, 1, memory_order_relaxed);
     }
     return NULL;
@@ -86,7 +108,10 @@ static void refuse_membarrier(void)
 
 static void *die_inside(void *argument)
 {
-    (void)nvs_gate_enter(1);
+    if ((uintptr_t)argument % 2 != 0)
+        (void)enter_both();
+    else
+        (void)nvs_gate_enter(1);
     pthread_exit(argument);
 }
 
@@ -101,12 +126,13 @@ int main(int argc, char **argv)
     if (argc > 1 && !(atomic_load_explicit(&nvs_hot.gates[1], memory_order_relaxed) & NVS_GATE_FENCED))
         fail("no fences where there is no membarrier");
     nvs_gate_open(1, false);
+    nvs_gate_open(2, false);
     for (size_t i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, pass, (void *)(uintptr_t)i) != 0)
             fail("no thread");
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t before = atomic_load_explicit(&passed, memory_order_relaxed);
-        if (round < DYING && pthread_create(&dying, NULL, die_inside, NULL) != 0)
+        if (round < DYING && pthread_create(&dying, NULL, die_inside, (void *)(uintptr_t)round) != 0)
             fail("no thread");
         if (nvs_gate_close(1, nvs_now_ns() + 20000000000u) != NVS_OK)
             fail("somebody stayed inside");
@@ -127,11 +153,15 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     sum = 0;
-    for (size_t i = 0; i < THREADS; i++)
-        sum += written[i];
-    if (nvs_gate_calls(1) != sum)
+    uint64_t both = 0;
+    sum = atomic_load_explicit(&waited_for, memory_order_relaxed);
+    for (size_t i = 0; i < THREADS; i++) {
+        sum += i % 2 != 0 ? 0 : written[i];
+        both += i % 2 != 0 ? written[i] : 0;
+    }
+    if (nvs_gate_calls(1) != sum || nvs_gate_calls(2) < both || both == 0)
         fail("calls were miscounted");
-    if (nvs_gate_inside(1) || nvs_gate_waiting(1) != 0)
+    if (nvs_gate_inside(1) || nvs_gate_inside(2) || nvs_gate_waiting(1) != 0)
         fail("somebody is left");
     puts("good");
     return 0;

@@ -1,0 +1,51 @@
+/* Which GPUs the work of a graph is on, in a program that uses several.
+ *
+ * Why: a launch names one stream, and so one GPU; what the graph does on others must have their leases, too.  The driver tells nothing of a node whose
+ * kernel is given as a function, so it is noted where nodes are added: that they run where the current context is, unless they name
+ * another one, is how runtimes add them.
+ *
+ * One lock, taken with no other.  Without host memory a graph is taken for one of its stream's GPU alone.
+ *
+ * May not go here: what a node does; programs with one GPU.
+ */
+#ifndef NVS_GRAPH_GPUS_H
+#define NVS_GRAPH_GPUS_H
+
+#include "gate.h"
+
+#include <stdatomic.h>
+
+/* Of graphs and of those that are ready to run (CUgraph, CUgraphExec): sets of GPUs, a bit each. */
+uint32_t nvs_graph_gpus(const void *graph);
+void nvs_graph_runs_on(const void *graph, uint32_t gpus); /* these as well */
+void nvs_graph_gone(const void *graph);
+
+/* The same of calls with this result, where there are several GPUs (hook_graph_gpus.c).  No context: the current one's GPU. */
+void nvs_graph_node_added(CUresult result, CUgraph graph, CUcontext context);
+void nvs_graph_child_added(CUresult result, CUgraph graph, CUgraph child);
+
+/* Ready to run, and what of: from here on nvs_graph_enter knows it. */
+void nvs_graph_ready(CUgraphExec ready, CUgraph graph);
+
+extern _Atomic uint32_t nvs_graphs_apart __attribute__((visibility("hidden"))); /* ready ones on several GPUs; relaxed: made before they are launched */
+nvs_slot *nvs_graph_enter_all(CUgraphExec ready, uint32_t gpu);
+
+/* nvs_gate_enter for a launch on this GPU, and the gates of the graph's other GPUs with it.  Where the leases of all do not come together after some
+ * tries it is this GPU's alone: nobody waits for ever. */
+static inline nvs_slot *nvs_graph_enter(CUgraphExec ready, uint32_t gpu)
+{
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_graphs_apart, memory_order_relaxed) == 0)) /* see its declaration */
+        return nvs_gate_enter(gpu);
+    return nvs_graph_enter_all(ready, gpu);
+}
+
+/* Before nvs_gate_leave. */
+static inline void nvs_graph_leave(nvs_slot *slot)
+{
+    if (NVS_UNLIKELY(slot != NULL && atomic_load_explicit(&slot->also, memory_order_relaxed) != 0)) /* written by this thread only */
+        nvs_gate_also_leave(slot);
+}
+
+void nvs_graphs_after_fork(void); /* in the child: none */
+
+#endif

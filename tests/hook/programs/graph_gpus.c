@@ -1,0 +1,199 @@
+/* Graphs whose work is on two GPUs, each way to make one; they are launched on a stream of GPU 1.
+ *
+ * Says "ready".  In: a line, out: the CUresult.  "begin": prepares both GPUs; "last NS": so long the kernels
+ * take that are built from now on; "build KIND"; "launch": answered once the call has returned;
+ * "wait": once the work is done; "loop COUNT": both, again and again.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
+ */
+#define _GNU_SOURCE
+#include <cuda.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TRY(call)                                  \
+    do {                                           \
+        const CUresult failed_ = (call);           \
+        if (failed_ != CUDA_SUCCESS)               \
+            return failed_;                        \
+    } while (0)
+
+static const char image[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nvs_busy(.param .u64 duration)\n{\n"
+    "  .reg .u64 %t<4>;\n  .reg .pred %p<2>;\n"
+    "  ld.param.u64 %t1, [duration];\n  mov.u64 %t2, %globaltimer;\n  add.u64 %t2, %t2, %t1;\n"
+    "again:\n  mov.u64 %t3, %globaltimer;\n  setp.lt.u64 %p1, %t3, %t2;\n  @%p1 bra again;\n  ret;\n}\n";
+
+static CUcontext contexts[2];
+static CUfunction busy[2];
+static CUkernel kernel;
+static CUdeviceptr memory; /* of GPU 0 */
+static CUstream stream, other;
+static CUevent begun, done;
+static CUgraph graph;
+static CUgraphExec ready;
+static uint64_t duration = 100000;
+static void *arguments[] = {&duration};
+
+static CUresult begin(void)
+{
+    CUlibrary library;
+    TRY(cuInit(0));
+    for (int gpu = 0; gpu < 2; gpu++) {
+        CUmodule module;
+        TRY(cuDevicePrimaryCtxRetain(&contexts[gpu], gpu));
+        TRY(cuCtxSetCurrent(contexts[gpu]));
+        TRY(cuModuleLoadData(&module, image));
+        TRY(cuModuleGetFunction(&busy[gpu], module, "nvs_busy"));
+        TRY(cuStreamCreate(gpu == 0 ? &other : &stream, CU_STREAM_NON_BLOCKING));
+        TRY(cuEventCreate(gpu == 0 ? &done : &begun, CU_EVENT_DISABLE_TIMING));
+        if (gpu == 0)
+            TRY(cuMemAlloc(&memory, 4096));
+    }
+    TRY(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+    return cuLibraryGetKernel(&kernel, library, "nvs_busy");
+}
+
+static CUDA_KERNEL_NODE_PARAMS work(CUfunction function)
+{
+    return (CUDA_KERNEL_NODE_PARAMS){.func = function, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1,
+                                     .blockDimZ = 1, .kernelParams = arguments};
+}
+
+/* As a runtime does it: the node's GPU is the current one.  The context beside a function is nobody's. */
+static CUresult add_kernel(CUgraph to, int gpu)
+{
+    CUgraphNode node;
+    CUDA_KERNEL_NODE_PARAMS params = work(busy[gpu]);
+    params.ctx = contexts[1 - gpu];
+    TRY(cuCtxSetCurrent(contexts[gpu]));
+    TRY(cuGraphAddKernelNode(&node, to, NULL, 0, &params));
+    return cuCtxSetCurrent(contexts[1]);
+}
+
+static CUresult add_old_kernel(CUgraph to)
+{
+    CUgraphNode node;
+    const CUDA_KERNEL_NODE_PARAMS_v1 params = {.func = busy[0], .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1,
+                                               .blockDimY = 1, .blockDimZ = 1, .kernelParams = arguments};
+    extern CUresult add_v1(CUgraphNode *, CUgraph, const CUgraphNode *, size_t, const CUDA_KERNEL_NODE_PARAMS_v1 *) __asm__("cuGraphAddKernelNode");
+    TRY(cuCtxSetCurrent(contexts[0]));
+    TRY(add_v1(&node, to, NULL, 0, &params));
+    return cuCtxSetCurrent(contexts[1]);
+}
+
+static CUresult add_kernel_by_context(CUgraph to)
+{
+    CUgraphNode node;
+    CUDA_KERNEL_NODE_PARAMS params = work(NULL);
+    params.kern = kernel;
+    params.ctx = contexts[0];
+    return cuGraphAddKernelNode(&node, to, NULL, 0, &params);
+}
+
+static CUresult add_fill(CUgraph to)
+{
+    CUgraphNode node;
+    const CUDA_MEMSET_NODE_PARAMS params = {.dst = memory, .value = 7, .elementSize = 1, .width = 4096, .height = 1};
+    return cuGraphAddMemsetNode(&node, to, NULL, 0, &params, contexts[0]);
+}
+
+static CUresult add_general(CUgraph to, CUgraphNodeType type, CUgraph child)
+{
+    CUgraphNode node;
+    CUgraphNodeParams params = {.type = type};
+    if (type == CU_GRAPH_NODE_TYPE_GRAPH)
+        params.graph.graph = child;
+    else
+        params.memset = (CUDA_MEMSET_NODE_PARAMS_v2){.dst = memory, .value = 7, .elementSize = 1, .width = 4096, .height = 1, .ctx = contexts[0]};
+    return cuGraphAddNode(&node, to, NULL, NULL, 0, &params);
+}
+
+static CUresult capture(void)
+{
+    TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    TRY(cuLaunchKernel(busy[1], 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
+    TRY(cuEventRecord(begun, stream));
+    TRY(cuStreamWaitEvent(other, begun, 0));
+    TRY(cuLaunchKernel(busy[0], 1, 1, 1, 1, 1, 1, 0, other, arguments, NULL));
+    TRY(cuEventRecord(done, other));
+    TRY(cuStreamWaitEvent(stream, done, 0));
+    return cuStreamEndCapture(stream, &graph);
+}
+
+static CUresult add_what(const char *kind)
+{
+    CUgraph second;
+    if (strcmp(kind, "one") == 0)
+        return CUDA_SUCCESS;
+    if (strcmp(kind, "kernel") == 0)
+        return add_kernel(graph, 0);
+    if (strcmp(kind, "old_kernel") == 0)
+        return add_old_kernel(graph);
+    if (strcmp(kind, "context") == 0)
+        return add_kernel_by_context(graph);
+    if (strcmp(kind, "fill") == 0)
+        return add_fill(graph);
+    if (strcmp(kind, "general") == 0)
+        return add_general(graph, CU_GRAPH_NODE_TYPE_MEMSET, NULL);
+    if (strcmp(kind, "clone") == 0) {
+        second = graph;
+        TRY(add_kernel(second, 0));
+        TRY(cuGraphClone(&graph, second));
+        return cuGraphDestroy(second);
+    }
+    CUgraphNode node;
+    TRY(cuGraphCreate(&second, 0));
+    TRY(add_kernel(second, 0));
+    TRY(strcmp(kind, "child") == 0 ? cuGraphAddChildGraphNode(&node, graph, NULL, 0, second)
+                                   : add_general(graph, CU_GRAPH_NODE_TYPE_GRAPH, second));
+    return cuGraphDestroy(second);
+}
+
+/* The graph itself is destroyed: what is ready runs without it.  So is what was ready before. */
+static CUresult build(const char *kind)
+{
+    if (ready != NULL)
+        TRY(cuGraphExecDestroy(ready));
+    if (strcmp(kind, "captured") == 0) {
+        TRY(capture());
+    } else {
+        TRY(cuGraphCreate(&graph, 0));
+        TRY(add_kernel(graph, 1));
+        TRY(add_what(kind));
+    }
+    TRY(cuGraphInstantiate(&ready, graph, 0));
+    return cuGraphDestroy(graph);
+}
+
+static CUresult obey(const char *line)
+{
+    if (strcmp(line, "begin") == 0)
+        return begin();
+    if (strcmp(line, "launch") == 0)
+        return cuGraphLaunch(ready, stream);
+    if (strncmp(line, "last ", 5) == 0) {
+        duration = strtoull(line + 5, NULL, 10);
+        return CUDA_SUCCESS;
+    }
+    for (int left = strncmp(line, "loop ", 5) == 0 ? atoi(line + 5) : 0; left > 0; left--) {
+        TRY(cuGraphLaunch(ready, stream));
+        TRY(cuStreamSynchronize(stream));
+        if (left == 1)
+            return CUDA_SUCCESS;
+    }
+    return strcmp(line, "wait") == 0 ? cuStreamSynchronize(stream) : build(line + strlen("build "));
+}
+
+int main(void)
+{
+    char line[64];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    puts("ready");
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        line[strcspn(line, "\n")] = 0;
+        printf("%d\n", (int)obey(line));
+    }
+    return 0;
+}

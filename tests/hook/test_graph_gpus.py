@@ -1,0 +1,204 @@
+"""Graphs whose work is on two GPUs: a launch waits for the leases of both, however the graph was made.
+
+May not go here: the memory that such graphs reach (test_swap_peers.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator import wire
+from simulated_gpu.trace import read_trace
+from tests.conftest import Built
+from tests.end_to_end.test_sanitized import under_sanitizer
+from tests.hook.compiled import compile_c
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+
+PROGRAM = Path(__file__).parent / "programs" / "graph_gpus.c"
+KINDS = ("captured", "kernel", "old_kernel", "context", "fill", "general", "clone", "child", "general_child")
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
+    """Linked by the name that both drivers have."""
+    return compile_c(tmp_path_factory.mktemp("graphs") / "graph_gpus", PROGRAM, built.sim_dir / "libcuda.so.1")
+
+
+class TwoGpus:
+    """The program, and a coordinator that gives it what it asks for while it prepares."""
+
+    def __init__(self, client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
+        self.client = client
+        self.coordinator = coordinator
+        self.leases = {0: 0, 1: 0}
+
+    def grant(self, gpu: int) -> None:
+        """For a long time."""
+        self.leases[gpu] += 1
+        self.coordinator.send(wire.Grant(gpu=gpu, lease_id=self.leases[gpu], quantum_ns=10**9, waiters=0))
+
+    def revoke(self, gpu: int) -> None:
+        """Returns when it is given back."""
+        self.coordinator.send(wire.Revoke(gpu=gpu, lease_id=self.leases[gpu], drain_deadline_ns=10**10))
+        assert self.coordinator.expect(wire.Release).gpu == gpu
+
+    def requested(self) -> int:
+        """The GPU whose lease it asks for next."""
+        return self.coordinator.expect(wire.Request).gpu
+
+    def _serve(self) -> None:
+        match self.coordinator.receive(0.0):
+            case wire.Hello():
+                self.coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
+            case wire.AttachGpu(gpu=gpu, wanted=wanted):
+                self.coordinator.send(
+                    wire.GpuSettings(
+                        gpu=gpu, memory_limit_bytes=0, capacity_bytes=1 << 30, reserve=False, pacing_budget_ns=0,
+                        idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
+                    )
+                )  # fmt: skip
+                if wanted:
+                    self.grant(gpu)
+            case wire.Request(gpu=gpu):
+                self.grant(gpu)
+
+    def do(self, line: str) -> None:
+        """With every lease that it takes."""
+        self.client.tell(line)
+        while not (said := self.client.answer(0.01)):
+            assert self.client.process.poll() is None, f"{line}: the program has ended"
+            self._serve()
+        assert said == "0", f"{line}: CUresult {said}"
+
+    def take_leases(self) -> None:
+        """Both are somebody else's now."""
+        for gpu in self.leases:
+            self.revoke(gpu)
+        self.coordinator.received.clear()
+
+
+@contextmanager
+def at_work(program: Path, environment: Mapping[str, str], coordinator: ScriptedCoordinator) -> Iterator[TwoGpus]:
+    """The program, which has used both GPUs."""
+    process = subprocess.Popen(
+        [program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    with ScriptedClient.of(process) as client:
+        made = TwoGpus(client, coordinator)
+        made.do("begin")
+        made.do("build captured")  # which asks for the lease of each
+        yield made
+
+
+def launch_waits_for_both(two: TwoGpus, kind: str) -> None:
+    """A graph of this kind, with both leases gone."""
+    two.do(f"build {kind}")
+    two.take_leases()
+    two.client.tell("launch")
+    for gpu in (0, 1):
+        assert two.requested() == gpu
+        assert two.client.answer(0.0) == ""
+        two.grant(gpu)
+    assert two.client.answer() == "0"
+    two.do("wait")
+
+
+@pytest.fixture
+def two(program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator) -> Iterator[TwoGpus]:
+    """On simulated GPUs."""
+    with at_work(program, hook_env | {"NVSHARE_SIMULATE": "2x512MiB"}, coordinator) as made:
+        yield made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_launch_waits_for_both_leases(two: TwoGpus, kind: str) -> None:
+    """Broken: a graph of this kind computes on a GPU that another program has."""
+    launch_waits_for_both(two, kind)
+
+
+def test_a_graph_on_one_gpu_waits_for_that_one(two: TwoGpus) -> None:
+    """Broken: a program with two GPUs never computes on one while the other is somebody else's."""
+    two.do("build kernel")
+    two.do("build one")  # in the place of the other one, which is destroyed
+    two.take_leases()
+    two.client.tell("launch")
+    assert two.requested() == 1
+    two.grant(1)
+    assert two.client.answer() == "0"
+    two.do("wait")
+    assert [message.gpu for message in two.coordinator.received if isinstance(message, wire.Request)] == [1]
+
+
+def test_a_lease_that_is_lost_meanwhile_is_asked_for_again(two: TwoGpus) -> None:
+    """Broken: of two GPUs whose turns come at different times the first is gone when the second is there."""
+    two.do("build kernel")
+    two.take_leases()
+    two.client.tell("launch")
+    assert two.requested() == 0
+    two.grant(0)
+    assert two.requested() == 1
+    two.revoke(0)
+    two.grant(1)
+    assert two.requested() == 0
+    two.grant(0)
+    assert two.client.answer() == "0"
+    two.do("wait")
+
+
+@pytest.mark.parametrize("kind", ["captured", "kernel"])
+def test_a_drain_waits_for_its_gpus_part(two: TwoGpus, kind: str, hook_env: dict[str, str]) -> None:
+    """Broken: a lease is given back while a graph that was launched on another GPU computes on this one."""
+    long_ns = 100_000_000
+    two.do(f"last {long_ns}")
+    two.do(f"build {kind}")
+    two.do("launch")
+    two.revoke(0)
+    state = Path(hook_env["NVSHARE_SIM_STATE"])
+    assert [work for work in read_trace(state) if work.gpu == 0 and work.end_ns - work.start_ns >= long_ns]
+    two.do("wait")
+
+
+def test_two_that_never_coincide_hang_nobody(two: TwoGpus) -> None:
+    """Broken: without a gang the turns of two GPUs may never come together, and the program would wait for ever."""
+    two.do("build kernel")
+    two.take_leases()
+    two.client.tell("launch")
+    held: int | None = None
+    taken = []
+    while not (said := two.client.answer(0.01)):
+        match two.coordinator.receive(0.0):
+            case wire.Request(gpu=gpu):
+                if held is not None:
+                    two.revoke(held)
+                two.grant(gpu)
+                held = gpu
+                taken.append(gpu)
+    assert said == "0"
+    assert taken == [0, 1] * (len(taken) // 2)
+    assert len(taken) > 2, "it has tried again"
+    two.do("wait")
+
+
+@pytest.mark.sanitizer
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_all_kinds_under_sanitizers(
+    program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, tmp_path: Path, sanitizer: str
+) -> None:
+    """Broken: a race of launches with the agent, or a graph that is still looked up after its end."""
+    environment = under_sanitizer(hook_env | {"NVSHARE_SIMULATE": "2x512MiB"}, sanitizer, tmp_path)
+    with at_work(program, environment, coordinator) as two:
+        for kind in (*KINDS, "one"):
+            two.do(f"build {kind}")
+            two.do("loop 20")
+        launch_waits_for_both(two, "captured")
+        assert two.client.process.stdin is not None
+        two.client.process.stdin.close()
+        code, errors = two.client.ended()
+    assert (code, errors) == (0, "")
+    assert [path.read_text() for path in tmp_path.glob("complaint*")] == []
