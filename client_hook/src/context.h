@@ -100,6 +100,7 @@ void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
 void nvs_capture_began(CUstream stream, bool per_thread);
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread); /* the same, for hook_capture.c */
+void nvs_capture_of(CUgraphExec ready, CUstream stream, bool per_thread); /* it was launched there */
 void nvs_capture_ended(CUstream stream, bool per_thread);
 
 #endif

@@ -75,12 +75,14 @@ void nvs_graph_gone(const void *graph)
     free(gone);
 }
 
-void nvs_graph_ready(CUgraphExec ready, CUgraph graph)
+uint32_t nvs_graph_ready(CUgraphExec ready, CUgraph graph, uint32_t current)
 {
-    const uint32_t gpus = nvs_graph_gpus(graph);
+    const uint32_t gpus = nvs_graph_gpus(graph), here = current < NVS_MAX_GPUS ? 1u << current : 0;
     nvs_graph_gone(ready); /* another one's that had the same handle */
-    if ((gpus & (gpus - 1)) != 0)
-        add(ready, gpus, true);
+    if ((gpus & ~here) == 0)
+        return 0;
+    add(ready, gpus, true);
+    return gpus;
 }
 
 nvs_slot *nvs_graph_enter_all(CUgraphExec ready, uint32_t gpu)

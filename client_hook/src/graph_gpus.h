@@ -24,10 +24,11 @@ void nvs_graph_gone(const void *graph);
 void nvs_graph_node_added(CUresult result, CUgraph graph, CUcontext context);
 void nvs_graph_child_added(CUresult result, CUgraph graph, CUgraph child);
 
-/* Ready to run, and what of: from here on nvs_graph_enter knows it. */
-void nvs_graph_ready(CUgraphExec ready, CUgraph graph);
+/* Ready to run, and what of: from here on nvs_graph_enter knows it.  Its GPUs, if there are others than `current`, else 0: then it is not kept, as
+ * most are launched where they were made ready, and a launch is to cost nothing. */
+uint32_t nvs_graph_ready(CUgraphExec ready, CUgraph graph, uint32_t current);
 
-extern _Atomic uint32_t nvs_graphs_apart __attribute__((visibility("hidden"))); /* ready ones on several GPUs; relaxed: made before they are launched */
+extern _Atomic uint32_t nvs_graphs_apart __attribute__((visibility("hidden"))); /* ready ones that are kept; relaxed: made before they are launched */
 nvs_slot *nvs_graph_enter_all(CUgraphExec ready, uint32_t gpu);
 
 /* nvs_gate_enter for a launch on this GPU, and the gates of the graph's other GPUs with it.  Where the leases of all do not come together after some

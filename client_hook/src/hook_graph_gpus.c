@@ -89,12 +89,11 @@ NVS_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
 }
 
 /* The memory of all stays on the cards (swap_rights.c): a lease may be lost between the last look and the launch. */
-static void made(CUgraphExec ready, CUgraph graph)
+static void made(CUgraphExec ready, CUgraph graph, uint32_t current)
 {
-    nvs_graph_ready(ready, graph);
-    const uint32_t gpus = nvs_graph_gpus(ready);
+    const uint32_t gpus = nvs_graph_ready(ready, graph, current);
     if (gpus != 0)
-        nvs_log(NVS_LOG_INFO, "a graph is on several GPUs (mask %x): a launch waits for the leases of all", gpus);
+        nvs_log(NVS_LOG_INFO, "a graph is on other GPUs than the current one (mask %x): a launch waits for the leases of all", gpus);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         if ((gpus >> gpu & 1) != 0 && nvs_memory_backend(gpu)->chunked)
             nvs_swap_reach(gpu);
@@ -109,7 +108,7 @@ static void made(CUgraphExec ready, CUgraph graph)
         const CUresult result = NVS_REAL(symbol) arguments;                \
         nvs_gate_leave(slot, gpu);                                         \
         if (noted(result))                                                 \
-            made(*phGraphExec, hGraph);                                    \
+            made(*phGraphExec, hGraph, gpu);                               \
         return result;                                                     \
     }
 

@@ -20,7 +20,10 @@ from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
 PROGRAM = Path(__file__).parent / "programs" / "graph_gpus.c"
-KINDS = ("captured", "kernel", "old_kernel", "context", "fill", "general", "clone", "child", "general_child")
+KINDS = (
+    "captured", "kernel", "old_kernel", "context", "fill", "general", "clone", "child", "general_child",
+    "captured_launch", "elsewhere",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

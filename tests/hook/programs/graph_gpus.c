@@ -122,6 +122,21 @@ static CUresult capture(void)
     return cuStreamEndCapture(stream, &graph);
 }
 
+/* Another graph, which is ready, is launched into a capture. */
+static CUresult capture_a_launch(void)
+{
+    CUgraph inner;
+    CUgraphExec launched;
+    TRY(cuGraphCreate(&inner, 0));
+    TRY(add_kernel(inner, 0));
+    TRY(cuGraphInstantiate(&launched, inner, 0));
+    TRY(cuGraphDestroy(inner));
+    TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    TRY(cuGraphLaunch(launched, stream));
+    TRY(cuStreamEndCapture(stream, &graph));
+    return cuGraphExecDestroy(launched);
+}
+
 static CUresult add_what(const char *kind)
 {
     CUgraph second;
@@ -158,9 +173,14 @@ static CUresult build(const char *kind)
         TRY(cuGraphExecDestroy(ready));
     if (strcmp(kind, "captured") == 0) {
         TRY(capture());
+    } else if (strcmp(kind, "captured_launch") == 0) {
+        TRY(capture_a_launch());
     } else {
         TRY(cuGraphCreate(&graph, 0));
-        TRY(add_kernel(graph, 1));
+        if (strcmp(kind, "elsewhere") == 0)
+            kind = "kernel"; /* and no work where it is launched */
+        else
+            TRY(add_kernel(graph, 1));
         TRY(add_what(kind));
     }
     TRY(cuGraphInstantiate(&ready, graph, 0));
