@@ -3,6 +3,7 @@
 
 #include "log.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -38,6 +39,7 @@ uint32_t nvs_graph_gpus(const void *graph)
 
 static void add(const void *graph, uint32_t gpus, bool apart)
 {
+    const int saved = errno;
     entry *fresh = calloc(1, sizeof *fresh);
     pthread_mutex_lock(&lock);
     entry **link = link_of(graph);
@@ -54,6 +56,7 @@ static void add(const void *graph, uint32_t gpus, bool apart)
     }
     pthread_mutex_unlock(&lock);
     free(fresh);
+    errno = saved;
 }
 
 void nvs_graph_runs_on(const void *graph, uint32_t gpus)
