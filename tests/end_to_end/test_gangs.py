@@ -116,17 +116,18 @@ def test_graphs_over_both_gpus_keep_to_their_turns(node: Node, built: Built, tmp
     """Broken: what a graph does on another GPU than its launch runs beside the program whose turn it is there."""
     program = ROOT / "tests" / "hook" / "programs" / "graph_gpus.c"
     compiled = compile_c(tmp_path / "graph_gpus", program, built.sim_dir / "libcuda.so.1")
-    node.start_coordinator("--quantum=20ms")
+    node.start_coordinator("--quantum=50ms")
     running = [node.run([str(compiled)], f"--gang={name}", "--memory=device") for name in ("one", "two")]
-    lines = ["begin", "last 200000", "build kernel", "loop 400"]
+    lines = ["begin", "last 200000", "build kernel", "loop 300"]
     for process in running:
         assert process.stdin is not None
         process.stdin.write("".join(f"{line}\n" for line in lines))
         process.stdin.flush()
     for process in running:
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=200)
         assert (process.returncode, out.split()) == (0, ["ready", *["0"] * len(lines)]), errors
     trace = node.trace()
     for process in running:
         assert {busy.gpu for busy in trace if busy.process_id == process.pid} == {0, 1}
     assert overlaps(trace) == []
+    assert node.control("status")["gpus"][0]["handovers"] > 2, "they took turns"
