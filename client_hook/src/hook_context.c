@@ -74,6 +74,22 @@ static bool withdraw(CUcontext context)
     return nvs_context_leaving(context);
 }
 
+/* While the driver ends a context its work runs on, where no drain sees it: who closes the gate waits until this is over.  Never waits by itself: with
+ * the gate closed nothing runs there.  What it returns is for let_go. */
+static nvs_slot *hold(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (gpu >= NVS_MAX_GPUS || (slot == NULL && (slot = nvs_slot_register()) == NULL))
+        return NULL;
+    return nvs_gate_also_enter(slot, 1u << gpu) ? slot : NULL;
+}
+
+static void let_go(nvs_slot *held)
+{
+    if (held != NULL)
+        nvs_gate_also_leave(held);
+}
+
 /* After it has. */
 static void ended(CUcontext context)
 {
@@ -85,8 +101,10 @@ static void ended(CUcontext context)
 static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
 {
     const uint32_t gpu = nvs_context_gpu(context);
+    nvs_slot *const held = hold(gpu);
     const bool known = withdraw(context);
     const CUresult result = real(context);
+    let_go(held);
     if (result == CUDA_SUCCESS) {
         ended(context);
     } else if (known) {
@@ -173,8 +191,10 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     CUcontext context = nvs_primary_released((uint32_t)device, &last);
     if (context == NULL)
         context = hidden_primary(device);
+    nvs_slot *const held = hold((uint32_t)device);
     const bool withdrawn = context != NULL && (last || reset) && withdraw(context);
     const CUresult result = real(device);
+    let_go(held);
     if (context != NULL && !is_active(device)) {
         ended(context);
     } else if (withdrawn) {
@@ -233,8 +253,10 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     if (NVS_REAL(cuCtxFromGreenCtx)(&context, hCtx) != CUDA_SUCCESS)
         context = NULL;
     const uint32_t gpu = nvs_context_gpu(context);
+    nvs_slot *const held = hold(gpu);
     const bool known = context != NULL && withdraw(context);
     const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
+    let_go(held);
     if (context != NULL && result == CUDA_SUCCESS)
         ended(context);
     else if (known)
