@@ -23,6 +23,8 @@ void nvs_graph_gone(const void *graph);
 /* The same of calls with this result, where there are several GPUs (hook_graph_gpus.c).  No context: the current one's GPU. */
 void nvs_graph_node_added(CUresult result, CUgraph graph, CUcontext context);
 void nvs_graph_child_added(CUresult result, CUgraph graph, CUgraph child);
+/* A graph is on these: in mode `swap` their memory stays on the cards from now on, as a lease may be lost before a launch (swap_rights.c). */
+void nvs_graph_keep_memory(uint32_t gpus);
 
 /* Ready to run, and what of: from here on nvs_graph_enter knows it.  Its GPUs, if there are others than `current`, else 0: then it is not kept, as
  * most are launched where they were made ready, and a launch is to cost nothing. */

@@ -1,5 +1,5 @@
 /* A capture that spreads from one GPU to another: a stream of the second waits for an event of the first.  What comes of it is noted as a
- * graph on both (graph_gpus.h); in mode `swap` the memory of both stays on the cards from here on (swap_rights.c).
+ * graph on both (graph_gpus.h); in mode `swap` the memory of both stays on the cards from here on.
  *
  * Drivers before 11.3 do not tell which graph a stream is captured into; there a launch has the lease of its own GPU alone.
  */
@@ -7,9 +7,6 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "graph_gpus.h"
-#include "log.h"
-#include "memory.h"
-#include "swap.h"
 
 static bool several_gpus(void)
 {
@@ -41,9 +38,8 @@ static void joined(CUstream stream, bool per_thread)
         return;
     nvs_graph_runs_on(graph, 1u << gpu);
     const uint32_t gpus = nvs_graph_gpus(graph);
-    for (uint32_t each = 0; each < NVS_MAX_GPUS && (gpus & (gpus - 1)) != 0; each++)
-        if ((gpus >> each & 1) != 0 && nvs_memory_backend(each)->chunked)
-            nvs_swap_reach(each);
+    if ((gpus & (gpus - 1)) != 0)
+        nvs_graph_keep_memory(gpus);
 }
 
 void nvs_capture_of(CUgraphExec ready, CUstream stream, bool per_thread)

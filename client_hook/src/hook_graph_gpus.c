@@ -88,15 +88,19 @@ NVS_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
     return NVS_REAL(cuGraphExecDestroy)(hGraphExec);
 }
 
-/* The memory of all stays on the cards (swap_rights.c): a lease may be lost between the last look and the launch. */
+void nvs_graph_keep_memory(uint32_t gpus)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if ((gpus >> gpu & 1) != 0 && nvs_memory_backend(gpu)->chunked)
+            nvs_swap_reach(gpu);
+}
+
 static void made(CUgraphExec ready, CUgraph graph, uint32_t current)
 {
     const uint32_t gpus = nvs_graph_ready(ready, graph, current);
     if (gpus != 0)
         nvs_log(NVS_LOG_INFO, "a graph is on other GPUs than the current one (mask %x): a launch waits for the leases of all", gpus);
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if ((gpus >> gpu & 1) != 0 && nvs_memory_backend(gpu)->chunked)
-            nvs_swap_reach(gpu);
+    nvs_graph_keep_memory(gpus);
 }
 
 /* In the gate: the driver may copy what the graph needs to the GPU. */

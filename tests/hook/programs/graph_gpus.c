@@ -197,11 +197,12 @@ static CUresult obey(const char *line)
         duration = strtoull(line + 5, NULL, 10);
         return CUDA_SUCCESS;
     }
-    for (int left = strncmp(line, "loop ", 5) == 0 ? atoi(line + 5) : 0; left > 0; left--) {
-        TRY(cuGraphLaunch(ready, stream));
-        TRY(cuStreamSynchronize(stream));
-        if (left == 1)
-            return CUDA_SUCCESS;
+    if (strncmp(line, "loop ", 5) == 0) {
+        for (int left = atoi(line + 5); left > 0; left--) {
+            TRY(cuGraphLaunch(ready, stream));
+            TRY(cuStreamSynchronize(stream));
+        }
+        return CUDA_SUCCESS;
     }
     return strcmp(line, "wait") == 0 ? cuStreamSynchronize(stream) : build(line + strlen("build "));
 }
