@@ -167,7 +167,7 @@ void nvs_agent_go_on_ending(uint32_t gpu)
             return;
         }
     }
-    overdue = !mine->closed || nvs_drain(gpu, slice) != NVS_OK;
+    overdue = !mine->closed || nvs_drain_closed(gpu, slice) != NVS_OK;
     now = nvs_now_ns();
     if (overdue && now < end)
         return;

@@ -375,7 +375,7 @@ static void depart(void)
         nvs_lease_state state = nvs_agent_gpus[gpu].lease.state;
         if (state != NVS_LEASE_HELD && state != NVS_LEASE_ENDING)
             continue;
-        if (nvs_gate_close(gpu, until) != NVS_OK || nvs_drain(gpu, until) != NVS_OK)
+        if (nvs_gate_close(gpu, until) != NVS_OK || nvs_drain_closed(gpu, until) != NVS_OK)
             clean = false; /* the end of the process will tell the coordinator */
     }
     if (clean && nvs_link_up()) {

@@ -88,7 +88,7 @@ static bool settled(const order *o)
     const uint64_t end = nvs_now_ns() + SETTLE_NS;
     for (;;) {
         uint64_t now = nvs_now_ns(), slice = end < now + SLICE_NS ? end : now + SLICE_NS;
-        if (nvs_gate_close(gpu, slice) == NVS_OK && nvs_drain(gpu, slice) == NVS_OK)
+        if (nvs_gate_close(gpu, slice) == NVS_OK && nvs_drain_closed(gpu, slice) == NVS_OK)
             return true;
         pthread_mutex_lock(&lock);
         bool go_on = may_go_on(o);

@@ -5,12 +5,16 @@
  * internal streams included, and can be polled against a deadline.  Without it the known streams are polled until the
  * deadline and then cuCtxSynchronize, which by then has little left to wait for, covers the others.
  *
+ * A context that the program ends is visited no more, while its work still runs.  The thread that ends it is in the gate before the context is
+ * withdrawn, and until it has ended: a drain that missed it finds the thread there afterwards, or the context has ended.
+ *
  * May not go here: anything that an application's thread runs.
  */
 #include "pacing.h"
 
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
 
 #include <time.h>
 
@@ -136,6 +140,17 @@ nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
     drain job = {deadline_ns, false, NVS_OK};
     nvs_each_context(gpu, visit_context, &job);
     return job.status;
+}
+
+nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
+{
+    for (;;) {
+        const nvs_status status = nvs_drain(gpu, deadline_ns);
+        if (status != NVS_OK || !nvs_gate_inside(gpu))
+            return status;
+        if (nvs_gate_close(gpu, deadline_ns) != NVS_OK) /* waits for them */
+            return NVS_TIMED_OUT;
+    }
 }
 
 bool nvs_gpu_idle(uint32_t gpu)

@@ -19,8 +19,8 @@
  * E2 or L2 takes the slow path, which has a full fence and reads the word again after it: that reading counts.  The closer has a
  * fence as well: the usual store-buffer argument.
  *
- * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads CLOSED
- * takes E1 back instead of waiting.
+ * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads
+ * CLOSED takes E1 back instead of waiting.  For a context that ends there is no E2: drain.c says why that is enough.
  *
  * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
  * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
@@ -212,10 +212,15 @@ static bool closed(uint32_t gpus)
     return any;
 }
 
-bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
+void nvs_gate_also_stay(nvs_slot *slot, uint32_t gpus)
 {
     atomic_store_explicit(&slot->also, gpus, memory_order_seq_cst); /* pairs with the fences in nvs_gate_close, as the next */
     atomic_thread_fence(memory_order_seq_cst);
+}
+
+bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
+{
+    nvs_gate_also_stay(slot, gpus);
     if (!closed(gpus))
         return true;
     nvs_gate_also_leave(slot);

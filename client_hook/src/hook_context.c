@@ -74,14 +74,15 @@ static bool withdraw(CUcontext context)
     return nvs_context_leaving(context);
 }
 
-/* While the driver ends a context its work runs on, where no drain sees it: who closes the gate waits until this is over.  Never waits by itself: with
- * the gate closed nothing runs there.  What it returns is for let_go. */
+/* While the driver ends a context its work runs on, where no drain finds it: who drains this GPU waits until it is over (drain.c).  What it
+ * returns is for let_go. */
 static nvs_slot *hold(uint32_t gpu)
 {
     nvs_slot *slot = nvs_self;
     if (gpu >= NVS_MAX_GPUS || (slot == NULL && (slot = nvs_slot_register()) == NULL))
         return NULL;
-    return nvs_gate_also_enter(slot, 1u << gpu) ? slot : NULL;
+    nvs_gate_also_stay(slot, 1u << gpu);
+    return slot;
 }
 
 static void let_go(nvs_slot *held)
@@ -104,12 +105,11 @@ static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
     nvs_slot *const held = hold(gpu);
     const bool known = withdraw(context);
     const CUresult result = real(context);
-    let_go(held);
-    if (result == CUDA_SUCCESS) {
-        ended(context);
-    } else if (known) {
+    if (result != CUDA_SUCCESS && known)
         nvs_context_created(context, gpu);
-    }
+    let_go(held);
+    if (result == CUDA_SUCCESS)
+        ended(context);
     nvs_current_changed();
     return result;
 }
@@ -127,7 +127,9 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 /* Destroys at the last reference only, and nobody says which that is: the entry stays, and a drain survives its errors. */
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
+    nvs_slot *const held = hold(nvs_context_gpu(ctx));
     const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
+    let_go(held);
     nvs_current_changed();
     return result;
 }
@@ -194,13 +196,13 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     nvs_slot *const held = hold((uint32_t)device);
     const bool withdrawn = context != NULL && (last || reset) && withdraw(context);
     const CUresult result = real(device);
-    let_go(held);
-    if (context != NULL && !is_active(device)) {
-        ended(context);
-    } else if (withdrawn) {
+    const bool lives = is_active(device);
+    if (withdrawn && lives)
         nvs_context_created(context, (uint32_t)device);
-    }
-    if (result != CUDA_SUCCESS && context != NULL && is_active(device))
+    let_go(held);
+    if (context != NULL && !lives)
+        ended(context);
+    if (result != CUDA_SUCCESS && context != NULL && lives)
         nvs_primary_retained((uint32_t)device, context);
     nvs_current_changed();
     return result;
@@ -256,11 +258,11 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     nvs_slot *const held = hold(gpu);
     const bool known = context != NULL && withdraw(context);
     const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
-    let_go(held);
-    if (context != NULL && result == CUDA_SUCCESS)
-        ended(context);
-    else if (known)
+    if (result != CUDA_SUCCESS && known)
         nvs_context_created(context, gpu);
+    let_go(held);
+    if (result == CUDA_SUCCESS && context != NULL)
+        ended(context);
     nvs_current_changed();
     return result;
 }

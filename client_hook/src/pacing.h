@@ -21,7 +21,10 @@ void nvs_pace_synchronized(void);
  * called for a GPU: not paced at all. */
 void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns);
 
-/* Agent thread, gate closed: waits until everything submitted on this GPU is done, or the deadline (absolute) passed. */
+/* Gate closed: waits until everything submitted on this GPU is done, or the deadline (absolute) passed. */
+nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns);
+
+/* The same of the contexts that nobody is ending just now, for a thread that may be in the gate itself. */
 nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns);
 
 /* Agent thread, gate closed: nothing submitted is unfinished, as far as one look can tell.  Takes at most about 100 us. */

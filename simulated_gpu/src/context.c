@@ -353,6 +353,7 @@ static CUresult destroy(CUcontext handle)
     close_context(context);
     if (nvs_sim_thread.depth != 0 && nvs_sim_thread.stack[nvs_sim_thread.depth - 1] == context)
         nvs_sim_thread.depth--;
+    context->references = 0;
     context->next = spare;
     spare = context;
     return CUDA_SUCCESS;
@@ -368,6 +369,29 @@ SIM_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 {
     NVS_SIM_ENTER();
     return nvs_sim_return(destroy(ctx));
+}
+
+/* Of before contexts could be pushed and popped: the one that is current counts its users. */
+SIM_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pctx != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    sim_context *context = nvs_sim_current();
+    NVS_SIM_CHECK(context != NULL && !context->primary && context->owner == NULL, CUDA_ERROR_INVALID_CONTEXT);
+    context->references++;
+    *pctx = (CUcontext)(void *)context;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
+{
+    NVS_SIM_ENTER();
+    sim_context *context = nvs_sim_current();
+    NVS_SIM_CHECK(context != NULL && (CUcontext)(void *)context == ctx && !context->primary, CUDA_ERROR_INVALID_CONTEXT);
+    if (context->references == 0)
+        return nvs_sim_return(destroy(ctx));
+    context->references--;
+    return nvs_sim_return(CUDA_SUCCESS);
 }
 
 static CUresult push_handle(CUcontext handle)

@@ -170,7 +170,7 @@ struct sim_context {
     sim_context *owner; /* of a green context: the primary one, whose memory it uses */
     unsigned flags;
     uint64_t id;
-    uint32_t references; /* primary: retain count */
+    uint32_t references; /* primary: retain count; made by cuCtxCreate: users beside the first */
     CUresult error;      /* sticky: ILLEGAL_ADDRESS and the like */
     sim_stream *streams, *default_stream;
     sim_stream *graph_stream; /* for nodes of graphs that are launched on other GPUs; NULL: there was none */

@@ -67,6 +67,24 @@ def test_bad_arguments_are_refused(run: Run) -> None:
     """)
 
 
+def test_a_context_ends_with_its_last_user(run: Run) -> None:
+    """Programs from before contexts could be pushed would end one that another part of them still uses."""
+    run("""
+        d = Driver()
+        own, again = c_void_p(), c_void_p()
+        d.cuCtxCreate_v2(byref(own), 0, 0)
+        d.cuCtxAttach(byref(again), 0)
+        assert again.value == own.value
+        assert d.result("cuCtxAttach", byref(again), 1) == 1
+        d.cuCtxDetach(own)
+        p = c_uint64()
+        d.cuMemAlloc_v2(byref(p), c_size_t(64))
+        d.cuCtxDetach(own)
+        assert d.result("cuCtxDetach", own) == 201
+        assert d.result("cuCtxSetCurrent", own) == 201
+    """)
+
+
 def test_effects_happen_when_work_ends(run: Run) -> None:
     """If a copy took effect when it is submitted, a hook that evicts without draining would go unnoticed."""
     run(

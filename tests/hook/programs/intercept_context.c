@@ -37,7 +37,7 @@ static unsigned expected; /* contexts that the agent was told of before they wer
 static uint32_t expected_gpu;
 void nvs_agent_hurry_moves(uint32_t gpu) {}
 void nvs_agent_expect(uint32_t gpu) { expected++, expected_gpu = gpu; }
-bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus) { return false; }
+void nvs_gate_also_stay(nvs_slot *slot, uint32_t gpus) {}
 void nvs_gate_also_leave(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }

@@ -1,0 +1,107 @@
+"""Contexts that end while their work runs: a lease is given back after that work, however the two orders meet.
+
+May not go here: what else ends with a context (its memory, its streams).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator import wire
+from tests.conftest import Built
+from tests.end_to_end.test_sanitized import under_sanitizer
+from tests.hook.compiled import compile_c
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.waiting import eventually
+
+PROGRAM = Path(__file__).parent / "programs" / "context_ends.c"
+WAYS = ("reset", "release", "destroy", "detach", "green")
+RETURNING = "3"
+"""NVSHARE_LEASE_RETURNING."""
+SHORT_S = 0.2
+"""How long a test looks that something does not happen."""
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
+    """Linked by the name that both drivers have."""
+    return compile_c(tmp_path_factory.mktemp("ends") / "context_ends", PROGRAM, built.sim_dir / "libcuda.so.1")
+
+
+@contextmanager
+def at_work(
+    program: Path, environment: Mapping[str, str], coordinator: ScriptedCoordinator, way: str
+) -> Iterator[ScriptedClient]:
+    """The program, whose context has work that does not end by itself."""
+    process = subprocess.Popen(
+        [program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    )
+    with ScriptedClient.of(process) as client:
+        assert client.do(f"begin {way}") == "0"
+        client.tell("block")
+        coordinator.welcome()
+        coordinator.asked()
+        coordinator.grant(7)
+        assert client.answer() == "0"
+        yield client
+
+
+def revoke(coordinator: ScriptedCoordinator) -> None:
+    """With a deadline that no test reaches."""
+    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10**11))
+
+
+def released_after_the_end(client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
+    """Once both the end and the drain have begun."""
+    assert client.answer(SHORT_S) == "", "the context does not end before its work"
+    coordinator.nothing(wire.Release)
+    client.tell("unblock")
+    assert [client.answer(), client.answer()] == ["0", "0"]
+    assert coordinator.expect(wire.Release).drained
+
+
+def ends_during_the_drain(client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
+    """The drain has looked at the context before."""
+    revoke(coordinator)
+    eventually(lambda: client.do("state") == RETURNING, "the drain has begun")
+    client.tell("end")
+    released_after_the_end(client, coordinator)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_before_the_drain(program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, way: str) -> None:
+    """Broken: a drain does not see the context any more, and another program computes beside what it left."""
+    with at_work(program, hook_env, coordinator, way) as client:
+        client.tell("end")
+        assert client.answer(SHORT_S) == ""
+        revoke(coordinator)
+        released_after_the_end(client, coordinator)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_during_the_drain(program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, way: str) -> None:
+    """Broken: the same, where the drain loses sight of it between two looks."""
+    with at_work(program, hook_env, coordinator, way) as client:
+        ends_during_the_drain(client, coordinator)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_under_sanitizers(
+    program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, tmp_path: Path, sanitizer: str
+) -> None:
+    """Broken: a drain uses what the end of the context frees."""
+    environment = under_sanitizer(hook_env, sanitizer, tmp_path)
+    with at_work(program, environment, coordinator, "reset") as client:
+        ends_during_the_drain(client, coordinator)
+        assert client.process.stdin is not None
+        client.process.stdin.close()
+        code, errors = client.ended()
+    assert (code, errors) == (0, "")
+    assert [path.read_text() for path in tmp_path.glob("complaint*")] == []
