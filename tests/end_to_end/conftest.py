@@ -174,7 +174,7 @@ def stop(process: subprocess.Popen[str]) -> dict[str, Any]:
     return finish(process)
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 60.0) -> dict[str, Any]:
+def finish(process: subprocess.Popen[str], seconds: float = 150.0) -> dict[str, Any]:
     """Waits for a program that must succeed; its last line as JSON."""
     out, errors = process.communicate(timeout=seconds)
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{errors}"
