@@ -170,7 +170,8 @@ def _run_child(environ: dict[str, str], become: Callable[[dict[str, str]], int])
         _, status = os.waitpid(child, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             return status
-        os.kill(os.getpid(), signal.SIGSTOP)  # job control: we stop with it, and SIGCONT is handed on
+        if os.WSTOPSIG(status) != signal.SIGSTOP:  # else whoever stopped it alone will continue it alone
+            os.kill(os.getpid(), signal.SIGSTOP)  # job control: we stop with it, and SIGCONT is handed on
 
 
 def _hand_on(child: int, number: int) -> None:

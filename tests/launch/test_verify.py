@@ -6,7 +6,9 @@ GPU with its double of CUPTI; the same on a card in tests/gpu/test_verify_card.p
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable
@@ -18,9 +20,12 @@ import pytest
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.interception_programs import PROGRAMS
-from tests.launch.conftest import run_command
+from tests.launch.conftest import command_lines, finish, launch, run_command
+from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+SHORT_S = 0.3
+"""For what would be wrong to happen."""
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +163,26 @@ def test_signals_reach_the_command(environ: dict[str, str]) -> None:
         process.send_signal(signal.SIGUSR1)
         assert process.stdout.readline() == "told\n"
         assert process.wait(60) == 5
+
+
+def state(process_id: int) -> str:
+    """One letter, as ps has it."""
+    return Path(f"/proc/{process_id}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+
+
+def test_a_command_that_is_stopped_and_continued_ends(environ: dict[str, str]) -> None:
+    """Broken: a debugger stops the command alone and continues it alone, and the report never comes."""
+    script = "kill -STOP $$; echo over"
+    process = launch(run_command("--verify", "--", "sh", "-c", script), environ)
+    (command,) = eventually(
+        lambda: [pid for pid, words in command_lines().items() if words[:3] == [b"sh", b"-c", script.encode()]],
+        "the command",
+    )
+    eventually(lambda: state(command) == "T", "it to be stopped")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(SHORT_S)
+    os.kill(command, signal.SIGCONT)
+    assert finish(process)[:2] == (0, "over\n")
 
 
 def test_without_cupti_the_remedy_is_named(nvshare_run: Run, tmp_path: Path) -> None:
