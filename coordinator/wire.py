@@ -257,7 +257,7 @@ class GpuSettings(Message):
     `memory_limit_bytes` 0: no limit for this client.  `capacity_bytes` is what all clients together may have
     resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the
     reservation needs `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: not).
-    `idle_release_ns`: give the lease back after being idle so long while somebody waits.
+    `idle_release_ns`: give the lease back after being idle so long while somebody waits (0: never).
     `resident_limit_bytes`: no more of this client is brought to the GPU; the rest runs from the host (0: no bound).
     `prepare_host_bytes`: so much will probably be evicted from this client at a time; have pinned memory ready for it.
     `room_bytes`: more than this can never be on the GPU, beside what others have there that cannot move (0: not said).

@@ -24,7 +24,8 @@ typedef struct context_entry {
     uint32_t gpu;
     CUcontext owner; /* of a green context: the primary one that it is part of */
     uint32_t visitors;
-    bool leaving; /* no new visitors */
+    bool leaving;       /* no new visitors */
+    const nvs_slot *by; /* whose thread ends it; NULL: it has none */
 } context_entry;
 
 typedef struct stream_entry {
@@ -292,7 +293,7 @@ CUcontext nvs_usual_owner(void)
     return context;
 }
 
-bool nvs_context_leaving(CUcontext context)
+bool nvs_context_leaving(CUcontext context, const nvs_slot *by)
 {
     struct timespec deadline;
     clock_gettime(CLOCK_REALTIME, &deadline); /* what pthread_cond_timedwait wants */
@@ -300,8 +301,10 @@ bool nvs_context_leaving(CUcontext context)
     pthread_mutex_lock(&lock);
     context_entry *entry = find_context(context);
     const bool known = entry != NULL;
-    if (known)
+    if (known) {
         entry->leaving = true;
+        entry->by = by;
+    }
     while (entry != NULL && entry->visitors != 0) {
         if (pthread_cond_timedwait(&visited, &lock, &deadline) != 0)
             break;
@@ -449,14 +452,19 @@ static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, 
     return go_on;
 }
 
-void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
-    bool go_on = true;
+    bool go_on = true, all = true;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; go_on && i < context_count; i++) {
         const CUcontext context = contexts[i].context;
-        if (context == NULL || contexts[i].gpu != gpu || contexts[i].leaving)
+        if (context == NULL || contexts[i].gpu != gpu)
             continue;
+        if (contexts[i].leaving) {
+            /* acquire: pairs with nvs_gate_vacate; 0: its thread has died in the driver, and nobody will ever say how that ended */
+            all = all && (contexts[i].by == NULL || atomic_load_explicit(&contexts[i].by->active, memory_order_acquire) == 0);
+            continue;
+        }
         contexts[i].visitors++;
         pthread_mutex_unlock(&lock);
         go_on = visit(context, argument);
@@ -468,6 +476,7 @@ void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     pthread_mutex_unlock(&lock);
     if (go_on && !primary_seen)
         visit_hidden_primary(gpu, visit, argument);
+    return all;
 }
 
 /* What the application asked for while we looked at the stream. */

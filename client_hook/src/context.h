@@ -73,8 +73,9 @@ static inline bool nvs_capturing(void)
 }
 
 /* Calls visit for each live context of a GPU (primary contexts included) until it returns false.  The registry is
- * not locked during visit; a context that dies meanwhile yields CUDA errors, which the visitor must survive. */
-void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument);
+ * not locked during visit; a context that dies meanwhile yields CUDA errors, which the visitor must survive.  False: one was
+ * left out, as a thread is about to end it; its work may run. */
+bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument);
 
 /* The same for the live streams that the application created in a context.  A stream that the application destroys
  * during its visit is really destroyed after it. */
@@ -91,7 +92,7 @@ void nvs_context_learn(void);                              /* the driver is init
 bool nvs_context_possible(uint32_t gpu);                   /* it is, in this very process, and has that GPU */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of one that was reported */
-bool nvs_context_leaving(CUcontext context);               /* about to be destroyed; false when it was not known */
+bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* about to be destroyed, by the thread of this slot; false when it was not known */
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
 void nvs_primary_retained(uint32_t gpu, CUcontext context);
 CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: none was seen; last: no reference that was seen is left */
@@ -99,7 +100,7 @@ void nvs_current_changed(void);                            /* of the calling thr
 void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
 void nvs_capture_began(CUstream stream, bool per_thread);
-void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread); /* the same, for hook_capture.c */
+void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new); /* the same, for hook_capture.c */
 void nvs_capture_of(CUgraphExec ready, CUstream stream, bool per_thread); /* it was launched there */
 void nvs_capture_ended(CUstream stream, bool per_thread);
 

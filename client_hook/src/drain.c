@@ -5,8 +5,8 @@
  * internal streams included, and can be polled against a deadline.  Without it the known streams are polled until the
  * deadline and then cuCtxSynchronize, which by then has little left to wait for, covers the others.
  *
- * A context that the program ends is visited no more, while its work still runs.  The thread that ends it is in the gate before the context is
- * withdrawn, and until it has ended: a drain that missed it finds the thread there afterwards, or the context has ended.
+ * A context that the program is about to end is left out, while its work runs.  The thread that ends it occupies the gate from before that until
+ * the context has ended, or is among the others again since it lives on: who drains waits for the thread, and looks again.
  *
  * May not go here: anything that an application's thread runs.
  */
@@ -138,17 +138,18 @@ static bool visit_context(CUcontext context, void *argument)
 nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
 {
     drain job = {deadline_ns, false, NVS_OK};
-    nvs_each_context(gpu, visit_context, &job);
+    (void)nvs_each_context(gpu, visit_context, &job);
     return job.status;
 }
 
 nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
 {
     for (;;) {
-        const nvs_status status = nvs_drain(gpu, deadline_ns);
-        if (status != NVS_OK || !nvs_gate_inside(gpu))
-            return status;
-        if (nvs_gate_close(gpu, deadline_ns) != NVS_OK) /* waits for them */
+        drain job = {deadline_ns, false, NVS_OK};
+        const bool all = nvs_each_context(gpu, visit_context, &job);
+        if (job.status != NVS_OK || (all && !nvs_gate_inside(gpu)))
+            return job.status;
+        if (nvs_gate_close(gpu, deadline_ns) != NVS_OK || nvs_now_ns() >= deadline_ns) /* waits for who is inside */
             return NVS_TIMED_OUT;
     }
 }
@@ -157,6 +158,5 @@ bool nvs_gpu_idle(uint32_t gpu)
 {
     /* An event on an idle context takes the GPU some microseconds. */
     drain job = {nvs_now_ns() + LOOK_NS, true, NVS_OK};
-    nvs_each_context(gpu, visit_context, &job);
-    return job.status == NVS_OK;
+    return nvs_each_context(gpu, visit_context, &job) && job.status == NVS_OK;
 }

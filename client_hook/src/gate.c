@@ -20,7 +20,7 @@
  * fence as well: the usual store-buffer argument.
  *
  * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads
- * CLOSED takes E1 back instead of waiting.  For a context that ends there is no E2: drain.c says why that is enough.
+ * CLOSED takes E1 back instead of waiting.  For who occupies a gate there is no E2: drain.c says why that is enough.
  *
  * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
  * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
@@ -212,15 +212,10 @@ static bool closed(uint32_t gpus)
     return any;
 }
 
-void nvs_gate_also_stay(nvs_slot *slot, uint32_t gpus)
+bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
 {
     atomic_store_explicit(&slot->also, gpus, memory_order_seq_cst); /* pairs with the fences in nvs_gate_close, as the next */
     atomic_thread_fence(memory_order_seq_cst);
-}
-
-bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
-{
-    nvs_gate_also_stay(slot, gpus);
     if (!closed(gpus))
         return true;
     nvs_gate_also_leave(slot);
@@ -233,6 +228,26 @@ void nvs_gate_also_leave(nvs_slot *slot)
     atomic_thread_fence(memory_order_seq_cst);
     if (gpus != 0 && closed(gpus))
         wake_closers();
+}
+
+nvs_slot *nvs_gate_occupy(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (gpu >= NVS_MAX_GPUS || (slot == NULL && (slot = nvs_slot_register()) == NULL) ||
+        atomic_load_explicit(&slot->active, memory_order_relaxed) != 0) /* written by this thread only */
+        return NULL;
+    atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst); /* pairs with nvs_gate_inside */
+    return slot;
+}
+
+void nvs_gate_vacate(nvs_slot *slot)
+{
+    if (slot == NULL)
+        return;
+    const uint32_t gpu = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst) - 1; /* as above */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with that in nvs_gate_close: it sees this, or we see it */
+    if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED)
+        wake_closer(&nvs_gates[gpu]);
 }
 
 void nvs_gate_init(void)

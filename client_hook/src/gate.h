@@ -75,11 +75,14 @@ static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
     return NVS_LIKELY(slot != NULL) && nvs_gate_left(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
 }
 
-/* Into the gates of these GPUs, also from inside of another one, if all of them are open.  Never waits, as others wait for who is inside.  True:
- * nvs_gate_also_leave ends it, before nvs_gate_leave. */
+/* Inside of a gate: into those of other GPUs too, if all of them are open.  Never waits, as others wait for who is inside.  True: nvs_gate_also_leave
+ * comes before nvs_gate_leave. */
 bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus);
-void nvs_gate_also_stay(nvs_slot *slot, uint32_t gpus); /* the same, open or not: for what submits nothing */
 void nvs_gate_also_leave(nvs_slot *slot);
+
+/* Into the gate, open or not, for what submits nothing and has to be waited for.  NULL: the thread is in one already, or the host has no memory. */
+nvs_slot *nvs_gate_occupy(uint32_t gpu);
+void nvs_gate_vacate(nvs_slot *slot);
 
 /* After the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and at one in
  * NVS_GRAPH_STRIDE of those that are. */

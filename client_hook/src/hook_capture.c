@@ -23,11 +23,14 @@ static CUgraph captured_into(CUstream stream, bool per_thread)
     return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph : NULL;
 }
 
-void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread)
+void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new)
 {
     const CUgraph graph = several_gpus() ? captured_into(stream, per_thread) : NULL;
-    if (graph != NULL && gpu < NVS_MAX_GPUS)
-        nvs_graph_runs_on(graph, 1u << gpu);
+    if (graph == NULL || gpu >= NVS_MAX_GPUS)
+        return;
+    if (into_new)
+        nvs_graph_gone(graph); /* of a capture that failed: the driver freed it, and gave the handle to this one */
+    nvs_graph_runs_on(graph, 1u << gpu);
 }
 
 static void joined(CUstream stream, bool per_thread)

@@ -10,6 +10,8 @@
 #include "memory.h"
 #include "pacing.h"
 
+#include <string.h>
+
 NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
     static _Atomic bool done; /* true in a fork's child too, for which the driver does nothing any more; relaxed: only a hint */
@@ -66,50 +68,41 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
     return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev);
 }
 
-/* Before the driver ends a context: nobody may look at it or use events in it from now on.  True: it was known. */
+/* Before the driver ends a context, from inside of its GPU's gate: nobody may look at it or use events in it from now on, while its work runs on
+ * (drain.c).  True: it was known. */
 static bool withdraw(CUcontext context)
 {
     nvs_pacing_context_gone();
     nvs_agent_hurry_moves(nvs_context_gpu(context)); /* a move that waits for room has a visit to it */
-    return nvs_context_leaving(context);
+    return nvs_context_leaving(context, nvs_self);
 }
 
-/* While the driver ends a context its work runs on, where no drain finds it: who drains this GPU waits until it is over (drain.c).  What it
- * returns is for let_go. */
-static nvs_slot *hold(uint32_t gpu)
-{
-    nvs_slot *slot = nvs_self;
-    if (gpu >= NVS_MAX_GPUS || (slot == NULL && (slot = nvs_slot_register()) == NULL))
-        return NULL;
-    nvs_gate_also_stay(slot, 1u << gpu);
-    return slot;
-}
-
-static void let_go(nvs_slot *held)
-{
-    if (held != NULL)
-        nvs_gate_also_leave(held);
-}
-
-/* After it has. */
-static void ended(CUcontext context)
+/* After it has, or has not. */
+static void ended(CUcontext context, nvs_slot *held)
 {
     nvs_pacing_context_gone(); /* again: another thread may have made events meanwhile */
     nvs_context_gone(context);
+    nvs_gate_vacate(held);
     nvs_memory_context_gone(context);
+}
+
+static void lives_on(CUcontext context, uint32_t gpu, bool withdrawn, nvs_slot *held)
+{
+    if (withdrawn)
+        nvs_context_created(context, gpu);
+    nvs_gate_vacate(held);
 }
 
 static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
 {
     const uint32_t gpu = nvs_context_gpu(context);
-    nvs_slot *const held = hold(gpu);
+    nvs_slot *const held = nvs_gate_occupy(gpu);
     const bool known = withdraw(context);
     const CUresult result = real(context);
-    if (result != CUDA_SUCCESS && known)
-        nvs_context_created(context, gpu);
-    let_go(held);
     if (result == CUDA_SUCCESS)
-        ended(context);
+        ended(context, held);
+    else
+        lives_on(context, gpu, known, held);
     nvs_current_changed();
     return result;
 }
@@ -124,12 +117,16 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
     return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
 }
 
-/* Destroys at the last reference only, and nobody says which that is: the entry stays, and a drain survives its errors. */
+/* Destroys at the last reference only, and nobody says before which that is: the entry stays until then, and a drain survives its errors. */
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
-    nvs_slot *const held = hold(nvs_context_gpu(ctx));
+    unsigned int version;
+    nvs_slot *const held = nvs_gate_occupy(nvs_context_gpu(ctx));
     const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
-    let_go(held);
+    if (result == CUDA_SUCCESS && NVS_REAL(cuCtxGetApiVersion)(ctx, &version) != CUDA_SUCCESS)
+        ended(ctx, held);
+    else
+        nvs_gate_vacate(held);
     nvs_current_changed();
     return result;
 }
@@ -193,15 +190,14 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     CUcontext context = nvs_primary_released((uint32_t)device, &last);
     if (context == NULL)
         context = hidden_primary(device);
-    nvs_slot *const held = hold((uint32_t)device);
+    nvs_slot *const held = nvs_gate_occupy((uint32_t)device);
     const bool withdrawn = context != NULL && (last || reset) && withdraw(context);
     const CUresult result = real(device);
     const bool lives = is_active(device);
-    if (withdrawn && lives)
-        nvs_context_created(context, (uint32_t)device);
-    let_go(held);
     if (context != NULL && !lives)
-        ended(context);
+        ended(context, held);
+    else
+        lives_on(context, (uint32_t)device, withdrawn, held);
     if (result != CUDA_SUCCESS && context != NULL && lives)
         nvs_primary_retained((uint32_t)device, context);
     nvs_current_changed();
@@ -255,14 +251,13 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     if (NVS_REAL(cuCtxFromGreenCtx)(&context, hCtx) != CUDA_SUCCESS)
         context = NULL;
     const uint32_t gpu = nvs_context_gpu(context);
-    nvs_slot *const held = hold(gpu);
+    nvs_slot *const held = nvs_gate_occupy(gpu);
     const bool known = context != NULL && withdraw(context);
     const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
-    if (result != CUDA_SUCCESS && known)
-        nvs_context_created(context, gpu);
-    let_go(held);
     if (result == CUDA_SUCCESS && context != NULL)
-        ended(context);
+        ended(context, held);
+    else
+        lives_on(context, gpu, known, held);
     nvs_current_changed();
     return result;
 }
@@ -327,6 +322,9 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
 
 /* ---- Captures ---- */
 
+/* Else into a graph that the program has. */
+#define NVS_INTO_NEW(symbol) (strncmp(symbol, "cuStreamBeginCapture", 20) == 0 && strncmp(symbol, "cuStreamBeginCaptureTo", 22) != 0)
+
 #define NVS_BEGIN_CAPTURE(symbol, parameters, arguments)                      \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
     {                                                                         \
@@ -337,7 +335,7 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
             nvs_capture_began(hStream, NVS_PER_THREAD(#symbol));              \
         nvs_gate_leave(slot, gpu);                                            \
         if (result == CUDA_SUCCESS)                                           \
-            nvs_capture_on(gpu, hStream, NVS_PER_THREAD(#symbol));            \
+            nvs_capture_on(gpu, hStream, NVS_PER_THREAD(#symbol), NVS_INTO_NEW(#symbol)); \
         return result;                                                        \
     }
 

@@ -31,7 +31,7 @@ typedef struct nvs_slot {
     const void *graph;                       /* the last one that it launched; only its thread touches both, too */
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
-    _Atomic uint32_t also;                   /* GPUs in whose gates it is by nvs_gate_also_enter or _stay: a bit each */
+    _Atomic uint32_t also;                   /* other GPUs that the call puts work on: a bit each */
     struct nvs_slot *next;
 } nvs_slot;
 

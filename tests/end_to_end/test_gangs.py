@@ -116,7 +116,7 @@ def test_graphs_over_both_gpus_keep_to_their_turns(node: Node, built: Built, tmp
     """Broken: what a graph does on another GPU than its launch runs beside the program whose turn it is there."""
     program = ROOT / "tests" / "hook" / "programs" / "graph_gpus.c"
     compiled = compile_c(tmp_path / "graph_gpus", program, built.sim_dir / "libcuda.so.1")
-    node.start_coordinator("--quantum=50ms")
+    node.start_coordinator("--quantum=50ms", variables={"NVSHARE_IDLE_RELEASE": "0"})
     running = [node.run([str(compiled)], f"--gang={name}", "--memory=device") for name in ("one", "two")]
 
     def both(line: str) -> list[str]:
@@ -136,6 +136,7 @@ def test_graphs_over_both_gpus_keep_to_their_turns(node: Node, built: Built, tmp
     for process in running:
         out, errors = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, "0\n"), errors
+        assert "without the leases of all" not in errors, "then what follows is not promised"
     trace = node.trace()
     for process in running:
         assert {busy.gpu for busy in trace if busy.process_id == process.pid} == {0, 1}

@@ -1,4 +1,4 @@
-"""Contexts that end while their work runs: a lease is given back after that work, however the two orders meet.
+"""Contexts that end while their work runs: a lease is given back after that work, however end and drain meet.
 
 May not go here: what else ends with a context (its memory, its streams).
 """
@@ -56,9 +56,14 @@ def revoke(coordinator: ScriptedCoordinator) -> None:
     coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10**11))
 
 
+def end(client: ScriptedClient) -> None:
+    """Has begun when this returns; what it waits for is the work."""
+    assert client.do("end") == "ends"
+    assert client.answer(SHORT_S) == "", "the context does not end before its work"
+
+
 def released_after_the_end(client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
     """Once both the end and the drain have begun."""
-    assert client.answer(SHORT_S) == "", "the context does not end before its work"
     coordinator.nothing(wire.Release)
     client.tell("unblock")
     assert [client.answer(), client.answer()] == ["0", "0"]
@@ -69,25 +74,33 @@ def ends_during_the_drain(client: ScriptedClient, coordinator: ScriptedCoordinat
     """The drain has looked at the context before."""
     revoke(coordinator)
     eventually(lambda: client.do("state") == RETURNING, "the drain has begun")
-    client.tell("end")
-    released_after_the_end(client, coordinator)
+    end(client)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_before_the_drain(program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, way: str) -> None:
     """Broken: a drain does not see the context any more, and another program computes beside what it left."""
     with at_work(program, hook_env, coordinator, way) as client:
-        client.tell("end")
-        assert client.answer(SHORT_S) == ""
+        end(client)
         revoke(coordinator)
+        assert client.answer(SHORT_S) == ""
         released_after_the_end(client, coordinator)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, "lives"])
 def test_during_the_drain(program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, way: str) -> None:
-    """Broken: the same, where the drain loses sight of it between two looks."""
+    """Broken: the same, where the drain loses sight of it between two looks; or where it seems to end, and lives on."""
     with at_work(program, hook_env, coordinator, way) as client:
         ends_during_the_drain(client, coordinator)
+        released_after_the_end(client, coordinator)
+
+
+def test_a_call_meanwhile(program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator) -> None:
+    """Broken: what a handler, or a tool that is told of the end, submits waits for a lease that waits for this end."""
+    with at_work(program, hook_env, coordinator, "destroy") as client:
+        ends_during_the_drain(client, coordinator)
+        assert client.do("call") == "0"
+        released_after_the_end(client, coordinator)
 
 
 @pytest.mark.sanitizer
@@ -100,6 +113,7 @@ def test_under_sanitizers(
     environment = under_sanitizer(hook_env, sanitizer, tmp_path)
     with at_work(program, environment, coordinator, "reset") as client:
         ends_during_the_drain(client, coordinator)
+        released_after_the_end(client, coordinator)
         assert client.process.stdin is not None
         client.process.stdin.close()
         code, errors = client.ended()

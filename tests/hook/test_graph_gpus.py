@@ -124,10 +124,11 @@ def test_a_launch_waits_for_both_leases(two: TwoGpus, kind: str) -> None:
     launch_waits_for_both(two, kind)
 
 
-def test_a_graph_on_one_gpu_waits_for_that_one(two: TwoGpus) -> None:
+@pytest.mark.parametrize("kind", ["one", "one_captured"])
+def test_a_graph_on_one_gpu_waits_for_that_one(two: TwoGpus, kind: str) -> None:
     """Broken: a program with two GPUs never computes on one while the other is somebody else's."""
     two.do("build kernel")
-    two.do("build one")  # in the place of the other one, which is destroyed
+    two.do(f"build {kind}")  # in the place of the other one, which is destroyed
     two.take_leases()
     two.client.tell("launch")
     assert two.requested() == 1

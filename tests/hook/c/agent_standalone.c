@@ -53,11 +53,12 @@ nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
 
 static _Atomic(CUcontext) primary[NVS_MAX_GPUS];
 
-void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
     CUcontext context = atomic_load_explicit(&primary[gpu], memory_order_relaxed);
     if (context != NULL)
         (void)visit(context, argument);
+    return true;
 }
 
 void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument)

@@ -86,7 +86,7 @@ bool nvs_agent_wait_for_lease(uint32_t gpu) { return false; }
 void nvs_link_send(const uint8_t *frame, size_t size) { model.frames++; }
 int nvs_log_level;
 void nvs_log(int level, const char *format, ...) {}
-void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument) {}
+bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument) { return true; }
 uint64_t nvs_host_system_left(void) { return UINT64_MAX; }
 
 int nvs_thread_start(pthread_t *thread, void *(*role)(void *), void *argument)

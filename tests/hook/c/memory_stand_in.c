@@ -142,9 +142,10 @@ nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
     return NVS_OK;
 }
 
-void nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
     visit((CUcontext)(uintptr_t)0x100, argument);
+    return true;
 }
 
 uint32_t nvs_context_gpu(CUcontext context)

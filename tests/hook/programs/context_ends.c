@@ -1,13 +1,16 @@
 /* Contexts that end while their work runs, each way to end one.
  *
- * Says "ready".  In: a line, out: the CUresult.  "begin WAY": makes such a context current; "block": work that ends at "unblock"; "end": ends
- * the context, in a thread of its own: answered when it has; "state": the lease's, as nvshare.h has it.
+ * Says "ready".  In: a line, out: the CUresult.  "begin WAY": makes such a context current; "block": work that ends at "unblock"; "end": a thread
+ * says "ends", ends the context, and answers when it has; "call": that thread meanwhile fills memory of another context, in a signal's
+ * handler; "state": the lease's, as nvshare.h has it.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,24 +31,46 @@ static char way[16];
 static CUcontext context;
 static CUgreenCtx green;
 static CUstream stream;
+static CUdeviceptr other_memory;
+static CUstream other_stream;
 static sem_t unblocked;
+static atomic_bool over;
 
-static CUresult begin_green(void)
+static bool is(const char *name)
+{
+    return strcmp(way, name) == 0;
+}
+
+static CUresult make_green(void)
 {
     CUdevResource part;
     CUdevResourceDesc described;
     TRY(cuDeviceGetDevResource(0, &part, CU_DEV_RESOURCE_TYPE_SM));
     TRY(cuDevResourceGenerateDesc(&described, &part, 1));
-    TRY(cuGreenCtxCreate(&green, described, 0, CU_GREEN_CTX_DEFAULT_STREAM));
-    return cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0);
+    return cuGreenCtxCreate(&green, described, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+}
+
+/* Its context has to be another one than what ends. */
+static CUresult make_other(void)
+{
+    CUcontext other;
+    TRY(cuCtxCreate(&other, NULL, 0, 0));
+    TRY(cuMemAlloc(&other_memory, 4096));
+    TRY(cuStreamCreate(&other_stream, CU_STREAM_NON_BLOCKING));
+    return cuCtxPopCurrent(&other);
 }
 
 static CUresult begin(void)
 {
     TRY(cuInit(0));
-    if (strcmp(way, "green") == 0)
-        return begin_green();
-    if (strcmp(way, "destroy") == 0 || strcmp(way, "detach") == 0) {
+    if (is("green")) {
+        TRY(make_green());
+        return cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0);
+    }
+    TRY(make_other());
+    if (is("lives"))
+        TRY(make_green()); /* which retains the primary context, past every hook */
+    if (is("destroy") || is("detach")) {
         TRY(cuCtxCreate(&context, NULL, 0, 0));
     } else {
         TRY(cuDevicePrimaryCtxRetain(&context, 0));
@@ -54,21 +79,39 @@ static CUresult begin(void)
     return cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
 }
 
+/* What seems to be the last release, until the work is over: the context lives on. */
+static CUresult release_in_vain(void)
+{
+    while (!atomic_load_explicit(&over, memory_order_relaxed)) {
+        TRY(cuDevicePrimaryCtxRelease(0));
+        TRY(cuDevicePrimaryCtxRetain(&context, 0));
+    }
+    return CUDA_SUCCESS;
+}
+
 static CUresult end(void)
 {
-    if (strcmp(way, "green") == 0)
+    if (is("green"))
         return cuGreenCtxDestroy(green);
-    if (strcmp(way, "destroy") == 0)
+    if (is("destroy"))
         return cuCtxDestroy(context);
-    if (strcmp(way, "detach") == 0)
+    if (is("detach"))
         return cuCtxSetCurrent(context) == CUDA_SUCCESS ? cuCtxDetach(context) : CUDA_ERROR_UNKNOWN;
-    return strcmp(way, "reset") == 0 ? cuDevicePrimaryCtxReset(0) : cuDevicePrimaryCtxRelease(0);
+    if (is("lives"))
+        return release_in_vain();
+    return is("reset") ? cuDevicePrimaryCtxReset(0) : cuDevicePrimaryCtxRelease(0);
 }
 
 static void *in_thread(void *nothing)
 {
+    puts("ends");
     printf("%d\n", (int)end());
     return NULL;
+}
+
+static void call(int number)
+{
+    printf("%d\n", (int)cuMemsetD8Async(other_memory, 1, 16, other_stream));
 }
 
 static void wait_for_unblock(void *nothing)
@@ -85,6 +128,12 @@ static unsigned lease_state(void)
     return ask != NULL && ask(0, &state) == 0 ? state.lease : UINT32_MAX;
 }
 
+static int unblock(void)
+{
+    atomic_store_explicit(&over, true, memory_order_relaxed);
+    return sem_post(&unblocked);
+}
+
 int main(void)
 {
     char line[64];
@@ -92,6 +141,7 @@ int main(void)
     bool ending = false;
     setvbuf(stdout, NULL, _IOLBF, 0);
     sem_init(&unblocked, 0, 0);
+    signal(SIGUSR1, call);
     puts("ready");
     while (fgets(line, sizeof line, stdin) != NULL) {
         line[strcspn(line, "\n")] = '\0';
@@ -100,9 +150,11 @@ int main(void)
         else if (strcmp(line, "block") == 0)
             printf("%d\n", (int)cuLaunchHostFunc(stream, wait_for_unblock, NULL));
         else if (strcmp(line, "unblock") == 0)
-            printf("%d\n", sem_post(&unblocked));
+            printf("%d\n", unblock());
         else if (strcmp(line, "state") == 0)
             printf("%u\n", lease_state());
+        else if (strcmp(line, "call") == 0)
+            pthread_kill(thread, SIGUSR1);
         else if (!(ending = pthread_create(&thread, NULL, in_thread, NULL) == 0))
             puts("no thread");
     }

@@ -137,6 +137,22 @@ static CUresult capture_a_launch(void)
     return cuGraphExecDestroy(launched);
 }
 
+/* One on GPU 1, after some on both that failed, since a stream has not joined: the driver may give it the handle of one of those. */
+static CUresult capture_after_failures(void)
+{
+    for (int i = 0; i < 20; i++) {
+        TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        TRY(cuEventRecord(begun, stream));
+        TRY(cuStreamWaitEvent(other, begun, 0));
+        TRY(cuLaunchKernel(busy[0], 1, 1, 1, 1, 1, 1, 0, other, arguments, NULL));
+        if (cuStreamEndCapture(stream, &graph) != CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+            return CUDA_ERROR_UNKNOWN;
+    }
+    TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    TRY(cuLaunchKernel(busy[1], 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
+    return cuStreamEndCapture(stream, &graph);
+}
+
 static CUresult add_what(const char *kind)
 {
     CUgraph second;
@@ -175,6 +191,8 @@ static CUresult build(const char *kind)
         TRY(capture());
     } else if (strcmp(kind, "captured_launch") == 0) {
         TRY(capture_a_launch());
+    } else if (strcmp(kind, "one_captured") == 0) {
+        TRY(capture_after_failures());
     } else {
         TRY(cuGraphCreate(&graph, 0));
         if (strcmp(kind, "elsewhere") == 0)

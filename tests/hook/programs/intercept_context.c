@@ -37,11 +37,11 @@ static unsigned expected; /* contexts that the agent was told of before they wer
 static uint32_t expected_gpu;
 void nvs_agent_hurry_moves(uint32_t gpu) {}
 void nvs_agent_expect(uint32_t gpu) { expected++, expected_gpu = gpu; }
-void nvs_gate_also_stay(nvs_slot *slot, uint32_t gpus) {}
-void nvs_gate_also_leave(nvs_slot *slot) {}
+nvs_slot *nvs_gate_occupy(uint32_t gpu) { return NULL; }
+void nvs_gate_vacate(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
-void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread) {}
+void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new) {}
 void nvs_pacing_context_gone(void) {}
 nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }
