@@ -244,10 +244,10 @@ void nvs_gate_vacate(nvs_slot *slot)
 {
     if (slot == NULL)
         return;
-    const uint32_t gpu = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst) - 1; /* as above */
+    const uint32_t active = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst); /* as above; 0 after a fork meanwhile */
     atomic_thread_fence(memory_order_seq_cst); /* pairs with that in nvs_gate_close: it sees this, or we see it */
-    if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED)
-        wake_closer(&nvs_gates[gpu]);
+    if (active != 0 && (atomic_load_explicit(&nvs_hot.gates[active - 1], memory_order_seq_cst) & NVS_GATE_CLOSED) != 0)
+        wake_closer(&nvs_gates[active - 1]);
 }
 
 void nvs_gate_init(void)

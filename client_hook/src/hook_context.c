@@ -117,13 +117,17 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
     return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
 }
 
+static bool can_be_current(CUcontext context)
+{
+    return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS && NVS_REAL(cuCtxPopCurrent_v2)(&context) == CUDA_SUCCESS;
+}
+
 /* Destroys at the last reference only, and nobody says before which that is: the entry stays until then, and a drain survives its errors. */
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
-    unsigned int version;
     nvs_slot *const held = nvs_gate_occupy(nvs_context_gpu(ctx));
     const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
-    if (result == CUDA_SUCCESS && NVS_REAL(cuCtxGetApiVersion)(ctx, &version) != CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !can_be_current(ctx))
         ended(ctx, held);
     else
         nvs_gate_vacate(held);

@@ -66,6 +66,10 @@ static CUresult driver_count(int *count) { *count = gpus; return CUDA_SUCCESS; }
 static CUresult driver_device(CUdevice *device) { *device = current_device; return CUDA_SUCCESS; }
 static CUresult driver_get_current(CUcontext *context) { *context = current; asked++; return CUDA_SUCCESS; }
 static CUresult driver_set_current(CUcontext context) { current = context; return CUDA_SUCCESS; }
+static CUcontext detached; /* as often as it was attached: it is gone */
+static CUresult driver_push(CUcontext context) { return context == detached ? CUDA_ERROR_CONTEXT_IS_DESTROYED : driver_set_current(context); }
+static unsigned users = 2; /* of the context that is detached */
+static CUresult driver_detach(CUcontext context) { detached = --users == 0 ? context : NULL; return CUDA_SUCCESS; }
 static CUresult driver_pop(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
 static CUresult driver_destroy_context(CUcontext context) { return context == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS; }
 
@@ -147,8 +151,9 @@ nvs_function nvs_real_resolve(nvs_id id)
     case NVS_ID_cuDeviceGetCount: return (nvs_function)driver_count;
     case NVS_ID_cuCtxGetDevice: return (nvs_function)driver_device;
     case NVS_ID_cuCtxGetCurrent: return (nvs_function)driver_get_current;
-    case NVS_ID_cuCtxSetCurrent:
-    case NVS_ID_cuCtxPushCurrent_v2: return (nvs_function)driver_set_current;
+    case NVS_ID_cuCtxSetCurrent: return (nvs_function)driver_set_current;
+    case NVS_ID_cuCtxPushCurrent_v2: return (nvs_function)driver_push;
+    case NVS_ID_cuCtxDetach: return (nvs_function)driver_detach;
     case NVS_ID_cuCtxPopCurrent_v2: return (nvs_function)driver_pop;
     case NVS_ID_cuCtxCreate_v2: return (nvs_function)driver_create;
     case NVS_ID_cuCtxDestroy_v2: return (nvs_function)driver_destroy_context;
@@ -253,7 +258,9 @@ static void test_contexts(void)
     CHECK(cuCtxDestroy_v2(NULL) == CUDA_ERROR_INVALID_CONTEXT, "the driver's error is not passed on");
     CHECK(cuCtxDestroy_v2(first) == CUDA_SUCCESS && contexts_of(0) == 0 && memory_gone == first, "a destroyed context is visited");
     driver_release(1);
-    cuCtxDestroy_v2(second);
+    CHECK(cuCtxDetach(second) == CUDA_SUCCESS && memory_gone == first, "a context ended before its last user has left it");
+    CHECK(cuCtxDetach(second) == CUDA_SUCCESS && memory_gone == second && contexts_of(1) == 0, "what its last user has left is visited");
+    detached = NULL;
 }
 
 static void test_usual_owner(void)
