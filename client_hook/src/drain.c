@@ -144,12 +144,13 @@ nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
 
 nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
 {
-    for (;;) {
+    for (unsigned looks = 0;;) {
         drain job = {deadline_ns, false, NVS_OK};
         const bool all = nvs_each_context(gpu, visit_context, &job);
         if (job.status != NVS_OK || (all && !nvs_gate_inside(gpu)))
             return job.status;
-        if (nvs_gate_close(gpu, deadline_ns) != NVS_OK || nvs_now_ns() >= deadline_ns) /* waits for who is inside */
+        /* Waits for who is inside; not for who ends a context from inside of another GPU's gate. */
+        if (nvs_gate_close(gpu, deadline_ns) != NVS_OK || !nap(&looks, deadline_ns))
             return NVS_TIMED_OUT;
     }
 }

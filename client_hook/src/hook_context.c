@@ -9,6 +9,7 @@
 #include "gate.h"
 #include "memory.h"
 #include "pacing.h"
+#include "swap.h"
 
 #include <string.h>
 
@@ -74,7 +75,9 @@ static bool withdraw(CUcontext context)
 {
     nvs_pacing_context_gone();
     nvs_agent_hurry_moves(nvs_context_gpu(context)); /* a move that waits for room has a visit to it */
-    return nvs_context_leaving(context, nvs_self);
+    const bool known = nvs_context_leaving(context, nvs_self);
+    nvs_swap_lanes_context_leaving(context);
+    return known;
 }
 
 /* After it has, or has not. */
@@ -117,20 +120,25 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
     return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
 }
 
-static bool can_be_current(CUcontext context)
+static bool is_destroyed(CUcontext context)
 {
-    return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS && NVS_REAL(cuCtxPopCurrent_v2)(&context) == CUDA_SUCCESS;
+    const CUresult result = NVS_REAL(cuCtxPushCurrent_v2)(context);
+    if (result == CUDA_SUCCESS)
+        NVS_REAL(cuCtxPopCurrent_v2)(&context);
+    return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-/* Destroys at the last reference only, and nobody says before which that is: the entry stays until then, and a drain survives its errors. */
+/* Destroys at the last reference only, and nobody says before which that is. */
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
-    nvs_slot *const held = nvs_gate_occupy(nvs_context_gpu(ctx));
+    const uint32_t gpu = nvs_context_gpu(ctx);
+    nvs_slot *const held = nvs_gate_occupy(gpu);
+    const bool known = withdraw(ctx);
     const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
-    if (result == CUDA_SUCCESS && !can_be_current(ctx))
+    if (result == CUDA_SUCCESS && is_destroyed(ctx))
         ended(ctx, held);
     else
-        nvs_gate_vacate(held);
+        lives_on(ctx, gpu, known, held);
     nvs_current_changed();
     return result;
 }

@@ -239,6 +239,7 @@ typedef struct nvs_transfer { /* chunks on their way */
 } nvs_transfer;
 /* In the context, which is current.  Afterwards nothing of it is under way; `status` says why it stopped early, if it failed. */
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context);
+void nvs_swap_lanes_context_leaving(CUcontext context); /* nobody moves anything in it any more; it may live on */
 void nvs_swap_lanes_context_gone(CUcontext context);
 void nvs_swap_lanes_after_fork(void);
 

@@ -88,17 +88,37 @@ static CUresult make_lane(lane *with, CUcontext context)
     *with = made;
     nvs_swap_unlock();
     if (old.context != NULL)
-        forget_lane(&old); /* handles of another context that lives; of one that is gone they were forgotten */
+        forget_lane(&old); /* handles of another context that lives; of one that ends they are forgotten before */
     return CUDA_SUCCESS;
+}
+
+static lane take_lane_of(CUcontext context, uint32_t gpu)
+{
+    lane taken = {0};
+    nvs_swap_lock();
+    if (lanes[gpu].context == context) {
+        taken = lanes[gpu];
+        lanes[gpu] = (lane){0};
+    }
+    nvs_swap_unlock();
+    return taken;
 }
 
 void nvs_swap_lanes_context_gone(CUcontext context)
 {
-    nvs_swap_lock();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (lanes[gpu].context == context)
-            lanes[gpu] = (lane){0}; /* its streams and events went with it */
-    nvs_swap_unlock();
+        (void)take_lane_of(context, gpu); /* its streams and events went with it */
+}
+
+void nvs_swap_lanes_context_leaving(CUcontext context)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        lane old = take_lane_of(context, gpu);
+        if (old.context != NULL && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {
+            forget_lane(&old);
+            NVS_REAL(cuCtxPopCurrent_v2)(&context);
+        }
+    }
 }
 
 void nvs_swap_lanes_after_fork(void)

@@ -38,6 +38,7 @@ static uint32_t expected_gpu;
 void nvs_agent_hurry_moves(uint32_t gpu) {}
 void nvs_agent_expect(uint32_t gpu) { expected++, expected_gpu = gpu; }
 nvs_slot *nvs_gate_occupy(uint32_t gpu) { return NULL; }
+void nvs_swap_lanes_context_leaving(CUcontext context) {}
 void nvs_gate_vacate(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }

@@ -1,0 +1,59 @@
+"""Memory that moves while a context ends: what the hook copies with went with that context, and is not used again.
+
+May not go here: leases (test_context_ends.py).
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from coordinator import wire
+from tests.conftest import Built
+from tests.hook.compiled import compile_c
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+
+PROGRAM = Path(__file__).parent / "programs" / "context_moves.c"
+ALL = 1 << 30
+ROUNDS = 40
+"""Of which a sixth went wrong."""
+
+
+def finished(coordinator: ScriptedCoordinator, order: int) -> int:
+    """Its CUresult."""
+    while True:
+        told = coordinator.expect(wire.MoveProgress)
+        if told.order_id == order and told.finished:
+            return told.error
+
+
+def test_a_context_ends_beside_moves(
+    tmp_path: Path, built: Built, hook_env: dict[str, str], coordinator: ScriptedCoordinator
+) -> None:
+    """Broken: the mover uses streams of a context that is gone: moves fail, or streams of the program are destroyed
+    that have their handles now."""
+    program = compile_c(tmp_path / "moves", PROGRAM, built.sim_dir / "libcuda.so.1")
+    process = subprocess.Popen(
+        [program], env=hook_env | {"NVSHARE_MEMORY": "swap"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+    )  # fmt: skip
+    with ScriptedClient.of(process) as client:
+        client.tell("make")
+        coordinator.welcome()
+        assert client.answer() == "0"
+        client.tell("fill")
+        coordinator.asked()
+        coordinator.grant(7)
+        assert client.answer() == "0"
+        coordinator.revoke(7)
+        for order in range(1, 3 * ROUNDS, 3):
+            coordinator.send(wire.Evict(gpu=0, order_id=order, bytes=ALL))
+            assert finished(coordinator, order) == 0
+            coordinator.send(wire.Restore(gpu=0, order_id=order + 1, bytes=ALL))
+            assert finished(coordinator, order + 1) == 0
+            client.tell("end")
+            coordinator.send(wire.Evict(gpu=0, order_id=order + 2, bytes=ALL))
+            assert finished(coordinator, order + 2) == 0
+            assert client.answer() == "0"
+            assert client.do("make") == "0"
+        assert client.do("lost") == "0"
