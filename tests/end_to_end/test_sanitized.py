@@ -59,6 +59,11 @@ def under_sanitizer(environment: dict[str, str], kind: str, folder: Path) -> dic
     }
 
 
+def complaints(folder: Path) -> list[str]:
+    """Of programs that were started with `under_sanitizer`."""
+    return [path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("complaint*")]
+
+
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_sharing_under_sanitizers(node: Node, saturate: Path, kind: str) -> None:
     """Memory errors, undefined behaviour and data races in the hook would otherwise wait for a user's program."""

@@ -30,10 +30,10 @@ def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> 
     seed = random.randrange(2**31)
     print(f"seed {seed}")  # pytest shows it when the test fails
     node.start_coordinator("--quantum=20ms")
-    both = [node.run([str(vmm_program), str(seed + i), "250", "170"], "--memory=swap") for i in range(2)]
+    both = [node.run([str(vmm_program), str(seed + i), "500", "170"], "--memory=swap") for i in range(2)]
     results = [finish(process) for process in both]
     assert all(result["mismatches"] == result["failures"] == 0 for result in results), results
-    assert all(result["checks"] > 20 and result["left"] == 0 for result in results), results
+    assert all(result["checks"] > 50 and result["left"] == 0 for result in results), results
     gpu = node.control("status")["gpus"][0]
     assert gpu["evicted_bytes"] > 0, gpu
 

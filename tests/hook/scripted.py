@@ -220,6 +220,12 @@ class ScriptedClient:
         ready, _, _ = select.select([self.process.stderr], [], [], BOUND_S)
         return os.read(self.process.stderr.fileno(), 4096).decode() if ready else ""
 
+    def finish(self) -> tuple[int, str]:
+        """Has no more commands for it; what `ended` tells."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.ended()
+
     def ended(self) -> tuple[int, str]:
         """Waits for the end: exit code and what it wrote to stderr."""
         assert self.process.stderr is not None

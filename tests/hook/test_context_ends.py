@@ -5,7 +5,6 @@ May not go here: what else ends with a context (its memory, its streams).
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from coordinator import wire
 from tests.conftest import Built
-from tests.end_to_end.test_sanitized import under_sanitizer
+from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 from tests.waiting import eventually
@@ -38,10 +37,7 @@ def at_work(
     program: Path, environment: Mapping[str, str], coordinator: ScriptedCoordinator, way: str
 ) -> Iterator[ScriptedClient]:
     """The program, whose context has work that does not end by itself."""
-    process = subprocess.Popen(
-        [program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    )
-    with ScriptedClient.of(process) as client:
+    with ScriptedClient(program, environment) as client:
         assert client.do(f"begin {way}") == "0"
         client.tell("block")
         coordinator.welcome()
@@ -114,8 +110,5 @@ def test_under_sanitizers(
     with at_work(program, environment, coordinator, "reset") as client:
         ends_during_the_drain(client, coordinator)
         released_after_the_end(client, coordinator)
-        assert client.process.stdin is not None
-        client.process.stdin.close()
-        code, errors = client.ended()
-    assert (code, errors) == (0, "")
-    assert [path.read_text() for path in tmp_path.glob("complaint*")] == []
+        assert client.finish() == (0, "")
+    assert complaints(tmp_path) == []

@@ -5,7 +5,6 @@ May not go here: the memory that such graphs reach (test_swap_peers.py).
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from coordinator import wire
 from simulated_gpu.trace import read_trace
 from tests.conftest import Built
-from tests.end_to_end.test_sanitized import under_sanitizer
+from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
@@ -88,10 +87,7 @@ class TwoGpus:
 @contextmanager
 def at_work(program: Path, environment: Mapping[str, str], coordinator: ScriptedCoordinator) -> Iterator[TwoGpus]:
     """The program, which has used both GPUs."""
-    process = subprocess.Popen(
-        [program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    )
-    with ScriptedClient.of(process) as client:
+    with ScriptedClient(program, environment) as client:
         made = TwoGpus(client, coordinator)
         made.do("begin")
         made.do("build captured")  # which asks for the lease of each
@@ -201,8 +197,5 @@ def test_all_kinds_under_sanitizers(
             two.do(f"build {kind}")
             two.do("loop 20")
         launch_waits_for_both(two, "captured")
-        assert two.client.process.stdin is not None
-        two.client.process.stdin.close()
-        code, errors = two.client.ended()
-    assert (code, errors) == (0, "")
-    assert [path.read_text() for path in tmp_path.glob("complaint*")] == []
+        assert two.client.finish() == (0, "")
+    assert complaints(tmp_path) == []

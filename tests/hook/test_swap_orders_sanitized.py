@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.test_sanitized import under_sanitizer
+from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook import test_swap_orders as orders
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_swap_orders import environment
@@ -42,4 +42,4 @@ def test_orders_under_sanitizers(
 ) -> None:
     """Broken: a race or a use after free between agent, movers, the stages of a move and the program's threads."""
     scene(coordinator, under_sanitizer(environment, kind, tmp_path), tmp_path)
-    assert [path.read_text() for path in tmp_path.glob("complaint*")] == []
+    assert complaints(tmp_path) == []

@@ -123,9 +123,7 @@ def test_the_hooks_own_moves_are_no_escape(
         for order in (wire.Evict(gpu=0, order_id=5, bytes=96 << 20), wire.Restore(gpu=0, order_id=6, bytes=96 << 20)):
             coordinator.send(order)
             assert finished(coordinator, order.order_id) == (96 << 20, 0)
-        assert client.process.stdin is not None
-        client.process.stdin.close()
-        assert client.ended() == (0, "")
+        assert client.finish() == (0, "")
     [report] = read_reports(reports)
     assert (report.problem, report.escapes) == (None, ())
     assert (report.copies, report.copies_gated) == (1, 1), "what the program itself has copied"

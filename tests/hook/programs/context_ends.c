@@ -5,7 +5,8 @@
  * handler; "state": the lease's, as nvshare.h has it.
  */
 #define _GNU_SOURCE
-#include <cuda.h>
+#include "try.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -19,13 +20,6 @@
 #include "nvshare.h"
 
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* cuCtxDetach, which old programs call */
-
-#define TRY(call)                                  \
-    do {                                           \
-        const CUresult failed_ = (call);           \
-        if (failed_ != CUDA_SUCCESS)               \
-            return failed_;                        \
-    } while (0)
 
 static char way[16];
 static CUcontext context;

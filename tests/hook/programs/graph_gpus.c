@@ -5,19 +5,13 @@
  * "wait": once the work is done; "loop COUNT": both, again and again.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
  */
 #define _GNU_SOURCE
-#include <cuda.h>
+#include "try.h"
+
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define TRY(call)                                  \
-    do {                                           \
-        const CUresult failed_ = (call);           \
-        if (failed_ != CUDA_SUCCESS)               \
-            return failed_;                        \
-    } while (0)
 
 static const char image[] =
     ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nvs_busy(.param .u64 duration)\n{\n"
