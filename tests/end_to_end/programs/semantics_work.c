@@ -3,6 +3,8 @@
 
 #include <poll.h>
 
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations" /* cuCtxDetach, which old programs call */
+
 /* ---- Somebody else on the same GPU, with most of its memory, until its input ends ---- */
 
 static void rival(void)
@@ -114,6 +116,28 @@ static void several_contexts(void)
     CHECK(holds(own, MIB, 1), "memory of the primary context has changed");
     OK(cuCtxDestroy(others[0]));
     OK(cuMemFree(own));
+}
+
+/* The hook asks in this way whether it was the last detaching. */
+static void detached_context(void)
+{
+    CUcontext context, same;
+    begin();
+    CUdeviceptr own = filled(MIB, 1);
+    OK(cuCtxCreate(&context, NULL, 0, 0));
+    CUdeviceptr memory = filled(MIB, 10);
+    OK(cuCtxAttach(&same, 0));
+    CHECK(same == context, "attaching gives another context");
+    OK(cuCtxDetach(context));
+    OK(cuCtxSetCurrent(context));
+    let_others();
+    CHECK(holds(memory, MIB, 10), "memory of a context that lives on has changed");
+    OK(cuCtxDetach(context));
+    const CUresult said = cuCtxPushCurrent(context);
+    CHECK(said == CUDA_ERROR_INVALID_CONTEXT || said == CUDA_ERROR_CONTEXT_IS_DESTROYED, "a context that is gone: %d", (int)said);
+    OK(cuCtxSetCurrent(primary));
+    let_others();
+    CHECK(holds(own, MIB, 1), "memory has changed after another context has ended");
 }
 
 static void primary_reset(void)
@@ -371,6 +395,7 @@ int main(int count, char **arguments)
 {
     static const named_case cases[] = {
         {"green_contexts", green_contexts}, {"several_contexts", several_contexts}, {"primary_reset", primary_reset},
+        {"detached_context", detached_context},
         {"module_unload", module_unload},   {"capture_modes", capture_modes},       {"capture_to_graph", capture_to_graph},
         {"graph_edits", graph_edits},       {"memory_nodes", memory_nodes},         {"ordered_memory", ordered_memory},
         {"launches", launches},             {"host_callbacks", host_callbacks},     {"rival", rival},
