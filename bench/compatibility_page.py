@@ -55,7 +55,8 @@ START_UP = """\
 From the start of the process until the framework is imported, until it knows its GPUs, to the first result from one,
 and to the end of the process. *Added* is the median of the differences between starts without and with the hook in
 turns; in brackets, between what the median of all such differences lies (95 %, by ranks). The time that processors
-worked, all threads together, is the surer figure: what else the machine does disturbs it less.
+worked, all threads together, is the surer figure: what else the machine does disturbs it less. *Quickest* is the
+difference between the quickest start with the hook and the quickest without.
 """
 
 WORDS = {"unfinished": "unfinished: the run ended before two at a time"}
@@ -128,6 +129,8 @@ def startup_lines(row: Mapping[str, Any]) -> Iterator[str]:
         for what in ("wall", "cpu"):
             added = (found[f"added_{what}_ms{end}"] for end in ("", "_min", "_max"))
             cells += [f"{found[f'plain_{what}_ms']:g} ms", "{:+g} ms ({:+g} to {:+g})".format(*added)]
+            quickest = found.get(f"quickest_{what}_ms")  # earlier lines have none
+            cells[-1] += "" if quickest is None else f", quickest {quickest:+g}"
         yield "| " + " | ".join(cell(one) for one in [*cells, f"{most_ms:.0f} ms"]) + " |"
 
 

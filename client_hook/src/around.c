@@ -133,7 +133,7 @@ nvs_way nvs_around(const nvs_apart *what, CUresult *result)
     if (went)
         return NVS_WENT;
     const CUcontext context = only_context(what);
-    if (context != NULL && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS)
+    if (nvs_context_enter(context))
         return NVS_BORROWED;
     NVS_LOG_ONCE(NVS_LOG_WARNING, "work of one GPU names memory of another, which it cannot be given access to (cuDeviceCanAccessPeer), "
                                   "in a call that the driver refuses for memory that moves: run this program with --memory device "

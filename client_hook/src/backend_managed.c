@@ -6,6 +6,7 @@
  * Moves run on the GPU's mover thread, on streams of our own, in pieces, a few of them in flight.  An application may free an
  * allocation or destroy its context meanwhile; then the driver refuses the piece and the allocation is left alone.
  */
+#include "context.h"
 #include "cuda_api.h"
 #include "log.h"
 #include "memory.h"
@@ -162,7 +163,7 @@ static bool enter_context(mover *m, CUcontext context)
     if (m->context == context)
         return true;
     leave_context(m);
-    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (!nvs_context_enter(context))
         return false; /* it is being destroyed, and its memory with it */
     m->context = context;
     CUresult result = stream_of(context, &m->stream);

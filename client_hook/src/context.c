@@ -1,4 +1,4 @@
-/* The registry of contexts, streams and captures, and the answers to "which GPU?".
+/* The registry of contexts, streams and captures.
  *
  * One lock (the context registry's) guards the tables.  It is never held across a call of the driver.  Entries never
  * move: a visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time
@@ -17,7 +17,7 @@
 #include <time.h>
 
 #define LEAVING_PATIENCE_S 2  /* a context's end waits no longer for a visitor */
-#define RECHECK_EVERY 64u     /* uses of a cached current GPU or context before the driver is asked again */
+#define RECHECK_EVERY 64u     /* uses of the usual owner before the driver is asked again */
 
 typedef struct context_entry {
     CUcontext context; /* NULL: free */
@@ -47,6 +47,7 @@ static stream_entry *streams;
 static size_t stream_count;
 static capture_entry *captures;
 static size_t capture_count;
+static uint32_t captures_without_place; /* in the table */
 static struct {
     CUcontext context;
     uint32_t references; /* that the hooks have seen */
@@ -55,15 +56,6 @@ static _Atomic bool any_green;
 static bool forgotten; /* there are contexts that found no place in the table */
 
 static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
-_Atomic uint32_t nvs_gpu_generation = 1;
-_Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec")));
-
-/* ---- Which GPU ---- */
-
-static uint32_t gpu_of_device(CUdevice device)
-{
-    return device >= 0 && (uint32_t)device < NVS_MAX_GPUS ? (uint32_t)device : NVS_NO_GPU;
-}
 
 static void after_fork_in_child(void)
 {
@@ -71,7 +63,7 @@ static void after_fork_in_child(void)
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     /* A driver that was initialised before the fork is of no use in the child; forget its handles. */
-    context_count = stream_count = capture_count = 0;
+    context_count = stream_count = capture_count = captures_without_place = 0;
     contexts = NULL; /* not freed: another thread may have been inside realloc */
     streams = NULL;
     captures = NULL;
@@ -79,7 +71,7 @@ static void after_fork_in_child(void)
     atomic_store_explicit(&device_count, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
-    atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release);
+    nvs_gpus_outdated();
 }
 
 void nvs_context_learn(void)
@@ -103,52 +95,7 @@ bool nvs_context_possible(uint32_t gpu)
     return gpu < NVS_MAX_GPUS && gpu < atomic_load_explicit(&device_count, memory_order_relaxed);
 }
 
-uint32_t nvs_ask_current_gpu(void)
-{
-    /* Acquire pairs with the release in outdated(): what the driver says afterwards is newer than the change. */
-    const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire);
-    nvs_context_learn();
-    const uint32_t only = nvs_only_gpu();
-    if (only != NVS_NO_GPU)
-        return only;
-    CUdevice device;
-    if (NVS_REAL(cuCtxGetDevice)(&device) != CUDA_SUCCESS)
-        return NVS_NO_GPU;
-    const uint32_t gpu = gpu_of_device(device);
-    nvs_cached_gpu.current_gpu = gpu;
-    nvs_cached_gpu.current_generation = now;
-    nvs_cached_gpu.uses = RECHECK_EVERY;
-    return gpu;
-}
-
-static uint32_t gpu_by_driver(CUstream stream)
-{
-    CUdevice device;
-    CUcontext context;
-    if (NVS_HAS(cuStreamGetDevice) && NVS_REAL(cuStreamGetDevice)(stream, &device) == CUDA_SUCCESS)
-        return gpu_of_device(device);
-    if (NVS_HAS(cuStreamGetCtx) && NVS_REAL(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
-        return nvs_context_gpu(context);
-    return NVS_NO_GPU;
-}
-
-uint32_t nvs_ask_stream_gpu(CUstream stream)
-{
-    const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire); /* as in nvs_ask_current_gpu */
-    nvs_context_learn();
-    const uint32_t only = nvs_only_gpu();
-    if (only != NVS_NO_GPU)
-        return only;
-    const uint32_t gpu = gpu_by_driver(stream);
-    if (gpu == NVS_NO_GPU)
-        return nvs_current_gpu();
-    nvs_cached_gpu.stream = stream;
-    nvs_cached_gpu.stream_gpu = gpu;
-    nvs_cached_gpu.stream_generation = now;
-    return gpu;
-}
-
-static uint32_t registered_gpu(CUcontext context)
+uint32_t nvs_context_registered_gpu(CUcontext context)
 {
     uint32_t gpu = NVS_NO_GPU;
     pthread_mutex_lock(&lock);
@@ -157,35 +104,6 @@ static uint32_t registered_gpu(CUcontext context)
             gpu = contexts[i].gpu;
     pthread_mutex_unlock(&lock);
     return gpu;
-}
-
-uint32_t nvs_context_gpu(CUcontext context)
-{
-    if (context == NULL)
-        return NVS_NO_GPU;
-    uint32_t gpu = registered_gpu(context);
-    if (gpu != NVS_NO_GPU)
-        return gpu;
-    CUdevice device;
-    CUcontext popped;
-    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return NVS_NO_GPU;
-    if (NVS_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
-        gpu = gpu_of_device(device);
-    NVS_REAL(cuCtxPopCurrent_v2)(&popped);
-    if (gpu != NVS_NO_GPU)
-        nvs_context_created(context, gpu);
-    return gpu;
-}
-
-void nvs_current_changed(void)
-{
-    nvs_cached_gpu.current_generation = 0;
-}
-
-static void outdated(void)
-{
-    atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release); /* pairs with the acquire loads above and in context.h */
 }
 
 /* ---- Registry ---- */
@@ -334,7 +252,7 @@ void nvs_context_gone(CUcontext context)
             primaries[i].references = 0;
         }
     pthread_mutex_unlock(&lock);
-    outdated();
+    nvs_gpus_outdated();
 }
 
 void nvs_primary_retained(uint32_t gpu, CUcontext context)
@@ -390,7 +308,7 @@ bool nvs_stream_leaving(CUstream stream, CUcontext *context)
             }
         }
     pthread_mutex_unlock(&lock);
-    outdated(); /* the handle may be given to a stream of another GPU */
+    nvs_gpus_outdated(); /* the handle may be given to a stream of another GPU */
     return destroy;
 }
 
@@ -417,19 +335,39 @@ void nvs_capture_began(CUstream stream, bool per_thread)
         if (captures[place].key == NULL)
             atomic_fetch_add_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
         captures[place].key = key;
+    } else if (key != NULL) {
+        atomic_fetch_add_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
+        captures_without_place++;
     }
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_capture_ended(CUstream stream, bool per_thread)
+/* Locked. */
+static bool forget_capture(const void *key)
 {
-    const void *key = capture_key(stream, per_thread);
-    pthread_mutex_lock(&lock);
     for (size_t i = 0; i < capture_count; i++)
         if (key != NULL && captures[i].key == key) {
             captures[i].key = NULL;
             atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
+            return true;
         }
+    return false;
+}
+
+void nvs_capture_ended(CUstream stream, bool per_thread)
+{
+    pthread_mutex_lock(&lock);
+    if (!forget_capture(capture_key(stream, per_thread)) && captures_without_place > 0) {
+        captures_without_place--;
+        atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_capture_lost(CUstream stream)
+{
+    pthread_mutex_lock(&lock);
+    (void)forget_capture(stream);
     pthread_mutex_unlock(&lock);
 }
 
@@ -446,7 +384,7 @@ static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, 
         return true;
     if (NVS_REAL(cuDevicePrimaryCtxRetain)(&context, (CUdevice)gpu) != CUDA_SUCCESS)
         return true;
-    if (registered_gpu(context) == NVS_NO_GPU)
+    if (nvs_context_registered_gpu(context) == NVS_NO_GPU)
         go_on = visit(context, argument);
     NVS_REAL(cuDevicePrimaryCtxRelease_v2)((CUdevice)gpu);
     return go_on;
@@ -483,7 +421,7 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
 static void destroy_now(CUstream stream, CUcontext context)
 {
     CUcontext popped;
-    const bool pushed = NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    const bool pushed = nvs_context_enter(context);
     NVS_REAL(cuStreamDestroy_v2)(stream);
     if (pushed)
         NVS_REAL(cuCtxPopCurrent_v2)(&popped);

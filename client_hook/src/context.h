@@ -13,13 +13,25 @@
 /* Grows when an answer that some thread has cached may have become wrong. */
 extern _Atomic uint32_t nvs_gpu_generation __attribute__((visibility("hidden")));
 
+enum { NVS_GPU_PLACE_BITS = 3 };
+
+typedef struct nvs_gpu_of {
+    const void *handle; /* a stream's or a context's */
+    uint32_t generation, gpu;
+} nvs_gpu_of;
+
 typedef struct nvs_gpu_cache { /* what a thread found out last */
     uint32_t current_generation, current_gpu;
     uint32_t uses; /* before the driver is asked again: a context may have been made current by a path that nobody sees */
-    uint32_t stream_generation, stream_gpu;
-    CUstream stream;
+    nvs_gpu_of of[1 << NVS_GPU_PLACE_BITS];
 } nvs_gpu_cache;
 extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+/* Where a handle's GPU would stand. */
+static inline nvs_gpu_of *nvs_gpu_place(const void *handle)
+{
+    return &nvs_cached_gpu.of[(uintptr_t)handle * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVS_GPU_PLACE_BITS)]; /* Fibonacci hashing */
+}
 
 uint32_t nvs_ask_current_gpu(void);
 uint32_t nvs_ask_stream_gpu(CUstream stream);
@@ -32,7 +44,7 @@ static inline uint32_t nvs_current_gpu(void)
     nvs_gpu_cache *cached = &nvs_cached_gpu;
     if (NVS_LIKELY(only != NVS_NO_GPU))
         return only;
-    /* Acquire pairs with the release in context.c: what the driver says afterwards is newer than the change. */
+    /* Acquire pairs with the release in which_gpu.c: what the driver says afterwards is newer than the change. */
     if (NVS_UNLIKELY(cached->current_generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)) ||
         NVS_UNLIKELY(cached->uses == 0))
         return nvs_ask_current_gpu();
@@ -44,19 +56,26 @@ static inline uint32_t nvs_current_gpu(void)
 static inline uint32_t nvs_stream_gpu(CUstream stream)
 {
     const uint32_t only = nvs_only_gpu();
-    nvs_gpu_cache *cached = &nvs_cached_gpu;
     if (NVS_LIKELY(only != NVS_NO_GPU))
         return only;
     if ((uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD)
         return nvs_current_gpu(); /* NULL, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */
-    if (NVS_UNLIKELY(cached->stream != stream) || /* acquire: as above */
-        NVS_UNLIKELY(cached->stream_generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)))
+    const nvs_gpu_of *known = nvs_gpu_place(stream);
+    if (NVS_UNLIKELY(known->handle != stream) || /* acquire: as above */
+        NVS_UNLIKELY(known->generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)))
         return nvs_ask_stream_gpu(stream);
-    return cached->stream_gpu;
+    return known->gpu;
 }
 
 /* GPU of a context handle; NVS_NO_GPU when it is not known. */
 uint32_t nvs_context_gpu(CUcontext context);
+
+/* Has it not been destroyed?  NULL has. */
+bool nvs_context_lives(CUcontext context);
+
+/* For calls of the hook's own: makes it current, to be popped, if it lives.  Never cuCtxPushCurrent itself: a driver takes one that has been destroyed,
+ * and crashes when that is popped. */
+bool nvs_context_enter(CUcontext context);
 
 /* The context that what is allocated now belongs to: the current one, or the primary one of which that is a part (a green
  * context ends without its memory).  NULL: none. */
@@ -92,16 +111,19 @@ void nvs_context_learn(void);                              /* the driver is init
 bool nvs_context_possible(uint32_t gpu);                   /* it is, in this very process, and has that GPU */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of one that was reported */
+uint32_t nvs_context_registered_gpu(CUcontext context);    /* NVS_NO_GPU: it is not known here */
 bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* about to be destroyed, by the thread of this slot; false when it was not known */
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
 void nvs_primary_retained(uint32_t gpu, CUcontext context);
 CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: none was seen; last: no reference that was seen is left */
-void nvs_current_changed(void);                            /* of the calling thread; need not be told where there is one GPU */
+void nvs_current_changed(CUcontext context);                /* of the calling thread, to this one, or NULL: to another one; need not be told where
+                                                               there is one GPU */
+void nvs_gpus_outdated(void);                              /* what was known of a handle may be wrong now */
 void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
 void nvs_capture_began(CUstream stream, bool per_thread);
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new); /* the same, for hook_capture.c */
-void nvs_capture_of(CUgraphExec ready, CUstream stream, bool per_thread); /* it was launched there */
 void nvs_capture_ended(CUstream stream, bool per_thread);
+void nvs_capture_lost(CUstream stream);                    /* destroyed, and its capture with it, if there was one */
 
 #endif

@@ -5,6 +5,8 @@
  * internal streams included, and can be polled against a deadline.  Without it the known streams are polled until the
  * deadline and then cuCtxSynchronize, which by then has little left to wait for, covers the others.
  *
+ * What a graph does on another GPU than its stream's no context of that GPU knows of: it is waited for by marks (graph_marks.h).
+ *
  * A context that the program is about to end is left out, while its work runs.  The thread that ends it occupies the gate from before that until
  * the context has ended, or is among the others again since it lives on: who drains waits for the thread, and looks again.
  *
@@ -15,6 +17,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "graph_marks.h"
 
 #include <time.h>
 
@@ -53,6 +56,8 @@ static void look_at_streams(CUcontext context, look *found)
 }
 
 typedef struct drain {
+    uint32_t gpu;
+    bool marks; /* only graphs that were launched in the context, and compute on that GPU, which is another one */
     uint64_t deadline_ns;
     bool look_only; /* do not wait for what a stream has pending */
     nvs_status status;
@@ -120,33 +125,54 @@ static nvs_status drain_context(CUcontext context, const drain *job)
     return NVS_OK;
 }
 
+static nvs_status drain_marks(CUcontext context, const drain *job)
+{
+    unsigned looks = 0;
+    while (nvs_graph_mark_pending(job->gpu, context))
+        if (job->look_only || !nap(&looks, job->deadline_ns))
+            return NVS_TIMED_OUT;
+    return NVS_OK;
+}
+
 static bool visit_context(CUcontext context, void *argument)
 {
     drain *job = argument;
     CUcontext popped;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (!nvs_context_enter(context))
         return true; /* it has died: so has its work */
     bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-    job->status = drain_context(context, job);
+    job->status = job->marks ? drain_marks(context, job) : drain_context(context, job);
     if (exchanged)
         (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     (void)NVS_REAL(cuCtxPopCurrent_v2)(&popped);
     return job->status == NVS_OK;
 }
 
+/* False: a context was left out. */
+static bool drain_all(drain *job)
+{
+    bool all = nvs_each_context(job->gpu, visit_context, job);
+    const uint32_t others = job->status == NVS_OK ? nvs_graph_marked_by(job->gpu) : 0;
+    job->marks = true;
+    for (uint32_t gpu = 0; others >> gpu != 0 && job->status == NVS_OK; gpu++)
+        if ((others >> gpu & 1) != 0 && !nvs_each_context(gpu, visit_context, job))
+            all = false;
+    return all;
+}
+
 nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
 {
-    drain job = {deadline_ns, false, NVS_OK};
-    (void)nvs_each_context(gpu, visit_context, &job);
+    drain job = {.gpu = gpu, .deadline_ns = deadline_ns};
+    (void)drain_all(&job);
     return job.status;
 }
 
 nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
 {
     for (unsigned looks = 0;;) {
-        drain job = {deadline_ns, false, NVS_OK};
-        const bool all = nvs_each_context(gpu, visit_context, &job);
+        drain job = {.gpu = gpu, .deadline_ns = deadline_ns};
+        const bool all = drain_all(&job);
         if (job.status != NVS_OK || (all && !nvs_gate_inside(gpu)))
             return job.status;
         /* Waits for who is inside; not for who ends a context from inside of another GPU's gate. */
@@ -158,6 +184,6 @@ nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
 bool nvs_gpu_idle(uint32_t gpu)
 {
     /* An event on an idle context takes the GPU some microseconds. */
-    drain job = {nvs_now_ns() + LOOK_NS, true, NVS_OK};
-    return nvs_each_context(gpu, visit_context, &job) && job.status == NVS_OK;
+    drain job = {.gpu = gpu, .deadline_ns = nvs_now_ns() + LOOK_NS, .look_only = true};
+    return drain_all(&job) && job.status == NVS_OK;
 }

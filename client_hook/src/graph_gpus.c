@@ -1,6 +1,7 @@
 /* See graph_gpus.h. */
 #include "graph_gpus.h"
 
+#include "graph_marks.h"
 #include "log.h"
 
 #include <errno.h>
@@ -88,9 +89,14 @@ uint32_t nvs_graph_ready(CUgraphExec ready, CUgraph graph, uint32_t current)
     return gpus;
 }
 
+static uint32_t others_than(uint32_t gpu, CUgraphExec ready)
+{
+    return gpu < NVS_MAX_GPUS ? nvs_graph_gpus(ready) & ~(1u << gpu) : 0;
+}
+
 nvs_slot *nvs_graph_enter_all(CUgraphExec ready, uint32_t gpu)
 {
-    const uint32_t others = gpu < NVS_MAX_GPUS ? nvs_graph_gpus(ready) & ~(1u << gpu) : 0;
+    const uint32_t others = others_than(gpu, ready);
     for (int tries = 0; others != 0 && tries < TRIES; tries++) {
         /* Waiting is done outside of all: who is inside of one gate and waits before another keeps a lease from being given back. */
         for (uint32_t each = 0; each < NVS_MAX_GPUS; each++)
@@ -107,8 +113,18 @@ nvs_slot *nvs_graph_enter_all(CUgraphExec ready, uint32_t gpu)
     return nvs_gate_enter(gpu);
 }
 
+void nvs_graph_leave_all(nvs_slot *slot, CUgraphExec ready, const nvs_graph_launch *launch)
+{
+    const uint32_t others = launch->result == CUDA_SUCCESS ? others_than(launch->gpu, ready) : 0;
+    if (others != 0) /* while their leases cannot be given back */
+        nvs_graph_mark(others, launch->gpu, launch->stream, launch->per_thread);
+    if (slot != NULL && atomic_load_explicit(&slot->also, memory_order_relaxed) != 0) /* written by this thread only */
+        nvs_gate_also_leave(slot);
+}
+
 void nvs_graphs_after_fork(void)
 {
+    nvs_graph_marks_after_fork();
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     for (unsigned i = 0; i < BUCKETS; i++)
         buckets[i] = NULL; /* CUDA is not usable here */

@@ -42,11 +42,21 @@ static inline nvs_slot *nvs_graph_enter(CUgraphExec ready, uint32_t gpu)
     return nvs_graph_enter_all(ready, gpu);
 }
 
-/* Before nvs_gate_leave. */
-static inline void nvs_graph_leave(nvs_slot *slot)
+typedef struct nvs_graph_launch {
+    uint32_t gpu; /* the stream's */
+    CUstream stream;
+    bool per_thread;
+    CUresult result;
+} nvs_graph_launch;
+
+void nvs_graph_leave_all(nvs_slot *slot, CUgraphExec ready, const nvs_graph_launch *launch);
+
+/* After the launch, before nvs_gate_leave. */
+static inline void nvs_graph_leave(nvs_slot *slot, CUgraphExec ready, const nvs_graph_launch *launch)
 {
-    if (NVS_UNLIKELY(slot != NULL && atomic_load_explicit(&slot->also, memory_order_relaxed) != 0)) /* written by this thread only */
-        nvs_gate_also_leave(slot);
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_graphs_apart, memory_order_relaxed) != 0) || /* as above */
+        NVS_UNLIKELY(slot != NULL && atomic_load_explicit(&slot->also, memory_order_relaxed) != 0)) /* written by this thread only */
+        nvs_graph_leave_all(slot, ready, launch);
 }
 
 void nvs_graphs_after_fork(void); /* in the child: none */

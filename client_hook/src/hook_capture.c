@@ -45,14 +45,6 @@ static void joined(CUstream stream, bool per_thread)
         nvs_graph_keep_memory(gpus);
 }
 
-void nvs_capture_of(CUgraphExec ready, CUstream stream, bool per_thread)
-{
-    const uint32_t gpus = several_gpus() ? nvs_graph_gpus(ready) : 0;
-    const CUgraph graph = gpus != 0 ? captured_into(stream, per_thread) : NULL;
-    if (graph != NULL)
-        nvs_graph_runs_on(graph, gpus);
-}
-
 /* Often called, so that for most programs it is a jump and no more. */
 #define NVS_JOINS(symbol)                                                                           \
     static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \

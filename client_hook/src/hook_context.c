@@ -7,6 +7,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "graph_marks.h"
 #include "memory.h"
 #include "pacing.h"
 #include "swap.h"
@@ -43,7 +44,7 @@ static CUresult context_made(CUresult result, CUcontext *context, CUdevice devic
 {
     if (result == CUDA_SUCCESS) {
         nvs_context_created(*context, (uint32_t)device);
-        nvs_current_changed();
+        nvs_current_changed(NULL);
     }
     return result;
 }
@@ -85,6 +86,7 @@ static void ended(CUcontext context, nvs_slot *held)
 {
     nvs_pacing_context_gone(); /* again: another thread may have made events meanwhile */
     nvs_context_gone(context);
+    nvs_graph_marks_context_gone(context);
     nvs_gate_vacate(held);
     nvs_memory_context_gone(context);
 }
@@ -106,7 +108,7 @@ static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
         ended(context, held);
     else
         lives_on(context, gpu, known, held);
-    nvs_current_changed();
+    nvs_current_changed(NULL);
     return result;
 }
 
@@ -120,14 +122,6 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
     return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
 }
 
-static bool is_destroyed(CUcontext context)
-{
-    const CUresult result = NVS_REAL(cuCtxPushCurrent_v2)(context);
-    if (result == CUDA_SUCCESS)
-        NVS_REAL(cuCtxPopCurrent_v2)(&context);
-    return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
 /* Destroys at the last reference only, and nobody says before which that is. */
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
@@ -135,37 +129,37 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     nvs_slot *const held = nvs_gate_occupy(gpu);
     const bool known = withdraw(ctx);
     const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
-    if (result == CUDA_SUCCESS && is_destroyed(ctx))
+    if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
         ended(ctx, held);
     else
         lives_on(ctx, gpu, known, held);
-    nvs_current_changed();
+    nvs_current_changed(NULL);
     return result;
 }
 
 NVS_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
 {
     const CUresult result = NVS_REAL(cuCtxAttach)(pctx, flags);
-    nvs_current_changed();
+    nvs_current_changed(NULL);
     return result;
 }
 
 /* Frameworks call these all the time.  Where there is one GPU a jump is all of it: whatever is current, it is of that one. */
-#define NVS_SWITCHES(symbol, parameters, arguments)          \
-    NVS_EXPORT CUresult CUDAAPI symbol parameters            \
-    {                                                        \
-        if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU))        \
-            return NVS_REAL(symbol) arguments;               \
-        const CUresult result = NVS_REAL(symbol) arguments;  \
-        nvs_current_changed();                               \
-        return result;                                       \
+#define NVS_SWITCHES(symbol, parameters, arguments, to)                            \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                  \
+    {                                                                              \
+        if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU))                              \
+            return NVS_REAL(symbol) arguments;                                     \
+        const CUresult result = NVS_REAL(symbol) arguments;                        \
+        nvs_current_changed(result == CUDA_SUCCESS ? (to) : NULL);                 \
+        return result;                                                             \
     }
 
-NVS_SWITCHES(cuCtxSetCurrent, (CUcontext ctx), (ctx))
-NVS_SWITCHES(cuCtxPushCurrent, (CUcontext ctx), (ctx))
-NVS_SWITCHES(cuCtxPushCurrent_v2, (CUcontext ctx), (ctx))
-NVS_SWITCHES(cuCtxPopCurrent, (CUcontext *pctx), (pctx))
-NVS_SWITCHES(cuCtxPopCurrent_v2, (CUcontext *pctx), (pctx))
+NVS_SWITCHES(cuCtxSetCurrent, (CUcontext ctx), (ctx), ctx)
+NVS_SWITCHES(cuCtxPushCurrent, (CUcontext ctx), (ctx), ctx)
+NVS_SWITCHES(cuCtxPushCurrent_v2, (CUcontext ctx), (ctx), ctx)
+NVS_SWITCHES(cuCtxPopCurrent, (CUcontext *pctx), (pctx), NULL)
+NVS_SWITCHES(cuCtxPopCurrent_v2, (CUcontext *pctx), (pctx), NULL)
 
 NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
@@ -212,7 +206,7 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
         lives_on(context, (uint32_t)device, withdrawn, held);
     if (result != CUDA_SUCCESS && context != NULL && lives)
         nvs_primary_retained((uint32_t)device, context);
-    nvs_current_changed();
+    nvs_current_changed(NULL);
     return result;
 }
 
@@ -270,7 +264,7 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
         ended(context, held);
     else
         lives_on(context, gpu, known, held);
-    nvs_current_changed();
+    nvs_current_changed(NULL);
     return result;
 }
 
@@ -311,12 +305,12 @@ static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
 {
     CUcontext context;
     if (!nvs_stream_leaving(stream, &context)) {
-        nvs_capture_ended(stream, false);
+        nvs_capture_lost(stream);
         return CUDA_SUCCESS;
     }
     const CUresult result = real(stream);
     if (result == CUDA_SUCCESS)
-        nvs_capture_ended(stream, false);
+        nvs_capture_lost(stream);
     else if (context != NULL)
         nvs_stream_created(stream, context); /* it lives on */
     return result;

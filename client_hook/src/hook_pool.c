@@ -10,6 +10,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "graph_marks.h"
 #include "ipc.h"
 #include "log.h"
 #include "memory.h"
@@ -245,34 +246,13 @@ NVS_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *dptr, size_t bytesize,
 
 /* --- free --- */
 
-/* An event behind everything that is queued on the stream, made in the stream's own context. */
-static CUresult mark_place(CUstream stream, bool per_thread, CUevent *out)
-{
-    CUcontext of_stream = NULL, current = NULL, ignored;
-    CUresult result = per_thread ? NVS_REAL(cuStreamGetCtx_ptsz)(stream, &of_stream) : NVS_REAL(cuStreamGetCtx)(stream, &of_stream);
-    if (result != CUDA_SUCCESS)
-        return result;
-    NVS_REAL(cuCtxGetCurrent)(&current);
-    bool push = of_stream != current;
-    if (push && (result = NVS_REAL(cuCtxPushCurrent_v2)(of_stream)) != CUDA_SUCCESS)
-        return result;
-    result = NVS_REAL(cuEventCreate)(out, CU_EVENT_DISABLE_TIMING);
-    if (result == CUDA_SUCCESS) {
-        result = per_thread ? NVS_REAL(cuEventRecord_ptsz)(*out, stream) : NVS_REAL(cuEventRecord)(*out, stream);
-        if (result != CUDA_SUCCESS)
-            NVS_REAL(cuEventDestroy_v2)(*out);
-    }
-    if (push)
-        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
-    return result;
-}
-
 static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool per_thread)
 {
     CUevent event;
+    CUcontext context;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    CUresult result = mark_place(stream, per_thread, &event);
+    CUresult result = nvs_event_behind(stream, per_thread, &event, &context);
     if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, identity(stream, per_thread)) != NVS_FOUND) {
         NVS_REAL(cuEventDestroy_v2)(event);
         result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */

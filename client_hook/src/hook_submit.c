@@ -78,11 +78,9 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         if (way == NVS_BORROWED)                                                   \
             nvs_give_back();                                                       \
         if (NVS_IS_GRAPH(#symbol))                                                 \
-            nvs_graph_leave(slot);                                                 \
+            nvs_graph_leave(slot, NVS_GRAPH, &(nvs_graph_launch){gpu, (work_stream), NVS_PER_THREAD(#symbol), result}); \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
-        if (NVS_IS_GRAPH(#symbol) && NVS_UNLIKELY(nvs_capturing()) && result == CUDA_SUCCESS) \
-            nvs_capture_of(NVS_GRAPH, (work_stream), NVS_PER_THREAD(#symbol));      \
         return result;                                                              \
     }                                                                               \
     NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters      \

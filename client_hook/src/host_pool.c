@@ -167,7 +167,7 @@ static bool register_in(CUcontext context, void *argument)
 {
     registration *r = argument;
     CUcontext ignored;
-    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (!nvs_context_enter(context))
         return true;
     CUresult result = NVS_REAL(cuMemHostRegister_v2)(r->memory, r->bytes, CU_MEMHOSTREGISTER_PORTABLE);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
@@ -182,7 +182,7 @@ static bool unregister_in(CUcontext context, void *argument)
 {
     registration *r = argument;
     CUcontext ignored;
-    if (context != r->in || NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (context != r->in || !nvs_context_enter(context))
         return true;
     NVS_REAL(cuMemHostUnregister)(r->memory);
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);

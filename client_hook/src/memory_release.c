@@ -43,7 +43,7 @@ CUresult nvs_memory_settle(uint32_t gpu, CUcontext context)
     NVS_REAL(cuCtxGetCurrent)(&current);
     if (current == context)
         return settle_current(gpu);
-    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (!nvs_context_enter(context))
         return CUDA_SUCCESS; /* it is gone, and its work with it */
     CUresult result = settle_current(gpu);
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
@@ -108,7 +108,7 @@ static bool reap_one(nvs_allocation *held)
     CUcontext ignored;
     CUevent event = held->freed_event;
     /* The agent has no context of its own. */
-    bool pushed = held->context != NULL && NVS_REAL(cuCtxPushCurrent_v2)(held->context) == CUDA_SUCCESS;
+    bool pushed = nvs_context_enter(held->context);
     bool done = (pushed || held->context == NULL) && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
     if (done && nvs_allocation_end_deferred(held)) {
         NVS_REAL(cuEventDestroy_v2)(event);

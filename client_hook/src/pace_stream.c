@@ -8,6 +8,7 @@
  */
 #include "pace_stream.h"
 
+#include "context.h"
 #include "cuda_api.h"
 
 #include <stdatomic.h>
@@ -328,7 +329,7 @@ static bool pace_in_context(nvs_pace_stream *entry, uint32_t synchronized, nvs_p
         NVS_REAL(cuStreamGetCtx)(entry->stream, &entry->owner) != CUDA_SUCCESS)
         entry->owner = NULL;
     if (entry->owner != NULL && (NVS_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != entry->owner))
-        pushed = NVS_REAL(cuCtxPushCurrent_v2)(entry->owner) == CUDA_SUCCESS;
+        pushed = nvs_context_enter(entry->owner);
     fine = pace(entry, synchronized, now);
     if (pushed)
         (void)NVS_REAL(cuCtxPopCurrent_v2)(&current);

@@ -167,7 +167,7 @@ static bool run_in(CUcontext context, void *argument)
     job *of = argument;
     CUcontext ignored;
     nvs_place at;
-    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (!nvs_context_enter(context))
         return true; /* another one may do */
     of->ran = true;
     while (of->result == CUDA_SUCCESS && next(of, &at)) {

@@ -126,7 +126,7 @@ static bool run_in(CUcontext context, void *argument)
 {
     mover *m = argument;
     CUcontext ignored;
-    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+    if (!nvs_context_enter(context))
         return true; /* another one may do */
     m->ran = true;
     nvs_transfer job = {.gpu = m->gpu, .out = m->out, .places = m->places, .count = m->count, .watch = m->watch};

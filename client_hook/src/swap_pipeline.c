@@ -14,6 +14,7 @@
  */
 #include "swap.h"
 
+#include "context.h"
 #include "cuda_api.h"
 #include "log.h"
 #include "thread.h"
@@ -114,7 +115,7 @@ void nvs_swap_lanes_context_leaving(CUcontext context)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         lane old = take_lane_of(context, gpu);
-        if (old.context != NULL && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {
+        if (old.context != NULL && nvs_context_enter(context)) {
             forget_lane(&old);
             NVS_REAL(cuCtxPopCurrent_v2)(&context);
         }
@@ -397,7 +398,7 @@ static void enter(const pipeline *p, bool *pushed)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    *pushed = NVS_REAL(cuCtxPushCurrent_v2)(p->context) == CUDA_SUCCESS;
+    *pushed = nvs_context_enter(p->context);
 }
 
 static void leave(bool pushed)

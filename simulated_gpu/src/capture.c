@@ -138,17 +138,6 @@ CUresult nvs_sim_capture_add(sim_stream *stream, const sim_work *work)
     return result;
 }
 
-CUresult nvs_sim_capture_graph(sim_stream *stream, const sim_graph *child)
-{
-    sim_node *node;
-    CUresult result = append(stream, CU_GRAPH_NODE_TYPE_GRAPH, &node);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_graph_clone(child, &node->child);
-    if (result == CUDA_SUCCESS)
-        node->child->owned = true;
-    return result;
-}
-
 CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external)
 {
     sim_node *node;

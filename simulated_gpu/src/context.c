@@ -1,4 +1,4 @@
-/* Contexts: primary ones, created ones, the stack of each thread, waiting for everything in one. */
+/* Contexts: primary ones, created ones, waiting for everything in one. */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ static sim_context *spare; /* destroyed ones, kept readable so that a stale hand
 static CUresult open_context(sim_context *context, sim_device *device, unsigned flags);
 
 /* A primary context that was reset while somebody retains it comes back with the next use. */
-static bool alive(sim_context *context)
+bool nvs_sim_alive(sim_context *context)
 {
     if (context->magic == SIM_CONTEXT)
         return true;
@@ -21,16 +21,10 @@ static bool alive(sim_context *context)
     return false;
 }
 
-sim_context *nvs_sim_current(void)
-{
-    sim_context *top = nvs_sim_thread.depth != 0 ? nvs_sim_thread.stack[nvs_sim_thread.depth - 1] : NULL;
-    return top != NULL && alive(top) ? top : NULL; /* NULL also when it was destroyed while current */
-}
-
 CUresult nvs_sim_context(CUcontext handle, sim_context **out)
 {
     sim_context *context = handle == NULL ? nvs_sim_current() : (sim_context *)(void *)handle;
-    if (context == NULL || !alive(context))
+    if (context == NULL || !nvs_sim_alive(context))
         return CUDA_ERROR_INVALID_CONTEXT;
     *out = context;
     return CUDA_SUCCESS;
@@ -101,26 +95,23 @@ static void close_context(sim_context *context)
     context->default_stream = context->graph_stream = NULL;
 }
 
-static CUresult push(sim_context *context)
-{
-    if (nvs_sim_thread.depth == sizeof nvs_sim_thread.stack / sizeof *nvs_sim_thread.stack)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    nvs_sim_thread.stack[nvs_sim_thread.depth++] = context;
-    return CUDA_SUCCESS;
-}
-
-void nvs_sim_context_wait(sim_context *context)
+static void wait_for_streams(sim_context *context, const sim_stream *except)
 {
     uint64_t target = nvs_sim_sequence;
     for (;;) {
         bool done = true;
         if (context->magic == SIM_CONTEXT)
             for (sim_stream *stream = context->streams; stream != NULL; stream = stream->next)
-                done = done && (stream->head == NULL || stream->head->sequence > target);
+                done = done && (stream == except || stream->head == NULL || stream->head->sequence > target);
         if (done)
             return;
         pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
     }
+}
+
+void nvs_sim_context_wait(sim_context *context)
+{
+    wait_for_streams(context, NULL);
 }
 
 void nvs_sim_device_wait(sim_device *device)
@@ -267,7 +258,7 @@ CUresult nvs_sim_context_create(unsigned flags, CUdevice dev, CUcontext *out)
         return CUDA_ERROR_OUT_OF_MEMORY;
     result = open_context(context, device, flags);
     if (result == CUDA_SUCCESS)
-        result = push(context);
+        result = nvs_sim_push(context);
     if (result != CUDA_SUCCESS) {
         context->magic = 0;
         context->next = spare;
@@ -394,94 +385,12 @@ SIM_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-static CUresult push_handle(CUcontext handle)
-{
-    sim_context *context;
-    CUresult result = handle == NULL ? CUDA_ERROR_INVALID_CONTEXT : nvs_sim_context(handle, &context);
-    return result == CUDA_SUCCESS ? push(context) : result;
-}
-
-static CUresult pop(CUcontext *out)
-{
-    if (nvs_sim_thread.depth == 0)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    sim_context *top = nvs_sim_thread.stack[--nvs_sim_thread.depth];
-    if (out != NULL)
-        *out = (CUcontext)(void *)top;
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxPushCurrent(CUcontext ctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(push_handle(ctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxPushCurrent_v2(CUcontext ctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(push_handle(ctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxPopCurrent(CUcontext *pctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(pop(pctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxPopCurrent_v2(CUcontext *pctx)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(pop(pctx));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
-{
-    sim_context *context = NULL;
-    NVS_SIM_ENTER();
-    if (ctx == NULL) {
-        if (nvs_sim_thread.depth != 0)
-            nvs_sim_thread.depth--;
-        return nvs_sim_return(CUDA_SUCCESS);
-    }
-    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
-    if (nvs_sim_thread.depth != 0)
-        nvs_sim_thread.depth--;
-    return nvs_sim_return(push(context));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pctx = (CUcontext)(void *)nvs_sim_current();
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice(CUdevice *device)
-{
-    NVS_SIM_ENTER_CONTEXT();
-    NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    *device = context->device->ordinal;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)
-{
-    sim_context *context;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_context(ctx, &context));
-    *device = context->device->ordinal;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
 static CUresult synchronize(sim_context *context)
 {
     if (nvs_sim_capture_context(context))
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    if (context->error == CUDA_SUCCESS)
-        nvs_sim_context_wait(context);
+    if (context->error == CUDA_SUCCESS) /* a driver 580 does not count what graphs do here that were launched on another GPU's stream */
+        wait_for_streams(context, context->graph_stream);
     for (sim_context *green = context->device->contexts; context->primary && green != NULL; green = green->next)
         if (green->owner == context)
             nvs_sim_context_wait(green);

@@ -76,7 +76,7 @@ static CUresult linear_by(CUstream handle, const void *target, const sim_device 
     sim_stream *stream;
     if (waiting != AS_ASYNC) {
         if (nvs_sim_current() == NULL)
-            return CUDA_ERROR_INVALID_CONTEXT;
+            return nvs_sim_no_context();
         CUresult unsafe = nvs_sim_capture_unsafe();
         if (unsafe != CUDA_SUCCESS)
             return unsafe;
@@ -182,7 +182,7 @@ static CUresult fill(CUstream handle, bool sync, CUdeviceptr target, size_t pitc
     sim_stream *stream;
     if (sync) {
         if (nvs_sim_current() == NULL)
-            return CUDA_ERROR_INVALID_CONTEXT;
+            return nvs_sim_no_context();
         CUresult unsafe = nvs_sim_capture_unsafe();
         if (unsafe != CUDA_SUCCESS)
             return unsafe;

@@ -33,7 +33,7 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
     sim_context *context = nvs_sim_current();
     if (context == NULL)
-        return CUDA_ERROR_INVALID_CONTEXT;
+        return nvs_sim_no_context();
     if (out == NULL || shape == NULL || shape->Width == 0 || format_bytes(shape->Format) == 0 ||
         (shape->NumChannels != 1 && shape->NumChannels != 2 && shape->NumChannels != 4) || shape->Width > 131072 ||
         shape->Height > 131072 || shape->Depth > 16384)

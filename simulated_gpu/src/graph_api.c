@@ -219,7 +219,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStre
     NVS_SIM_TRY(find(hGraphExec, &exec));
     NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
     if (stream->capture != NULL)
-        return nvs_sim_return(nvs_sim_capture_graph(stream, exec->graph));
+        return nvs_sim_return(nvs_sim_capture_check(stream)); /* what is ready cannot be captured */
     NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
     return nvs_sim_return(queue_graph(stream, exec->graph, exec->order, exec->disabled, &first));
 }

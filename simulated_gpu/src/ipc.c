@@ -139,7 +139,7 @@ static CUresult open_handle(CUdeviceptr *pdptr, const CUipcMemHandle *handle, un
     memcpy(&wanted, handle, sizeof wanted);
     sim_context *context = nvs_sim_current();
     if (context == NULL)
-        return CUDA_ERROR_INVALID_CONTEXT;
+        return nvs_sim_no_context();
     if (pdptr == NULL || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS || memcmp(wanted.magic, magic, sizeof magic) != 0 ||
         wanted.mapped_bytes == 0 || wanted.bytes > wanted.mapped_bytes || wanted.mapped_bytes > (uint64_t)1 << 46)
         return CUDA_ERROR_INVALID_VALUE;

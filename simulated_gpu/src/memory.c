@@ -222,7 +222,7 @@ static CUresult host_allocate(void **out, size_t bytes, unsigned flags)
     const unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     sim_context *context = nvs_sim_current();
     CUdeviceptr pointer;
-    CUresult result = context == NULL ? CUDA_ERROR_INVALID_CONTEXT : nvs_sim_capture_unsafe();
+    CUresult result = context == NULL ? nvs_sim_no_context() : nvs_sim_capture_unsafe();
     if (result == CUDA_SUCCESS)
         result = context->error;
     if (result == CUDA_SUCCESS && (out == NULL || (flags & ~known) != 0))

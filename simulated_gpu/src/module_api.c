@@ -9,7 +9,7 @@ static CUresult load(CUmodule *out, const void *image)
 {
     sim_context *context = nvs_sim_current();
     sim_module *module;
-    CUresult result = context == NULL ? CUDA_ERROR_INVALID_CONTEXT : nvs_sim_capture_unsafe();
+    CUresult result = context == NULL ? nvs_sim_no_context() : nvs_sim_capture_unsafe();
     if (result == CUDA_SUCCESS)
         result = out == NULL ? CUDA_ERROR_INVALID_VALUE : context->error;
     if (result == CUDA_SUCCESS)

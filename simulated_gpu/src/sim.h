@@ -208,6 +208,7 @@ typedef struct sim_settings {
 
 typedef struct sim_thread {
     sim_context *stack[32];
+    bool late[32]; /* made current after its end */
     uint32_t depth;
     uint64_t number;   /* 1, 2, ...; 0 until first asked for */
     bool per_thread;   /* set by a _ptsz/_ptds entry point for the call that follows */
@@ -269,8 +270,13 @@ void nvs_sim_attach(uint32_t gpu, int change);
 bool nvs_sim_registered(void); /* this process has a place in the shared file */
 void nvs_sim_trace(uint32_t gpu, uint64_t stream, uint16_t kind, uint64_t start_ns, uint64_t end_ns, uint64_t bytes);
 
-/* context.c */
+/* current.c */
 sim_context *nvs_sim_current(void);
+CUresult nvs_sim_no_context(void); /* why there is none that can be used */
+CUresult nvs_sim_push(sim_context *context);
+
+/* context.c */
+bool nvs_sim_alive(sim_context *context);
 CUresult nvs_sim_context(CUcontext handle, sim_context **out); /* NULL: the current one */
 CUresult nvs_sim_context_usable(sim_context *context);         /* its sticky error */
 void nvs_sim_context_wait(sim_context *context);               /* everything submitted so far is done; sleeps */
@@ -392,7 +398,6 @@ CUresult nvs_sim_capture_implicit(sim_stream *stream); /* submitting to it: does
 CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external);
 CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external, bool *handled);
 CUresult nvs_sim_capture_add(sim_stream *stream, const sim_work *work);
-CUresult nvs_sim_capture_graph(sim_stream *stream, const sim_graph *child);
 bool nvs_sim_capture_context(sim_context *context); /* a stream of it is capturing; then those captures are invalid */
 
 #define NVS_SIM_ENTER_RAW()                                                                      \
@@ -412,7 +417,7 @@ bool nvs_sim_capture_context(sim_context *context); /* a stream of it is capturi
     NVS_SIM_ENTER();                                                                             \
     sim_context *context = nvs_sim_current();                                                    \
     if (context == NULL)                                                                         \
-        return nvs_sim_return(CUDA_ERROR_INVALID_CONTEXT)
+        return nvs_sim_return(nvs_sim_no_context())
 #define NVS_SIM_CHECK(condition, result)                                                         \
     do {                                                                                         \
         if (!(condition))                                                                        \

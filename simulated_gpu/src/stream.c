@@ -296,7 +296,7 @@ CUresult nvs_sim_stream(CUstream handle, sim_stream **out)
     if (handle == NULL || handle == CU_STREAM_LEGACY || per_thread) {
         sim_context *context = nvs_sim_current();
         if (context == NULL)
-            return CUDA_ERROR_INVALID_CONTEXT;
+            return nvs_sim_no_context();
         if (per_thread)
             return per_thread_stream(context, out);
         *out = context->default_stream;

@@ -6,7 +6,7 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     sim_context *context = nvs_sim_current();
     sim_stream *stream;
     if (context == NULL)
-        return CUDA_ERROR_INVALID_CONTEXT;
+        return nvs_sim_no_context();
     if (out == NULL || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
@@ -98,10 +98,17 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetFlags(CUstream hStream, unsigned int *fla
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
+/* As a driver 580 does, though only cuStreamGetId and cuStreamGetDevice of what asks about a stream. */
+static CUresult refused_by_capture(sim_stream *stream)
+{
+    return stream->capture != NULL ? nvs_sim_capture_check(stream) : CUDA_SUCCESS;
+}
+
 SIM_EXPORT CUresult CUDAAPI cuStreamGetId(CUstream hStream, unsigned long long *streamId)
 {
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(streamId != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(refused_by_capture(stream));
     *streamId = stream->id;
     return nvs_sim_return(CUDA_SUCCESS);
 }
@@ -110,6 +117,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetDevice(CUstream hStream, CUdevice *device
 {
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(device != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(refused_by_capture(stream));
     *device = stream->context->device->ordinal;
     return nvs_sim_return(CUDA_SUCCESS);
 }

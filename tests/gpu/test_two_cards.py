@@ -30,7 +30,15 @@ from tests.end_to_end.two_gpus import (
 )
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.test_graph_gpus import KINDS, PROGRAM, TwoGpus, at_work, launch_waits_for_both
+from tests.hook.test_graph_gpus import (
+    KINDS,
+    MEANWHILE,
+    PROGRAM,
+    TwoGpus,
+    at_work,
+    drain_after_a_launch,
+    launch_waits_for_both,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -110,14 +118,11 @@ def test_graphs_over_both_cards_wait_for_both_leases(two: TwoGpus, kind: str) ->
     launch_waits_for_both(two, kind)
 
 
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
 @pytest.mark.parametrize("kind", ["captured", "kernel"])
-def test_a_drain_waits_for_its_cards_part(two: TwoGpus, kind: str) -> None:
+def test_a_drain_waits_for_its_cards_part(two: TwoGpus, kind: str, meanwhile: str) -> None:
     """Broken: the driver does not count a graph that was launched on another card among a context's work."""
     long_ns = 1_000_000_000
-    two.do(f"last {long_ns}")
-    two.do(f"build {kind}")
-    launching_ns = time.monotonic_ns()
-    two.do("launch")
-    two.revoke(0)
-    assert time.monotonic_ns() - launching_ns >= long_ns, "given back before its kernel can have ended"
-    two.do("wait")
+    begun_ns = time.monotonic_ns()
+    drain_after_a_launch(two, kind, long_ns, MEANWHILE[meanwhile])
+    assert time.monotonic_ns() - begun_ns >= long_ns, "given back before its kernel can have ended"

@@ -26,6 +26,7 @@ SOURCES: Final = (
         "hook_ipc",
         "hook_memory",
         "hook_pool",
+        "graph_marks",
         "pins",
         "pool_book",
     ),

@@ -16,6 +16,7 @@ from tests.conftest import Built
 from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.hook.test_graph_gpus import TwoGpus
 from tests.waiting import eventually
 
 PROGRAM = Path(__file__).parent / "programs" / "context_ends.c"
@@ -97,6 +98,15 @@ def test_a_call_meanwhile(program: Path, hook_env: dict[str, str], coordinator: 
         ends_during_the_drain(client, coordinator)
         assert client.do("call") == "0"
         released_after_the_end(client, coordinator)
+
+
+@pytest.mark.parametrize("gpus", ["1x512MiB", "2x512MiB"])
+def test_what_is_gone_and_used(
+    program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, gpus: str
+) -> None:
+    """Broken: the hook asks the driver about a context that has ended, which crashes where a call would have failed."""
+    with ScriptedClient(program, hook_env | {"NVSHARE_SIMULATE": gpus}) as client:
+        TwoGpus(client, coordinator).do("gone")
 
 
 @pytest.mark.sanitizer

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import pytest
+
 from simulated_gpu.trace import read_trace
 from tests.simulated_gpu.conftest import Run
 
@@ -81,7 +83,42 @@ def test_a_context_ends_with_its_last_user(run: Run) -> None:
         d.cuMemAlloc_v2(byref(p), c_size_t(64))
         d.cuCtxDetach(own)
         assert d.result("cuCtxDetach", own) == 201
-        assert d.result("cuCtxSetCurrent", own) == 201
+        assert d.result("cuCtxDestroy_v2", own) == 201
+        assert d.result("cuCtxGetApiVersion", own, byref(c_uint())) == 201
+    """)
+
+
+@pytest.mark.parametrize("call", ["cuCtxGetDevice", "cuCtxPopCurrent_v2"])
+def test_what_has_ended_and_is_current_crashes_as_on_the_card(run: Run, call: str) -> None:
+    """A hook that makes a context current to look into it passes every test, and crashes programs on a real driver."""
+    run(f"""
+        import signal
+        d = Driver()
+        own = c_void_p()
+        d.cuCtxCreate_v2(byref(own), 0, 0)
+        d.cuCtxDestroy_v2(own)
+        assert d.result("cuCtxPushCurrent_v2", own) == 0, "a driver 580 takes it"
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(64)) == 709
+        crashed = []
+        signal.signal(signal.SIGSEGV, lambda *_: crashed.append(1))
+        d.result("{call}", byref(c_void_p()))
+        assert crashed
+    """)
+
+
+@pytest.mark.parametrize("call", ["cuStreamGetId", "cuStreamGetDevice", "cuGraphLaunch"])
+def test_what_spoils_a_capture_on_the_card_spoils_it_here(run: Run, call: str) -> None:
+    """A hook that asks a captured stream for its device passes every test, and breaks captures on a real driver."""
+    run(f"""
+        d = Driver()
+        s, graph, ready = d.stream(), c_void_p(), c_void_p()
+        d.cuGraphCreate(byref(graph), 0)
+        d.cuGraphInstantiateWithFlags(byref(ready), graph, c_uint64(0))
+        d.cuStreamBeginCapture_v2(s, 2)
+        arguments = (ready, s) if "{call}" == "cuGraphLaunch" else (s, byref(c_uint64()))
+        assert d.result("cuStreamGetCtx", s, byref(c_void_p())) == 0
+        assert d.result("{call}", *arguments) == 900
+        assert d.result("cuStreamEndCapture", s, byref(graph)) == 901
     """)
 
 

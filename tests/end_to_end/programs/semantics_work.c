@@ -118,10 +118,11 @@ static void several_contexts(void)
     OK(cuMemFree(own));
 }
 
-/* The hook asks in this way whether it was the last detaching. */
+/* The hook asks by cuCtxGetApiVersion whether a context still lives: by nothing that makes it current, which a driver 580 does not survive. */
 static void detached_context(void)
 {
     CUcontext context, same;
+    unsigned int version;
     begin();
     CUdeviceptr own = filled(MIB, 1);
     OK(cuCtxCreate(&context, NULL, 0, 0));
@@ -133,8 +134,8 @@ static void detached_context(void)
     let_others();
     CHECK(holds(memory, MIB, 10), "memory of a context that lives on has changed");
     OK(cuCtxDetach(context));
-    const CUresult said = cuCtxPushCurrent(context);
-    CHECK(said == CUDA_ERROR_INVALID_CONTEXT || said == CUDA_ERROR_CONTEXT_IS_DESTROYED, "a context that is gone: %d", (int)said);
+    CHECK(cuCtxGetApiVersion(context, &version) != CUDA_SUCCESS, "a context that is gone has a version");
+    CHECK(cuCtxDestroy(context) != CUDA_SUCCESS, "a context that is gone can be destroyed");
     OK(cuCtxSetCurrent(primary));
     let_others();
     CHECK(holds(own, MIB, 1), "memory has changed after another context has ended");

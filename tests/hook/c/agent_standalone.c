@@ -65,6 +65,11 @@ void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *arg
 {
 }
 
+bool nvs_context_enter(CUcontext context)
+{
+    return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
 static uint32_t current(void)
 {
     CUdevice device = 0;

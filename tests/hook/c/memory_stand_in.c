@@ -148,6 +148,11 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     return true;
 }
 
+bool nvs_context_enter(CUcontext context)
+{
+    return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
 uint32_t nvs_context_gpu(CUcontext context)
 {
     return 0;

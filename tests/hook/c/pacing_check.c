@@ -178,13 +178,13 @@ nvs_function nvs_real_resolve(nvs_id id)
     case NVS_ID_cuThreadExchangeStreamCaptureMode: return (nvs_function)exchange_mode;
     case NVS_ID_cuStreamGetCtx: return (nvs_function)stream_context;
     case NVS_ID_cuCtxGetCurrent: return (nvs_function)current_context;
-    case NVS_ID_cuCtxPushCurrent_v2: return (nvs_function)push;
     case NVS_ID_cuCtxPopCurrent_v2: return (nvs_function)pop;
     default: fprintf(stderr, "pacing calls function %d\n", (int)id); exit(1);
     }
 }
 
 bool nvs_real_exists(nvs_id id) { return true; }
+bool nvs_context_enter(CUcontext context) { return push(context) == CUDA_SUCCESS; }
 
 /* ---- The application ---- */
 

@@ -2,7 +2,7 @@
  *
  * Says "ready".  In: a line, out: the CUresult.  "begin WAY": makes such a context current; "block": work that ends at "unblock"; "end": a thread
  * says "ends", ends the context, and answers when it has; "call": that thread meanwhile fills memory of another context, in a signal's
- * handler; "state": the lease's, as nvshare.h has it.
+ * handler; "state": the lease's, as nvshare.h has it; "gone": uses a context after its end.
  */
 #define _GNU_SOURCE
 #include "try.h"
@@ -114,6 +114,22 @@ static void wait_for_unblock(void *nothing)
     }
 }
 
+/* A program that goes on with a context that it has destroyed hears so from each call. */
+static CUresult use_what_is_gone(void)
+{
+    CUdeviceptr memory;
+    TRY(cuInit(0));
+    TRY(make_other());
+    TRY(cuCtxCreate(&context, NULL, 0, 0));
+    TRY(cuCtxDestroy(context));
+    if (cuCtxDestroy(context) != CUDA_ERROR_INVALID_CONTEXT || cuCtxDetach(context) != CUDA_ERROR_INVALID_CONTEXT)
+        return CUDA_ERROR_UNKNOWN;
+    TRY(cuCtxSetCurrent(context));
+    if (cuMemsetD8Async(other_memory, 1, 16, NULL) != CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        return CUDA_ERROR_UNKNOWN;
+    return cuMemAlloc(&memory, 4096) == CUDA_ERROR_CONTEXT_IS_DESTROYED ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+
 static unsigned lease_state(void)
 {
     struct nvshare_gpu state = {.size = sizeof state};
@@ -145,6 +161,8 @@ int main(void)
             printf("%d\n", (int)cuLaunchHostFunc(stream, wait_for_unblock, NULL));
         else if (strcmp(line, "unblock") == 0)
             printf("%d\n", unblock());
+        else if (strcmp(line, "gone") == 0)
+            printf("%d\n", (int)use_what_is_gone());
         else if (strcmp(line, "state") == 0)
             printf("%u\n", lease_state());
         else if (strcmp(line, "call") == 0)

@@ -2,7 +2,8 @@
  *
  * Says "ready".  In: a line, out: the CUresult.  "begin": prepares both GPUs; "last NS": so long the kernels
  * take that are built from now on; "build KIND"; "launch": answered once the call has returned;
- * "wait": once the work is done; "loop COUNT": both, again and again.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
+ * "wait": once the work is done; "loop COUNT": both, again and again; "capture", "end capture": of the stream, nothing;
+ * "reset": GPU 1's context.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
  */
 #define _GNU_SOURCE
 #include "try.h"
@@ -116,21 +117,6 @@ static CUresult capture(void)
     return cuStreamEndCapture(stream, &graph);
 }
 
-/* Another graph, which is ready, is launched into a capture. */
-static CUresult capture_a_launch(void)
-{
-    CUgraph inner;
-    CUgraphExec launched;
-    TRY(cuGraphCreate(&inner, 0));
-    TRY(add_kernel(inner, 0));
-    TRY(cuGraphInstantiate(&launched, inner, 0));
-    TRY(cuGraphDestroy(inner));
-    TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    TRY(cuGraphLaunch(launched, stream));
-    TRY(cuStreamEndCapture(stream, &graph));
-    return cuGraphExecDestroy(launched);
-}
-
 /* One on GPU 1, after some on both that failed, since a stream has not joined: the driver may give it the handle of one of those. */
 static CUresult capture_after_failures(void)
 {
@@ -183,8 +169,6 @@ static CUresult build(const char *kind)
         TRY(cuGraphExecDestroy(ready));
     if (strcmp(kind, "captured") == 0) {
         TRY(capture());
-    } else if (strcmp(kind, "captured_launch") == 0) {
-        TRY(capture_a_launch());
     } else if (strcmp(kind, "one_captured") == 0) {
         TRY(capture_after_failures());
     } else {
@@ -209,6 +193,14 @@ static CUresult obey(const char *line)
         duration = strtoull(line + 5, NULL, 10);
         return CUDA_SUCCESS;
     }
+    if (strcmp(line, "capture") == 0)
+        return cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    if (strcmp(line, "end capture") == 0) {
+        TRY(cuStreamEndCapture(stream, &graph));
+        return cuGraphDestroy(graph);
+    }
+    if (strcmp(line, "reset") == 0)
+        return cuDevicePrimaryCtxReset(1);
     if (strncmp(line, "loop ", 5) == 0) {
         for (int left = atoi(line + 5); left > 0; left--) {
             TRY(cuGraphLaunch(ready, stream));

@@ -44,6 +44,7 @@ void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new) {}
 void nvs_pacing_context_gone(void) {}
+void nvs_graph_marks_context_gone(CUcontext context) {}
 nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }
 bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu) { (void)gpu; return false; }
@@ -68,7 +69,9 @@ static CUresult driver_device(CUdevice *device) { *device = current_device; retu
 static CUresult driver_get_current(CUcontext *context) { *context = current; asked++; return CUDA_SUCCESS; }
 static CUresult driver_set_current(CUcontext context) { current = context; return CUDA_SUCCESS; }
 static CUcontext detached; /* as often as it was attached: it is gone */
-static CUresult driver_push(CUcontext context) { return context == detached ? CUDA_ERROR_CONTEXT_IS_DESTROYED : driver_set_current(context); }
+static bool pushed_late; /* what a real driver takes, and does not survive */
+static CUresult driver_push(CUcontext context) { pushed_late |= context == detached; return driver_set_current(context); }
+static CUresult driver_version(CUcontext context, unsigned int *version) { return context == detached ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS; }
 static unsigned users = 2; /* of the context that is detached */
 static CUresult driver_detach(CUcontext context) { detached = --users == 0 ? context : NULL; return CUDA_SUCCESS; }
 static CUresult driver_pop(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
@@ -154,6 +157,7 @@ nvs_function nvs_real_resolve(nvs_id id)
     case NVS_ID_cuCtxGetCurrent: return (nvs_function)driver_get_current;
     case NVS_ID_cuCtxSetCurrent: return (nvs_function)driver_set_current;
     case NVS_ID_cuCtxPushCurrent_v2: return (nvs_function)driver_push;
+    case NVS_ID_cuCtxGetApiVersion: return (nvs_function)driver_version;
     case NVS_ID_cuCtxDetach: return (nvs_function)driver_detach;
     case NVS_ID_cuCtxPopCurrent_v2: return (nvs_function)driver_pop;
     case NVS_ID_cuCtxCreate_v2: return (nvs_function)driver_create;

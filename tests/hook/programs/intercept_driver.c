@@ -22,6 +22,7 @@ EXPORT const char *intercept_name; /* the function reached last */
 EXPORT word intercept_arguments[14];
 EXPORT int intercept_result;  /* what they return */
 EXPORT int intercept_current; /* GPU of the "current context" */
+static int below;             /* of the one that comes back when it is popped */
 EXPORT int intercept_shift;   /* added to the GPU of every stream: its handle now belongs to another */
 
 /* Functions that must answer, beside saying that they were reached. */
@@ -32,8 +33,13 @@ static void answer(const char *name, const word *a)
         *(int *)a[0] = gpus != NULL ? atoi(gpus) : 1;
     } else if (strcmp(name, "cuCtxGetDevice") == 0 && a[0] != 0) {
         *(int *)a[0] = intercept_current;
-    } else if (strcmp(name, "cuStreamGetDevice") == 0 && a[1] != 0) {
-        *(int *)a[1] = ((int)(a[0] >> 12) + intercept_shift) & 7; /* stream 0x3000 is of GPU 3 */
+    } else if (strcmp(name, "cuStreamGetCtx") == 0 && a[1] != 0) {
+        *(word *)a[1] = 0x100 + (((a[0] >> 12) + (word)intercept_shift) & 7); /* stream 0x3000 is of GPU 3 */
+    } else if (strcmp(name, "cuCtxPushCurrent_v2") == 0) {
+        below = intercept_current;
+        intercept_current = (int)(a[0] & 7);
+    } else if (strcmp(name, "cuCtxPopCurrent_v2") == 0) {
+        intercept_current = below;
     } else if (strcmp(name, "cuCtxGetCurrent") == 0 && a[0] != 0) {
         *(word *)a[0] = 0x100 + (word)intercept_current;
     } else if (strcmp(name, "cuDevicePrimaryCtxRetain") == 0 && a[0] != 0) {
@@ -43,7 +49,7 @@ static void answer(const char *name, const word *a)
 
 static int reach(const char *name, const word *arguments)
 {
-    static const char *const silent[] = {"cuDeviceGetCount", "cuCtxGetDevice", "cuStreamGetDevice", "cuCtxGetCurrent", NULL};
+    static const char *const silent[] = {"cuDeviceGetCount", "cuCtxGetDevice", "cuStreamGetCtx", "cuCtxGetCurrent", NULL};
     answer(name, arguments);
     for (unsigned i = 0; silent[i] != NULL; i++)
         if (strcmp(silent[i], name) == 0)

@@ -266,11 +266,9 @@ static void several_gpus(void)
     *current = 1;
     invoke("cuCtxSetCurrent", 0x101, 0);
     check_gpu("cuGraphLaunch", 1, 0, 1, "after cuCtxSetCurrent");
-    *current = 3;
     invoke("cuCtxPushCurrent_v2", 0x103, 0);
     check_gpu("cuMemsetD8_v2", 1, 1, 3, "after cuCtxPushCurrent");
     word popped;
-    *current = 1;
     invoke("cuCtxPopCurrent_v2", (word)&popped, 0);
     check_gpu("cuMemsetD8_v2", 1, 1, 1, "after cuCtxPopCurrent");
     check_gpu("cuGraphLaunch", 1, 0x3000, 3, "a stream, before its end");

@@ -1,0 +1,186 @@
+/* See graph_marks.h. */
+#include "graph_marks.h"
+
+#include "context.h"
+#include "cuda_api.h"
+#include "log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum { FORGET_FROM = 64 }; /* so many are not worth a look at each launch */
+
+typedef struct mark {
+    struct mark *next;
+    CUevent event;
+    CUcontext context;
+    uint32_t gpus, gpu_of_stream;
+    bool busy; /* somebody asks the driver about it, and takes it out when it is over */
+    bool dead; /* its context has ended, and its event with it */
+} mark;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks of graphs" in the lock order of base.h */
+static mark *first, **last = &first;
+static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the launches that it has to wait for, as the gate orders them */
+static uint32_t forget_from = FORGET_FROM;
+
+CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context)
+{
+    CUcontext current = NULL, ignored;
+    CUresult result = per_thread ? NVS_REAL(cuStreamGetCtx_ptsz)(stream, context) : NVS_REAL(cuStreamGetCtx)(stream, context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    NVS_REAL(cuCtxGetCurrent)(&current);
+    const bool enter = *context != current;
+    if (enter && !nvs_context_enter(*context))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    result = NVS_REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS) {
+        result = per_thread ? NVS_REAL(cuEventRecord_ptsz)(*event, stream) : NVS_REAL(cuEventRecord)(*event, stream);
+        if (result != CUDA_SUCCESS)
+            NVS_REAL(cuEventDestroy_v2)(*event);
+    }
+    if (enter)
+        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return result;
+}
+
+/* Locked. */
+static void take_out(mark *gone)
+{
+    mark **link = &first;
+    while (*link != gone)
+        link = &(*link)->next;
+    *link = gone->next;
+    if (last == &gone->next)
+        last = link;
+    atomic_fetch_sub_explicit(&count, 1, memory_order_relaxed);
+}
+
+/* The oldest in a context that concerns one of these GPUs, for this thread to ask about.  NULL: none, or another thread asks (*pending). */
+static mark *claim(uint32_t gpus, CUcontext context, bool *pending)
+{
+    pthread_mutex_lock(&lock);
+    mark *at = first;
+    while (at != NULL && (at->dead || at->context != context || (at->gpus & gpus) == 0))
+        at = at->next;
+    *pending = at != NULL && at->busy;
+    if (*pending)
+        at = NULL;
+    if (at != NULL)
+        at->busy = true;
+    pthread_mutex_unlock(&lock);
+    return at;
+}
+
+/* Gives it back, unless it is over. */
+static void settle(mark *claimed, bool done)
+{
+    pthread_mutex_lock(&lock);
+    claimed->busy = false;
+    const bool over = done || claimed->dead, destroy = over && !claimed->dead;
+    if (over)
+        take_out(claimed);
+    pthread_mutex_unlock(&lock);
+    if (destroy)
+        (void)NVS_REAL(cuEventDestroy_v2)(claimed->event);
+    if (over)
+        free(claimed);
+}
+
+static bool any_pending(uint32_t gpus, CUcontext context)
+{
+    bool pending = false;
+    mark *oldest;
+    while (!pending && (oldest = claim(gpus, context, &pending)) != NULL) {
+        pending = NVS_REAL(cuEventQuery)(oldest->event) == CUDA_ERROR_NOT_READY; /* with another error nothing of it runs */
+        settle(oldest, !pending);
+    }
+    return pending;
+}
+
+bool nvs_graph_mark_pending(uint32_t gpu, CUcontext context)
+{
+    return any_pending(1u << gpu, context);
+}
+
+static bool make(mark *made, CUstream stream, bool per_thread)
+{
+    if (made == NULL || !NVS_HAS(cuStreamGetCtx) || nvs_event_behind(stream, per_thread, &made->event, &made->context) != CUDA_SUCCESS)
+        return false;
+    pthread_mutex_lock(&lock);
+    *last = made;
+    last = &made->next;
+    const bool many = atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) + 1 >= forget_from;
+    pthread_mutex_unlock(&lock);
+    if (!many)
+        return true;
+    (void)any_pending(UINT32_MAX, made->context);
+    pthread_mutex_lock(&lock);
+    forget_from = FORGET_FROM + 2 * atomic_load_explicit(&count, memory_order_relaxed);
+    pthread_mutex_unlock(&lock);
+    return true;
+}
+
+void nvs_graph_mark(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread)
+{
+    const int saved = errno;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* so that a capture elsewhere is not invalidated */
+    const bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    mark *made = calloc(1, sizeof *made);
+    if (made != NULL)
+        *made = (mark){.gpus = gpus, .gpu_of_stream = gpu_of_stream};
+    if (!make(made, stream, per_thread)) {
+        free(made);
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "what a graph does on other GPUs than its stream's cannot be followed: a hand-over may not wait for it");
+    }
+    if (exchanged)
+        (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    errno = saved;
+}
+
+uint32_t nvs_graph_marked_by(uint32_t gpu)
+{
+    uint32_t by = 0;
+    if (NVS_LIKELY(atomic_load_explicit(&count, memory_order_relaxed) == 0)) /* see its declaration */
+        return 0;
+    pthread_mutex_lock(&lock);
+    for (const mark *at = first; at != NULL; at = at->next)
+        if (!at->dead && (at->gpus >> gpu & 1) != 0)
+            by |= 1u << at->gpu_of_stream;
+    pthread_mutex_unlock(&lock);
+    return by;
+}
+
+void nvs_graph_marks_context_gone(CUcontext context)
+{
+    mark *taken = NULL;
+    pthread_mutex_lock(&lock);
+    for (mark *at = first, *next; at != NULL; at = next) {
+        next = at->next;
+        if (at->context != context)
+            continue;
+        at->dead = true;
+        if (at->busy)
+            continue;
+        take_out(at);
+        at->next = taken;
+        taken = at;
+    }
+    pthread_mutex_unlock(&lock);
+    while (taken != NULL) {
+        mark *next = taken->next;
+        free(taken);
+        taken = next;
+    }
+}
+
+void nvs_graph_marks_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    first = NULL;                    /* CUDA is not usable here */
+    last = &first;
+    atomic_store_explicit(&count, 0, memory_order_relaxed);
+}
