@@ -130,8 +130,9 @@ static void detached_context(void)
     OK(cuCtxAttach(&same, 0));
     CHECK(same == context, "attaching gives another context");
     OK(cuCtxDetach(context));
-    OK(cuCtxSetCurrent(context));
+    OK(cuCtxSetCurrent(primary)); /* in which the kernel of let_others is */
     let_others();
+    OK(cuCtxSetCurrent(context));
     CHECK(holds(memory, MIB, 10), "memory of a context that lives on has changed");
     OK(cuCtxDetach(context));
     CHECK(cuCtxGetApiVersion(context, &version) != CUDA_SUCCESS, "a context that is gone has a version");
