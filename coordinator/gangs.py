@@ -15,6 +15,7 @@ Rules:
   gangs *owe* there: for one turn after a call at least (`Seat.immune`), and until the policy's turns have had as much
   time as it (`Gpu.owed_ns`).
 - A member that is at work when its gang's turn begins goes on with the others.  From then on that is a call too.
+- Who was alone until a mate came (`missed`: a drain may wait for the mate's half of a collective) is called to it.
 - Of two due gangs that want the same GPU the one that is due longer goes first.
 - Who has been passed over for `patience_ns` goes without its gang, whatever keeps the others.
 - Members of one gang on one GPU take turns there like anybody.
@@ -225,6 +226,16 @@ def available(gpu: Gpu, gang: Gang, now_ns: int) -> bool:
     if now_ns >= holder.quantum_ends_ns:
         return True
     return not holder.immune and not in_step(holder)
+
+
+def missed(seat: Seat, now_ns: int) -> bool:
+    """It has just given back a lease that it had without its mates, and one of them has been granted since it was asked
+    to: what kept it may have waited for that.  A moment later it would be called; who comes at once is called too."""
+    gang = seat.gang
+    if gang is None or seat.last_released_ns != now_ns or seat.quantum_ends_ns == gang.ends_ns:
+        return False
+    asked_ns = seat.revoked_at_ns
+    return any(mate.granted_at_ns is not None and mate.granted_at_ns > asked_ns for mate in at_work(gang))
 
 
 def ready(node: Node, gang: Gang, places: dict[str, Seat], now_ns: int) -> bool:

@@ -55,7 +55,7 @@ def want(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
         if len(gpu.line) == 1 and gpu.holder is not None and gpu.holder.phase is HOLDING:
             _renew_quantum(node, gpu, gpu.holder, now_ns)
         consider_preemption(node, gpu, now_ns)
-        if seat.last_released_ns != now_ns:
+        if seat.last_released_ns != now_ns or gangs.missed(seat, now_ns):
             gangs.join(node, seat, now_ns)
 
 

@@ -442,6 +442,45 @@ def test_members_that_come_and_go_prolong_nobodys_turn() -> None:
     assert rival.seat().max_wait_ns <= 4 * QUANTUM_MS * MILLISECOND_NS
 
 
+def test_who_was_alone_until_its_mate_came_is_called() -> None:
+    """Broken: members whose drains wait for each other (a kernel of a collective ends when the other GPU's has begun)
+    would have their turns alternately ever after, and compute nothing."""
+    desk = make_desk()
+    one, two = client(desk, A, gang="pair"), client(desk, B, gang="pair")
+    rivals = client(desk, A), client(desk, B)
+
+    def until(uuid: str, who: ScriptedClient, *slow: ScriptedClient) -> None:
+        for _ in range(3 * QUANTUM_MS):
+            if holder(desk, uuid) == who.client and who.seat().phase == "holding":
+                return
+            desk.milliseconds(1)
+            obey(desk, but=slow)
+        raise AssertionError("it never came to that")
+
+    until(A, rivals[0])
+    until(A, one)
+    assert holder(desk, B) == two.client
+    until(B, rivals[1], one)
+    until(B, two, one)
+    desk.milliseconds(2)
+    assert one.seat().phase == "revoking", "it waits for the other half of what has begun"
+    one.release(wanted=True)
+    assert holder(desk, A) == rivals[0].client, "it has had its turn, and goes behind others"
+    until(A, one, two)
+    desk.milliseconds(2)
+    assert two.seat().phase == "revoking"
+    turns = len(desk.notes("gang_gathered"))
+    two.release(wanted=True)
+    assert len(desk.notes("gang_gathered")) == turns + 1
+    assert (holder(desk, A), holder(desk, B)) == (one.client, two.client)
+    desk.milliseconds(QUANTUM_MS)
+    assert (one.seat().phase, two.seat().phase) == ("revoking", "revoking"), "both turns end in one moment"
+    obey(desk)
+    assert (holder(desk, A), holder(desk, B)) == (rivals[0].client, rivals[1].client)
+    desk.milliseconds(QUANTUM_MS - 1)
+    assert (holder(desk, A), holder(desk, B)) == (rivals[0].client, rivals[1].client), "what it took is owed"
+
+
 def test_a_turn_that_is_renewed_may_be_interrupted() -> None:
     """Broken: who cannot be interrupted once would keep a gang out for as long as its policy renews."""
     desk = make_desk("priority")
