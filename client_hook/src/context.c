@@ -181,6 +181,17 @@ void nvs_context_is_green(CUcontext context, CUcontext primary)
     atomic_store_explicit(&any_green, true, memory_order_relaxed);
 }
 
+bool nvs_context_green(CUcontext context)
+{
+    if (!atomic_load_explicit(&any_green, memory_order_relaxed)) /* as above */
+        return false;
+    pthread_mutex_lock(&lock);
+    const context_entry *entry = find_context(context);
+    const bool green = entry != NULL && entry->owner != NULL;
+    pthread_mutex_unlock(&lock);
+    return green;
+}
+
 CUcontext nvs_owner_context(void)
 {
     CUcontext context = NULL;

@@ -111,6 +111,7 @@ void nvs_context_learn(void);                              /* the driver is init
 bool nvs_context_possible(uint32_t gpu);                   /* it is, in this very process, and has that GPU */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of one that was reported */
+bool nvs_context_green(CUcontext context);                 /* that was said, and it is not gone */
 uint32_t nvs_context_registered_gpu(CUcontext context);    /* NVS_NO_GPU: it is not known here */
 bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* about to be destroyed, by the thread of this slot; false when it was not known */
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */

@@ -108,10 +108,14 @@ uint32_t nvs_context_gpu(CUcontext context)
     return gpu;
 }
 
+/* Only what is certain counts as an end: an answer of another kind, or about a green context that has not ended for all the hooks know, does not. */
 bool nvs_context_lives(CUcontext context)
 {
     unsigned int version;
-    return context != NULL && (!NVS_HAS(cuCtxGetApiVersion) || NVS_REAL(cuCtxGetApiVersion)(context, &version) == CUDA_SUCCESS);
+    if (context == NULL || !NVS_HAS(cuCtxGetApiVersion))
+        return context != NULL;
+    const CUresult result = NVS_REAL(cuCtxGetApiVersion)(context, &version);
+    return (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) || nvs_context_green(context);
 }
 
 bool nvs_context_enter(CUcontext context)

@@ -265,6 +265,13 @@ static void test_contexts(void)
     driver_release(1);
     CHECK(cuCtxDetach(second) == CUDA_SUCCESS && memory_gone == first, "a context ended before its last user has left it");
     CHECK(cuCtxDetach(second) == CUDA_SUCCESS && memory_gone == second && contexts_of(1) == 0, "what its last user has left is visited");
+    CHECK(cuCtxDestroy_v2(second) == CUDA_SUCCESS && !nvs_context_enter(second) && !pushed_late, "what has ended is made current");
+    nvs_context_created(second, 1);
+    nvs_context_is_green(second, (CUcontext)0x101);
+    CHECK(nvs_context_enter(second) && pushed_late, "a green context of which a driver does not say so is not visited");
+    nvs_context_gone(second);
+    CHECK(!nvs_context_enter(second) && !nvs_context_enter(NULL), "a green context that has ended is made current");
+    pushed_late = false;
     detached = NULL;
 }
 
