@@ -235,7 +235,8 @@ def missed(seat: Seat, now_ns: int) -> bool:
     if gang is None or seat.last_released_ns != now_ns or seat.quantum_ends_ns == gang.ends_ns:
         return False
     asked_ns = seat.revoked_at_ns
-    return any(mate.granted_at_ns is not None and mate.granted_at_ns > asked_ns for mate in at_work(gang))
+    came = (mate.granted_at_ns is not None and mate.granted_at_ns > asked_ns for mate in at_work(gang))
+    return asked_ns != 0 and any(came)
 
 
 def ready(node: Node, gang: Gang, places: dict[str, Seat], now_ns: int) -> bool:

@@ -249,6 +249,7 @@ def take_up(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, no
     seat.enter(HOLDING)
     seat.lease_id = lease_id
     seat.granted_at_ns = seat.counted_ns = now_ns
+    seat.revoked_at_ns = 0
     seat.quantum_ends_ns = now_ns + quantum_ns
     seat.alerted = False
     seat.view = None

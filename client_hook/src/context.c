@@ -50,6 +50,7 @@ static size_t capture_count;
 static uint32_t captures_without_place; /* in the table */
 static struct {
     CUcontext context;
+    CUcontext last; /* the same, or that was the last one */
     uint32_t references; /* that the hooks have seen */
 } primaries[NVS_MAX_GPUS];
 static _Atomic bool any_green;
@@ -106,6 +107,16 @@ uint32_t nvs_context_registered_gpu(CUcontext context)
     return gpu;
 }
 
+uint32_t nvs_primary_gpu(CUcontext context)
+{
+    uint32_t gpu = 0;
+    pthread_mutex_lock(&lock);
+    while (gpu < NVS_MAX_GPUS && primaries[gpu].last != context)
+        gpu++;
+    pthread_mutex_unlock(&lock);
+    return context != NULL && gpu < NVS_MAX_GPUS ? gpu : NVS_NO_GPU;
+}
+
 /* ---- Registry ---- */
 
 /* Room for one more entry at the end of a table; false when the host has no memory.  Locked. */
@@ -146,6 +157,8 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     size_t place = context_count;
     for (size_t i = context_count; i-- > 0;) {
         if (contexts[i].context == context) {
+            if (contexts[i].gpu != gpu)
+                nvs_gpus_outdated(); /* one that ended unseen had this handle */
             contexts[i].gpu = gpu;
             contexts[i].leaving = false;
             goto out;
@@ -270,7 +283,7 @@ void nvs_primary_retained(uint32_t gpu, CUcontext context)
 {
     pthread_mutex_lock(&lock);
     if (gpu < NVS_MAX_GPUS) {
-        primaries[gpu].context = context;
+        primaries[gpu].context = primaries[gpu].last = context;
         primaries[gpu].references++;
     }
     pthread_mutex_unlock(&lock);
@@ -367,8 +380,9 @@ static bool forget_capture(const void *key)
 
 void nvs_capture_ended(CUstream stream, bool per_thread)
 {
+    const void *key = capture_key(stream, per_thread);
     pthread_mutex_lock(&lock);
-    if (!forget_capture(capture_key(stream, per_thread)) && captures_without_place > 0) {
+    if (!forget_capture(key) && key != NULL && captures_without_place > 0) {
         captures_without_place--;
         atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
     }

@@ -155,7 +155,7 @@ static bool drain_all(drain *job)
     bool all = nvs_each_context(job->gpu, visit_context, job);
     const uint32_t others = job->status == NVS_OK ? nvs_graph_marked_by(job->gpu) : 0;
     job->marks = true;
-    for (uint32_t gpu = 0; others >> gpu != 0 && job->status == NVS_OK; gpu++)
+    for (uint32_t gpu = 0; others != 0 && gpu < NVS_MAX_GPUS && job->status == NVS_OK; gpu++)
         if ((others >> gpu & 1) != 0 && !nvs_each_context(gpu, visit_context, job))
             all = false;
     return all;

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { FORGET_FROM = 64 }; /* so many are not worth a look at each launch */
+enum { FORGET_FROM = 64 }; /* so many launches later some are looked at, as many */
 
 typedef struct mark {
     struct mark *next;
@@ -24,7 +24,7 @@ typedef struct mark {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks of graphs" in the lock order of base.h */
 static mark *first, **last = &first;
 static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the launches that it has to wait for, as the gate orders them */
-static uint32_t forget_from = FORGET_FROM;
+static uint32_t since_forgotten; /* launches */
 
 CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context)
 {
@@ -48,6 +48,15 @@ CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUco
 }
 
 /* Locked. */
+static void append(mark *made)
+{
+    made->next = NULL;
+    *last = made;
+    last = &made->next;
+    atomic_fetch_add_explicit(&count, 1, memory_order_relaxed);
+}
+
+/* Locked. */
 static void take_out(mark *gone)
 {
     mark **link = &first;
@@ -59,7 +68,7 @@ static void take_out(mark *gone)
     atomic_fetch_sub_explicit(&count, 1, memory_order_relaxed);
 }
 
-/* The oldest in a context that concerns one of these GPUs, for this thread to ask about.  NULL: none, or another thread asks (*pending). */
+/* One in a context that concerns one of these GPUs, the oldest first, for this thread to ask about.  NULL: none, or another thread asks (*pending). */
 static mark *claim(uint32_t gpus, CUcontext context, bool *pending)
 {
     pthread_mutex_lock(&lock);
@@ -90,37 +99,67 @@ static void settle(mark *claimed, bool done)
         free(claimed);
 }
 
-static bool any_pending(uint32_t gpus, CUcontext context)
+bool nvs_graph_mark_pending(uint32_t gpu, CUcontext context)
 {
     bool pending = false;
     mark *oldest;
-    while (!pending && (oldest = claim(gpus, context, &pending)) != NULL) {
+    while (!pending && (oldest = claim(1u << gpu, context, &pending)) != NULL) {
         pending = NVS_REAL(cuEventQuery)(oldest->event) == CUDA_ERROR_NOT_READY; /* with another error nothing of it runs */
         settle(oldest, !pending);
     }
     return pending;
 }
 
-bool nvs_graph_mark_pending(uint32_t gpu, CUcontext context)
+/* Some of this context are looked at, in turns: what is not over goes to the end of the list. */
+static void forget_some(CUcontext context)
 {
-    return any_pending(1u << gpu, context);
+    mark *claimed[FORGET_FROM], *over = NULL;
+    unsigned taken = 0;
+    CUcontext ignored;
+    if (!nvs_context_enter(context))
+        return;
+    pthread_mutex_lock(&lock);
+    for (mark *at = first; at != NULL && taken < FORGET_FROM; at = at->next)
+        if (at->context == context && !at->busy && !at->dead) {
+            at->busy = true;
+            claimed[taken++] = at;
+        }
+    pthread_mutex_unlock(&lock);
+    for (unsigned i = 0; i < taken; i++) {
+        const bool done = NVS_REAL(cuEventQuery)(claimed[i]->event) != CUDA_ERROR_NOT_READY;
+        pthread_mutex_lock(&lock);
+        claimed[i]->busy = false;
+        take_out(claimed[i]);
+        if (!done && !claimed[i]->dead) {
+            append(claimed[i]);
+        } else {
+            claimed[i]->next = over;
+            over = claimed[i];
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    while (over != NULL) {
+        mark *next = over->next;
+        if (!over->dead)
+            (void)NVS_REAL(cuEventDestroy_v2)(over->event);
+        free(over);
+        over = next;
+    }
+    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
 }
 
 static bool make(mark *made, CUstream stream, bool per_thread)
 {
     if (made == NULL || !NVS_HAS(cuStreamGetCtx) || nvs_event_behind(stream, per_thread, &made->event, &made->context) != CUDA_SUCCESS)
         return false;
+    const CUcontext context = made->context; /* from here on another thread may find that it is over */
     pthread_mutex_lock(&lock);
-    *last = made;
-    last = &made->next;
-    const bool many = atomic_fetch_add_explicit(&count, 1, memory_order_relaxed) + 1 >= forget_from;
+    append(made);
+    const bool many = ++since_forgotten >= FORGET_FROM;
+    since_forgotten = many ? 0 : since_forgotten;
     pthread_mutex_unlock(&lock);
-    if (!many)
-        return true;
-    (void)any_pending(UINT32_MAX, made->context);
-    pthread_mutex_lock(&lock);
-    forget_from = FORGET_FROM + 2 * atomic_load_explicit(&count, memory_order_relaxed);
-    pthread_mutex_unlock(&lock);
+    if (many)
+        forget_some(context);
     return true;
 }
 
@@ -180,6 +219,7 @@ void nvs_graph_marks_context_gone(CUcontext context)
 void nvs_graph_marks_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    since_forgotten = 0;
     first = NULL;                    /* CUDA is not usable here */
     last = &first;
     atomic_store_explicit(&count, 0, memory_order_relaxed);

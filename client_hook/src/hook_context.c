@@ -235,8 +235,9 @@ NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 
 static void green_seen(CUcontext context)
 {
-    const uint32_t gpu = nvs_context_gpu(context); /* registers what it did not know */
     CUcontext primary = NULL;
+    nvs_context_told(context);
+    const uint32_t gpu = nvs_context_gpu(context);
     if (gpu == NVS_NO_GPU || NVS_REAL(cuDevicePrimaryCtxRetain)(&primary, (CUdevice)gpu) != CUDA_SUCCESS)
         return;
     nvs_context_is_green(context, primary);

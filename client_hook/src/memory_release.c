@@ -4,6 +4,7 @@
  */
 #include "context.h"
 #include "cuda_api.h"
+#include "graph_marks.h"
 #include "ipc.h"
 #include "log.h"
 #include "memory.h"
@@ -17,23 +18,32 @@ static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wa
 static const uint64_t SETTLE_BOUND_NS = UINT64_C(10000000000);
 static const long REAP_NAP_NS = 100000;
 
+static CUresult settle_streams(uint32_t gpu)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    const nvs_status status = nvs_drain(gpu, nvs_now_ns() + SETTLE_BOUND_NS);
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return status == NVS_OK ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
 /* Waits for the work of the current context.  During a capture nothing context-wide may be synchronised: then the driver says
- * by a free of its own whether one is legal now, and streams are waited for one by one. */
+ * by a free of its own whether one is legal now, and streams are waited for one by one.  What graphs do on this GPU that were launched on another's
+ * stream is nothing that a context knows of. */
 static CUresult settle_current(uint32_t gpu)
 {
     CUdeviceptr probe;
-    if (!nvs_capturing())
-        return NVS_REAL(cuCtxSynchronize)();
-    CUresult result = NVS_REAL(cuMemAlloc_v2)(&probe, 1);
+    CUresult result;
+    if (!nvs_capturing()) {
+        result = NVS_REAL(cuCtxSynchronize)();
+        if (NVS_LIKELY(nvs_graph_marked_by(gpu) == 0) || result != CUDA_SUCCESS)
+            return result;
+        return settle_streams(gpu);
+    }
+    result = NVS_REAL(cuMemAlloc_v2)(&probe, 1);
     if (result == CUDA_SUCCESS)
         result = NVS_REAL(cuMemFree_v2)(probe);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY)
-        return result;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    nvs_status status = nvs_drain(gpu, nvs_now_ns() + SETTLE_BOUND_NS);
-    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    return status == NVS_OK ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY ? settle_streams(gpu) : result;
 }
 
 /* cuMemFree returns when nothing uses the memory any more.  Where the driver does not see to that, we do. */

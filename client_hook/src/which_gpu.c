@@ -93,12 +93,13 @@ uint32_t nvs_ask_stream_gpu(CUstream stream)
     return gpu;
 }
 
-uint32_t nvs_context_gpu(CUcontext context)
+/* One that lives: the driver is asked for its GPU, and it is known from here on. */
+static uint32_t learn(CUcontext context)
 {
     CUdevice device;
     CUcontext popped;
-    uint32_t gpu = context != NULL ? nvs_context_registered_gpu(context) : NVS_NO_GPU;
-    if (gpu != NVS_NO_GPU || !nvs_context_enter(context))
+    uint32_t gpu = NVS_NO_GPU;
+    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
         return gpu;
     if (NVS_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
         gpu = gpu_of_device(device);
@@ -106,6 +107,20 @@ uint32_t nvs_context_gpu(CUcontext context)
     if (gpu != NVS_NO_GPU)
         nvs_context_created(context, gpu);
     return gpu;
+}
+
+void nvs_context_told(CUcontext context)
+{
+    if (context != NULL && nvs_context_registered_gpu(context) == NVS_NO_GPU)
+        (void)learn(context);
+}
+
+uint32_t nvs_context_gpu(CUcontext context)
+{
+    const uint32_t gpu = context != NULL ? nvs_context_registered_gpu(context) : NVS_NO_GPU;
+    if (gpu != NVS_NO_GPU || context == NULL)
+        return gpu;
+    return nvs_context_lives(context) ? learn(context) : nvs_primary_gpu(context);
 }
 
 /* Only what is certain counts as an end: an answer of another kind, or about a green context that has not ended for all the hooks know, does not. */

@@ -174,6 +174,20 @@ def test_a_drain_waits_for_its_gpus_part(two: TwoGpus, kind: str, meanwhile: str
     assert [work for work in read_trace(state) if work.gpu == 0 and work.end_ns - work.start_ns >= long_ns]
 
 
+def test_memory_is_freed_after_the_graph(
+    program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator
+) -> None:
+    """Broken: in mode `swap` the hook takes memory away under a graph that was launched on another GPU's stream."""
+    environment = hook_env | {"NVSHARE_SIMULATE": "2x512MiB", "NVSHARE_MEMORY": "swap"}
+    with at_work(program, environment, coordinator) as two:
+        two.do("last 200000000")
+        two.do("build kernel")
+        two.do("launch")
+        two.do("free")
+        state = Path(hook_env["NVSHARE_SIM_STATE"])
+        assert [work for work in read_trace(state) if work.gpu == 0 and work.end_ns - work.start_ns >= 200_000_000]
+
+
 def test_two_that_never_coincide_hang_nobody(two: TwoGpus) -> None:
     """Broken: without a gang the turns of two GPUs may never come together, and the program would wait for ever."""
     two.do("build kernel")

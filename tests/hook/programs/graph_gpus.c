@@ -3,7 +3,7 @@
  * Says "ready".  In: a line, out: the CUresult.  "begin": prepares both GPUs; "last NS": so long the kernels
  * take that are built from now on; "build KIND"; "launch": answered once the call has returned;
  * "wait": once the work is done; "loop COUNT": both, again and again; "capture", "end capture": of the stream, nothing;
- * "reset": GPU 1's context.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
+ * "reset": GPU 1's context; "free": GPU 0's memory.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
  */
 #define _GNU_SOURCE
 #include "try.h"
@@ -199,6 +199,8 @@ static CUresult obey(const char *line)
         TRY(cuStreamEndCapture(stream, &graph));
         return cuGraphDestroy(graph);
     }
+    if (strcmp(line, "free") == 0)
+        return cuMemFree(memory);
     if (strcmp(line, "reset") == 0)
         return cuDevicePrimaryCtxReset(1);
     if (strncmp(line, "loop ", 5) == 0) {

@@ -266,9 +266,11 @@ static void test_contexts(void)
     CHECK(cuCtxDetach(second) == CUDA_SUCCESS && memory_gone == first, "a context ended before its last user has left it");
     CHECK(cuCtxDetach(second) == CUDA_SUCCESS && memory_gone == second && contexts_of(1) == 0, "what its last user has left is visited");
     CHECK(cuCtxDestroy_v2(second) == CUDA_SUCCESS && !nvs_context_enter(second) && !pushed_late, "what has ended is made current");
-    nvs_context_created(second, 1);
+    current_device = 1;
+    nvs_context_told(second); /* as by cuCtxFromGreenCtx */
     nvs_context_is_green(second, (CUcontext)0x101);
-    CHECK(nvs_context_enter(second) && pushed_late, "a green context of which a driver does not say so is not visited");
+    pushed_late = false;
+    CHECK(nvs_context_gpu(second) == 1 && nvs_context_enter(second) && pushed_late, "a green context of which a driver does not say so is not visited");
     nvs_context_gone(second);
     CHECK(!nvs_context_enter(second) && !nvs_context_enter(NULL), "a green context that has ended is made current");
     pushed_late = false;
