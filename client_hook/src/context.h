@@ -113,7 +113,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of one that was reported */
 bool nvs_context_green(CUcontext context);                 /* that was said, and it is not gone */
 uint32_t nvs_context_registered_gpu(CUcontext context);    /* NVS_NO_GPU: it is not known here */
-void nvs_context_told(CUcontext context);                  /* the driver has just said that it lives */
+uint32_t nvs_context_told(CUcontext context);              /* its GPU, when the driver has just said that it lives */
 uint32_t nvs_primary_gpu(CUcontext context);               /* whose primary one it was last: after a reset it comes back with the next use */
 bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* about to be destroyed, by the thread of this slot; false when it was not known */
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */

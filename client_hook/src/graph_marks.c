@@ -68,7 +68,7 @@ static void take_out(mark *gone)
     atomic_fetch_sub_explicit(&count, 1, memory_order_relaxed);
 }
 
-/* One in a context that concerns one of these GPUs, the oldest first, for this thread to ask about.  NULL: none, or another thread asks (*pending). */
+/* The first in a context that concerns one of these GPUs, for this thread to ask about.  NULL: none, or another thread asks (*pending). */
 static mark *claim(uint32_t gpus, CUcontext context, bool *pending)
 {
     pthread_mutex_lock(&lock);
@@ -84,67 +84,45 @@ static mark *claim(uint32_t gpus, CUcontext context, bool *pending)
     return at;
 }
 
-/* Gives it back, unless it is over. */
-static void settle(mark *claimed, bool done)
+/* Is one that this thread has claimed unfinished?  Then it goes to the end, so that the next claim finds another; else it is forgotten. */
+static bool ask(mark *claimed)
 {
+    const bool pending = NVS_REAL(cuEventQuery)(claimed->event) == CUDA_ERROR_NOT_READY; /* with another error nothing of it runs */
     pthread_mutex_lock(&lock);
+    take_out(claimed);
     claimed->busy = false;
-    const bool over = done || claimed->dead, destroy = over && !claimed->dead;
-    if (over)
-        take_out(claimed);
+    const bool dead = claimed->dead;
+    if (pending && !dead)
+        append(claimed);
     pthread_mutex_unlock(&lock);
-    if (destroy)
+    if (pending && !dead)
+        return true;
+    if (!dead)
         (void)NVS_REAL(cuEventDestroy_v2)(claimed->event);
-    if (over)
-        free(claimed);
+    free(claimed);
+    return false;
 }
 
 bool nvs_graph_mark_pending(uint32_t gpu, CUcontext context)
 {
     bool pending = false;
-    mark *oldest;
-    while (!pending && (oldest = claim(1u << gpu, context, &pending)) != NULL) {
-        pending = NVS_REAL(cuEventQuery)(oldest->event) == CUDA_ERROR_NOT_READY; /* with another error nothing of it runs */
-        settle(oldest, !pending);
-    }
+    mark *claimed;
+    while (!pending && (claimed = claim(1u << gpu, context, &pending)) != NULL)
+        pending = ask(claimed);
     return pending;
 }
 
-/* Some of this context are looked at, in turns: what is not over goes to the end of the list. */
+/* Some of this context are looked at; those that are not over come to their next turn behind the others. */
 static void forget_some(CUcontext context)
 {
-    mark *claimed[FORGET_FROM], *over = NULL;
-    unsigned taken = 0;
+    const uint32_t all = atomic_load_explicit(&count, memory_order_relaxed); /* see its declaration */
+    bool elsewhere;
+    mark *claimed;
     CUcontext ignored;
     if (!nvs_context_enter(context))
         return;
-    pthread_mutex_lock(&lock);
-    for (mark *at = first; at != NULL && taken < FORGET_FROM; at = at->next)
-        if (at->context == context && !at->busy && !at->dead) {
-            at->busy = true;
-            claimed[taken++] = at;
-        }
-    pthread_mutex_unlock(&lock);
-    for (unsigned i = 0; i < taken; i++) {
-        const bool done = NVS_REAL(cuEventQuery)(claimed[i]->event) != CUDA_ERROR_NOT_READY;
-        pthread_mutex_lock(&lock);
-        claimed[i]->busy = false;
-        take_out(claimed[i]);
-        if (!done && !claimed[i]->dead) {
-            append(claimed[i]);
-        } else {
-            claimed[i]->next = over;
-            over = claimed[i];
-        }
-        pthread_mutex_unlock(&lock);
-    }
-    while (over != NULL) {
-        mark *next = over->next;
-        if (!over->dead)
-            (void)NVS_REAL(cuEventDestroy_v2)(over->event);
-        free(over);
-        over = next;
-    }
+    for (uint32_t left = all < FORGET_FROM ? all : FORGET_FROM; left != 0 && (claimed = claim(UINT32_MAX, context, &elsewhere)) != NULL; left--)
+        (void)ask(claimed);
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
 }
 

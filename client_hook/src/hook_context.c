@@ -72,10 +72,10 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
 
 /* Before the driver ends a context, from inside of its GPU's gate: nobody may look at it or use events in it from now on, while its work runs on
  * (drain.c).  True: it was known. */
-static bool withdraw(CUcontext context)
+static bool withdraw(CUcontext context, uint32_t gpu)
 {
     nvs_pacing_context_gone();
-    nvs_agent_hurry_moves(nvs_context_gpu(context)); /* a move that waits for room has a visit to it */
+    nvs_agent_hurry_moves(gpu); /* a move that waits for room has a visit to it */
     const bool known = nvs_context_leaving(context, nvs_self);
     nvs_swap_lanes_context_leaving(context);
     return known;
@@ -102,7 +102,7 @@ static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
 {
     const uint32_t gpu = nvs_context_gpu(context);
     nvs_slot *const held = nvs_gate_occupy(gpu);
-    const bool known = withdraw(context);
+    const bool known = withdraw(context, gpu);
     const CUresult result = real(context);
     if (result == CUDA_SUCCESS)
         ended(context, held);
@@ -127,7 +127,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
     const uint32_t gpu = nvs_context_gpu(ctx);
     nvs_slot *const held = nvs_gate_occupy(gpu);
-    const bool known = withdraw(ctx);
+    const bool known = withdraw(ctx, gpu);
     const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
     if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
         ended(ctx, held);
@@ -197,7 +197,7 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     if (context == NULL)
         context = hidden_primary(device);
     nvs_slot *const held = nvs_gate_occupy((uint32_t)device);
-    const bool withdrawn = context != NULL && (last || reset) && withdraw(context);
+    const bool withdrawn = context != NULL && (last || reset) && withdraw(context, (uint32_t)device);
     const CUresult result = real(device);
     const bool lives = is_active(device);
     if (context != NULL && !lives)
@@ -236,8 +236,7 @@ NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
 static void green_seen(CUcontext context)
 {
     CUcontext primary = NULL;
-    nvs_context_told(context);
-    const uint32_t gpu = nvs_context_gpu(context);
+    const uint32_t gpu = nvs_context_told(context);
     if (gpu == NVS_NO_GPU || NVS_REAL(cuDevicePrimaryCtxRetain)(&primary, (CUdevice)gpu) != CUDA_SUCCESS)
         return;
     nvs_context_is_green(context, primary);
@@ -259,7 +258,7 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
         context = NULL;
     const uint32_t gpu = nvs_context_gpu(context);
     nvs_slot *const held = nvs_gate_occupy(gpu);
-    const bool known = context != NULL && withdraw(context);
+    const bool known = context != NULL && withdraw(context, gpu);
     const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
     if (result == CUDA_SUCCESS && context != NULL)
         ended(context, held);

@@ -109,10 +109,10 @@ static uint32_t learn(CUcontext context)
     return gpu;
 }
 
-void nvs_context_told(CUcontext context)
+uint32_t nvs_context_told(CUcontext context)
 {
-    if (context != NULL && nvs_context_registered_gpu(context) == NVS_NO_GPU)
-        (void)learn(context);
+    const uint32_t gpu = nvs_context_registered_gpu(context);
+    return gpu != NVS_NO_GPU ? gpu : learn(context);
 }
 
 uint32_t nvs_context_gpu(CUcontext context)
