@@ -24,17 +24,24 @@ def vmm_program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
     return compile_c(tmp_path_factory.mktemp("vmm") / "vmm_program", SOURCE, built.sim_dir / "libcuda.so.1")
 
 
+PAIRS = 5
+"""On a busy machine one program may be through before the other begins: then nothing had to move."""
+
+
 @pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
 def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> None:
     """Broken: what a program mapped itself is lost, mixed up or pinned when another one takes the card."""
     seed = random.randrange(2**31)
     print(f"seed {seed}")  # pytest shows it when the test fails
     node.start_coordinator("--quantum=20ms")
-    both = [node.run([str(vmm_program), str(seed + i), "500", "170"], "--memory=swap") for i in range(2)]
-    results = [finish(process) for process in both]
-    assert all(result["mismatches"] == result["failures"] == 0 for result in results), results
-    assert all(result["checks"] > 50 and result["left"] == 0 for result in results), results
-    gpu = node.control("status")["gpus"][0]
+    for _ in range(PAIRS):
+        both = [node.run([str(vmm_program), str(seed + i), "500", "170"], "--memory=swap") for i in range(2)]
+        results = [finish(process) for process in both]
+        assert all(result["mismatches"] == result["failures"] == 0 for result in results), results
+        assert all(result["checks"] > 50 and result["left"] == 0 for result in results), results
+        gpu = node.control("status")["gpus"][0]
+        if gpu["evicted_bytes"] > 0:
+            break
     assert gpu["evicted_bytes"] > 0, gpu
 
 
