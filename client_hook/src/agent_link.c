@@ -1,7 +1,8 @@
 /* See agent_link.h.
  *
- * While nobody listens it tries again after 10 ms, doubled up to 500 ms, and sleeps meanwhile.  A connection that was there
- * and is lost is made anew after a like delay: nothing queued on the old one may reach the new peer.
+ * While nobody listens it tries again after 10 ms, doubled up to 50 ms while a coordinator may be restarting and up to 500 ms
+ * later, and sleeps meanwhile.  A connection that was there and is lost is made anew after a like delay: nothing queued on the
+ * old one may reach the new peer.
  */
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "agent_link.h"
@@ -15,19 +16,22 @@
 #include <unistd.h>
 
 #define FIRST_RETRY_NS 10000000u
+#define RESTART_RETRY_NS 50000000u   /* the longest delay while a restart may be under way: an attempt takes microseconds */
+#define RESTART_NS 10000000000u
 #define LONGEST_RETRY_NS 500000000u
 #define STABLE_NS 1000000000u        /* a connection that lasted so long was a good one: begin with the first retry */
 #define REFUSED_RETRY_NS 5000000000u /* after the coordinator refused us for good */
 enum { FRAMES_A_ROUND = 64 };
 
 static bool open_socket, up, broken, refused, restless;
-static uint64_t up_since_ns, retry_at_ns, retry_delay_ns;
+static uint64_t up_since_ns, lost_ns, retry_at_ns, retry_delay_ns;
 
 void nvs_link_start(void)
 {
     open_socket = up = broken = refused = restless = false;
     retry_at_ns = 0;
     retry_delay_ns = FIRST_RETRY_NS;
+    lost_ns = nvs_now_ns();
 }
 
 bool nvs_link_up(void)
@@ -96,8 +100,11 @@ static void drop(const nvs_link_handlers *handlers)
     bool was_up = up;
     if (up && now - up_since_ns > STABLE_NS)
         retry_delay_ns = FIRST_RETRY_NS;
+    if (was_up)
+        lost_ns = now;
+    const uint64_t longest = now - lost_ns < RESTART_NS ? RESTART_RETRY_NS : LONGEST_RETRY_NS;
     retry_at_ns = now + (refused ? REFUSED_RETRY_NS : retry_delay_ns);
-    retry_delay_ns = retry_delay_ns * 2 < LONGEST_RETRY_NS ? retry_delay_ns * 2 : LONGEST_RETRY_NS;
+    retry_delay_ns = retry_delay_ns * 2 < longest ? retry_delay_ns * 2 : longest;
     nvs_transport_close();
     open_socket = up = broken = refused = restless = false; /* there is nothing to take before the next connection */
     if (was_up) {

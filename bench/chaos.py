@@ -1,0 +1,326 @@
+"""Disturbs a node of real processes at random moments: `python -m bench.chaos --minutes N --json`.
+
+Jobs under the hook fill and check their memory in all memory modes on one simulated GPU that is too small for all of
+them.  Meanwhile the coordinator and the jobs are killed and stopped, also while memory moves; the coordinator's files
+cannot grow, its descriptors run out, readers do not read, and a peer floods it.  The coordinator is started again after
+each kill, as a service manager does.
+
+JSON: `coordinator_kills`, `client_kills`, `stops`; `app_failures` (jobs that ended by themselves or did no work for a
+minute), `double_holds` (kernels of two processes at the same time, by the trace of the simulated GPU),
+`data_mismatches` (pages); `recovery_ms`: `client` from SIGKILL to the coordinator's event that the client is gone,
+`coordinator` from SIGKILL until a program other than the last one runs a kernel, with the start of the new coordinator;
+`seed` replays the same choices (the moments differ).  Exit code 1 if anything failed.
+
+Non-goals: the core's decisions in virtual time (soak.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import itertools
+import json
+import os
+import random
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from bench.chaos_node import Job, Node
+from bench.rig import BenchError, machine, percentile
+from coordinator import wire
+
+CARD = "1x96MiB"
+JOBS = (("swap", 40), ("managed", 40), ("swap", 28), ("managed", 28), ("device", 8))
+"""Memory mode and MiB of each job; together more than the card has."""
+IDLE_S = 60.0
+"""A job that is not stopped and does no work for so long has failed."""
+END_S = 120.0
+
+
+def pause(seconds: float) -> None:
+    """Lets the node work."""
+    select.select([], [], [], seconds)
+
+
+@dataclass(slots=True)
+class Chaos:
+    """One run: what was done to the node and what came of it."""
+
+    node: Node
+    chance: random.Random
+    done: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    mismatches: int = 0
+    kills: list[tuple[str, int]] = field(default_factory=list)
+    """(name, when) of each job that was killed while the coordinator served."""
+    coordinator_kills: list[int] = field(default_factory=list)
+    _started: int = 0
+
+    def run(self, seconds: float, most: int | None = None) -> None:
+        """Disturbs the node for so long, at most `most` times, then ends the jobs in order."""
+        ways: dict[Callable[[], None], int] = {
+            self.kill_coordinator: 30, self.stop_coordinator: 5, self.kill_job: 50, self.end_job: 12, self.stop_job: 12,
+            self.files_cannot_grow: 3, self.no_descriptors: 3, self.slow_reader: 3, self.flood: 3,
+        }  # fmt: skip
+        self.node.start_coordinator()
+        for memory, mib in JOBS:
+            self._start(memory, mib)
+        end = time.monotonic() + seconds
+        rounds = itertools.count() if most is None else range(most)
+        for _ in itertools.takewhile(lambda _: time.monotonic() < end, rounds):
+            pause(self.chance.uniform(0.02, 0.3))
+            self.chance.choices(list(ways), list(ways.values()))[0]()
+            self._look()
+        for job in list(self.node.jobs):
+            self._end(job)
+        self.node.trace.read(all_of_it=True)
+
+    # What is done to the coordinator
+
+    def kill_coordinator(self) -> None:
+        """SIGKILL, every second time while memory moves; a new one is started at once."""
+        if self.chance.random() < 0.5:
+            give_up_at = time.monotonic() + 0.5
+            while not (moving := self.node.moving()) and time.monotonic() < give_up_at:
+                pause(0.002)
+            self.done["coordinator_kills_while_memory_moves"] += moving
+        self.done["coordinator_kills"] += 1
+        self.coordinator_kills.append(time.monotonic_ns())
+        self.node.coordinator.kill()
+        self.node.coordinator.wait()
+        self.node.start_coordinator()
+
+    def stop_coordinator(self) -> None:
+        """SIGSTOP for a moment."""
+        self.done["coordinator_stops"] += 1
+        self.node.coordinator.send_signal(signal.SIGSTOP)
+        pause(self.chance.uniform(0.05, 1.5))
+        self.node.coordinator.send_signal(signal.SIGCONT)
+
+    def files_cannot_grow(self) -> None:
+        """As on a full disk."""
+        self.done["files_that_cannot_grow"] += 1
+        self.node.limit_coordinator(resource.RLIMIT_FSIZE, 0)
+        pause(self.chance.uniform(0.1, 1.0))
+        self.node.limit_coordinator(resource.RLIMIT_FSIZE, -1)
+
+    def no_descriptors(self) -> None:
+        """The coordinator can open nothing more while a program comes."""
+        self.done["no_descriptors"] += 1
+        used = len(os.listdir(f"/proc/{self.node.coordinator.pid}/fd"))  # noqa: PTH208
+        self.node.limit_coordinator(resource.RLIMIT_NOFILE, used)
+        with self._peer() as peer:
+            self._hello(peer)
+            pause(self.chance.uniform(0.1, 1.0))
+        self.node.limit_coordinator(resource.RLIMIT_NOFILE, -1)
+
+    def slow_reader(self) -> None:
+        """A client that asks much and reads nothing, and a subscriber that does not read."""
+        self.done["slow_readers"] += 1
+        with self._peer() as peer, zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+            subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+            subscriber.setsockopt(zmq.RCVHWM, 1)
+            subscriber.connect(f"ipc://{self.node.runtime.events_socket}")
+            self._hello(peer)
+            for _ in range(2000):
+                with suppress(zmq.Again):
+                    peer.send(wire.encode(wire.Request(0)), zmq.NOBLOCK)
+            pause(self.chance.uniform(0.1, 1.0))
+
+    def flood(self) -> None:
+        """Random bytes and true messages as fast as they go."""
+        self.done["floods"] += 1
+        end = time.monotonic() + self.chance.uniform(0.1, 0.5)
+        while time.monotonic() < end:
+            with self._peer() as peer:
+                self._hello(peer)
+                for _ in range(500):
+                    bytes_ = self.chance.randbytes(self.chance.randrange(64))
+                    with suppress(zmq.Again):
+                        peer.send(self.chance.choice([bytes_, wire.encode(wire.Request(0))]), zmq.NOBLOCK)
+
+    # What is done to the jobs
+
+    def kill_job(self) -> None:
+        """SIGKILL; another one takes its place."""
+        job = self._any()
+        self.done["client_kills"] += 1
+        self.kills.append((job.name, time.monotonic_ns()))
+        job.told = "killed"
+        job.process.kill()
+        self.node.forget(job)
+        self._start_like(job)
+
+    def end_job(self) -> None:
+        """SIGTERM: it compares its memory and ends."""
+        job = self._any()
+        self.done["client_ends"] += 1
+        self._end(job)
+        self._start_like(job)
+
+    def stop_job(self) -> None:
+        """SIGSTOP for a moment."""
+        job = self._any()
+        self.done["client_stops"] += 1
+        job.process.send_signal(signal.SIGSTOP)
+        pause(self.chance.uniform(0.05, 2.0))
+        job.process.send_signal(signal.SIGCONT)
+
+    def _any(self) -> Job:
+        return self.chance.choice(self.node.jobs)
+
+    def _start_like(self, job: Job) -> None:
+        mib = next(size for memory, size in JOBS if memory == job.memory)
+        self._start(job.memory, mib)
+
+    def _start(self, memory: str, mib: int) -> None:
+        self._started += 1
+        self.node.start_job(f"job-{self._started}", memory, mib)
+
+    def _end(self, job: Job) -> None:
+        job.told = "asked"
+        job.process.send_signal(signal.SIGTERM)
+        try:
+            job.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.failures.append(f"{job.name} ({job.memory}) does not end: {job.words()}")
+            job.process.kill()
+        self._settle(job)
+
+    # What came of it
+
+    def _look(self) -> None:
+        """A coordinator and jobs that ended by themselves, and jobs that do not work."""
+        if self.node.coordinator.poll() is not None:
+            self.failures.append(f"the coordinator ended by itself: {self.node.words()}")
+            self.node.start_coordinator()
+        self.node.trace.read()
+        now_ns = time.monotonic_ns()
+        for job in list(self.node.jobs):
+            if job.process.poll() is not None:
+                self._settle(job)
+                self._start_like(job)
+                continue
+            worked_ns = self.node.trace.last_work.get(job.process.pid, int(job.started * 1e9))
+            if now_ns - max(worked_ns, int(job.started * 1e9)) > IDLE_S * 1e9:
+                self.failures.append(f"{job.name} ({job.memory}): no work for {IDLE_S:.0f} s: {job.words()}")
+                job.process.kill()
+                job.told = "killed"
+                self._settle(job)
+                self._start_like(job)
+
+    def _settle(self, job: Job) -> None:
+        code, words = job.process.wait(), job.words()
+        told = self.node.forget(job)
+        self.mismatches += told.get("mismatches", 0)
+        early = job.told == "asked" and not told and code == -signal.SIGTERM  # before the program had begun
+        if code != 0 and job.told != "killed" and not early and not told.get("mismatches"):
+            self.failures.append(f"{job.name} ({job.memory}): exit code {code}: {words}")
+
+    def result(self) -> dict[str, Any]:
+        """The JSON object."""
+        client = [(self.node.gone_ns[name] - at) / 1e6 for name, at in self.kills if name in self.node.gone_ns]
+        coordinator = recoveries_ms(self.coordinator_kills, self.node.trace.works)
+        return {
+            "coordinator_kills": self.done["coordinator_kills"],
+            "client_kills": self.done["client_kills"],
+            "stops": self.done["coordinator_stops"] + self.done["client_stops"],
+            "app_failures": len(self.failures),
+            "double_holds": len(self.node.trace.double_holds),
+            "data_mismatches": self.mismatches,
+            "recovery_ms": {"client": _percentiles(client), "coordinator": _percentiles(coordinator)},
+            "details": {
+                "disturbances": dict(sorted(self.done.items())),
+                "programs": self._started,
+                "kernels": len(self.node.trace.works),
+                "failures": self.failures[:20],
+                "overlaps": self.node.trace.double_holds[:20],
+            },
+        }
+
+    # Peers
+
+    def _peer(self) -> zmq.Socket[bytes]:
+        peer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.setsockopt(zmq.SNDHWM, 1000)
+        peer.connect(f"ipc://{self.node.runtime.hooks_socket}")
+        return peer
+
+    def _hello(self, peer: zmq.Socket[bytes]) -> None:
+        hello = wire.Hello(wire.PROTOCOL_VERSION, "peer", "chaos", os.getpid(), 0, 0, 0, "0.1.0")
+        with suppress(zmq.Again):
+            peer.send(wire.encode(hello), zmq.NOBLOCK)
+
+
+def recoveries_ms(kills_ns: Sequence[int], works: Sequence[tuple[int, int]]) -> list[float]:
+    """From each kill to the first kernel of a process other than the one that ran the last kernel before it."""
+    starts = [start_ns for start_ns, _ in works]
+    found = []
+    for kill_ns in kills_ns:
+        place = bisect.bisect_left(starts, kill_ns)
+        if place == 0:
+            continue
+        last = works[place - 1][1]
+        after = next((start_ns for start_ns, process_id in works[place:] if process_id != last), None)
+        if after is not None:
+            found.append((after - kill_ns) / 1e6)
+    return found
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, Any] | None:
+    if not values:
+        return None
+    worst = {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "max": max(values)}
+    return {**{name: round(value, 1) for name, value in worst.items()}, "samples": len(values)}
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description="Kills, stops and floods a node")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
+    parser.add_argument("--disturbances", type=int, metavar="N", help="end after so many (default: by time alone)")
+    parser.add_argument("--seed", type=int, help="of the choices (default: a new one, which is printed)")
+    parser.add_argument("--quantum", default="20ms", help="default 20ms")
+    options = parser.parse_args()
+    seed = int.from_bytes(os.urandom(4)) if options.seed is None else options.seed
+    sys.stderr.write(f"bench.chaos: seed {seed}\n")
+    directory = Path(tempfile.mkdtemp(prefix="nvs-chaos-"))
+    try:
+        node = Node(directory, CARD, options.quantum)
+        try:
+            chaos = Chaos(node, random.Random(seed))
+            chaos.run(options.minutes * 60, options.disturbances)
+        finally:
+            node.close()
+    except BenchError as error:
+        sys.stderr.write(f"bench.chaos: {error}\n")
+        return 1
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    result = {**chaos.result(), "seed": seed, "minutes": options.minutes, "simulated": True, "machine": machine()}
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print(json.dumps(result, indent=2))
+    bad = result["app_failures"] or result["double_holds"] or result["data_mismatches"]
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""The node that bench.chaos disturbs: a coordinator that can be killed, jobs under the hook, and two witnesses.
+
+The witnesses are the coordinator's event stream, which names clients that are gone, and the trace of the simulated
+GPUs, which shows kernels of two processes at the same time.
+
+Invariants: all processes are real and end with the node; jobs are started by `nvshare-run`, as a user starts them.
+
+Non-goals: what is disturbed and when (chaos.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from bench.rig import BenchError
+from coordinator import control_api as api
+from coordinator.control import call
+from coordinator.control_api import ControlError
+from coordinator.runtime_dir import RuntimeDir
+from coordinator.transport_admin import EventReader, NoCoordinatorError
+from simulated_gpu.trace import Busy, read_trace, trace_length
+
+START_S = 60.0
+LATE_NS = 10_000_000_000
+"""A record of the trace is written when its work ends: at most this long after the work began (a stopped process)."""
+WORK = ("kernel", "graph")
+
+
+@dataclass(slots=True)
+class Job:
+    """One program under the hook that fills and checks its memory in every step."""
+
+    name: str
+    memory: str
+    process: subprocess.Popen[str]
+    errors: IO[bytes]
+    started: float
+    stopped: bool = False
+    told: str = ""
+    """Why chaos ended it: "killed" or "asked"; empty while it is to run."""
+
+    def words(self) -> str:
+        """The end of its standard error."""
+        self.errors.seek(0)
+        return " | ".join(self.errors.read().decode(errors="replace").strip().splitlines()[-8:])[-1500:]
+
+
+@dataclass(slots=True)
+class Trace:
+    """Reads the trace of the simulated GPUs piece by piece and looks for overlaps of two processes."""
+
+    state: Path
+    double_holds: list[str] = field(default_factory=list)
+    works: list[tuple[int, int]] = field(default_factory=list)
+    """(start, process) of every kernel, in the order of their starts."""
+    last_work: dict[int, int] = field(default_factory=dict)
+    """Process -> when its newest kernel began."""
+    _since: int = 0
+    _pending: list[Busy] = field(default_factory=list)
+    _busy_until: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+
+    def read(self, *, all_of_it: bool = False) -> None:
+        """Takes in what was written since the last call; judges what can get no earlier neighbours any more."""
+        following = trace_length(self.state)
+        fresh = [busy for busy in read_trace(self.state, self._since) if busy.kind in WORK]
+        self._since = following
+        for busy in fresh:
+            self.last_work[busy.process_id] = max(self.last_work.get(busy.process_id, 0), busy.start_ns)
+        self._pending = sorted([*self._pending, *fresh], key=lambda busy: busy.start_ns)
+        until = time.monotonic_ns() - (0 if all_of_it else LATE_NS)
+        ripe = [busy for busy in self._pending if busy.start_ns <= until]
+        del self._pending[: len(ripe)]
+        self.judge(ripe)
+
+    def judge(self, ripe: Iterable[Busy]) -> None:
+        """Work in the order of its starts: notes the overlaps of two processes on a GPU."""
+        for busy in ripe:
+            self.works.append((busy.start_ns, busy.process_id))
+            ends = self._busy_until[busy.gpu]
+            for process_id, end_ns in ends.items():
+                if process_id != busy.process_id and end_ns > busy.start_ns and busy.end_ns > busy.start_ns:
+                    over_ns = min(end_ns, busy.end_ns) - busy.start_ns
+                    self.double_holds.append(f"{process_id} and {busy.process_id}: {over_ns} ns at {busy.start_ns}")
+            ends[busy.process_id] = max(ends.get(busy.process_id, 0), busy.end_ns)
+
+
+class Node:
+    """One runtime directory on one simulated GPU."""
+
+    def __init__(self, directory: Path, simulate: str, quantum: str) -> None:
+        self.runtime = RuntimeDir(directory)
+        self.simulate = simulate
+        self.jobs: list[Job] = []
+        self.trace = Trace(directory / "simulated_gpu")
+        self.gone_ns: dict[str, int] = {}
+        self._quantum = quantum
+        self._log = (directory / "coordinator.log").open("ab")
+        self._coordinator: subprocess.Popen[bytes] | None = None
+        self._ended = threading.Event()
+        self._witness = threading.Thread(target=self._follow, daemon=True)
+
+    # The coordinator
+
+    @property
+    def coordinator(self) -> subprocess.Popen[bytes]:
+        assert self._coordinator is not None
+        return self._coordinator
+
+    def start_coordinator(self) -> None:
+        """Returns when it serves.  Raises BenchError with its words."""
+        ready, report = os.pipe()
+        command = [sys.executable, "-m", "coordinator.server", f"--simulate={self.simulate}"]
+        command += ["--quantum", self._quantum, "--ready-fd", str(report)]
+        self._coordinator = subprocess.Popen(
+            command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            pass_fds=(report,),
+        )  # fmt: skip
+        os.close(report)
+        try:
+            if not select.select([ready], [], [], START_S)[0] or not os.read(ready, 1):
+                raise BenchError(f"the coordinator does not start:\n{self.words()}")
+        finally:
+            os.close(ready)
+        if not self._witness.is_alive():
+            self._witness.start()
+
+    def words(self) -> str:
+        """The end of the coordinators' log."""
+        return (self.runtime.path / "coordinator.log").read_text(errors="replace")[-2000:]
+
+    def limit_coordinator(self, what: int, value: int) -> None:
+        """Sets the soft limit of a resource (RLIMIT_...) of the running coordinator; -1 puts the hard limit back."""
+        pid = self.coordinator.pid
+        hard = resource.prlimit(pid, what)[1]
+        resource.prlimit(pid, what, (hard if value < 0 else value, hard))
+
+    def moving(self) -> bool:
+        """Whether memory moves for a hand-over now.  False when the coordinator does not say."""
+        try:
+            return bool(call(self.runtime, api.Status(clients=False))["gpus"][0]["moving"])
+        except (ControlError, NoCoordinatorError):
+            return False
+
+    # Jobs
+
+    def start_job(self, name: str, memory: str, mib: int) -> Job:
+        """Under the hook; returns when nvshare-run has become the program."""
+        errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in forget()
+        command = [sys.executable, "-m", "coordinator.run", f"--simulate={self.simulate}", f"--memory={memory}"]
+        command += ["--name", name, "--", sys.executable, "-m", "bench.workloads.resident"]
+        command += [f"--mib={mib}", "--steps=1000000000", "--step-ms=2"]
+        process = subprocess.Popen(
+            command, env=self._environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write("go\n")
+            process.stdin.close()
+        job = Job(name, memory, process, errors, time.monotonic())
+        self.jobs.append(job)
+        give_up_at = time.monotonic() + START_S
+        while process.poll() is None and not _has_become(process.pid):
+            if time.monotonic() > give_up_at:
+                raise BenchError(f"{name} does not start: {job.words()}")
+            select.select([], [], [], 0.005)
+        return job
+
+    def forget(self, job: Job) -> dict[str, Any]:
+        """Of a job that has ended: its last line, empty when it was killed."""
+        assert job.process.stdout is not None
+        out = job.process.stdout.read()
+        job.process.wait()
+        job.process.stdout.close()
+        job.errors.close()
+        self.jobs.remove(job)
+        lines = out.strip().splitlines()
+        return json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+
+    def close(self) -> None:
+        """Ends everything."""
+        self._ended.set()
+        for job in list(self.jobs):
+            job.process.kill()
+            self.forget(job)
+        if self._coordinator is not None:
+            with suppress(ProcessLookupError):
+                self._coordinator.send_signal(signal.SIGCONT)
+            self._coordinator.terminate()
+            try:
+                self._coordinator.wait(10)
+            except subprocess.TimeoutExpired:
+                self._coordinator.kill()
+                self._coordinator.wait()
+        self._log.close()
+        if self._witness.is_alive():
+            self._witness.join()
+
+    def _environment(self) -> dict[str, str]:
+        kept = ("NVSHARE_LOG", "NVSHARE_HOOK_LIBRARY", "NVSHARE_SIM_LIBRARY_DIR")
+        own = {k: v for k, v in os.environ.items() if k in kept or not k.startswith(("NVSHARE_", "LD_PRELOAD"))}
+        return own | {"NVSHARE_RUNTIME_DIR": str(self.runtime.path)}
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            reader = EventReader(self.runtime.events_socket)
+            for frame in reader.frames(500):
+                event = api.decode_event(frame)
+                if event["kind"] == "gone":
+                    self.gone_ns[event["name"]] = event["at_ns"]
+                if self._ended.is_set():
+                    break
+            reader.close()
+
+
+def _has_become(pid: int) -> bool:
+    """Whether nvshare-run has become its program; the line is empty for a moment in each exec."""
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return line != b"" and b"coordinator.run" not in line
+    return False
