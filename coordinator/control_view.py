@@ -52,6 +52,12 @@ def show_status(status: Mapping[str, Any]) -> None:
     console.print(table)
     for line in (*host_lines(status), *room_lines(status)):
         console.print(escape(line))
+    for gpu in status["gpus"]:
+        if gpu.get("expected_stopped"):
+            console.print(
+                f"GPU {gpu['index']} is granted to nobody: process {gpu['expected_process']} held it before the "
+                "restart and is stopped; let it go on (kill -CONT) or end it"
+            )
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     for gang in status.get("gangs", ()):
         members = ", ".join(names.get(client, str(client)) for client in gang["clients"])

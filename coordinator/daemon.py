@@ -152,7 +152,8 @@ class Coordinator:
         if holder is not None:
             log.info("%s: waiting for process %d, which holds its lease", device.uuid, holder)
             if holder > 0:
-                self.server.watch_holder(device.uuid, holder, self._journal.earlier[device.uuid].started_at)
+                started_at = self._journal.earlier[device.uuid].started_at
+                self.server.watch_holder(device.uuid, holder, started_at, self.settings.recovery_ns)
 
     def _start_metrics(self, port: int) -> Any:
         from coordinator import metrics

@@ -40,6 +40,19 @@ class HolderGone:
 
 
 @dataclass(frozen=True, slots=True)
+class HolderStopped:
+    """The process that `GpuAdded.expected_holder` named cannot come back yet: a signal or a debugger has stopped it.
+
+    The GPU waits for it until `recovery_deadline_ns`; this event comes again as long as the process is `stopped`, and
+    once more when it runs again.
+    """
+
+    uuid: str
+    stopped: bool
+    recovery_deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClientRegistered:
     """A hook said hello.  `process_id`, `user_id` as the kernel says.
 
@@ -267,6 +280,7 @@ class Resumed:
 Event = (
     GpuAdded
     | HolderGone
+    | HolderStopped
     | ClientRegistered
     | GpuAttached
     | Requested

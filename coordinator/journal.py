@@ -98,12 +98,22 @@ class Journal:
 
 def start_time(process_id: int) -> int | None:
     """Clock ticks after boot at which the process started; None when it does not live (a zombie does not)."""
+    fields = _stat(process_id)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_stopped(process_id: int) -> bool:
+    """Whether the process lives and does nothing until somebody lets it go on: SIGSTOP, or a debugger."""
+    return _stat(process_id)[:1] in ([b"T"], [b"t"])
+
+
+def _stat(process_id: int) -> list[bytes]:
+    """From the state on; empty when there is no such process."""
     try:
         content = Path(f"/proc/{process_id}/stat").read_bytes()
     except OSError:
-        return None
-    fields = content[content.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+        return []
+    return content[content.rindex(b")") + 2 :].split()
 
 
 def _boot() -> bytes:

@@ -15,6 +15,7 @@ May not go here: what to do with a lease (lease.py), memory (moves.py), the oper
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,7 +34,7 @@ from coordinator import (
     sharing,
     snapshot,
 )
-from coordinator.commands import MANY_HOLDERS, Command, Notify, Send, SetTimer
+from coordinator.commands import MANY_HOLDERS, Command, Log, Notify, Send, SetTimer
 from coordinator.quantum import automatic_quantum_ns
 from coordinator.record import record
 from coordinator.state import SETTLE_NS, Client, Gpu, Node, OverdueAction, Seat, Settings
@@ -67,6 +68,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
             events.GpuAdded: self._gpu_added,
             events.HolderGone: self._holder_gone,
+            events.HolderStopped: self._holder_stopped,
             events.ClientRegistered: self._registered,
             events.GpuAttached: self._attached,
             events.Requested: self._requested,
@@ -91,6 +93,10 @@ class Scheduler:
             events.Paused: lambda event, now: admin.pause(self._node, event, now),
             events.Resumed: lambda event, now: admin.resume(self._node, event, now),
         }
+
+    def recovering(self, uuid: str) -> bool:
+        """Whether the GPU waits for the holder of an earlier coordinator's lease."""
+        return self._node.gpus[uuid].recovering
 
     @property
     def settings(self) -> Settings:
@@ -200,6 +206,18 @@ class Scheduler:
         if gpu.expected_holder != MANY_HOLDERS:
             gpu.expected_holder = None
             record(self._node, gpu)
+        return (gpu,)
+
+    def _holder_stopped(self, event: events.HolderStopped, now_ns: int) -> Iterable[Gpu]:
+        gpu = self._node.gpus[event.uuid]
+        if gpu.expected_holder is None or gpu.expected_holder == MANY_HOLDERS:
+            return ()
+        if event.stopped and not gpu.holder_stopped:
+            process = f"process {gpu.expected_holder}, which holds its lease, is stopped"
+            text = f"{gpu.uuid}: {process}; nothing is granted until it goes on (kill -CONT) or ends"
+            self._node.out.append(Log(logging.WARNING, text))
+        gpu.holder_stopped = event.stopped
+        gpu.recovery_deadline_ns = event.recovery_deadline_ns
         return (gpu,)
 
     def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from coordinator import events
-from coordinator.journal import start_time
+from coordinator.journal import is_stopped, start_time
 from coordinator.rehearsal import Rehearsal
 from coordinator.transport import HookListener, Limits
 from coordinator.transport_admin import ControlListener, EventPublisher, Waiter, make_context
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("nvshare")
 
 REQUESTS_PER_TURN: Final = 4
+HOLDER_LOOKS: Final = 10
+"""During a recovery the process that is waited for is looked at so often."""
+LEAST_LOOK_NS: Final = 1_000_000
 
 
 T = TypeVar("T")
@@ -45,6 +48,17 @@ class Errand:
 
     work: Callable[[], None]
     done: threading.Event
+
+
+@dataclass(slots=True)
+class _Holder:
+    """A process that may still hold a lease of an earlier coordinator."""
+
+    uuid: str
+    process_id: int
+    recovery_ns: int
+    look_at_ns: int
+    stopped: bool = False
 
 
 class Sockets:
@@ -77,10 +91,12 @@ class Server:
         self._rehearsal = Rehearsal()
         self._cues_taken = 0
         self._stopping = False
+        self.ended_by: int | None = None
+        """The signal that stopped it."""
         self._reload: Callable[[], None] | None = None
         self._errands: deque[Errand] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._holders: dict[int, str] = {}
+        self._holders: dict[int, _Holder] = {}  # by pidfd
         self._leave_when: Callable[[], bool] | None = None
         self._linger_ns = 0
         self._leave_check_ns: int | None = None
@@ -103,8 +119,9 @@ class Server:
         while (due_ns := slots.next_deadline_ns()) is not None and due_ns <= time.monotonic_ns():
             self._slots_turn(slots, set())
 
-    def watch_holder(self, uuid: str, process_id: int, started_at: int) -> None:
-        """Recovery: tell the core when the process that may still hold this GPU's lease has died."""
+    def watch_holder(self, uuid: str, process_id: int, started_at: int, recovery_ns: int) -> None:
+        """Recovery: tell the core when the process that may still hold this GPU's lease has died, and as long as it is
+        stopped: it has `recovery_ns` of its own time to come back."""
         try:
             descriptor = os.pidfd_open(process_id)
         except OSError:
@@ -114,7 +131,7 @@ class Server:
             os.close(descriptor)
             self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
             return
-        self._holders[descriptor] = uuid
+        self._holders[descriptor] = _Holder(uuid, process_id, recovery_ns, time.monotonic_ns())
         self._sockets.waiter.add(descriptor)
 
     def handle_signals(self, reload: Callable[[], None]) -> None:
@@ -122,7 +139,7 @@ class Server:
         self._reload = reload
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.stop())
+            signal.signal(number, self._stop_by_signal)
         signal.signal(signal.SIGHUP, lambda *_: self._errands.append(Errand(reload, threading.Event())))
 
     # --- from other threads -----------------------------------------------------------------------------------------
@@ -142,6 +159,10 @@ class Server:
             raise TimeoutError("the coordinator's loop is busy")
         return results[0]
 
+    def _stop_by_signal(self, number: int, _frame: object) -> None:
+        self.ended_by = number
+        self.stop()
+
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
             os.write(self._wake_write, b"\0")
@@ -153,14 +174,14 @@ class Server:
         self._nobody_connected(time.monotonic_ns())
         while not self._stopping:
             ready = self._wait()
+            if self._holders:
+                self._recovery_turn(ready)  # first: a stopped holder must be seen before a deadline is acted upon
             if self._wake_read in ready:
                 self._errands_turn()
             if self._sockets.control.socket in ready:
                 self._control_turn()
             if self._sockets.events.socket in ready:
                 self._events_turn()
-            if self._holders:
-                self._recovery_turn(ready)
             if self._slots is not None:
                 self._slots_turn(self._slots, ready)
             self._hooks_turn()
@@ -208,10 +229,26 @@ class Server:
         self._dispatcher.publish = publisher.publish if publisher.wanted else None
 
     def _recovery_turn(self, ready: set[Any]) -> None:
-        for descriptor in [fd for fd in self._holders if fd in ready]:
+        now_ns = time.monotonic_ns()
+        for descriptor, holder in list(self._holders.items()):
+            if descriptor in ready:
+                self._dispatcher.event(events.HolderGone(holder.uuid), now_ns)
+            elif self._dispatcher.scheduler.recovering(holder.uuid):
+                if now_ns >= holder.look_at_ns:
+                    self._look_at(holder, now_ns)
+                continue
+            del self._holders[descriptor]
             self._sockets.waiter.remove(descriptor)
             os.close(descriptor)
-            self._dispatcher.event(events.HolderGone(self._holders.pop(descriptor)), time.monotonic_ns())
+
+    def _look_at(self, holder: _Holder, now_ns: int) -> None:
+        """Its gate may be open, so nobody else is granted before it has had time to connect again."""
+        stopped = is_stopped(holder.process_id)
+        if stopped or holder.stopped:
+            deadline_ns = now_ns + holder.recovery_ns
+            self._dispatcher.event(events.HolderStopped(holder.uuid, stopped, deadline_ns), now_ns)
+        holder.stopped = stopped
+        holder.look_at_ns = now_ns + max(LEAST_LOOK_NS, holder.recovery_ns // HOLDER_LOOKS)
 
     def _slots_turn(self, slots: SlotWatch, ready: set[Any]) -> None:
         now_ns = time.monotonic_ns()
@@ -253,7 +290,8 @@ class Server:
 
     def _timeout_ns(self) -> int | None:
         slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
-        due = (self._dispatcher.deadline_ns, self._sockets.hooks.next_deadline_ns(), self._leave_check_ns, slots_ns)
+        due = [self._dispatcher.deadline_ns, self._sockets.hooks.next_deadline_ns(), self._leave_check_ns, slots_ns]
+        due += [holder.look_at_ns for holder in self._holders.values()]
         times = [at for at in due if at is not None]
         return max(0, min(times) - time.monotonic_ns()) if times else None
 

@@ -100,6 +100,10 @@ class GpuSnapshot:
     quantum_ns: int
     quantum_automatic: bool
     recovering: bool
+    expected_process: int
+    """The process for which a recovery waits; -1: several, or one that cannot be told; 0: none."""
+    expected_stopped: bool
+    """That process is stopped, so the recovery lasts until it goes on or ends."""
     holders: tuple[int, ...]
     """Clients with a lease, those overdue included."""
     preparing: int | None
@@ -263,6 +267,8 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
         quantum_ns=gpu.quantum_ns,
         quantum_automatic=gpu.quantum_setting_ns is None,
         recovering=gpu.recovering,
+        expected_process=gpu.expected_holder or 0,
+        expected_stopped=gpu.recovering and gpu.holder_stopped,
         holders=tuple(gpu.leases),
         preparing=next((s.client.client for s in seats if s.phase is NEXT), None),
         clients=len(seats),

@@ -299,6 +299,8 @@ class Gpu:
     switch_share: float = 0.05
     expected_holder: int | None = None
     recovery_deadline_ns: int = 0
+    holder_stopped: bool = False
+    """The expected holder is stopped (SIGSTOP, a debugger): recovery lasts until it runs again or ends."""
     settled_at_ns: int = 0
     survivors: bool = False
     """There are clients of an earlier coordinator."""

@@ -124,14 +124,35 @@ def test_recovery_ends_with_the_death_of_the_expected_holder(
 
 
 def test_recovery_ends_with_its_time(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
-    """Broken if a holder that lives but never comes back kept everybody waiting for ever."""
+    """Broken if a holder that runs but never comes back kept everybody waiting for ever."""
+    before = coordinators.start("--quantum", LONG)
+    connect(before).hello().attach(wanted=True).next(wire.Grant)  # this process holds it, and says hello only when told
+    before.kill()
+    after = coordinators.start(NVSHARE_RECOVERY="50ms")
+    hold(after).next("Grant")
+
+
+def test_a_stopped_holder_keeps_its_lease_beyond_recovery(
+    coordinators: Coordinators, hold: Hold, connect: Connect
+) -> None:
+    """Broken if a holder that was stopped over a restart submitted beside the next one when it goes on (invariant 7)."""
+    recovery_ns = 50_000_000
     before = coordinators.start("--quantum", LONG)
     holder = hold(before)
     holder.next("Grant")
     stop(holder)
     before.kill()
-    after = coordinators.start(NVSHARE_RECOVERY="50ms")
-    assert connect(after).hello().attach(wanted=True).next(wire.Grant)
+    after = coordinators.start(NVSHARE_RECOVERY=f"{recovery_ns}ns")
+    waiting = connect(after).hello().attach(wanted=True)
+    waiting.next(wire.GpuSettings)
+    begun_ns = after.status()["now_ns"]
+    until(lambda: after.status()["now_ns"] > begun_ns + 4 * recovery_ns, "several times the window")
+    gpu = after.status()["gpus"][0]
+    assert gpu["holders"] == []
+    assert (gpu["expected_process"], gpu["expected_stopped"]) == (holder.process.pid, True)
+    assert f"process {holder.process.pid}, which holds its lease, is stopped" in after.log.read_text()
+    holder.process.send_signal(signal.SIGCONT)  # it finds that its connection has ended, and ends too
+    assert waiting.next(wire.Grant)
 
 
 def test_a_stop_in_order_is_recovered_from_like_a_crash(coordinators: Coordinators, connect: Connect) -> None:

@@ -121,6 +121,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
         st.builds(events.MoveProgressed, client, gpu, st.integers(1, 6), small, small, flag, st.integers(0, 1)),
         st.builds(events.TimerFired),
         st.builds(events.HolderGone, st.sampled_from("AB")),
+        st.builds(events.HolderStopped, st.sampled_from("AB"), st.booleans(), st.integers(0, 1 << 40)),
         st.builds(events.QuantumSet, st.none() | st.integers(1, 50), st.none() | st.sampled_from("ABX")),
         st.builds(events.PolicySet, policy, st.just({}), st.none()),
         st.builds(events.SharingSet, st.sampled_from(wire.Sharing), st.none() | st.sampled_from("ABX")),

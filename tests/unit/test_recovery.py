@@ -70,6 +70,24 @@ def test_the_window_ends() -> None:
     assert desk.logged("nobody claimed")
 
 
+def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
+    """Broken: a holder that goes on after the window would submit beside the next one (invariant 7)."""
+    desk = make_desk()
+    recovering(desk)
+    waiter = desk.client(wanted=True)
+    for stopped in (True, True, False):
+        desk.advance(2 * SECOND_NS - 1)
+        desk.handle(events.HolderStopped(GPU, stopped, desk.clock.now_ns + 2 * SECOND_NS))
+        assert desk.sight().expected_stopped is stopped
+    desk.advance(2 * SECOND_NS - 1)
+    assert waiter.granted() is None
+    desk.advance(1)
+    assert waiter.granted() is not None
+    assert desk.logged(f"process {HOLDER}, which holds its lease, is stopped")
+    desk.handle(events.HolderStopped(GPU, True, desk.clock.now_ns + 2 * SECOND_NS))
+    assert not desk.sight().expected_stopped, "it was noticed too late: the recovery has ended"
+
+
 def test_a_holder_that_comes_back_without_a_claim_ends_the_wait() -> None:
     """Broken: a release that was lost with the coordinator would cost everybody the window."""
     desk = make_desk()
