@@ -94,8 +94,10 @@ class Coordinator:
         several = everybody or options.slots_dir is not None
         self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
+        connections = possible_connections(settings.max_clients)
         limits = Limits(
-            connections=possible_connections(settings.max_clients),
+            connections=connections,
+            connections_per_user=connections // 2 if everybody else connections,
             messages_per_s=settings.max_messages_per_s,
             frame_bytes=MAX_FRAME_BYTES,
             hello_ns=settings.hello_timeout_ns,
@@ -166,7 +168,7 @@ class Coordinator:
             snapshot = self.scheduler.snapshot(time.monotonic_ns())
             book = self.dispatcher.slots
             slots = None if book is None else tuple(book.pictures(snapshot.clients))
-            return metrics.take(snapshot, observations, slots)
+            return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals)
 
         address = self.settings.metrics_address
         try:

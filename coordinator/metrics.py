@@ -83,10 +83,15 @@ class Picture:
     drains: dict[str, Histogram]
     slots: tuple[SlotPicture, ...] | None = None
     """None: this coordinator serves no slots."""
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Connections that were refused, by reason; empty: there is no listener to ask."""
 
 
 def take(
-    snapshot: Snapshot, observations: Observations, slots: tuple[SlotPicture, ...] | None = None
+    snapshot: Snapshot,
+    observations: Observations,
+    slots: tuple[SlotPicture, ...] | None = None,
+    refusals: Mapping[str, int] | None = None,
 ) -> Picture:
     """On the loop's thread."""
     return Picture(
@@ -94,6 +99,7 @@ def take(
         {uuid: histogram.copy() for uuid, histogram in observations.waits.items()},
         {uuid: histogram.copy() for uuid, histogram in observations.drains.items()},
         slots,
+        dict(refusals or {}),
     )
 
 
@@ -128,6 +134,13 @@ class Collector:
         yield CounterMetricFamily(
             "nvshare_host_refused", "Times that a program was refused pinned host memory", value=snapshot.host_refused
         )
+        refused = CounterMetricFamily(
+            "nvshare_connections_refused", "Connections of hooks that were refused or cut", labels=("reason",)
+        )
+        for reason, count in picture.refusals.items():
+            refused.add_metric((reason,), count)
+        if picture.refusals:
+            yield refused
         yield GaugeMetricFamily("nvshare_gangs", "Gangs that have members", value=len(snapshot.gangs))
         yield CounterMetricFamily("nvshare_gang_turns", "Turns that gangs had together", value=snapshot.gang_turns)
         yield CounterMetricFamily(

@@ -18,17 +18,20 @@ May not go here: what a frame means; the sockets of nvshare-ctl (transport_admin
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
 import struct
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from coordinator import zmtp
+
+log: Final = logging.getLogger("nvshare")
 
 _CREDENTIALS: Final = struct.Struct("=iII")
 _RATE_WINDOW_NS: Final = 1_000_000_000
@@ -37,6 +40,8 @@ _READY_AT_ONCE: Final = 32
 """Both bound one call of `receive`; what is left makes the descriptor readable again."""
 _NAP_S: Final = 0.0001
 """Shorter than it takes a processor to fall into a sleep from which it wakes slowly."""
+_LOG_PAUSE_NS: Final = 1_000_000_000
+"""Between two log lines about refusals: peers decide how many refusals there are."""
 _HOOK_TYPES: Final = frozenset({b"DEALER"})
 
 
@@ -46,6 +51,8 @@ class Limits:
 
     connections: int = 1100
     connections_per_slot: int = 128
+    connections_per_user: int = 1100
+    """Of one user, by the socket that everybody may use: the others can always connect."""
     messages_per_s: int = 20_000
     frame_bytes: int = 1024
     hello_ns: int = 10_000_000_000
@@ -122,7 +129,11 @@ class HookListener:
         self._gone: list[int] = []
         self._last_number = 0
         self._now_ns = 0
-        self.refused = 0
+        self._users: Counter[int] = Counter()
+        """Connections of each user, those of slots apart."""
+        self._log_at_ns = 0
+        self.refusals: Counter[str] = Counter(dict.fromkeys(("full", "user", "slot", "silent", "protocol"), 0))
+        """Connections that were refused or cut, by reason."""
         self.listen(path, mode)
 
     def listen(self, path: Path, mode: int, slot: str = "") -> None:
@@ -197,25 +208,46 @@ class HookListener:
             except OSError:  # the peer gave up already, or no descriptor is left; the next one may be luckier
                 return
             accepted.setblocking(False)
-            crowded = listener.slot and listener.connections >= self._limits.connections_per_slot
-            if crowded or len(self._by_descriptor) >= self._limits.connections:
-                self.refused += 1
-                accepted.close()
-                continue
             process, user, _ = _CREDENTIALS.unpack(
                 accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
+            peer = Peer(process, user, listener.slot)
+            crowded = self._crowded(listener, user)
+            if crowded is not None:
+                accepted.close()
+                self._count_refusal(crowded[0], peer, crowded[1])
+                continue
             self._last_number += 1
             protocol = zmtp.Connection(b"ROUTER", _HOOK_TYPES, self._limits.frame_bytes)
-            connection = _Connection(
-                self._last_number, accepted, Peer(process, user, listener.slot), protocol, listener
-            )
+            connection = _Connection(self._last_number, accepted, peer, protocol, listener)
             listener.connections += 1
+            if not listener.slot:
+                self._users[user] += 1
             self._by_descriptor[accepted.fileno()] = connection
             self._connections[connection.number] = connection
             self._deadlines.append((self._now_ns + self._limits.hello_ns, connection))
             self._epoll.register(accepted, select.EPOLLIN)
             self._reply(connection)
+
+    def _crowded(self, listener: _Listener, user: int) -> tuple[str, str] | None:
+        """Why there is no room for one more connection: the reason's name, and a text."""
+        limits = self._limits
+        if listener.slot and listener.connections >= limits.connections_per_slot:
+            return "slot", f"slot {listener.slot} has {listener.connections} connections already"
+        if not listener.slot and self._users[user] >= limits.connections_per_user:
+            return "user", f"this user has {self._users[user]} connections already; raise max_clients if it needs more"
+        if len(self._by_descriptor) >= limits.connections:
+            return "full", f"there are {limits.connections} connections already; raise max_clients"
+        return None
+
+    def _count_refusal(self, reason: str, peer: Peer, text: str) -> None:
+        """The log gets one line a second at most; the metrics have them all."""
+        self.refusals[reason] += 1
+        if self._now_ns >= self._log_at_ns:
+            self._log_at_ns = self._now_ns + _LOG_PAUSE_NS
+            total = self.refusals.total()
+            line = "process %d (user %d) is refused: %s (%d refusals so far)"
+            log.warning(line, peer.process_id, peer.user_id, text, total)
 
     def _read(self, connection: _Connection, frames: list[tuple[int, bytes]]) -> None:
         try:
@@ -251,7 +283,7 @@ class HookListener:
         """What it sends makes no sense.  Once it has shaken hands it is told so: an empty frame, which is no message
         either, leads to its refusal."""
         if not connection.protocol.shaken:
-            self.refused += 1
+            self._count_refusal("protocol", connection.peer, "its handshake is not ZMTP's")
             self._end(connection)
             return
         self._epoll.modify(connection.socket, 0)
@@ -319,7 +351,7 @@ class HookListener:
         target = self._connections.get(connection)
         if target is None:
             return
-        self.refused += 1
+        self.refusals["protocol"] += 1
         target.heard = False  # its end is told to nobody
         target.outgoing += zmtp.frame(frame)
         if not target.blocked:
@@ -331,6 +363,10 @@ class HookListener:
         if self._connections.pop(connection.number, None) is None:
             return
         connection.listener.connections -= 1
+        if not connection.listener.slot:
+            self._users[connection.peer.user_id] -= 1
+            if not self._users[connection.peer.user_id]:
+                del self._users[connection.peer.user_id]
         self._pending.pop(connection.number, None)
         del self._by_descriptor[connection.socket.fileno()]
         self._epoll.unregister(connection.socket)
@@ -356,10 +392,11 @@ class HookListener:
 
     def expire(self, now_ns: int) -> None:
         """Cuts the peers whose time to introduce themselves is over."""
+        self._now_ns = now_ns
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, connection = self._deadlines.popleft()
             if not self._settled(connection):
-                self.refused += 1
+                self._count_refusal("silent", connection.peer, "it has not introduced itself in time")
                 self._end(connection)
 
     def close(self) -> None:

@@ -298,7 +298,7 @@ def test_one_slot_cannot_use_up_the_connections(short: Path) -> None:
         client.connect(str(short / "slot.sock"))
         opened.append(client)
         hooks.receive(0)
-    assert (len(hooks), hooks.refused) == (2, 3)
+    assert (len(hooks), hooks.refusals.total()) == (2, 3)
     ordinary = socket.socket(socket.AF_UNIX)
     ordinary.connect(str(short / "hooks.sock"))
     hooks.receive(0)

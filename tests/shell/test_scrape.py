@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import urllib.request
 from collections.abc import Callable
 
@@ -67,11 +68,25 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     assert value(metrics, "nvshare_host_shared_bytes") == 9_000
     assert value(metrics, "nvshare_host_budget_bytes") >= 9_000
     assert value(metrics, "nvshare_host_refused_total") == 0
+    for reason in ("full", "user", "slot", "silent", "protocol"):
+        assert value(metrics, "nvshare_connections_refused_total", reason=reason) == 0
     assert value(metrics, "nvshare_client_host_share_bytes", name='a "quoted" \\name') == 9_000
     assert value(metrics, "nvshare_client_leases_total", name="second", pid=str(os.getpid())) == 1
     second.close()
     until(lambda: value(scrape(running), "nvshare_clients") == 1, "the end of the second client")
     assert all(dict(key)["name"] != "second" for key in scrape(running)["nvshare_client_leases_total"])
+
+
+def test_refused_connections_are_counted(coordinators: Coordinators) -> None:
+    """Broken if nobody could see that connections keep a node's programs out."""
+    running = coordinators.start("--metrics-port", "0", NVSHARE_HELLO_TIMEOUT="50ms")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(running.directory.hooks_socket))
+        silent.settimeout(BOUND_S)
+        while silent.recv(4096):
+            pass
+    assert value(scrape(running), "nvshare_connections_refused_total", reason="silent") == 1
+    assert "is refused: it has not introduced itself in time (1 refusals so far)" in running.log.read_text()
 
 
 def test_a_port_that_is_taken_is_named(coordinators: Coordinators) -> None:

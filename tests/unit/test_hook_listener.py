@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import zmtp
+from coordinator import transport, zmtp
 from coordinator.transport import HookListener, Limits
 
 BOUND_S = 60.0
@@ -173,10 +173,10 @@ def test_refusing_delivers_the_last_frame_and_closes(bench: Make) -> None:
     assert client.heard() == [b"no, because"]
     stand.turn()
     assert stand.gone == []
-    assert stand.listener.refused == 1
+    assert stand.listener.refusals.total() == 1
     assert stand.listener.peer(number) is None
     stand.listener.refuse(number, b"again")
-    assert stand.listener.refused == 1
+    assert stand.listener.refusals.total() == 1
 
 
 def test_refusing_a_deaf_peer_does_not_wait(bench: Make) -> None:
@@ -252,11 +252,45 @@ def test_no_more_connections_than_allowed(bench: Make) -> None:
     number = stand.introduce(first)
     stand.introduce(stand.client())
     third = stand.client(greets=False)
-    stand.until(lambda: stand.listener.refused == 1, "the refusal")
+    stand.until(lambda: stand.listener.refusals.total() == 1, "the refusal")
     assert third.heard() == []
     first.close()
     stand.until(lambda: stand.gone == [number], "a free place")
     assert stand.introduce(stand.client()) > number
+
+
+def test_no_more_connections_of_one_user_than_allowed(
+    bench: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broken: one user's silent connections keep the other users out, or nobody hears of it."""
+    stand = bench(connections=4, connections_per_user=2)
+    user = 7
+
+    class AsUser:
+        size = transport._CREDENTIALS.size
+
+        def unpack(self, _: bytes) -> tuple[int, int, int]:
+            return 4711, user, user
+
+    monkeypatch.setattr(transport, "_CREDENTIALS", AsUser())
+    silent = [stand.client(greets=False) for _ in range(5)]
+    stand.until(lambda: stand.listener.refusals["user"] == 3, "the refusals")
+    assert len(stand.listener) == 2
+    assert silent[-1].heard() == []
+    user = 8
+    number = stand.introduce(stand.client())
+    peer = stand.listener.peer(number)
+    assert peer is not None
+    assert peer.user_id == 8
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "process 4711 (user 7) is refused: this user has 2 connections already; raise max_clients if it needs more "
+        "(1 refusals so far)"
+    ], "one line a second"
+    silent[0].close()
+    user = 7
+    stand.until(lambda: len(stand.listener) == 2, "a free place")
+    stand.introduce(stand.client())
 
 
 @pytest.mark.parametrize("bad", [b"\x01\x01x", b"\x02" + (1 << 40).to_bytes(8, "big"), b"\x80\x00"])
@@ -282,7 +316,7 @@ def test_a_breach_before_the_handshake_is_cut(bench: Make, bad: bytes) -> None:
     stand = bench()
     client = stand.client(greets=False)
     client.socket.sendall(bad)
-    stand.until(lambda: stand.listener.refused == 1, "the end")
+    stand.until(lambda: stand.listener.refusals.total() == 1, "the end")
     assert (stand.frames, stand.gone, len(stand.listener)) == ([], [], 0)
 
 
