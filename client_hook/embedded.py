@@ -36,12 +36,14 @@ from client_hook.launcher import (
     coordinator_environment,
     find_hook,
 )
-from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, own_directory, prepare
-from coordinator.units import format_size
+from coordinator.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir, RuntimeDirError, own_directory, prepare
+from coordinator.units import format_duration, format_size, parse_duration
 
 START_TIMEOUT_S = 30.0
 """A coordinator that is not ready by then has failed; also the bound for waiting until another launcher is done."""
 
+_SYSTEM_WAIT = "10s"
+"""How long a launcher waits for the system's coordinator while that is being restarted; NVSHARE_SYSTEM_WAIT."""
 _ELSEWHERE = "choose another directory with --runtime-dir (or NVSHARE_RUNTIME_DIR)"
 _LOG_LIMIT_BYTES = 1 << 20
 _LOG_LINES_SHOWN = 12
@@ -61,11 +63,16 @@ class Attached:
 def choose_directory(environ: Mapping[str, str], named: str | None, simulate: str | None) -> RuntimeDir:
     """The runtime directory to use: the one named on the command line, else as docs/architecture.md has it.
 
-    Simulated programs leave the system's coordinator alone: it serves the node's cards.
+    The system's coordinator comes first where it serves the cards that are asked for, real or simulated ones, also
+    while it is being restarted, unless this user's own coordinator runs.
     """
     if named:
         return RuntimeDir(Path(named).absolute())
-    return client_directory(environ) if simulate is None else own_directory(environ)
+    own = own_directory(environ)
+    system = RuntimeDir(SYSTEM_DIRECTORY)
+    if environ.get("NVSHARE_RUNTIME_DIR") or _serves_simulated_gpus(system) != (simulate is not None):
+        return own
+    return system if system.answers() or (os.path.exists(system.daemon_mark) and not own.answers()) else own
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +108,21 @@ def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[st
         asked = parse_cards(simulate) if simulate else None
     except (ValueError, OSError, RuntimeError) as error:
         raise LaunchError(str(error)) from None
-    if asked is not None and asked.gpus * asked.capacity_bytes != sum(card.capacity_bytes for card in cards):
-        there = f"{len(cards)}x{format_size(cards[0].capacity_bytes)}"
+    instances: dict[int, list[int]] = {}  # capacities by card; a whole card is its own only instance
+    for card in cards:
+        instances.setdefault(card.card, []).append(card.capacity_bytes)
+    capacity = sum(instances[0])
+    if asked is not None and not (
+        len(instances) == asked.gpus
+        and all(sum(parts) == asked.capacity_bytes // len(parts) * len(parts) for parts in instances.values())
+    ):
+        there = f"{len(instances)}x{format_size(capacity)}"
         raise LaunchError(
             f"the simulated GPUs of {directory.path} are {there}, not "
             f"{asked.gpus}x{format_size(asked.capacity_bytes)}; "
             f"ask for {there}, or {_ELSEWHERE}"
         )
-    made.setdefault("NVSHARE_SIMULATE", f"{len(cards)}x{cards[0].capacity_bytes}")
+    made.setdefault("NVSHARE_SIMULATE", f"{len(instances)}x{capacity}")
     return made
 
 
@@ -126,10 +140,9 @@ def ensure_coordinator(
     coordinator that is started here.  Raises LaunchError, with the coordinator's own words when it does not start.
     """
     deadline = time.monotonic() + timeout_s
-    try:
-        foreign = directory.path.stat().st_uid != os.geteuid() and directory.answers()
-    except OSError:
-        foreign = False
+    if os.path.exists(directory.daemon_mark):
+        _await_daemon(directory, environ)
+    foreign = directory.may_be_foreign and directory.is_foreign() and directory.answers()
     if foreign:
         _check_kind(directory, simulate)
         return Attached(directory, started=False, keepalive=None)
@@ -151,6 +164,26 @@ def ensure_coordinator(
         os.close(keepalive)
         raise
     return Attached(directory, started, keepalive)
+
+
+def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
+    """The system's coordinator is being restarted: no other one may take its place.  Raises LaunchError."""
+    if directory.answers():
+        return
+    try:
+        patience_ns = parse_duration(environ.get("NVSHARE_SYSTEM_WAIT") or _SYSTEM_WAIT)
+    except ValueError as error:
+        raise LaunchError(f"NVSHARE_SYSTEM_WAIT: {error}") from None
+    bound = format_duration(patience_ns)
+    sys.stderr.write(f"nvshare: waiting up to {bound} for the system's coordinator in {directory.path}\n")
+    deadline = time.monotonic() + patience_ns / 1e9
+    while not directory.answers():
+        if time.monotonic() > deadline:
+            raise LaunchError(
+                f"the system's coordinator in {directory.path} does not answer; start it again (its log tells why it "
+                f"ended), or remove {directory.daemon_mark} if it is not to come back, or {_ELSEWHERE}"
+            )
+        time.sleep(0.05)
 
 
 def _take_keepalive(directory: RuntimeDir, deadline: float) -> int:
@@ -313,7 +346,7 @@ def last_words(log_path: Path, start: int = 0) -> str:
 def _check_kind(directory: RuntimeDir, simulate: str | None) -> None:
     """Refuses a simulated program beside a coordinator of real cards, and the other way round."""
     simulated = _serves_simulated_gpus(directory)
-    if simulated is None or simulated == (simulate is not None):
+    if simulated == (simulate is not None):
         return
     has, wants = ("simulated GPUs", "real ones") if simulated else ("real GPUs", "simulated ones")
     raise LaunchError(
@@ -322,13 +355,6 @@ def _check_kind(directory: RuntimeDir, simulate: str | None) -> None:
     )
 
 
-def _serves_simulated_gpus(directory: RuntimeDir) -> bool | None:
-    """By the coordinator's command line, the only place that can ask for simulation.  None: it cannot be known."""
-    pid = directory.coordinator_pid()
-    if pid is None:
-        return None
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return any(word == b"--simulate" or word.startswith(b"--simulate=") for word in words)
+def _serves_simulated_gpus(directory: RuntimeDir) -> bool:
+    """A coordinator of simulated GPUs makes their state before it serves, and one of real GPUs removes it."""
+    return os.path.exists(directory.simulated_gpu)

@@ -20,7 +20,7 @@ import typer
 
 from coordinator import control_api as api
 from coordinator.control_api import ControlError
-from coordinator.runtime_dir import MAX_SOCKET_PATH_BYTES, RuntimeDir, client_directory
+from coordinator.runtime_dir import MAX_SOCKET_PATH_BYTES, RuntimeDir, client_directory, foreign_text
 from coordinator.transport_admin import ControlCaller, EventReader, NoCoordinatorError
 from coordinator.units import format_duration, format_share, format_size, parse_quantum, parse_share, parse_size
 
@@ -60,6 +60,8 @@ def check_reachable(directory: RuntimeDir) -> None:
     path = directory.control_socket
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
         raise NoCoordinatorError(f"{path} is too long for a socket; name another --runtime-dir")
+    if not directory.may_be_foreign and directory.is_foreign():
+        raise ControlError("permission", foreign_text(directory, directory.path.lstat().st_uid))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.settimeout(5)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from coordinator import config, events, runtime_dir
+from coordinator import card_lock, config, events, runtime_dir
 from coordinator.administration import Administration
+from coordinator.card_lock import CardHeldError
 from coordinator.devices import Device, NoGpuError, discover, put_double_in_front
 from coordinator.dispatch import Dispatcher
 from coordinator.host_memory import default_budget_bytes
@@ -45,6 +47,8 @@ log: Final = logging.getLogger("nvshare")
 
 MAX_RESTARTS: Final = 3
 CRASH_MEMORY_NS: Final = 60_000_000_000
+CARD_PATIENCE_S: Final = 15.0
+"""How long a coordinator whose starter waits for it waits for a card; longer than an embedded one lingers."""
 _RESTARTS: Final = "NVSHARE_COORDINATOR_RESTARTS"
 
 
@@ -264,21 +268,30 @@ def _check_overrides(settings: config.Settings, devices: Sequence[Device]) -> No
 
 
 def find_devices(options: Options) -> list[Device]:
-    """Real GPUs, or those of the simulation, for which NVML's double is put in front first.  Raises StartError."""
-    if options.devices is not None:
-        return list(options.devices)
+    """Real GPUs, or those of the simulation, for which NVML's double is put in front first.  Raises StartError.
+
+    The state of a simulation lies in the directory exactly while its coordinator simulates: launchers go by that.
+    """
+    state = options.directory.simulated_gpu
     try:
-        if options.simulate is not None:
-            put_double_in_front(options.directory.simulated_gpu, options.simulate or None)
-        return discover()
+        if options.simulate is None:
+            state.unlink(missing_ok=True)
+            return discover() if options.devices is None else list(options.devices)
+        put_double_in_front(state, options.simulate or None)
+        devices = discover()
+        if options.directory.path == runtime_dir.SYSTEM_DIRECTORY:
+            state.chmod(0o666)  # programs of all users share these cards
     except ValueError as error:
         raise StartError(f"--simulate: {error}", 2) from None
     except NoGpuError as error:
         raise StartError(str(error)) from None
+    except OSError as error:
+        raise StartError(f"{state}: {error.strerror}; remove it or choose another --runtime-dir") from None
+    return devices
 
 
 def serve(settings: config.Settings, options: Options) -> None:
-    """Runs a coordinator until it is told to stop.  Raises StartError and RuntimeDirError."""
+    """Runs a coordinator until it is told to stop.  Raises StartError, RuntimeDirError and CardHeldError."""
     runtime_dir.prepare(options.directory)
     if options.slots_dir is not None:
         try:
@@ -287,6 +300,9 @@ def serve(settings: config.Settings, options: Options) -> None:
             raise StartError(f"--slots-dir: {error}") from None
     lock = runtime_dir.lock(options.directory)
     devices = find_devices(options)
+    patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
+    own = devices if options.devices is None else []  # made-up ones are nobody's
+    cards = card_lock.hold([device.uuid for device in own], patience_s)
     try:
         coordinator = Coordinator(settings, options, devices)
     except OSError as error:
@@ -296,8 +312,13 @@ def serve(settings: config.Settings, options: Options) -> None:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
         log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
+        stays = not options.embedded and options.directory.path == runtime_dir.SYSTEM_DIRECTORY
+        if stays:
+            options.directory.daemon_mark.touch()
         _tell_ready(options.ready_fd)
         coordinator.server.run()
+        if stays and coordinator.server.ended_by == signal.SIGINT:  # at a terminal; a supervisor may start it again
+            options.directory.daemon_mark.unlink(missing_ok=True)
     except StartError:
         raise
     except Exception as error:
@@ -307,6 +328,8 @@ def serve(settings: config.Settings, options: Options) -> None:
         raise CrashedError(time.monotonic_ns() - began_ns) from error
     finally:
         coordinator.close()
+        for card in cards:
+            card.close()
         os.close(lock)
 
 
@@ -414,7 +437,7 @@ def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = N
         code = _complain(str(error), 2)
     except StartError as error:
         code = _complain(str(error), error.code)
-    except RuntimeDirError as error:
+    except (RuntimeDirError, CardHeldError) as error:
         code = _complain(str(error), 1)
     except CrashedError as error:
         code = _complain(f"our own mistake, please report it: {error.__cause__!r}", 1)

@@ -16,7 +16,7 @@ import socket
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,8 @@ class RuntimeDir:
     """Names of the files in one runtime directory.  Making one touches nothing."""
 
     path: Path
+    may_be_foreign: bool = field(default=True, compare=False)
+    """Named on purpose, or the system's: another user's coordinator is used there.  False for a user's own fallback."""
 
     @property
     def hooks_socket(self) -> Path:
@@ -53,6 +55,11 @@ class RuntimeDir:
     @property
     def keepalive_lock(self) -> Path:
         return self.path / "keepalive.lock"
+
+    @property
+    def daemon_mark(self) -> Path:
+        """There while the system's coordinator is meant to run, also while it is being restarted."""
+        return self.path / "daemon"
 
     @property
     def journal(self) -> Path:
@@ -77,6 +84,13 @@ class RuntimeDir:
         finally:
             os.close(descriptor)
 
+    def is_foreign(self) -> bool:
+        """Whether the directory belongs to another user, or, for a fallback, a link that lies in its place."""
+        try:
+            return self.path.stat(follow_symlinks=self.may_be_foreign).st_uid != os.geteuid()
+        except OSError:
+            return False
+
     def answers(self) -> bool:
         """Whether somebody listens on the hooks' socket and this user may connect to it."""
         if len(os.fsencode(self.hooks_socket)) > MAX_SOCKET_PATH_BYTES:
@@ -99,8 +113,8 @@ def own_directory(environment: Mapping[str, str] | None = None, user_id: int | N
     if uid == 0:
         return RuntimeDir(SYSTEM_DIRECTORY)
     if base := env.get("XDG_RUNTIME_DIR"):
-        return RuntimeDir(Path(base) / "nvshare")
-    return RuntimeDir(Path(f"/tmp/nvshare-{uid}"))  # the last resort; `prepare` checks whose it is
+        return RuntimeDir(Path(base) / "nvshare", may_be_foreign=False)
+    return RuntimeDir(Path(f"/tmp/nvshare-{uid}"), may_be_foreign=False)  # the last resort
 
 
 def client_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:
@@ -136,16 +150,21 @@ def prepare(directory: RuntimeDir) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise RuntimeDirError(f"{directory.path}: not a directory; remove it or choose another with --runtime-dir")
     if found.st_uid != os.geteuid():
-        raise RuntimeDirError(
-            f"{directory.path}: belongs to user {found.st_uid}, not to you ({os.geteuid()}); "
-            "choose another with --runtime-dir"
-        )
+        raise RuntimeDirError(foreign_text(directory, found.st_uid))
     if found.st_mode & 0o022:
         raise RuntimeDirError(f"{directory.path}: others may write to it; run `chmod go-w {directory.path}`")
     if not os.access(directory.path, os.R_OK | os.W_OK | os.X_OK):
         raise RuntimeDirError(
             f"{directory.path}: no permission; run `chmod u+rwx {directory.path}` or choose another with --runtime-dir"
         )
+
+
+def foreign_text(directory: RuntimeDir, owner: int) -> str:
+    """Why this user's tools refuse a directory of user `owner`."""
+    remedy = "choose another with --runtime-dir (or NVSHARE_RUNTIME_DIR)"
+    if not directory.may_be_foreign:
+        remedy += ", or name this one there to use that user's coordinator"
+    return f"{directory.path}: belongs to user {owner}, not to you ({os.geteuid()}); {remedy}"
 
 
 def lock(directory: RuntimeDir) -> int:

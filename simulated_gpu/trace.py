@@ -30,6 +30,8 @@ class Card:
     index: int
     uuid: str
     capacity_bytes: int
+    card: int
+    """The physical card that it is, or is an instance of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,10 @@ def read_cards(state: Path) -> list[Card]:
     view = _open(state)
     cards = []
     for index in range(_HEADER.unpack_from(view)[2]):
-        raw, capacity_bytes, _card, instance = _GPU.unpack_from(view, _HEADER.size + index * _GPU.size)
+        raw, capacity_bytes, card, instance = _GPU.unpack_from(view, _HEADER.size + index * _GPU.size)
         text = raw.hex()
         name = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-        cards.append(Card(index, f"{'MIG' if instance else 'GPU'}-{name}", capacity_bytes))
+        cards.append(Card(index, f"{'MIG' if instance else 'GPU'}-{name}", capacity_bytes, card))
     return cards
 
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from client_hook import embedded
 from client_hook.launcher import LaunchError
-from coordinator.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir
+from coordinator.runtime_dir import RuntimeDir
 from simulated_gpu.environment import simulated_environment
 from simulated_gpu.trace import read_cards
 from tests.launch.conftest import command_lines, finish, launch, run_command, wait_for_end
@@ -161,6 +162,9 @@ def test_other_simulated_cards_than_there_are_are_refused(nvshare_run: Run, held
     done = nvshare_run("--simulate=3x1GiB", "--", "true", simulate=False)
     assert done.returncode == 1
     assert "are 1x16GiB, not 3x1GiB" in done.stderr
+    done = nvshare_run("--simulate=2x8GiB", "--", "true", simulate=False)
+    assert done.returncode == 1, "as much memory altogether, but other cards"
+    assert "are 1x16GiB, not 2x8GiB" in done.stderr
     assert held.poll() is None
 
 
@@ -201,11 +205,36 @@ def test_another_users_coordinator_is_used_as_it_is(
     assert held.poll() is None
 
 
+def test_a_fallback_directory_of_another_user_is_refused(
+    environ: dict[str, str],
+    runtime: RuntimeDir,
+    held: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whoever makes a user's directory below /tmp first would have that user's programs."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    fallback = RuntimeDir(runtime.path, may_be_foreign=False)
+    with pytest.raises(LaunchError, match=f"belongs to user {os.getuid()}, not to you .* or name this one there"):
+        embedded.ensure_coordinator(fallback, environ, simulate="")
+    link = RuntimeDir(runtime.path / "link", may_be_foreign=False)
+    link.path.symlink_to(runtime.path)
+    assert link.is_foreign()
+    with pytest.raises(LaunchError, match="not a directory"):
+        embedded.ensure_coordinator(link, environ, simulate="")
+    assert held.poll() is None
+
+
 def test_which_directory_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Else a simulated program would ask the system's coordinator, which serves the node's cards."""
-    monkeypatch.setattr(embedded, "client_directory", lambda _: RuntimeDir(SYSTEM_DIRECTORY))
+    system = RuntimeDir(tmp_path / "system")
+    system.path.mkdir()
+    monkeypatch.setattr(embedded, "SYSTEM_DIRECTORY", system.path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(system.hooks_socket))
+        listener.listen()
+        assert embedded.choose_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, None, None) == system
     own = {"XDG_RUNTIME_DIR": str(tmp_path), "NVSHARE_RUNTIME_DIR": str(tmp_path / "mine")}
-    assert embedded.choose_directory(own, None, None).path == SYSTEM_DIRECTORY
+    assert embedded.choose_directory(own, None, None).path == tmp_path / "mine"
     assert embedded.choose_directory(own, None, "").path == tmp_path / "mine"
     assert embedded.choose_directory(own, str(tmp_path / "named"), "2").path == tmp_path / "named"
 

@@ -135,7 +135,7 @@ def test_recovery_ends_with_its_time(coordinators: Coordinators, hold: Hold, con
 def test_a_stopped_holder_keeps_its_lease_beyond_recovery(
     coordinators: Coordinators, hold: Hold, connect: Connect
 ) -> None:
-    """Broken if a holder that was stopped over a restart submitted beside the next one when it goes on (invariant 7)."""
+    """Broken if a holder that was stopped over a restart submitted beside the next one afterwards (invariant 7)."""
     recovery_ns = 50_000_000
     before = coordinators.start("--quantum", LONG)
     holder = hold(before)

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from coordinator import runtime_dir
+from coordinator.control import check_reachable
+from coordinator.control_api import ControlError
 from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, lock, own_directory, prepare
+from coordinator.transport_admin import NoCoordinatorError
 
 
 @pytest.fixture
@@ -31,6 +34,25 @@ def test_the_directory_is_found_as_documented() -> None:
     assert own_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, 7).path == Path("/run/user/7/nvshare")
     assert own_directory({}, 7).path == Path("/tmp/nvshare-7")
     assert own_directory({"NVSHARE_RUNTIME_DIR": "relative"}, 7).path == Path.cwd() / "relative"
+
+
+def test_only_the_systems_directory_or_a_named_one_may_be_foreign() -> None:
+    """Broken if whoever makes a user's directory below /tmp first were taken for that user."""
+    assert own_directory({"NVSHARE_RUNTIME_DIR": "/x"}, 7).may_be_foreign
+    assert own_directory({}, 0).may_be_foreign
+    assert not own_directory({}, 7).may_be_foreign
+    assert not own_directory({"XDG_RUNTIME_DIR": "/run/user/7"}, 7).may_be_foreign
+
+
+def test_tools_refuse_a_fallback_directory_of_another_user(
+    directory: RuntimeDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken if nvshare-ctl showed what somebody else's socket says, or sent commands to it."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ControlError, match=f"belongs to user {os.getuid()}, not to you"):
+        check_reachable(RuntimeDir(directory.path, may_be_foreign=False))
+    with pytest.raises(NoCoordinatorError):
+        check_reachable(directory)
 
 
 def test_a_client_prefers_the_systems_coordinator_if_one_answers(

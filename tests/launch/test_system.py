@@ -1,0 +1,177 @@
+"""The system's coordinator and launchers: who waits for it, who shares its cards, who may have them meanwhile."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from client_hook import embedded
+from client_hook.launcher import LaunchError
+from coordinator import runtime_dir
+from coordinator.runtime_dir import RuntimeDir
+from simulated_gpu.environment import simulated_environment
+from tests.launch.conftest import WAIT_S
+from tests.waiting import eventually
+
+PROGRAM = Path(__file__).parent / "programs" / "system_coordinator.py"
+
+
+class System:
+    """A directory in the place of the system's, and the coordinators that a test starts in it."""
+
+    def __init__(self, directory: RuntimeDir, environ: dict[str, str]) -> None:
+        self.directory = directory
+        self._environ = environ
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """One that serves."""
+        command = [sys.executable, str(PROGRAM), str(self.directory.path), *words]
+        process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.started.append(process)
+        eventually(lambda: self.directory.answers() and self.directory.daemon_mark.exists(), "it serves", WAIT_S)
+        return process
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.started[-1].send_signal(number)
+        assert self.started[-1].wait(WAIT_S) == 0
+
+
+@pytest.fixture
+def system(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[System]:
+    """No coordinator runs there yet."""
+    with tempfile.TemporaryDirectory(prefix="nvs-") as base:
+        directory = RuntimeDir(Path(base) / "system")
+        monkeypatch.setattr(embedded, "SYSTEM_DIRECTORY", directory.path)
+        made = System(directory, environ)
+        yield made
+        for process in made.started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def own(environ: dict[str, str], runtime: RuntimeDir) -> dict[str, str]:
+    """The environment of a user whose own directory is `runtime`, by XDG_RUNTIME_DIR."""
+    made = {name: value for name, value in environ.items() if name != "NVSHARE_RUNTIME_DIR"}
+    return made | {"XDG_RUNTIME_DIR": str(runtime.path)}
+
+
+@pytest.fixture(autouse=True)
+def _no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's own directory is the system's; these tests are of other users'."""
+    real = runtime_dir.own_directory
+    monkeypatch.setattr(embedded, "own_directory", lambda environ: real(environ, os.geteuid() or 1))
+
+
+def test_a_launcher_waits_while_the_systems_coordinator_is_restarted(
+    system: System, own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken: an embedded coordinator takes the place of the system's, which then cannot come back."""
+    system.start("--simulate=1x1GiB")
+    system.stop()
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+
+    def launch() -> embedded.Attached:
+        directory = embedded.choose_directory(own, None, "")
+        return embedded.ensure_coordinator(directory, own, simulate="")
+
+    with ThreadPoolExecutor() as threads:
+        launched = threads.submit(launch)
+        eventually(said.getvalue, "it says that it waits")
+        again = system.start("--simulate=1x1GiB")
+        attached = launched.result(WAIT_S)
+    assert (attached.directory, attached.started) == (system.directory, False)
+    assert system.directory.coordinator_pid() == again.pid
+    assert said.getvalue().count("\n") == 1
+    if attached.keepalive is not None:
+        os.close(attached.keepalive)
+
+
+def test_a_wait_in_vain_ends_with_a_message(
+    system: System, own: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a launcher waits for ever, or starts a second coordinator beside one that comes back later."""
+    system.start("--simulate=1x1GiB")
+    system.stop()
+    directory = embedded.choose_directory(own, None, "")
+    with pytest.raises(LaunchError, match=f"does not answer; .* remove {system.directory.daemon_mark}"):
+        embedded.ensure_coordinator(directory, own | {"NVSHARE_SYSTEM_WAIT": "20ms"}, simulate="")
+    assert not (system.directory.path / "coordinator.log").exists()
+    assert "waiting up to 20ms for the system's coordinator" in capsys.readouterr().err
+    with pytest.raises(LaunchError, match="NVSHARE_SYSTEM_WAIT: "):
+        embedded.ensure_coordinator(directory, own | {"NVSHARE_SYSTEM_WAIT": "soon"}, simulate="")
+
+
+def test_a_coordinator_that_was_ended_at_a_terminal_is_not_waited_for(
+    system: System, own: dict[str, str], runtime: RuntimeDir
+) -> None:
+    """Broken: after a trial of the daemon nobody could use nvshare-run until the next boot."""
+    system.start("--simulate=1x1GiB")
+    system.stop(signal.SIGINT)
+    assert embedded.choose_directory(own, None, "").path == runtime.path / "nvshare"
+
+
+def test_a_users_own_coordinator_that_runs_is_used_meanwhile(
+    system: System, own: dict[str, str], runtime: RuntimeDir
+) -> None:
+    """Broken: while the system's daemon waits for a card, the user who has it could start nothing more on it."""
+    system.start("--simulate=1x1GiB")
+    system.stop()
+    mine = RuntimeDir(runtime.path / "nvshare")
+    attached = embedded.ensure_coordinator(mine, own, simulate="")
+    try:
+        assert embedded.choose_directory(own, None, "") == mine
+    finally:
+        assert attached.keepalive is not None
+        os.close(attached.keepalive)
+        pid = mine.coordinator_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_users_share_the_systems_simulation(system: System, own: dict[str, str], runtime: RuntimeDir) -> None:
+    """Broken: each user gets simulated cards of their own, or cannot write the state of the shared ones."""
+    assert embedded.choose_directory(own, None, "").path == runtime.path / "nvshare"
+    system.start("--simulate=1x1GiB")
+    assert embedded.choose_directory(own, None, "") == system.directory
+    assert stat.S_IMODE(system.directory.simulated_gpu.stat().st_mode) == 0o666
+    assert embedded.choose_directory(own, None, None).path == runtime.path / "nvshare", "real cards are not there"
+
+
+def test_a_coordinator_waits_for_the_card_of_another_one(
+    environ: dict[str, str], runtime: RuntimeDir, tmp_path: Path
+) -> None:
+    """Broken: two users' coordinators grant one card, or the one that comes back gives up."""
+    as_if_real = simulated_environment(tmp_path / "cards", None, environ)
+    directories = [RuntimeDir(runtime.path / name) for name in ("first", "second")]
+    log = tmp_path / "log"
+    started = []
+    try:
+        for directory in directories:
+            command = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(directory.path)]
+            with log.open("wb") as output:
+                started.append(subprocess.Popen(command, env=as_if_real, stdin=subprocess.DEVNULL, stderr=output))
+            if len(started) == 1:
+                eventually(directory.answers, "the first one serves", WAIT_S)
+        named = f"is scheduled by process {started[0].pid} of user "
+        eventually(lambda: named in log.read_text(), "the second one says who has the card", WAIT_S)
+        assert str(directories[0].path) in log.read_text()
+        assert not directories[1].answers()
+        started[0].terminate()
+        eventually(directories[1].answers, "the second one serves", WAIT_S)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
