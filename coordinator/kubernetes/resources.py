@@ -15,13 +15,13 @@ from coordinator.kubernetes import allocation, device_ids, library
 from coordinator.kubernetes import messages as m
 from coordinator.kubernetes.allocation import Answer, SlotStore
 from coordinator.kubernetes.health import State
-from coordinator.kubernetes.options import Options
+from coordinator.kubernetes.options import OptionError, Options
 
 _DEVICE_OVERHEAD_BYTES: Final = 2 + 2 + 2 + len(m.UNHEALTHY)
 """Of one entry in a list, beside its id: three headers and the health."""
 
 
-class TooLongError(Exception):
+class TooLongError(OptionError):
     """The list would not fit into a message that the kubelet receives."""
 
 

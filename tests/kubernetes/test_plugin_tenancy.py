@@ -16,7 +16,7 @@ from coordinator.kubernetes.allocation import SlotStore
 from coordinator.kubernetes.device_ids import SlotId
 from coordinator.kubernetes.health import Monitor
 from coordinator.kubernetes.options import Options
-from coordinator.kubernetes.plugin_main import Plugin
+from coordinator.kubernetes.plugin_process import Plugin
 from coordinator.kubernetes.slot import PodRef, Slot, SlotPolicy
 from coordinator.kubernetes.tenancy import KEEP_S, Tenancy, Tenant
 from tests.kubernetes.kubelet import Kubelet
