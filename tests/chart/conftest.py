@@ -72,10 +72,15 @@ class Rendered:
 
 
 def render(values: Mapping[str, Any] | None = None, name: str = "gpu", namespace: str = "nvshare") -> Rendered:
-    """The chart under these values.  Raises helm_python.HelmError with Helm's message."""
+    """The chart under these values, and a registry where they name none.  Raises helm_python.HelmError."""
     with helm_python.Chart.load(CHART) as chart:
         chart.validate_schema(dict(values or {}))
-        return Rendered(chart.render(dict(values or {}), name=name, namespace=namespace))
+        return Rendered(chart.render(with_registry(values or {}), name=name, namespace=namespace))
+
+
+def with_registry(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, and the one that an installation cannot do without."""
+    return {**values, "image": {"registry": "registry.example.com", **values.get("image", {})}}
 
 
 def refusal(values: Mapping[str, Any]) -> str:

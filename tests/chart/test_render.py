@@ -16,7 +16,18 @@ import helm_python
 import pytest
 import yaml
 
-from tests.chart.conftest import CHART, EXAMPLES, LIBRARY, OLDEST, Document, Rendered, mistakes, render, versions
+from tests.chart.conftest import (
+    CHART,
+    EXAMPLES,
+    LIBRARY,
+    OLDEST,
+    Document,
+    Rendered,
+    mistakes,
+    render,
+    versions,
+    with_registry,
+)
 from tests.conftest import ROOT
 
 WEBHOOK = {"mode": "webhook", "webhook": {"certManager": {"enabled": True}}}
@@ -293,7 +304,7 @@ def test_the_package_is_the_chart(tmp_path: Path) -> None:
     """A file that .helmignore leaves out is missing only for those who install the package."""
     archive = helm_python.package(CHART, destination=tmp_path)
     with helm_python.Chart.load(archive) as packed:
-        files = packed.render(MATRIX["everything-on"], name="gpu", namespace="nvshare")
+        files = packed.render(with_registry(MATRIX["everything-on"]), name="gpu", namespace="nvshare")
     assert Rendered(files).documents == render(MATRIX["everything-on"]).documents
 
 

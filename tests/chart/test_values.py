@@ -166,6 +166,15 @@ def test_image_names() -> None:
     image = render(MATRIX["image"]).container("coordinator")["image"]
     assert image == "registry.example.com:5000/team/gpu/nvshare:1.2@sha256:" + "a" * 64
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    assert render().container("device-plugin")["image"] == f"nvshare:{chart['appVersion']}"
+    assert render().container("device-plugin")["image"] == f"registry.example.com/nvshare:{chart['appVersion']}"
     secrets = render(MATRIX["image"]).one("DaemonSet")["spec"]["template"]["spec"]["imagePullSecrets"]
     assert secrets == [{"name": "login"}]
+
+
+def test_an_image_that_no_node_can_pull_is_refused() -> None:
+    """Installing with the defaults must not end in pods that wait for an image for ever."""
+    assert "image.registry: empty" in refusal({"image": {"registry": ""}})
+    for image in ({"pullPolicy": "Never"}, {"repository": "localhost:5000/nvshare"}, {"repository": "team/nvshare"}):
+        rendered = render({"image": {"registry": "", **image}})
+        name = image.get("repository", "nvshare")
+        assert str(rendered.container("coordinator")["image"]).startswith(f"{name}:")

@@ -37,9 +37,12 @@ def _own_libraries() -> None:
     """Pure Python: nothing needs to be built."""
 
 
+IMAGE: Json = {"image": {"registry": "registry.example.com"}}
+
+
 def render(**admission: Any) -> list[Json]:
     """The admission objects of the chart under these values."""
-    values = {"admission": {"mode": "policy", **admission}, "priorityClasses": PRIORITY_CLASS_VALUES}
+    values = {**IMAGE, "admission": {"mode": "policy", **admission}, "priorityClasses": PRIORITY_CLASS_VALUES}
     with Chart.load(CHART) as chart:
         rendered = chart.render(values=values, name="demo", namespace="gpu")
     texts = [text for path, text in rendered.items() if "/admission-" in path]
@@ -359,7 +362,7 @@ OTHER_VALUES: dict[str, tuple[Json, Rules]] = {
 def test_other_values_reach_the_expressions(values: Json, rules: Rules) -> None:
     """A value that only one of policy and webhook follows would split a cluster in two."""
     with Chart.load(CHART) as chart:
-        merged_values = {**values, "admission": {"mode": "policy", **values.get("admission", {})}}
+        merged_values = {**IMAGE, **values, "admission": {"mode": "policy", **values.get("admission", {})}}
         rendered = chart.render(values=merged_values, name="demo", namespace="gpu")
     (text,) = (text for path, text in rendered.items() if path.endswith("/admission-policy.yaml"))
     documents = {document["kind"]: document for document in yaml.safe_load_all(text) if document}
@@ -393,8 +396,8 @@ def test_old_cluster_is_told_to_use_the_webhook(tmp_path: Path) -> None:
         with Chart.load(copied) as chart:
             if expected is None:
                 with pytest.raises(HelmRenderError, match=r"admission\.mode: policy needs Kubernetes 1\.34"):
-                    chart.render(values={"admission": {"mode": "policy"}}, name="demo", namespace="gpu")
+                    chart.render(values={**IMAGE, "admission": {"mode": "policy"}}, name="demo", namespace="gpu")
             else:
-                made = chart.render(values={"admission": {"mode": "policy"}}, name="demo", namespace="gpu")
+                made = chart.render(values={**IMAGE, "admission": {"mode": "policy"}}, name="demo", namespace="gpu")
                 policy = next(value for key, value in made.items() if key.endswith("/admission-policy.yaml"))
                 assert f"apiVersion: admissionregistration.k8s.io/{expected}\nkind: MutatingAdmissionPolicy\n" in policy

@@ -109,6 +109,10 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- define "nvshare.validate" -}}
 {{- $values := .Values }}
 {{- $paths := $values.hostPaths }}
+{{- $image := $values.image }}
+{{- if not (or $image.registry (contains "/" $image.repository) (eq $image.pullPolicy "Never")) }}
+{{- fail (printf "image.registry: empty, and no public registry has image.repository: %s; name the registry that you pushed the image to, or set image.pullPolicy: Never if every node has it" $image.repository) }}
+{{- end }}
 {{- range $name, $path := $paths }}
 {{- if or (contains "//" $path) (contains "/../" (printf "%s/" $path)) }}
 {{- fail (printf "hostPaths.%s: %s: write it without // and .." $name $path) }}
