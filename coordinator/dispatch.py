@@ -179,10 +179,8 @@ class Dispatcher:
         self._outbox.send(connection, wire.encode(wire.Rejected(int(code), False, _short(text))))
 
     def _breach(self, connection: int, code: wire.Rejection, text: str, now_ns: int) -> None:
-        peer = self._outbox.peer(connection)
-        if peer is not None:  # else it was refused already, and this frame came with the one that broke the protocol
-            log.warning("process %d (user %d) is refused: %s", peer.process_id, peer.user_id, _short(text))
-        self._outbox.refuse(connection, wire.encode(wire.Rejected(int(code), True, _short(text))))
+        text = _short(text)
+        self._outbox.refuse(connection, wire.encode(wire.Rejected(int(code), True, text)), text)
         self.gone(connection, now_ns)
 
     # --- out --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class _Stage:
     def greeted(self, connection: int) -> None:
         pass
 
-    def refuse(self, connection: int, frame: bytes) -> None:
+    def refuse(self, connection: int, frame: bytes, text: str) -> None:
         raise AssertionError(f"{connection} was refused: {frame!r}")
 
     def peer(self, connection: int) -> Peer:

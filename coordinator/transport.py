@@ -80,8 +80,8 @@ class Outbox(Protocol):
     def greeted(self, connection: int) -> None:
         """The peer introduced itself: it may stay."""
 
-    def refuse(self, connection: int, frame: bytes) -> None:
-        """A last frame; then the peer is cut.  Its end is not reported any more."""
+    def refuse(self, connection: int, frame: bytes, text: str) -> None:
+        """A last frame; then the peer is cut.  Its end is not reported any more; `text` says why in the log."""
 
     def peer(self, connection: int) -> Peer | None:
         """Who it is; None when the connection is gone."""
@@ -347,11 +347,11 @@ class HookListener:
         if target is not None:
             target.greeted = True
 
-    def refuse(self, connection: int, frame: bytes) -> None:
+    def refuse(self, connection: int, frame: bytes, text: str) -> None:
         target = self._connections.get(connection)
         if target is None:
             return
-        self.refusals["protocol"] += 1
+        self._count_refusal("protocol", target.peer, text)
         target.heard = False  # its end is told to nobody
         target.outgoing += zmtp.frame(frame)
         if not target.blocked:

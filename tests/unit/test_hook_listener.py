@@ -169,13 +169,13 @@ def test_refusing_delivers_the_last_frame_and_closes(bench: Make) -> None:
     stand = bench()
     client = stand.client()
     number = stand.introduce(client)
-    stand.listener.refuse(number, b"no, because")
+    stand.listener.refuse(number, b"no, because", "a test")
     assert client.heard() == [b"no, because"]
     stand.turn()
     assert stand.gone == []
     assert stand.listener.refusals.total() == 1
     assert stand.listener.peer(number) is None
-    stand.listener.refuse(number, b"again")
+    stand.listener.refuse(number, b"again", "a test")
     assert stand.listener.refusals.total() == 1
 
 
@@ -187,7 +187,7 @@ def test_refusing_a_deaf_peer_does_not_wait(bench: Make) -> None:
     for _ in range(1000):
         stand.listener.send(number, b"x" * 500)
     stand.turn()
-    stand.listener.refuse(number, b"no")
+    stand.listener.refuse(number, b"no", "a test")
     assert len(stand.listener) == 0
 
 
@@ -306,7 +306,7 @@ def test_a_breach_after_the_handshake_is_handed_on_as_an_empty_frame(bench: Make
     for _ in range(5):
         stand.turn()
     assert len(stand.frames) == 2
-    stand.listener.refuse(number, b"malformed")
+    stand.listener.refuse(number, b"malformed", "a test")
     assert client.heard() == [b"malformed"]
 
 
