@@ -345,8 +345,11 @@ def _tell_ready(descriptor: int | None) -> None:
 def _keep_story(directory: RuntimeDir, error: InvariantError) -> None:
     """What led to our own mistake, for a report; `coordinator.story.read` and `replay` run it again."""
     path = directory.path / "story.jsonl"
-    with contextlib.suppress(OSError):
+    try:
         path.write_text("\n".join(error.lines) + "\n", encoding="utf-8")
+    except OSError as failure:
+        log.critical("an invariant is broken; %s cannot be written: %s", path, failure.strerror)
+    else:
         log.critical("an invariant is broken; please report it with %s", path)
 
 

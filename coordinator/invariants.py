@@ -165,7 +165,7 @@ class Thorough:
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while somebody drains or memory moves."""
         clock = gpu.turn_clock_ns(now_ns)
-        epoch = (gpu.umpire.policy, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
+        epoch = (gpu.umpire.replaced, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
         usual = self._bound_ns(node, gpu)
         here: set[tuple[str, int]] = set()
         for seat in gpu.line.seats():

@@ -38,7 +38,7 @@ from coordinator.commands import MANY_HOLDERS, Command, Log, Notify, Send, SetTi
 from coordinator.quantum import automatic_quantum_ns
 from coordinator.record import record
 from coordinator.state import SETTLE_NS, Client, Gpu, Node, OverdueAction, Seat, Settings
-from coordinator.story import InvariantError, Story
+from coordinator.story import InvariantError, Story, freeze, thaw
 from coordinator.umpire import PolicyFactory, Umpire
 from coordinator.wire import (
     MAX_GPUS_PER_CLIENT,
@@ -65,6 +65,7 @@ class Scheduler:
         self._now_ns = 0
         self._deadlines: dict[str, int | None] = {}
         self._timer_ns: int | None = None
+        self._begin_story()
         self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
             events.GpuAdded: self._gpu_added,
             events.HolderGone: self._holder_gone,
@@ -108,6 +109,22 @@ class Scheduler:
         """The last events and what they led to."""
         return self._story
 
+    def _begin_story(self) -> None:
+        """A new part of the story.  The copy costs some 15 us a client, hence the length of the part."""
+        node = self._node
+        node.out = []
+        state = freeze((node, self._deadlines, self._timer_ns, self._now_ns, self._thorough))
+        self._story.begin(self._now_ns, state, at_least=8 * len(node.clients))
+
+    def restore(self, state: bytes) -> None:
+        """Becomes the scheduler of which this is the state, settings included, for a replay.  A policy of another
+        package begins afresh.  Raises ValueError for what is no state."""
+        self._node, self._deadlines, self._timer_ns, self._now_ns, self._thorough = thaw(state)
+        for gpu in self._node.gpus.values():
+            gpu.umpire.restored(self._factory)
+        self._story = Story(self._node.settings.story_length)
+        self._begin_story()
+
     def client_snapshot(self, client: int, now_ns: int) -> snapshot.ClientSnapshot | None:
         """One client; None when it is not registered."""
         record = self._node.clients.get(client)
@@ -124,6 +141,8 @@ class Scheduler:
         having changed nothing, and InvariantError for our own.
         """
         node = self._node
+        if self._story.full:
+            self._begin_story()
         self._now_ns = now_ns = max(now_ns, self._now_ns)
         out: list[Command] = []
         node.out = out

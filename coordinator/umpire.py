@@ -37,10 +37,30 @@ class Umpire:
         self._uuid = uuid
         self._factory = factory
         self.failures = 0
+        self.replaced = 0
+        """Grows with each new policy."""
         self.replace(name, policy)
+
+    def __getstate__(self) -> tuple[str, str, int, int, Policy | None]:
+        """For the event log.  Policies of other packages are left out: nobody knows what copying one does."""
+        own = type(self.policy).__module__.startswith("scheduler_policies.")
+        return self._uuid, self.name, self.failures, self.replaced, self.policy if own else None
+
+    def __setstate__(self, state: tuple[str, str, int, int, Policy | None]) -> None:
+        self._uuid, self.name, self.failures, replaced, policy = state
+        self.replaced = replaced - 1
+        if policy is not None:
+            self.replace(self.name, policy)
+
+    def restored(self, factory: PolicyFactory) -> None:
+        """Complete again after `__setstate__`."""
+        self._factory = factory
+        if not hasattr(self, "policy"):
+            self.replace(self.name, factory(self.name, self._uuid))
 
     def replace(self, name: str, policy: Policy) -> None:
         """A new policy from now on."""
+        self.replaced += 1
         self.name = name
         self.policy = policy
         self._has = {
