@@ -35,12 +35,18 @@ class Administration:
     """Answers nvshare-ctl."""
 
     def __init__(
-        self, dispatcher: Dispatcher, devices: Sequence[Device], make_policy: MakePolicy, facts: dict[str, Any]
+        self,
+        dispatcher: Dispatcher,
+        devices: Sequence[Device],
+        make_policy: MakePolicy,
+        facts: dict[str, Any],
+        problems: Callable[[], list[str]],
     ) -> None:
-        """`facts`: what `ping` and `status` say of this coordinator besides."""
+        """`facts`: what `ping` and `status` say of this coordinator besides.  `problems`: what it cannot do now."""
         self._dispatcher = dispatcher
         self._devices = {device.uuid: device for device in devices}
         self._make_policy = make_policy
+        self._problems = problems
         self._facts = {"pid": os.getpid(), **facts}
 
     def answer(self, frame: bytes, now_ns: int) -> bytes:
@@ -66,7 +72,8 @@ class Administration:
         clients = [plain(client) for client in snapshot.clients] if request.clients else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
-        more = {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
+        more: dict[str, Any] = {"problems": self._problems()}
+        more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
         return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
 
     def _slots(self, snapshot: Snapshot) -> dict[str, Any]:

@@ -50,6 +50,8 @@ def show_status(status: Mapping[str, Any]) -> None:
     kind = "simulated " if status["simulated"] else ""
     console.print(f"coordinator {status['pid']} in {escape(status['runtime_dir'])}, {len(status['gpus'])} {kind}GPU(s)")
     console.print(table)
+    for problem in status.get("problems", ()):
+        console.print(escape(f"problem: {problem}"))
     for line in (*host_lines(status), *room_lines(status)):
         console.print(escape(line))
     for gpu in status["gpus"]:

@@ -115,7 +115,7 @@ class Coordinator:
             "runtime_dir": str(directory.path),
             "embedded": options.embedded,
         }
-        administration = Administration(self.dispatcher, devices, registry.create, facts)
+        administration = Administration(self.dispatcher, devices, registry.create, facts, self._problems)
         self.server = Server(self._sockets, self.dispatcher, administration)
         if options.slots_dir is not None:
             self.dispatcher.slots = SlotBook()
@@ -204,6 +204,10 @@ class Coordinator:
         for event in changes:
             self.dispatcher.event(event, now_ns)
         log.info("settings are read again")
+
+    def _problems(self) -> list[str]:
+        problem = self._journal.problem()
+        return [] if problem is None else [problem]
 
     def _nobody_needs_it(self) -> bool:
         self._keepalive = runtime_dir.take_keepalive_exclusively(self.options.directory)
@@ -306,7 +310,7 @@ def serve(settings: config.Settings, options: Options) -> None:
     try:
         coordinator = Coordinator(settings, options, devices)
     except OSError as error:
-        raise StartError(f"{options.directory.path}: {error.strerror}; choose another with --runtime-dir") from None
+        raise runtime_dir.unusable(options.directory.path, error) from None
     began_ns = time.monotonic_ns()
     try:
         coordinator.begin()

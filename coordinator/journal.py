@@ -1,17 +1,20 @@
 """Who holds which lease, in a file that survives the coordinator.
 
-A file of fixed records, mapped and rewritten in place: a grant costs about a microsecond and no system call.  A killed
-process loses nothing of it, since the kernel keeps the pages; after a crash of the node there is no holder to wait for.
+A file of fixed records, rewritten in place: a grant costs one system call of about a microsecond.  A killed process
+loses nothing of it, since the kernel keeps the pages; after a crash of the node there is no holder to wait for.
 
 Invariants: a record is believed only when its checksum fits, so a torn or foreign file costs no more than what it held;
 a holder is believed only if a process with that id *and* that start time lives, so a reused id is not taken for it.
+The file's space is allocated before the first record.  A record that cannot be written is kept and written with the
+next one, and costs nothing else; so the file is not mapped, where a full file system is a SIGBUS and not an error.
 
 May not go here: what a recovery does (scheduler.py).
 """
 
 from __future__ import annotations
 
-import mmap
+import errno
+import logging
 import os
 import struct
 import zlib
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.commands import MANY_HOLDERS
+
+log: Final = logging.getLogger("nvshare")
 
 _MAGIC: Final = b"nvshare-journal2"
 _BOOT_BYTES: Final = 40
@@ -44,20 +49,29 @@ class Journal:
     def __init__(self, path: Path, uuids: Sequence[str]) -> None:
         """Reads what an earlier coordinator left (`earlier`), then makes room for these GPUs.  Raises OSError."""
         self.earlier = _read(path)
+        self.failure: OSError | None = None
+        """Why the file does not say what it should; None while it does."""
         size = _HEADER_BYTES + _RECORD.size * max(1, len(uuids))
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-            self._map = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._path = path
         self._offsets = {uuid: _HEADER_BYTES + _RECORD.size * i for i, uuid in enumerate(uuids)}
         self._names = {uuid: uuid.encode()[:96] for uuid in uuids}
         self._started: dict[int, int] = {}
-        self._map[:_HEADER_BYTES] = (_MAGIC + _boot()).ljust(_HEADER_BYTES, b"\0")
-        for uuid in uuids:
-            record = self.earlier.get(uuid, Record(0, 0, 0))
-            self._write(uuid, record)
+        self._unwritten: dict[int, bytes] = {}
+        """By offset: what the file does not have yet."""
+        self._complained = True  # while it is made a failure is raised, not logged
+        try:
+            os.posix_fallocate(self._descriptor, 0, size)
+            os.ftruncate(self._descriptor, size)
+            self._put(0, (_MAGIC + boot_id()).ljust(_HEADER_BYTES, b"\0"))
+            for uuid in uuids:
+                self._write(uuid, self.earlier.get(uuid, Record(0, 0, 0)))
+            if self.failure is not None:
+                raise self.failure
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        self._complained = False
 
     def holder(self, uuid: str) -> int | None:
         """The process that held the lease when the earlier coordinator ended, if it lives still.
@@ -88,12 +102,43 @@ class Journal:
         self._started.pop(process_id, None)
 
     def close(self) -> None:
-        self._map.close()
+        os.close(self._descriptor)
 
     def _write(self, uuid: str, record: Record) -> None:
         body = _BODY.pack(self._names[uuid], record.lease_id, record.process_id, record.started_at)
-        offset = self._offsets[uuid]
-        self._map[offset : offset + _RECORD.size] = body + struct.pack("=I4x", zlib.crc32(body))
+        self._put(self._offsets[uuid], body + struct.pack("=I4x", zlib.crc32(body)))
+
+    def _put(self, offset: int, content: bytes) -> None:
+        """Everything that the file lacks, this included.  What fails is said once and tried again the next time."""
+        self._unwritten[offset] = content
+        try:
+            for at, lacking in self._unwritten.items():
+                _write_all(self._descriptor, lacking, at)
+        except OSError as error:
+            self.failure = error
+            if not self._complained:
+                self._complained = True
+                log.warning("%s", self.problem())
+            return
+        self._unwritten.clear()
+        if self.failure is not None:
+            self.failure = None
+            log.info("%s is written again", self._path)
+
+    def problem(self) -> str | None:
+        """What the operator should know of it; None when all is well."""
+        if self.failure is None:
+            return None
+        return (
+            f"{self._path} cannot be written ({self.failure.strerror}): leases go on, but a coordinator that starts "
+            "now does not know who holds them and may let another program run beside a holder"
+        )
+
+
+def _write_all(descriptor: int, content: bytes, offset: int) -> None:
+    """Raises OSError also where a part had room."""
+    if os.pwrite(descriptor, content, offset) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def start_time(process_id: int) -> int | None:
@@ -116,7 +161,7 @@ def _stat(process_id: int) -> list[bytes]:
     return content[content.rindex(b")") + 2 :].split()
 
 
-def _boot() -> bytes:
+def boot_id() -> bytes:
     """Process ids and start times mean something within one boot only."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:_BOOT_BYTES]
@@ -133,7 +178,7 @@ def _read(path: Path) -> dict[str, Record]:
     found: dict[str, Record] = {}
     if not content.startswith(_MAGIC):
         return found
-    same_boot = content[len(_MAGIC) : _HEADER_BYTES].rstrip(b"\0") == _boot()
+    same_boot = content[len(_MAGIC) : _HEADER_BYTES].rstrip(b"\0") == boot_id()
     for offset in range(_HEADER_BYTES, len(content) - _RECORD.size + 1, _RECORD.size):
         name, lease_id, process_id, started_at, checksum = _RECORD.unpack_from(content, offset)
         if checksum == zlib.crc32(content[offset : offset + _BODY.size]) and name.rstrip(b"\0"):

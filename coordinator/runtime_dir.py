@@ -10,6 +10,7 @@ May not go here: zmq, settings files, what the sockets carry.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -26,6 +27,14 @@ SYSTEM_DIRECTORY: Final = Path("/run/nvshare")
 
 class RuntimeDirError(Exception):
     """The directory cannot be used; the text names the remedy."""
+
+
+def unusable(path: Path, error: OSError) -> RuntimeDirError:
+    """Nothing can be made or written at this path: what to do about it."""
+    remedy = "choose another directory with --runtime-dir"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"free some space or files (`df`, `df -i`) or {remedy}"
+    return RuntimeDirError(f"{path}: {error.strerror}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +152,11 @@ def prepare(directory: RuntimeDir) -> None:
             directory.path.mkdir(mode=mode)
             directory.path.chmod(mode)  # whatever the umask
         found = directory.path.lstat()
+        read_only = bool(os.statvfs(directory.path).f_flag & os.ST_RDONLY)
     except OSError as error:
-        raise RuntimeDirError(
-            f"{directory.path}: {error.strerror}; make it a directory of your own or choose another with --runtime-dir"
-        ) from None
+        raise unusable(directory.path, error) from None
+    if read_only:
+        raise unusable(directory.path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
     if not stat.S_ISDIR(found.st_mode):
         raise RuntimeDirError(f"{directory.path}: not a directory; remove it or choose another with --runtime-dir")
     if found.st_uid != os.geteuid():
@@ -176,9 +186,7 @@ def lock(directory: RuntimeDir) -> int:
     try:
         descriptor = os.open(directory.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise RuntimeDirError(
-            f"{directory.lock_file}: {error.strerror}; choose another directory with --runtime-dir"
-        ) from None
+        raise unusable(directory.lock_file, error) from None
     if not _flock_soon(descriptor):
         pid = _pid_in(descriptor)
         os.close(descriptor)
@@ -186,8 +194,12 @@ def lock(directory: RuntimeDir) -> int:
             f"another coordinator (pid {pid or 'unknown'}) runs in {directory.path}; stop it or choose another "
             "directory with --runtime-dir"
         )
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(descriptor)
+        raise unusable(directory.lock_file, error) from None
     for stale in (directory.hooks_socket, directory.control_socket, directory.events_socket):
         try:
             stale.unlink(missing_ok=True)

@@ -36,10 +36,12 @@ def _listening(context: zmq.Context[zmq.Socket[bytes]], kind: int, frame_bytes: 
 
 
 def _bind(bound: zmq.Socket[bytes], path: Path, mode: int) -> None:
-    """Binds with the mode in force from the file's first moment."""
+    """Binds with the mode in force from the file's first moment.  Raises OSError."""
     before = os.umask(0o777 & ~mode)
     try:
         bound.bind(f"ipc://{path}")
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.umask(before)
 

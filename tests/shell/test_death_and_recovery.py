@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -228,3 +231,60 @@ def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordi
         )
     assert running.process.returncode == 1
     assert "made-up mistake" in running.log.read_text()
+
+
+@contextlib.contextmanager
+def small_file_system(at: Path, options: str) -> Iterator[None]:
+    """A tmpfs of its own, where the test may mount one."""
+    at.mkdir(mode=0o700)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "none", str(at)], check=False)
+    if made.returncode:
+        pytest.skip("may not mount a file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("what", ["no space", "read-only", *(f"{files} files" for files in range(1, 6))])
+def test_a_runtime_directory_that_takes_nothing_ends_the_start_with_one_message(
+    coordinators: Coordinators, what: str
+) -> None:
+    """Broken if a full or read-only directory ended in a traceback, a signal, or without a remedy."""
+    directory = coordinators.base / "run"
+    count = what.removesuffix(" files")
+    with small_file_system(directory, f"nr_inodes={count}" if count.isdecimal() else "size=4k"):
+        if what == "no space":
+            (directory / "filler").write_bytes(b"x" * 4096)
+        elif what == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", str(directory)], check=True)
+        code, said = coordinators.refused()
+    assert code == 1
+    assert "--runtime-dir" in said
+    assert len(said.splitlines()) == 1, said
+    assert ("Read-only file system" if what == "read-only" else "No space left on device") in said
+
+
+def test_a_coordinator_goes_on_without_a_journal_and_says_so(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a journal that cannot be written any more stopped the coordinator, or went unseen."""
+    running = coordinators.start("--quantum", LONG)
+    hook = connect(running).hello("train").attach(wanted=True)
+    lease = hook.next(wire.Grant).lease_id
+    assert running.status()["problems"] == []
+    unlimited = resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))  # no file takes a byte
+    hook.release(lease, wanted=True)
+    lease = hook.next(wire.Grant).lease_id
+    (problem,) = running.status()["problems"]
+    assert "journal cannot be written" in problem
+    resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, unlimited)
+    hook.release(lease, wanted=True)
+    lease = hook.next(wire.Grant).lease_id
+    assert running.status()["problems"] == []
+    assert running.stop() == 0
+    # The record that was written last is the one that counts.
+    after = coordinators.start(NVSHARE_RECOVERY=LONG)
+    assert after.status()["gpus"][0]["recovering"]
+    hook.hello().attach(lease_id=lease)
+    assert hook.next(wire.Grant).lease_id == lease

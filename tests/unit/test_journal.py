@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,6 +77,71 @@ def test_a_reused_process_id_is_not_the_holder(tmp_path: Path) -> None:
     journal._started[os.getpid()] = 1  # what the file would say if this id had belonged to an older process
     journal.record(GPU, 5, os.getpid())
     assert Journal(tmp_path / "journal", [GPU]).holder(GPU) is None
+
+
+class FullDisk:
+    """`os.pwrite` as it is on a file system that has no room, or room for half of a record."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full: int | None = None
+        """The error; 0: a short write."""
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self._write)
+
+    def _write(self, descriptor: int, content: bytes, offset: int) -> int:
+        if self.full:
+            raise OSError(self.full, os.strerror(self.full))
+        return self._pwrite(descriptor, content if self.full is None else content[: len(content) // 2], offset)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO, 0])
+def test_a_journal_that_cannot_be_written_is_said_once_and_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    """Broken if a full disk ended the coordinator, filled the log, or left records behind when it had room again."""
+    disk = FullDisk(monkeypatch)
+    journal = Journal(tmp_path / "journal", [GPU, OTHER])
+    assert journal.problem() is None
+    disk.full = error
+    with caplog.at_level(logging.INFO, "nvshare"):
+        for lease in range(5, 8):
+            journal.record(GPU, lease, os.getpid())
+        journal.record(OTHER, 3, MANY_HOLDERS)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert os.strerror(error or errno.ENOSPC) in str(journal.problem())
+        disk.full = None
+        journal.record(GPU, 8, os.getpid())
+    assert journal.problem() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    again = Journal(tmp_path / "journal", [GPU, OTHER])
+    assert (again.holder(GPU), again.next_lease_id(GPU)) == (os.getpid(), 9)
+    assert (again.holder(OTHER), again.next_lease_id(OTHER)) == (MANY_HOLDERS, 4)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, 0])
+def test_a_journal_that_cannot_be_made_raises_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    """Broken if a coordinator began without a journal, or said so in more than the one message that ends it."""
+    disk = FullDisk(monkeypatch)
+    disk.full = error
+    with pytest.raises(OSError, match=os.strerror(error or errno.ENOSPC)):
+        Journal(tmp_path / "journal", [GPU])
+    assert not caplog.records
+
+
+def test_the_space_of_a_journal_is_there_before_it_is_used(tmp_path: Path) -> None:
+    """Broken if the file had only a length: a record would then need space when it is written."""
+    path = tmp_path / "journal"
+    path.write_bytes(b"")
+    os.truncate(path, 100_000)  # as an earlier version left it: a length without space
+    uuids = [f"GPU-{number}" for number in range(64)]
+    journal = Journal(path, uuids)
+    found = path.stat()
+    assert found.st_blocks * 512 >= found.st_size >= 64 * 96
+    os.truncate(path, 0)  # somebody else's mistake is no SIGBUS
+    journal.record(uuids[5], 1, os.getpid())
+    assert journal.problem() is None
 
 
 @given(damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=8), cut=st.integers(0, 400))
