@@ -1,7 +1,7 @@
 """The coordinator's side of the control protocol: requests become admin events, snapshots become plain values.
 
 Invariants: a request is answered at once, from what is known now; one that is refused has changed nothing; what it
-costs is bounded by the number of clients.
+costs is bounded by the number of clients; what it sets lasts (live_settings.py), or the answer says when it `ends`.
 
 May not go here: sockets, printing, what an admin event does.
 """
@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coordinator import control_api as api
 from coordinator import events
+from coordinator.live_settings import NODE
 from coordinator.snapshot import ClientSnapshot, GpuSnapshot
 from coordinator.wire import MemoryMode, Sharing
 
 if TYPE_CHECKING:
     from coordinator.devices import Device
     from coordinator.dispatch import Dispatcher
+    from coordinator.live_settings import Key, LiveSettings, Value
     from coordinator.snapshot import Snapshot
 
 MakePolicy = Callable[[str, str], object]
@@ -40,12 +42,17 @@ class Administration:
         devices: Sequence[Device],
         make_policy: MakePolicy,
         facts: dict[str, Any],
+        live: LiveSettings,
+        configured: Callable[[], dict[Key, events.Event]],
         problems: Callable[[], list[str]],
     ) -> None:
-        """`facts`: what `ping` and `status` say of this coordinator besides.  `problems`: what it cannot do now."""
+        """`facts`: what `ping` and `status` say of this coordinator besides.  `configured`: what gives each GPU what
+        the settings say.  `problems`: what the coordinator cannot do now."""
         self._dispatcher = dispatcher
         self._devices = {device.uuid: device for device in devices}
         self._make_policy = make_policy
+        self._live = live
+        self._configured = configured
         self._problems = problems
         self._facts = {"pid": os.getpid(), **facts}
 
@@ -72,7 +79,7 @@ class Administration:
         clients = [plain(client) for client in snapshot.clients] if request.clients else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
-        more: dict[str, Any] = {"problems": self._problems()}
+        more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
         more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
         return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
 
@@ -82,41 +89,53 @@ class Administration:
         return {} if book is None else {"slots": [slot.plain() for slot in book.pictures(snapshot.clients)]}
 
     def _set_quantum(self, request: api.SetQuantum, now_ns: int) -> dict[str, Any]:
-        uuid = self._gpu(request.gpu)
-        self._dispatcher.event(events.QuantumSet(request.quantum_ns, uuid), now_ns)
-        return {"quantum_ns": request.quantum_ns, "gpus": self._changed(uuid)}
+        event = events.QuantumSet(request.quantum_ns, self._gpu(request.gpu))
+        return {"quantum_ns": request.quantum_ns, **self._set_gpus(event, "quantum", request.quantum_ns, now_ns)}
 
     def _set_policy(self, request: api.SetPolicy, now_ns: int) -> dict[str, Any]:
         uuid = self._gpu(request.gpu)
-        changed = self._changed(uuid)
         try:
-            policies = {each: self._make_policy(request.policy, each) for each in changed}
+            policies = {each: self._make_policy(request.policy, each) for each in self._changed(uuid)}
         except Exception as error:  # a third party's code runs here
             raise api.ControlError("policy", str(error) or repr(error)) from None
-        self._dispatcher.event(events.PolicySet(request.policy, policies, uuid), now_ns)
-        return {"policy": request.policy, "gpus": changed}
+        event = events.PolicySet(request.policy, policies, uuid)
+        return {"policy": request.policy, **self._set_gpus(event, "policy", request.policy, now_ns)}
 
     def _set_sharing(self, request: api.SetSharing, now_ns: int) -> dict[str, Any]:
-        uuid = self._gpu(request.gpu)
-        self._dispatcher.event(events.SharingSet(Sharing[request.sharing.upper()], uuid), now_ns)
-        return {"sharing": request.sharing, "gpus": self._changed(uuid)}
+        event = events.SharingSet(Sharing[request.sharing.upper()], self._gpu(request.gpu))
+        return {"sharing": request.sharing, **self._set_gpus(event, "sharing", request.sharing, now_ns)}
+
+    def _set_switch_share(self, request: api.SetSwitchShare, now_ns: int) -> dict[str, Any]:
+        event = events.SwitchShareSet(request.share, self._gpu(request.gpu))
+        return {"share": request.share, **self._set_gpus(event, "switch_share", request.share, now_ns)}
+
+    def _set_gpus(self, event: events.GpuSetting, setting: str, value: Value, now_ns: int) -> dict[str, Any]:
+        self._dispatcher.event(event, now_ns)
+        changed = self._changed(event.uuid)
+        self._live.put(NODE, setting, value, changed)  # last: a value that makes us crash is not to come back
+        return {"gpus": changed, **self._lasting()}
+
+    def _set_host_budget(self, request: api.SetHostBudget, now_ns: int) -> dict[str, Any]:
+        self._dispatcher.event(events.HostBudgetSet(request.budget_bytes), now_ns)
+        self._live.put(NODE, "host_budget", request.budget_bytes)
+        snapshot = self._snapshot(now_ns)
+        host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
+        return {**host, **self._lasting()}
 
     def _set_priority(self, request: api.SetPriority, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
-        self._dispatcher.event(events.PrioritySet(client.client, request.priority), now_ns)
-        return {**_who(client), "priority": request.priority}
+        return {**self._set_client(client, "priority", request.priority, None, now_ns), "priority": request.priority}
 
     def _set_weight(self, request: api.SetWeight, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
-        self._dispatcher.event(events.WeightSet(client.client, request.weight), now_ns)
-        return {**_who(client), "weight": request.weight}
+        return {**self._set_client(client, "weight", request.weight, None, now_ns), "weight": request.weight}
 
     def _set_limit(self, request: api.SetLimit, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
         uuid = self._gpu(request.gpu)
-        self._dispatcher.event(events.LimitSet(client.client, request.limit_bytes, uuid), now_ns)
+        found = self._set_client(client, "limit", request.limit_bytes, uuid, now_ns)
         used = max((seat.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
-        return {**_who(client), "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
+        return {**found, "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
 
     def _set_resident_limit(self, request: api.SetResidentLimit, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
@@ -124,29 +143,58 @@ class Administration:
         if client.memory_mode is MemoryMode.DEVICE and request.limit_bytes:
             text = f"{client.name!r} runs in memory mode device: what it has on a GPU cannot be moved away"
             raise api.ControlError("memory_mode", text)
-        self._dispatcher.event(events.ResidentLimitSet(client.client, request.limit_bytes, uuid), now_ns)
+        found = self._set_client(client, "resident_limit", request.limit_bytes, uuid, now_ns)
         used = max((seat.resident_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
-        return {**_who(client), "resident_limit_bytes": request.limit_bytes, "gpu": uuid, "resident_bytes": used}
-
-    def _set_host_budget(self, request: api.SetHostBudget, now_ns: int) -> dict[str, Any]:
-        self._dispatcher.event(events.HostBudgetSet(request.budget_bytes), now_ns)
-        snapshot = self._snapshot(now_ns)
-        return {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
-
-    def _set_switch_share(self, request: api.SetSwitchShare, now_ns: int) -> dict[str, Any]:
-        uuid = self._gpu(request.gpu)
-        self._dispatcher.event(events.SwitchShareSet(request.share, uuid), now_ns)
-        return {"share": request.share, "gpus": self._changed(uuid)}
+        return {**found, "resident_limit_bytes": request.limit_bytes, "gpu": uuid, "resident_bytes": used}
 
     def _pause(self, request: api.Pause, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
-        self._dispatcher.event(events.Paused(client.client), now_ns)
-        return {**_who(client), "paused": True}
+        return {**self._set_client(client, "paused", True, None, now_ns), "paused": True}
 
     def _resume(self, request: api.Resume, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
-        self._dispatcher.event(events.Resumed(client.client), now_ns)
-        return {**_who(client), "paused": False}
+        owner = self._live.owner(client.client)
+        for each in self._live.alike(client.client):
+            self._dispatcher.event(events.Resumed(each), now_ns)
+        if owner is not None:
+            self._live.drop(owner, "paused", None)
+        return {**_who(client), **self._lasting(), "paused": False}
+
+    def _set_client(
+        self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, now_ns: int
+    ) -> dict[str, Any]:
+        """For all clients of its process or slot."""
+        for each in self._live.alike(client.client):
+            for event in self._live.changes(each, setting, value, uuid):
+                self._dispatcher.event(event, now_ns)
+        owner = self._live.owner(client.client)
+        if owner is None:
+            return {**_who(client), "ends": "when its connection does: its process cannot be told from others"}
+        self._live.put(owner, setting, value, (uuid,))
+        return {**_who(client), **self._lasting()}
+
+    def _unset(self, request: api.Unset, now_ns: int) -> dict[str, Any]:
+        uuid, named = self._gpu(request.gpu), request.client is not None
+        owner = self._live.owner(self._client(request.client, now_ns).client) if request.client is not None else None
+        try:
+            configured = self._configured()
+        except Exception as error:  # a third party's policy is made
+            raise api.ControlError("policy", str(error) or repr(error)) from None
+        undone = [] if named and owner is None else self._live.drop(owner, request.setting, uuid)
+        if not undone:
+            raise api.ControlError("not_set", "nothing of that was set live; see `nvshare-ctl status`")
+        for live in undone:
+            if live.owner == NODE and (live.setting, live.gpu) in configured:
+                self._dispatcher.event(configured[live.setting, live.gpu], now_ns)
+            for each in self._live.clients_of(live.owner):
+                for event in self._live.in_force(each, live.setting):
+                    self._dispatcher.event(event, now_ns)
+        return {"undone": [live.plain() for live in undone], **self._lasting()}
+
+    def _lasting(self) -> dict[str, Any]:
+        """What the operator did lasts, unless the file says otherwise."""
+        problem = self._live.problem()
+        return {} if problem is None else {"ends": f"with this coordinator: {problem}"}
 
     # --- names ------------------------------------------------------------------------------------------------------
 
@@ -196,13 +244,15 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, A
     api.SetResidentLimit: Administration._set_resident_limit,
     api.SetHostBudget: Administration._set_host_budget,
     api.SetSwitchShare: Administration._set_switch_share,
+    api.Unset: Administration._unset,
     api.Pause: Administration._pause,
     api.Resume: Administration._resume,
 }
 
 
 def _who(client: ClientSnapshot) -> dict[str, Any]:
-    return {"client": client.client, "name": client.name, "process_id": client.process_id}
+    who = {"client": client.client, "name": client.name, "process_id": client.process_id}
+    return {**who, "slot": client.group} if client.group else who
 
 
 def plain(record: Any) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
     seat = _seat(node, client, gpu, event, now_ns)
     _settle_claim(node, gpu, seat, event, now_ns)
     record(node, gpu)
+    if client.paused and seat.phase is HOLDING:  # paused when it came back, before it claimed
+        lease.revoke(node, gpu, seat, "paused", now_ns)
     if event.wanted:
         lease.want(node, gpu, seat, now_ns)
     return gpu

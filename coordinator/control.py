@@ -35,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-settings = typer.Typer(no_args_is_help=True, help="Change something while programs run.")
+settings = typer.Typer(no_args_is_help=True, help="Change something while programs run; it lasts until it is unset.")
 app.add_typer(settings, name="set")
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object instead of text")]
@@ -200,7 +200,7 @@ def set_quantum(
     value = _parsed(parse_quantum, quantum, "QUANTUM")
     shown = "auto" if value is None else format_duration(value)
     request = api.SetQuantum(quantum_ns=value, gpu=gpu)
-    _run(context, where, as_json, request, lambda result: _say(f"quantum is {shown} on {_gpus(result)}"))
+    _run(context, where, as_json, request, lambda result: _say(f"quantum is {shown} on {_gpus(result)}", result))
 
 
 @settings.command("policy")
@@ -213,7 +213,7 @@ def set_policy(
 ) -> None:
     """Who decides who runs next."""
     request = _request(api.SetPolicy, policy=policy, gpu=gpu)
-    _run(context, where, as_json, request, lambda result: _say(f"policy is {policy} on {_gpus(result)}"))
+    _run(context, where, as_json, request, lambda result: _say(f"policy is {policy} on {_gpus(result)}", result))
 
 
 @settings.command("sharing")
@@ -226,7 +226,7 @@ def set_sharing(
 ) -> None:
     """In turns, or all at once."""
     request = _request(api.SetSharing, sharing=sharing, gpu=gpu)
-    _run(context, where, as_json, request, lambda result: _say(f"sharing is {sharing} on {_gpus(result)}"))
+    _run(context, where, as_json, request, lambda result: _say(f"sharing is {sharing} on {_gpus(result)}", result))
 
 
 @settings.command("priority", context_settings={"ignore_unknown_options": True})
@@ -239,7 +239,7 @@ def set_priority(
 ) -> None:
     """A client's rank."""
     request = _request(api.SetPriority, client=client, priority=priority)
-    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} has priority {priority}"))
+    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} has priority {priority}", result))
 
 
 @settings.command("weight")
@@ -252,7 +252,7 @@ def set_weight(
 ) -> None:
     """A client's share of the time."""
     request = _request(api.SetWeight, client=client, weight=weight)
-    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} has weight {weight}"))
+    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} has weight {weight}", result))
 
 
 @settings.command("limit")
@@ -307,18 +307,46 @@ def limit(
         _say_resident_limit(result)
 
 
+@app.command()
+def unset(
+    context: typer.Context,
+    setting: Annotated[
+        str | None,
+        typer.Argument(help="quantum, policy, sharing, switch-share, host-budget; priority, weight, limit, ... CLIENT"),
+    ] = None,
+    client: Annotated[str | None, typer.Argument(metavar="CLIENT", help="of one client only")] = None,
+    gpu: Gpu = None,
+    everything: Annotated[bool, typer.Option("--all", help="all that was set live")] = False,
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """Undo what was set live: the settings, or the program itself, decide again."""
+    if everything == (setting is not None):
+        raise typer.BadParameter("name a setting or --all")
+    name = None if setting is None else setting.replace("-", "_")
+    request = _request(api.Unset, setting=name, client=client, gpu=gpu)
+    _run(context, where, as_json, request, _say_undone)
+
+
+def _say_undone(result: dict[str, Any]) -> None:
+    from coordinator.control_view import live_lines
+
+    for line in live_lines(result["undone"]):
+        _say(f"undone: {line}", result)
+
+
 def _say_limit(result: dict[str, Any]) -> None:
     size, used = result["limit_bytes"], result["allocated_bytes"]
     shown = format_size(size) if size else "no limit"
     more = f"; it has {format_size(used)} already, so nothing more can be allocated" if size and used > size else ""
-    _say(f"{_client(result)} has {shown} of GPU memory{more}")
+    _say(f"{_client(result)} has {shown} of GPU memory{more}", result)
 
 
 def _say_resident_limit(result: dict[str, Any]) -> None:
     size, there = result["resident_limit_bytes"], result["resident_bytes"]
     shown = f"at most {format_size(size)}" if size else "no bound on what"
     more = f"; {format_size(there)} are there now, which changes when its turn ends" if size and there > size else ""
-    _say(f"{_client(result)} has {shown} of it on the GPU{more}")
+    _say(f"{_client(result)} has {shown} of it on the GPU{more}", result)
 
 
 @settings.command("host-budget")
@@ -336,7 +364,7 @@ def set_host_budget(
 def _say_budget(result: dict[str, Any]) -> None:
     budget, shared = result["host_budget_bytes"], result["host_shared_bytes"]
     more = ", so nothing more is given until some has come back" if shared > budget else ""
-    _say(f"host budget is {format_size(budget)}; {format_size(shared)} of it are out{more}")
+    _say(f"host budget is {format_size(budget)}; {format_size(shared)} of it are out{more}", result)
 
 
 @settings.command("switch-share")
@@ -350,22 +378,22 @@ def set_switch_share(
     """Automatic quantum: the share of time that switching may cost."""
     value = _parsed(parse_share, share, "SHARE")
     request = _request(api.SetSwitchShare, share=value, gpu=gpu)
-    shown = format_share(value)
-    _run(context, where, as_json, request, lambda result: _say(f"switching may cost {shown} on {_gpus(result)}"))
+    text = f"switching may cost {format_share(value)}"
+    _run(context, where, as_json, request, lambda result: _say(f"{text} on {_gpus(result)}", result))
 
 
 @app.command()
 def pause(context: typer.Context, client: ClientName, as_json: Json = False, where: Where = None) -> None:
     """Let a client wait until it is resumed."""
     request = _request(api.Pause, client=client)
-    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} is paused"))
+    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} is paused", result))
 
 
 @app.command()
 def resume(context: typer.Context, client: ClientName, as_json: Json = False, where: Where = None) -> None:
     """End a pause."""
     request = _request(api.Resume, client=client)
-    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} goes on"))
+    _run(context, where, as_json, request, lambda result: _say(f"{_client(result)} goes on", result))
 
 
 def _request(kind: Callable[..., api.Request], **fields: Any) -> api.Request:
@@ -384,8 +412,9 @@ def _parsed(parse: Callable[[str], Any], text: str, name: str) -> Any:
         raise typer.BadParameter(str(error), param_hint=name) from None
 
 
-def _say(text: str) -> None:
-    typer.echo(text)
+def _say(text: str, result: dict[str, Any]) -> None:
+    """What was done; and when it ends, where it does not last."""
+    typer.echo(f"{text}; it ends {result['ends']}" if "ends" in result else text)
 
 
 def _gpus(result: dict[str, Any]) -> str:
@@ -393,6 +422,8 @@ def _gpus(result: dict[str, Any]) -> str:
 
 
 def _client(result: dict[str, Any]) -> str:
+    if "slot" in result:
+        return f"slot {result['slot']} (client {result['client']}, {result['name']}, and all others in it)"
     return f"client {result['client']} ({result['name']}, pid {result['process_id']})"
 
 

@@ -125,6 +125,29 @@ class SetSwitchShare(_Request):
     gpu: GpuName | None = None
 
 
+SettingName = Literal[
+    "quantum",
+    "policy",
+    "sharing",
+    "switch_share",
+    "host_budget",
+    "priority",
+    "weight",
+    "limit",
+    "resident_limit",
+    "paused",
+]
+
+
+class Unset(_Request):
+    """Undo what was set live: `setting`, `client` and `gpu` None mean all."""
+
+    ask: Literal["unset"] = "unset"
+    setting: SettingName | None = None
+    client: ClientName | None = None
+    gpu: GpuName | None = None
+
+
 class Pause(_Request):
     """Grant this client nothing more."""
 
@@ -151,6 +174,7 @@ Request = (
     | SetResidentLimit
     | SetHostBudget
     | SetSwitchShare
+    | Unset
     | Pause
     | Resume
 )

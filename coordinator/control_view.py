@@ -7,8 +7,8 @@ May not go here: requests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from rich.console import Console
 from rich.markup import escape
@@ -60,6 +60,8 @@ def show_status(status: Mapping[str, Any]) -> None:
                 f"GPU {gpu['index']} is granted to nobody: process {gpu['expected_process']} held it before the "
                 "restart and is stopped; let it go on (kill -CONT) or end it"
             )
+    for line in live_lines(status.get("live", ()), status):
+        console.print(escape(f"set live: {line}"))
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     for gang in status.get("gangs", ()):
         members = ", ".join(names.get(client, str(client)) for client in gang["clients"])
@@ -68,6 +70,37 @@ def show_status(status: Mapping[str, Any]) -> None:
         if gang["turns"]:
             turns += f", for which its GPUs were free in {format_duration(gang['gathered_ns'] // gang['turns'])}"
         console.print(escape(f"gang {gang['name']}: {members} on GPU {where}, {gang['state']}, {turns}"))
+
+
+_SHOWN: Final[dict[str, Callable[[Any], str]]] = {
+    "quantum": lambda value: "auto" if value is None else format_duration(value),
+    "switch_share": format_share,
+    "host_budget": format_size,
+    "limit": lambda value: format_size(value) if value else "none",
+    "resident_limit": lambda value: format_size(value) if value else "none",
+    "paused": lambda value: "yes",
+}
+
+
+def live_lines(settings: Iterable[Mapping[str, Any]], status: Mapping[str, Any] | None = None) -> list[str]:
+    """What was set live, and for which GPUs, programs or slots; those that are equal on several GPUs together."""
+    gpus = {gpu["uuid"]: str(gpu["index"]) for gpu in (status or {}).get("gpus", ())}
+    names = {client["process_id"]: client["name"] for client in (status or {}).get("clients", ())}
+    together: dict[tuple[str, ...], list[str]] = {}
+    for each in settings:
+        value = _SHOWN.get(each["setting"], str)(each["value"])
+        pid, whose = each["process_id"], ""
+        if pid:
+            whose = f" of {names[pid]} (pid {pid})" if pid in names else f" of pid {pid}"
+        elif each["slot"]:
+            whose = f" of slot {each['slot']}"
+        where = together.setdefault((each["setting"].replace("_", "-"), whose, value), [])
+        if each["gpu"] is not None:
+            where.append(gpus.get(each["gpu"], each["gpu"]))
+    return [
+        f"{setting}{whose}: {value}" + (f" on GPU {', '.join(where)}" if where else "")
+        for (setting, whose, value), where in together.items()
+    ]
 
 
 def room_lines(status: Mapping[str, Any]) -> list[str]:

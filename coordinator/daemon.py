@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,6 +31,7 @@ from coordinator.host_memory import default_budget_bytes
 from coordinator.journal import Journal
 from coordinator.kubernetes import slot
 from coordinator.kubernetes.slot import SlotError
+from coordinator.live_settings import NODE_EVENTS, Key, LiveSettings
 from coordinator.process_limits import possible_connections
 from coordinator.runtime_dir import RuntimeDir, RuntimeDirError
 from coordinator.scheduler import InvariantError, Scheduler
@@ -115,10 +116,14 @@ class Coordinator:
             "runtime_dir": str(directory.path),
             "embedded": options.embedded,
         }
-        administration = Administration(self.dispatcher, devices, registry.create, facts, self._problems)
+        self._live = self.dispatcher.live = LiveSettings(directory.live_settings)
+        administration = Administration(
+            self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems
+        )
         self.server = Server(self._sockets, self.dispatcher, administration)
         if options.slots_dir is not None:
             self.dispatcher.slots = SlotBook()
+            self._live.allocation = self.dispatcher.slots.allocation
         self._devices = devices
         self._metrics: Any = None
 
@@ -127,6 +132,8 @@ class Coordinator:
         now_ns = time.monotonic_ns()
         for device in self._devices:
             self._add(device, now_ns)
+        if kept := self._apply(self._configured(), now_ns):
+            log.info("as set live before: %s; `nvshare-ctl unset --all` undoes it", kept)
         if self.settings.metrics_port is not None:
             self._metrics = self._start_metrics(self.settings.metrics_port)
         if self.options.slots_dir is not None and self.dispatcher.slots is not None:
@@ -153,8 +160,6 @@ class Coordinator:
             ),
             now_ns,
         )
-        for event in overriding_events(device.uuid, override):
-            self.dispatcher.event(event, now_ns)
         if holder is not None:
             log.info("%s: waiting for process %d, which holds its lease", device.uuid, holder)
             if holder > 0:
@@ -184,34 +189,39 @@ class Coordinator:
         return served
 
     def reload(self) -> None:
-        """SIGHUP: quantum, policy, sharing and host budget as the settings now say.  A mistake changes nothing."""
-        now_ns = time.monotonic_ns()
+        """SIGHUP: quantum, policy, sharing and host budget as the settings now say, unless they were set live.  A
+        mistake changes nothing."""
         try:
             settings = config.load(self.options.flags or {}, file=self.options.config_file)
             _check_overrides(settings, self._devices)
-            changes: list[events.Event] = [
-                events.SharingSet(settings.sharing),
-                events.SwitchShareSet(settings.switch_share),
-                events.QuantumSet(settings.quantum_ns),
-                events.HostBudgetSet(host_budget_bytes(settings)),
-            ]
-            changes.append(_policy_set(settings.policy, [device.uuid for device in self._devices]))
-            for device in self._devices:
-                changes += overriding_events(device.uuid, settings.gpu.get(device.uuid, config.GpuOverride()))
+            configured = configured_events(settings, self._devices)
         except (config.SettingsError, StartError) as error:
             log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake, not ours)
             return
-        for event in changes:
-            self.dispatcher.event(event, now_ns)
-        log.info("settings are read again")
+        self.settings = settings
+        kept = self._apply(configured, time.monotonic_ns())
+        but = f"; as set live, whatever the settings say: {kept} (`nvshare-ctl unset` undoes it)" if kept else ""
+        log.info("settings are read again%s", but)
+
+    def _configured(self) -> dict[Key, events.Event]:
+        return configured_events(self.settings, self._devices)
+
+    def _apply(self, configured: Mapping[Key, events.Event], now_ns: int) -> str:
+        """Each as set live, else as the settings say.  What was set live, in words."""
+        live = self._live.node()
+        for key, event in configured.items():
+            self.dispatcher.event(NODE_EVENTS[key[0]](live[key], key[1]) if key in live else event, now_ns)
+        return ", ".join(" of ".join(filter(None, key)) for key in configured if key in live)
 
     def _problems(self) -> list[str]:
-        problem = self._journal.problem()
-        return [] if problem is None else [problem]
+        return [problem for problem in (self._journal.problem(), self._live.problem()) if problem is not None]
 
     def _nobody_needs_it(self) -> bool:
         self._keepalive = runtime_dir.take_keepalive_exclusively(self.options.directory)
-        return self._keepalive is not None
+        if self._keepalive is None:
+            return False
+        self._live.forget()  # it was for the programs that are gone
+        return True
 
     def close(self) -> None:
         """Sockets away first, so that a client sees the end at once.  The journal stays: holders go on."""
@@ -244,15 +254,16 @@ def host_budget_bytes(settings: config.Settings) -> int:
     return settings.host_budget_bytes or default_budget_bytes()
 
 
-def overriding_events(uuid: str, override: config.GpuOverride) -> list[events.Event]:
-    """What makes one GPU differ from the others."""
-    found: list[events.Event] = []
-    if override.sharing is not None:
-        found.append(events.SharingSet(override.sharing, uuid))
-    if override.sets_quantum:
-        found.append(events.QuantumSet(override.quantum_ns, uuid))
-    if override.policy is not None:
-        found.append(_policy_set(override.policy, [uuid], uuid))
+def configured_events(settings: config.Settings, devices: Sequence[Device]) -> dict[Key, events.Event]:
+    """What gives each GPU, and the node, what the settings say.  Raises StartError for a policy that cannot be made."""
+    found: dict[Key, events.Event] = {("host_budget", None): events.HostBudgetSet(host_budget_bytes(settings))}
+    for uuid in (device.uuid for device in devices):
+        own = settings.gpu.get(uuid, config.GpuOverride())
+        sharing = settings.sharing if own.sharing is None else own.sharing
+        found["sharing", uuid] = events.SharingSet(sharing, uuid)
+        found["switch_share", uuid] = events.SwitchShareSet(settings.switch_share, uuid)
+        found["quantum", uuid] = events.QuantumSet(own.quantum_ns if own.sets_quantum else settings.quantum_ns, uuid)
+        found["policy", uuid] = _policy_set(own.policy or settings.policy, [uuid], uuid)
     return found
 
 

@@ -20,6 +20,7 @@ from coordinator.control_api import encode_event
 from coordinator.wire import MemoryMode, ReleaseReason, RemoteProtocolError
 
 if TYPE_CHECKING:
+    from coordinator.live_settings import LiveSettings
     from coordinator.scheduler import Scheduler
     from coordinator.slots import SlotBook
     from coordinator.transport import Outbox
@@ -56,6 +57,8 @@ class Dispatcher:
         """Sees every trace event, for metrics."""
         self.slots: SlotBook | None = None
         """Whose slots clients come by; None where there are none."""
+        self.live: LiveSettings | None = None
+        """What the operator set for clients that come back; None where nobody sets anything."""
         self._outbox = outbox
         self._journal = journal
         self._max_clients = max_clients
@@ -77,8 +80,7 @@ class Dispatcher:
             message = wire.decode(frame, wire.TO_COORDINATOR)
             translate = _TRANSLATE.get(type(message))  # type: ignore[arg-type]  # an int is in no table
             if translate is not None and connection in self._clients:
-                if self.slots is None or not self._foreign(connection, message):
-                    self.event(translate(connection, message), now_ns)
+                self.event(translate(connection, message), now_ns)
             else:
                 self._unusual(connection, message, now_ns)
         except RemoteProtocolError as error:
@@ -91,6 +93,8 @@ class Dispatcher:
             self._reject(connection, wire.Rejection.UNKNOWN_MESSAGE, text)
         elif isinstance(message, wire.Hello) and not known:
             self._hello(connection, message, now_ns)
+        elif isinstance(message, wire.AttachGpu) and known:
+            self._attach(connection, message, now_ns)
         elif known and isinstance(message, wire.Goodbye):
             self.gone(connection, now_ns)
         else:
@@ -104,6 +108,8 @@ class Dispatcher:
         if self.slots is not None and self.slots.has(connection):
             self.slots.leave(connection, self.scheduler.client_snapshot(connection, now_ns))
         self.event(events.ClientGone(connection), now_ns)
+        if self.live is not None:
+            self.live.gone(connection)
         left = self._processes.get(process_id, 1) - 1
         if left:
             self._processes[process_id] = left
@@ -163,15 +169,22 @@ class Dispatcher:
         self._clients[connection] = process_id
         self._processes[process_id] = self._processes.get(process_id, 0) + 1
         self.event(registered, now_ns)
+        for event in () if self.live is None else self.live.registered(registered):
+            self.event(event, now_ns)
 
-    def _foreign(self, connection: int, message: wire.Message | int) -> bool:
-        """Whether it asks for a GPU that its slot does not have; it is told so."""
-        if not isinstance(message, wire.AttachGpu) or self.slots is None:
-            return False
-        why = self.slots.refuses(connection, message.uuid)
-        if why is not None:
+    def _attach(self, connection: int, message: wire.AttachGpu, now_ns: int) -> None:
+        why = None if self.slots is None else self.slots.refuses(connection, message.uuid)
+        if why is not None:  # its slot does not have that GPU
             self._reject(connection, wire.Rejection.UNKNOWN_GPU, why)
-        return why is not None
+            return
+        self.event(_attached(connection, message), now_ns)
+        for event in () if self.live is None else self.live.attached(connection, message.uuid):
+            self.event(event, now_ns)
+
+    def slot_says(self, event: events.Event, now_ns: int) -> None:
+        """A slot's file changed.  What the operator set live stays."""
+        for each in (event,) if self.live is None else self.live.slot_says(event):
+            self.event(each, now_ns)
 
     # --- refusing ---------------------------------------------------------------------------------------------------
 
@@ -240,7 +253,7 @@ class Dispatcher:
     }
 
 
-def _attach(client: int, m: wire.AttachGpu) -> events.Event:
+def _attached(client: int, m: wire.AttachGpu) -> events.Event:
     return events.GpuAttached(
         client=client,
         gpu=_ordinal(m.gpu),
@@ -294,7 +307,6 @@ def _progress(client: int, m: wire.MoveProgress) -> events.Event:
 
 
 _TRANSLATE: Final[dict[type[wire.Message], Callable[[int, Any], events.Event]]] = {
-    wire.AttachGpu: _attach,
     wire.Request: _request,
     wire.Release: _release,
     wire.MemoryReport: _memory,

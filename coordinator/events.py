@@ -305,3 +305,6 @@ Event = (
     | Paused
     | Resumed
 )
+
+GpuSetting = QuantumSet | PolicySet | SharingSet | SwitchShareSet
+"""For one GPU (`uuid`) or all."""

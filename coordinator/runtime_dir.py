@@ -75,6 +75,10 @@ class RuntimeDir:
         return self.path / "journal"
 
     @property
+    def live_settings(self) -> Path:
+        return self.path / "live_settings.json"
+
+    @property
     def simulated_gpu(self) -> Path:
         return self.path / "simulated_gpu"
 

@@ -110,7 +110,7 @@ class Scheduler:
         return self._story
 
     def _begin_story(self) -> None:
-        """A new part of the story.  The copy costs some 15 us a client, hence the length of the part."""
+        """A new part of the story.  The copy costs some 40 us a client, hence the length of the part."""
         node = self._node
         node.out = []
         state = freeze((node, self._deadlines, self._timer_ns, self._now_ns, self._thorough))

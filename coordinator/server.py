@@ -256,7 +256,7 @@ class Server:
         changed = slots.descriptor in ready
         if changed or (due_ns is not None and due_ns <= now_ns):
             for event in slots.turn(now_ns, changed):
-                self._dispatcher.event(event, now_ns)
+                self._dispatcher.slot_says(event, now_ns)
 
     def _errands_turn(self) -> None:
         with contextlib.suppress(BlockingIOError):

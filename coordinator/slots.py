@@ -156,6 +156,11 @@ class SlotBook:
             gang=_gang(slot, wish),
         )
 
+    def allocation(self, name: str) -> str | None:
+        """The slot's present one; None when there is no such slot."""
+        record = self._slots.get(name)
+        return None if record is None else record.slot.allocation
+
     def refuses(self, client: int, uuid: str) -> str | None:
         """Why this client may not use that GPU; None: it may, or is in no slot."""
         name = self._homes.get(client)

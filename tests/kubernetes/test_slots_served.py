@@ -85,6 +85,37 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     assert (slot["namespace"], slot["pod"], slot["container"], slot["registered"]) == ("n", "p", "c", True)
 
 
+def test_what_the_operator_set_for_a_slot_lasts_as_long_as_its_allocation(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a paused pod runs after a restart of the coordinator or a new annotation; or the next pod is paused."""
+    path = put(base, "a", policy=SlotPolicy(priority=1))
+    hooks = [Hook(context, path).hello("one"), Hook(context, path).hello("two")]
+    for hook in hooks:
+        hook.next(wire.Welcome)
+    assert running.ask(api.Pause(client="one"))["slot"] == "a"
+    running.ask(api.SetPriority(client="two", priority=7))
+    put(base, "a", policy=SlotPolicy(priority=2, weight=5))
+
+    def clients() -> dict[str, tuple[object, ...]]:
+        keys = ("paused", "priority", "weight")
+        return {client["name"]: tuple(client[key] for key in keys) for client in running.status()["clients"]}
+
+    eventually(lambda: clients() == {"one": (True, 7, 5), "two": (True, 7, 5)}, "the new weight")
+    running.kill()
+    coordinators = Coordinators(base)
+    running = coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
+    try:
+        hooks[0].hello("one")
+        eventually(lambda: clients() == {"one": (True, 7, 5)}, "its return")
+        put(base, "a", allocation="2")
+        eventually(lambda: running.status()["live"] == [], "the next allocation")
+        hooks[1].hello("two")
+        eventually(lambda: clients().get("two") == (False, 0, 1), "another pod's program")
+    finally:
+        running.kill()
+
+
 def test_a_slot_cannot_fill_the_host_budget(
     base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:

@@ -151,6 +151,49 @@ def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Conne
     assert hook.next(wire.Grant).lease_id > lease
 
 
+def test_what_was_set_live_is_shown_and_undone(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if nobody could see why the settings are not as configured, or could not go back."""
+    running = coordinators.start("--quantum", "60s", gpus=2)
+    where = running.directory.path
+    hook = connect(running).hello("train", priority=3).attach()
+    hook.next(wire.GpuSettings)
+    assert "set live" not in ctl(where, "status").stdout
+    answer(running, "set", "quantum", "5ms")
+    answer(running, "set", "policy", "priority", "--gpu", "1")
+    answer(running, "set", "priority", "train", "9")
+    answer(running, "pause", "train")
+    shown = ctl(where, "status").stdout
+    for line in (
+        "set live: quantum: 5ms on GPU 0, 1\n",
+        "set live: policy: priority on GPU 1\n",
+        f"set live: priority of train (pid {os.getpid()}): 9\n",
+        f"set live: paused of train (pid {os.getpid()}): yes\n",
+    ):
+        assert line in shown
+    assert ctl(where, "unset", "quantum", "--gpu", "1").stdout == f"undone: quantum: 5ms on GPU {uuid_of(1)}\n"
+    assert [gpu["quantum_ns"] for gpu in answer(running, "status")["gpus"]] == [5_000_000, 60_000_000_000]
+    assert "undone: priority" in ctl(where, "unset", "priority", "train").stdout
+    assert answer(running, "clients")["clients"][0]["priority"] == 3
+    answer(running, "resume", "train")
+    again = ctl(where, "unset", "paused", "train")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "nothing of that was set live" in again.stderr
+    assert [each["setting"] for each in answer(running, "unset", "--all")["undone"]] == ["quantum", "policy"]
+    assert answer(running, "status")["live"] == []
+    assert [gpu["policy"] for gpu in answer(running, "status")["gpus"]] == ["round_robin", "round_robin"]
+
+
+def test_a_command_says_when_its_effect_ends(coordinators: Coordinators) -> None:
+    """Broken if the operator believed that a setting lasts which could not be written."""
+    running = coordinators.start()
+    (running.directory.path / "live_settings.json.new").mkdir()
+    said = ctl(running.directory.path, "set", "quantum", "5ms")
+    assert said.returncode == 0
+    assert "; it ends with this coordinator: " in said.stdout
+    assert "problem: " in ctl(running.directory.path, "status").stdout
+    assert answer(running, "status")["gpus"][0]["quantum_ns"] == 5_000_000
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -170,6 +213,11 @@ def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Conne
         (["set", "priority", "twin", "9999999999"], 2, "priority"),
         (["set", "weight", "twin", "0"], 2, "weight"),
         (["set", "nothing"], 2, "nothing"),
+        (["unset"], 2, "name a setting or --all"),
+        (["unset", "--all", "quantum"], 2, "name a setting or --all"),
+        (["unset", "nothing"], 2, "setting"),
+        (["unset", "priority", "twin"], 1, "means 2 clients"),
+        (["unset", "quantum"], 1, "nothing of that was set live"),
         (["frobnicate"], 2, "frobnicate"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator import control_api as api
 from coordinator import wire
 from tests.shell.made_up_gpus import uuid_of
 from tests.shell.shell_rig import Coordinators, Holder, Hook, Running, Trace, until
@@ -231,6 +232,74 @@ def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordi
         )
     assert running.process.returncode == 1
     assert "made-up mistake" in running.log.read_text()
+
+
+def set_everything(running: Running) -> None:
+    """One of each, on the second of two GPUs where there is a choice, and for the client `train`."""
+    for request in (
+        api.SetQuantum(quantum_ns=7_000_000, gpu="1"),
+        api.SetPolicy(policy="priority", gpu="1"),
+        api.SetSharing(sharing="concurrent", gpu="1"),
+        api.SetSwitchShare(share=0.25, gpu="1"),
+        api.SetHostBudget(budget_bytes=3 << 30),
+        api.SetPriority(client="train", priority=-4),
+        api.SetWeight(client="train", weight=12),
+        api.SetLimit(client="train", limit_bytes=2 << 30),
+        api.SetResidentLimit(client="train", limit_bytes=1 << 30, gpu="0"),
+        api.Pause(client="train"),
+    ):
+        assert "ends" not in running.ask(request)
+
+
+def what_is_set(running: Running, name: str = "train") -> list[object]:
+    """What `set_everything` changes."""
+    status = running.status()
+    (client,) = (client for client in status["clients"] if client["name"] == name)
+    first, second = (
+        tuple(gpu[key] for key in ("quantum_ns", "policy", "sharing", "switch_share")) for gpu in status["gpus"]
+    )
+    limits = [(seat["limit_bytes"], seat["resident_limit_bytes"]) for seat in client["seats"]]
+    own = [client[key] for key in ("priority", "weight", "limit_bytes", "paused")]
+    return [first, second, status["host_budget_bytes"], own, limits]
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped", "crashed"])
+def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connect, hold: Hold, end: str) -> None:
+    """Broken if a restart of the coordinator undid any of it, or gave it to another program."""
+    coordinators.program = "crashing.py" if end == "crashed" else coordinators.program
+    options = ("--quantum", LONG, "--host-budget", "8GiB")
+    running = coordinators.start(*options, gpus=2)
+    hook = connect(running).hello("train").attach()
+    hook.next(wire.GpuSettings)
+    before = what_is_set(running)
+    set_everything(running)
+    as_set = what_is_set(running)
+    assert all(one != other for one, other in zip(before[1:], as_set[1:], strict=True))
+    assert before[0] == as_set[0]
+    if end == "crashed":
+        connect(running).hello("crash")
+        until(lambda: running.log.read_text().count("serving 2 GPU(s)") == 2, "the restart")
+    else:
+        running.stop() if end == "stopped" else running.kill()
+        running = coordinators.start(*options, gpus=2)
+    assert "as set live before: host_budget, " in running.log.read_text()
+    hook.hello("train").attach(wanted=True)
+    stranger = hold(running)
+    assert lease_of(stranger.next("Grant")), "another program is not paused"
+    until(lambda: any(client["name"] == "train" for client in running.status()["clients"]), "its return")
+    until(lambda: what_is_set(running)[-1], "its GPU")
+    assert what_is_set(running) == as_set
+    (other,) = (client for client in running.status()["clients"] if client["name"] != "train")
+    assert (other["priority"], other["weight"], other["limit_bytes"], other["paused"]) == (0, 1, 0, False)
+    # What is undone is as if it had never been set; also for the next coordinator.
+    assert len(running.ask(api.Unset())["undone"]) == 10
+    assert what_is_set(running) == before
+    running.kill()
+    running = coordinators.start(*options, gpus=2)
+    hook.hello("train").attach()
+    until(lambda: any(client["seats"] for client in running.status()["clients"] if client["name"] == "train"), "it")
+    assert what_is_set(running) == before
+    assert running.status()["live"] == []
 
 
 @contextlib.contextmanager

@@ -188,6 +188,26 @@ def test_hangup_reads_the_settings_again(coordinators: Coordinators) -> None:
     until(lambda: running.status()["gpus"][0]["quantum_ns"] == 700_000_000, "the new quantum")
 
 
+def test_hangup_leaves_what_was_set_live(coordinators: Coordinators) -> None:
+    """Broken if SIGHUP undid the operator's settings, or did not say which of the file's are not in force."""
+    settings = coordinators.base / "settings.toml"
+    settings.write_text('quantum = "300ms"\n')
+    running = coordinators.start("--config", str(settings), gpus=2)
+    running.ask(api.SetQuantum(quantum_ns=5_000_000, gpu="1"))
+    settings.write_text(f'quantum = "700ms"\nswitch_share = "7%"\n[gpu."{uuid_of(1)}"]\nquantum = "900ms"\n')
+    running.process.send_signal(signal.SIGHUP)
+    until(lambda: "settings are read again" in running.log.read_text(), "the file")
+    assert f"as set live, whatever the settings say: quantum of {uuid_of(1)} " in running.log.read_text()
+
+    def quanta() -> list[int]:
+        return [gpu["quantum_ns"] for gpu in running.status()["gpus"]]
+
+    assert quanta() == [700_000_000, 5_000_000]
+    assert [gpu["switch_share"] for gpu in running.status()["gpus"]] == [0.07, 0.07]
+    assert running.ask(api.Unset(setting="quantum"))["undone"][0]["value"] == 5_000_000
+    assert quanta() == [700_000_000, 900_000_000], "as the file says now, not as at the start"
+
+
 def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if it stayed for ever, or left while a program or a client wants it."""
     directory = coordinators.base / "run"
@@ -195,6 +215,8 @@ def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coord
     keepalive = os.open(directory / "keepalive.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(keepalive, fcntl.LOCK_SH)
     running = coordinators.start("--embedded", "--linger", "20ms", "--log-level", "debug")
+    running.ask(api.SetQuantum(quantum_ns=5_000_000))
+    assert running.directory.live_settings.exists()
     client = connect(running).hello()
     client.next(wire.Welcome)
     os.close(keepalive)
@@ -202,6 +224,7 @@ def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coord
     client.close()
     assert running.process.wait(BOUND_S) == 0
     assert not running.directory.hooks_socket.exists()
+    assert not running.directory.live_settings.exists(), "what was set was for the programs that are gone"
 
 
 def test_an_idle_coordinator_sleeps(coordinator: Running, connect: Connect) -> None:

@@ -345,3 +345,20 @@ def test_another_process_cannot_take_a_lease_over() -> None:
     assert thief.granted() is None
     assert desk.sight().holders[0] == holder.client
     assert holder.seat().phase == "holding"
+
+
+def test_a_paused_client_that_claims_its_lease_is_told_to_give_it_back() -> None:
+    """Broken: a program that was paused before a restart would go on after it for as long as it is alone."""
+    desk = make_desk()
+    recovering(desk)
+    holder = desk.client(process_id=HOLDER, attach=False)
+    desk.handle(events.Paused(holder.client))
+    holder.attach(lease_id=6, wanted=True)
+    assert len(holder.take(wire.Revoke)) == 1
+    holder.release(wanted=True)
+    assert len(holder.take(wire.Grant)) == 1, "the claim was confirmed, and nothing was granted since"
+    waiter = desk.client(wanted=True)
+    assert waiter.granted() is not None
+    desk.handle(events.Resumed(holder.client))
+    waiter.release()
+    assert holder.granted() is not None

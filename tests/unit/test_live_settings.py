@@ -1,0 +1,218 @@
+"""What the operator set: what lasts, for whom, and what a coordinator does with a file that it cannot use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator import events
+from coordinator.live_settings import NODE, LiveSettings, Owner
+from coordinator.wire import MemoryMode, Sharing
+
+GPU, OTHER = "GPU-0", "GPU-1"
+
+
+def hello(client: int = 1, process_id: int | None = None, **more: object) -> events.ClientRegistered:
+    pid = os.getpid() if process_id is None else process_id
+    made = events.ClientRegistered(client, "train", "python", pid, 0, 3, MemoryMode.SWAP, 1 << 30, weight=2)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def set_for(live: LiveSettings, client: int, setting: str, value: int | bool, gpu: str | None = None) -> None:
+    owner = live.owner(client)
+    assert owner is not None
+    live.put(owner, setting, value, (gpu,))
+
+
+def test_a_process_that_comes_back_has_what_was_set_for_it(tmp_path: Path) -> None:
+    """Broken if a restart, or a connection that broke, undid a pause, a limit, a weight or a priority."""
+    path = tmp_path / "live"
+    before = LiveSettings(path)
+    assert before.registered(hello()) == []
+    for setting, value in (("paused", True), ("priority", -7), ("weight", 9), ("limit", 5), ("resident_limit", 4)):
+        set_for(before, 1, setting, value)
+    set_for(before, 1, "limit", 6, GPU)
+    wanted: list[events.Event] = [
+        events.Paused(2),
+        events.PrioritySet(2, -7),
+        events.WeightSet(2, 9),
+        events.LimitSet(2, 5),
+        events.LimitSet(2, 6, GPU),
+        events.ResidentLimitSet(2, 4),
+    ]
+    for live in (before, LiveSettings(path)):
+        live.gone(1)
+        assert sorted(map(repr, live.registered(hello(2)))) == sorted(map(repr, wanted))
+        assert live.attached(2, GPU) == [events.LimitSet(2, 6, GPU)]
+        assert live.attached(2, OTHER) == []
+        device = hello(3, memory_mode=MemoryMode.DEVICE)
+        assert not any(isinstance(event, events.ResidentLimitSet) for event in live.registered(device))
+
+
+def test_nobody_inherits_from_a_process_that_is_gone(tmp_path: Path) -> None:
+    """Broken if a program were paused because its process id had belonged to a paused one."""
+    path = tmp_path / "live"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        live = LiveSettings(path)
+        live.registered(hello(1, child.pid))
+        set_for(live, 1, "paused", True)
+        live.put(Owner(os.getpid(), 1), "paused", True)  # as if this process's id had been another's before
+        assert [each.owner.process_id for each in live.all()] == [child.pid]
+        assert LiveSettings(path).registered(hello(2, child.pid)) == [events.Paused(2)]
+        assert LiveSettings(path).registered(hello(2)) == []
+        child.kill()
+    assert live.all() == []
+    assert LiveSettings(path).all() == []
+    live.put(NODE, "quantum", 5_000_000, [GPU])
+    assert len(json.loads(path.read_text())["settings"]) == 1, "those of the dead are dropped"
+
+
+def test_a_slot_keeps_what_was_set_until_it_is_allocated_anew(tmp_path: Path) -> None:
+    """Broken if the next pod in a slot were paused, or a process of this pod that comes later were not."""
+    path = tmp_path / "live"
+    present = {"slot-0": "first"}
+    live = LiveSettings(path)
+    live.allocation = present.get
+    for client in (1, 2):
+        assert live.registered(hello(client, -client, group="slot-0")) == []
+    assert live.alike(1) == [1, 2]
+    set_for(live, 1, "paused", True)
+    after = LiveSettings(path)
+    after.allocation = present.get
+    assert after.registered(hello(3, -3, group="slot-0")) == [events.Paused(3)]
+    assert after.registered(hello(4, -4, group="slot-1")) == []
+    present["slot-0"] = "second"
+    assert after.registered(hello(5, -5, group="slot-0")) == []
+    assert after.all() == []
+
+
+def test_what_cannot_be_identified_does_not_last(tmp_path: Path) -> None:
+    """Broken if the settings of one process of a foreign PID namespace went to another."""
+    live = LiveSettings(tmp_path / "live")
+    live.registered(hello(1, -2))
+    live.registered(hello(2, -3))
+    assert live.owner(1) is None
+    assert live.alike(1) == [1]
+
+
+def test_a_slots_file_does_not_undo_what_the_operator_set(tmp_path: Path) -> None:
+    """Broken if an annotation that changes undid it, or were forgotten when it is unset."""
+    live = LiveSettings(tmp_path / "live")
+    live.allocation = {"slot-0": "first"}.get
+    live.registered(hello(1, -1, group="slot-0"))
+    assert live.slot_says(events.PrioritySet(1, 50)) == [events.PrioritySet(1, 50)]
+    set_for(live, 1, "priority", 8)
+    assert live.slot_says(events.PrioritySet(1, 60)) == [events.PrioritySet(1, 8)]
+    assert live.slot_says(events.WeightSet(1, 60)) == [events.WeightSet(1, 60)]
+    assert live.slot_says(events.GangSet(1, "g")) == [events.GangSet(1, "g")]
+    assert [each.value for each in live.drop(None, "priority", None)] == [8]
+    assert live.in_force(1, "priority") == [events.PrioritySet(1, 60)]
+
+
+def test_one_for_all_gpus_takes_the_place_of_those_for_some(tmp_path: Path) -> None:
+    """Broken if an old setting of one GPU came back after a restart."""
+    path = tmp_path / "live"
+    live = LiveSettings(path)
+    live.registered(hello())
+    set_for(live, 1, "limit", 6, GPU)
+    set_for(live, 1, "limit", 5)
+    assert LiveSettings(path).registered(hello()) == [events.LimitSet(1, 5)]
+    set_for(live, 1, "limit", 7, GPU)
+    live.drop(live.owner(1), "limit", None)
+    assert LiveSettings(path).registered(hello()) == []
+    assert live.in_force(1, "limit") == [events.LimitSet(1, 1 << 30)]
+    live.put(NODE, "quantum", None, [GPU, OTHER])
+    live.put(NODE, "host_budget", 5)
+    assert LiveSettings(path).node() == {("quantum", GPU): None, ("quantum", OTHER): None, ("host_budget", None): 5}
+    live.drop(None, "quantum", OTHER)
+    assert LiveSettings(path).node() == {("quantum", GPU): None, ("host_budget", None): 5}
+    live.forget()
+    assert not path.exists()
+
+
+def damaged(content: dict[str, Any], **changes: object) -> str:
+    (entry,) = content["settings"]
+    return json.dumps({**content, "settings": [{**entry, **changes}]})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"setting": "nonsense"},
+        {"setting": "priority"},
+        {"value": "long"},
+        {"value": -5},
+        {"gpu": None},
+        {"gpu": 7},
+        {"process_id": "1"},
+        {"slot": []},
+        {"more": 1},
+    ],
+)
+def test_a_file_that_makes_no_sense_is_said_and_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, object]
+) -> None:
+    """Broken if a damaged file stopped the start, or brought a value that no request may have."""
+    path = tmp_path / "live"
+    LiveSettings(path).put(NODE, "quantum", 5_000_000, [GPU])
+    content = json.loads(path.read_text())
+    path.write_text(damaged(content))
+    assert LiveSettings(path).node() == {("quantum", GPU): 5_000_000}
+    path.write_text(damaged(content, **changes))
+    assert LiveSettings(path).all() == []
+    assert "what was set live before is lost" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"boot": ', b"7"])
+def test_a_file_of_something_else_is_said_and_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    """Broken if leftovers stopped the start."""
+    path = tmp_path / "live"
+    path.write_bytes(content)
+    assert LiveSettings(path).all() == []
+    assert "what was set live before is lost" in caplog.text
+
+
+def test_nothing_outlives_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken if a process of this boot were taken for one of the last."""
+    path = tmp_path / "live"
+    LiveSettings(path).put(NODE, "sharing", "concurrent", [GPU])
+    assert LiveSettings(path).node() == {("sharing", GPU): "concurrent"}
+    monkeypatch.setattr("coordinator.live_settings.boot_id", lambda: b"another")
+    assert LiveSettings(path).all() == []
+
+
+def test_a_file_that_cannot_be_written_costs_only_what_lasts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Broken if a full or vanished directory made a command fail, or the operator believed that it lasts."""
+    folder = tmp_path / "gone"
+    live = LiveSettings(folder / "live")
+    for _ in range(3):
+        live.put(NODE, "quantum", 5_000_000, [GPU])
+    assert live.node() == {("quantum", GPU): 5_000_000}
+    assert "cannot be written" in str(live.problem())
+    assert len(caplog.records) == 1
+    folder.mkdir()
+    live.put(NODE, "sharing", "exclusive", [GPU])
+    assert live.problem() is None
+    assert LiveSettings(folder / "live").node() == {("quantum", GPU): 5_000_000, ("sharing", GPU): "exclusive"}
+
+
+def test_the_values_of_the_file_are_those_of_the_events(tmp_path: Path) -> None:
+    """Broken if a name in the file became another value than the command did."""
+    from coordinator.live_settings import NODE_EVENTS
+
+    assert NODE_EVENTS["sharing"]("concurrent", GPU) == events.SharingSet(Sharing.CONCURRENT, GPU)
+    assert NODE_EVENTS["quantum"](None, GPU) == events.QuantumSet(None, GPU)
+    assert NODE_EVENTS["policy"]("priority", GPU) == events.PolicySet("priority", {}, GPU)
+    assert NODE_EVENTS["switch_share"](0.25, GPU) == events.SwitchShareSet(0.25, GPU)
+    assert NODE_EVENTS["host_budget"](5, None) == events.HostBudgetSet(5)
