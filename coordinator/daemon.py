@@ -329,12 +329,13 @@ def serve(settings: config.Settings, options: Options) -> None:
         log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
         stays = not options.embedded and options.directory.path == runtime_dir.SYSTEM_DIRECTORY
         if stays:
-            options.directory.daemon_mark.touch()
+            _mark(options.directory.daemon_mark)
         _tell_ready(options.ready_fd)
         coordinator.server.run()
         if stays and coordinator.server.ended_by == signal.SIGINT:  # at a terminal; a supervisor may start it again
-            options.directory.daemon_mark.unlink(missing_ok=True)
-    except StartError:
+            with contextlib.suppress(OSError):
+                options.directory.daemon_mark.unlink(missing_ok=True)
+    except (StartError, RuntimeDirError):
         raise
     except Exception as error:
         log.critical("stopping", exc_info=True)
@@ -346,6 +347,13 @@ def serve(settings: config.Settings, options: Options) -> None:
         for card in cards:
             card.close()
         os.close(lock)
+
+
+def _mark(path: Path) -> None:
+    try:
+        path.touch()
+    except OSError as error:
+        raise runtime_dir.unusable(path, error) from None
 
 
 def _tell_ready(descriptor: int | None) -> None:
