@@ -5,7 +5,7 @@
  * internal streams included, and can be polled against a deadline.  Without it the known streams are polled until the
  * deadline and then cuCtxSynchronize, which by then has little left to wait for, covers the others.
  *
- * What a graph does on another GPU than its stream's no context of that GPU knows of: it is waited for by marks (graph_marks.h).
+ * What a graph does on another GPU than its stream's no context of that GPU knows of: it is waited for by marks (marks.h).
  *
  * A context that the program is about to end is left out, while its work runs.  The thread that ends it occupies the gate from before that until
  * the context has ended, or is among the others again since it lives on: who drains waits for the thread, and looks again.
@@ -17,7 +17,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
-#include "graph_marks.h"
+#include "marks.h"
 
 #include <time.h>
 
@@ -128,7 +128,7 @@ static nvs_status drain_context(CUcontext context, const drain *job)
 static nvs_status drain_marks(CUcontext context, const drain *job)
 {
     unsigned looks = 0;
-    while (nvs_graph_mark_pending(job->gpu, context))
+    while (nvs_mark_pending(job->gpu, context))
         if (job->look_only || !nap(&looks, job->deadline_ns))
             return NVS_TIMED_OUT;
     return NVS_OK;
@@ -153,7 +153,7 @@ static bool visit_context(CUcontext context, void *argument)
 static bool drain_all(drain *job)
 {
     bool all = nvs_each_context(job->gpu, visit_context, job);
-    const uint32_t others = job->status == NVS_OK ? nvs_graph_marked_by(job->gpu) : 0;
+    const uint32_t others = job->status == NVS_OK ? nvs_marked_by(job->gpu) : 0;
     job->marks = true;
     for (uint32_t gpu = 0; others != 0 && gpu < NVS_MAX_GPUS && job->status == NVS_OK; gpu++)
         if ((others >> gpu & 1) != 0 && !nvs_each_context(gpu, visit_context, job))

@@ -1,8 +1,8 @@
 /* See graph_gpus.h. */
 #include "graph_gpus.h"
 
-#include "graph_marks.h"
 #include "log.h"
+#include "marks.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -117,14 +117,14 @@ void nvs_graph_leave_all(nvs_slot *slot, CUgraphExec ready, const nvs_graph_laun
 {
     const uint32_t others = launch->result == CUDA_SUCCESS ? others_than(launch->gpu, ready) : 0;
     if (others != 0) /* while their leases cannot be given back */
-        nvs_graph_mark(others, launch->gpu, launch->stream, launch->per_thread);
+        nvs_mark_graph(others, launch->gpu, launch->stream, launch->per_thread);
     if (slot != NULL && atomic_load_explicit(&slot->also, memory_order_relaxed) != 0) /* written by this thread only */
         nvs_gate_also_leave(slot);
 }
 
 void nvs_graphs_after_fork(void)
 {
-    nvs_graph_marks_after_fork();
+    nvs_marks_after_fork();
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     for (unsigned i = 0; i < BUCKETS; i++)
         buckets[i] = NULL; /* CUDA is not usable here */

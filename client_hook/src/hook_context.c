@@ -7,7 +7,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
-#include "graph_marks.h"
+#include "marks.h"
 #include "memory.h"
 #include "pacing.h"
 #include "swap.h"
@@ -86,7 +86,7 @@ static void ended(CUcontext context, nvs_slot *held)
 {
     nvs_pacing_context_gone(); /* again: another thread may have made events meanwhile */
     nvs_context_gone(context);
-    nvs_graph_marks_context_gone(context);
+    nvs_marks_context_gone(context);
     nvs_gate_vacate(held);
     nvs_memory_context_gone(context);
 }

@@ -10,9 +10,9 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
-#include "graph_marks.h"
 #include "ipc.h"
 #include "log.h"
+#include "marks.h"
 #include "memory.h"
 #include "pins.h"
 

@@ -4,9 +4,9 @@
  */
 #include "context.h"
 #include "cuda_api.h"
-#include "graph_marks.h"
 #include "ipc.h"
 #include "log.h"
+#include "marks.h"
 #include "memory.h"
 #include "pacing.h"
 
@@ -36,7 +36,7 @@ static CUresult settle_current(uint32_t gpu)
     CUresult result;
     if (!nvs_capturing()) {
         result = NVS_REAL(cuCtxSynchronize)();
-        if (NVS_LIKELY(nvs_graph_marked_by(gpu) == 0) || result != CUDA_SUCCESS)
+        if (NVS_LIKELY(nvs_marked_by(gpu) == 0) || result != CUDA_SUCCESS)
             return result;
         return settle_streams(gpu);
     }

@@ -26,7 +26,7 @@ SOURCES: Final = (
         "hook_ipc",
         "hook_memory",
         "hook_pool",
-        "graph_marks",
+        "marks",
         "pins",
         "pool_book",
     ),

@@ -44,7 +44,7 @@ void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new) {}
 void nvs_pacing_context_gone(void) {}
-void nvs_graph_marks_context_gone(CUcontext context) {}
+void nvs_marks_context_gone(CUcontext context) {}
 nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }
 bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu) { (void)gpu; return false; }

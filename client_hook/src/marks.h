@@ -8,24 +8,24 @@
  *
  * May not go here: which GPUs a graph is on (graph_gpus.h); waiting.
  */
-#ifndef NVS_GRAPH_MARKS_H
-#define NVS_GRAPH_MARKS_H
+#ifndef NVS_MARKS_H
+#define NVS_MARKS_H
 
 #include "base.h"
 
 /* Application thread, inside of the gates of these GPUs (a bit each), after a launch on this stream, of another GPU. */
-void nvs_graph_mark(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread);
+void nvs_mark_graph(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread);
 
 /* The GPUs on whose streams graphs have been launched that may still compute on this one. */
-uint32_t nvs_graph_marked_by(uint32_t gpu);
+uint32_t nvs_marked_by(uint32_t gpu);
 
 /* Inside of a visit to the context: is one of those unfinished that were launched in it?  What is finished is forgotten. */
-bool nvs_graph_mark_pending(uint32_t gpu, CUcontext context);
+bool nvs_mark_pending(uint32_t gpu, CUcontext context);
 
 /* A context has ended, and its events with it. */
-void nvs_graph_marks_context_gone(CUcontext context);
+void nvs_marks_context_gone(CUcontext context);
 
-void nvs_graph_marks_after_fork(void); /* in the child: none */
+void nvs_marks_after_fork(void); /* in the child: none */
 
 /* An event behind everything that is queued on a stream, made in the stream's own context. */
 CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context);

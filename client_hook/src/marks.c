@@ -1,5 +1,5 @@
-/* See graph_marks.h. */
-#include "graph_marks.h"
+/* See marks.h. */
+#include "marks.h"
 
 #include "context.h"
 #include "cuda_api.h"
@@ -103,7 +103,7 @@ static bool ask(mark *claimed)
     return false;
 }
 
-bool nvs_graph_mark_pending(uint32_t gpu, CUcontext context)
+bool nvs_mark_pending(uint32_t gpu, CUcontext context)
 {
     bool pending = false;
     mark *claimed;
@@ -141,7 +141,7 @@ static bool make(mark *made, CUstream stream, bool per_thread)
     return true;
 }
 
-void nvs_graph_mark(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread)
+void nvs_mark_graph(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread)
 {
     const int saved = errno;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* so that a capture elsewhere is not invalidated */
@@ -158,7 +158,7 @@ void nvs_graph_mark(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool
     errno = saved;
 }
 
-uint32_t nvs_graph_marked_by(uint32_t gpu)
+uint32_t nvs_marked_by(uint32_t gpu)
 {
     uint32_t by = 0;
     if (NVS_LIKELY(atomic_load_explicit(&count, memory_order_relaxed) == 0)) /* see its declaration */
@@ -171,7 +171,7 @@ uint32_t nvs_graph_marked_by(uint32_t gpu)
     return by;
 }
 
-void nvs_graph_marks_context_gone(CUcontext context)
+void nvs_marks_context_gone(CUcontext context)
 {
     mark *taken = NULL;
     pthread_mutex_lock(&lock);
@@ -194,7 +194,7 @@ void nvs_graph_marks_context_gone(CUcontext context)
     }
 }
 
-void nvs_graph_marks_after_fork(void)
+void nvs_marks_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     since_forgotten = 0;
