@@ -1,4 +1,4 @@
-/* The registry of contexts, streams and captures.
+/* The registry of contexts and streams.
  *
  * One lock (the context registry's) guards the tables.  It is never held across a call of the driver.  Entries never
  * move: a visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time
@@ -35,19 +35,12 @@ typedef struct stream_entry {
     bool doomed; /* destroyed by the application, or with its context (then NULL), during a visit */
 } stream_entry;
 
-typedef struct capture_entry {
-    const void *key; /* the stream, or the thread for its per-thread default stream; NULL: free */
-} capture_entry;
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t visited = PTHREAD_COND_INITIALIZER;
 static context_entry *contexts;
 static size_t context_count;
 static stream_entry *streams;
 static size_t stream_count;
-static capture_entry *captures;
-static size_t capture_count;
-static uint32_t captures_without_place; /* in the table */
 static struct {
     CUcontext context;
     CUcontext last; /* the same, or that was the last one */
@@ -64,14 +57,12 @@ static void after_fork_in_child(void)
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
     /* A driver that was initialised before the fork is of no use in the child; forget its handles. */
-    context_count = stream_count = capture_count = captures_without_place = 0;
+    context_count = stream_count = 0;
     contexts = NULL; /* not freed: another thread may have been inside realloc */
     streams = NULL;
-    captures = NULL;
     memset(primaries, 0, sizeof primaries);
     atomic_store_explicit(&device_count, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
-    atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
     nvs_gpus_outdated();
 }
 
@@ -194,15 +185,15 @@ void nvs_context_is_green(CUcontext context, CUcontext primary)
     atomic_store_explicit(&any_green, true, memory_order_relaxed);
 }
 
-bool nvs_context_green(CUcontext context)
+CUcontext nvs_green_owner(CUcontext context)
 {
-    if (!atomic_load_explicit(&any_green, memory_order_relaxed)) /* as above */
-        return false;
+    if (context == NULL || NVS_LIKELY(!atomic_load_explicit(&any_green, memory_order_relaxed))) /* as above */
+        return NULL;
     pthread_mutex_lock(&lock);
     const context_entry *entry = find_context(context);
-    const bool green = entry != NULL && entry->owner != NULL;
+    const CUcontext owner = entry != NULL ? entry->owner : NULL;
     pthread_mutex_unlock(&lock);
-    return green;
+    return owner;
 }
 
 CUcontext nvs_owner_context(void)
@@ -211,14 +202,8 @@ CUcontext nvs_owner_context(void)
     /* Asked again if it fails: memory whose context is not known would stay charged when that ends. */
     if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS && NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return NULL;
-    if (NVS_LIKELY(!atomic_load_explicit(&any_green, memory_order_relaxed))) /* as above */
-        return context;
-    pthread_mutex_lock(&lock);
-    const context_entry *entry = find_context(context);
-    if (entry != NULL && entry->owner != NULL)
-        context = entry->owner;
-    pthread_mutex_unlock(&lock);
-    return context;
+    const CUcontext owner = nvs_green_owner(context);
+    return owner != NULL ? owner : context;
 }
 
 CUcontext nvs_usual_owner(void)
@@ -316,6 +301,17 @@ void nvs_stream_created(CUstream stream, CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
+CUcontext nvs_stream_context(CUstream stream)
+{
+    CUcontext context = NULL;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].stream == stream)
+            context = streams[i].context;
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
 bool nvs_stream_leaving(CUstream stream, CUcontext *context)
 {
     bool destroy = true;
@@ -334,66 +330,6 @@ bool nvs_stream_leaving(CUstream stream, CUcontext *context)
     pthread_mutex_unlock(&lock);
     nvs_gpus_outdated(); /* the handle may be given to a stream of another GPU */
     return destroy;
-}
-
-/* ---- Captures ---- */
-
-static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
-
-static const void *capture_key(CUstream stream, bool per_thread)
-{
-    if (stream == CU_STREAM_PER_THREAD || (stream == NULL && per_thread))
-        return &this_thread;
-    return stream;
-}
-
-void nvs_capture_began(CUstream stream, bool per_thread)
-{
-    const void *key = capture_key(stream, per_thread);
-    pthread_mutex_lock(&lock);
-    size_t place = capture_count;
-    for (size_t i = capture_count; i-- > 0;)
-        if (captures[i].key == key || captures[i].key == NULL)
-            place = i;
-    if (key != NULL && (place < capture_count || extend((void **)&captures, &capture_count, sizeof *captures))) {
-        if (captures[place].key == NULL)
-            atomic_fetch_add_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
-        captures[place].key = key;
-    } else if (key != NULL) {
-        atomic_fetch_add_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
-        captures_without_place++;
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-/* Locked. */
-static bool forget_capture(const void *key)
-{
-    for (size_t i = 0; i < capture_count; i++)
-        if (key != NULL && captures[i].key == key) {
-            captures[i].key = NULL;
-            atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
-            return true;
-        }
-    return false;
-}
-
-void nvs_capture_ended(CUstream stream, bool per_thread)
-{
-    const void *key = capture_key(stream, per_thread);
-    pthread_mutex_lock(&lock);
-    if (!forget_capture(key) && key != NULL && captures_without_place > 0) {
-        captures_without_place--;
-        atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed);
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-void nvs_capture_lost(CUstream stream)
-{
-    pthread_mutex_lock(&lock);
-    (void)forget_capture(stream);
-    pthread_mutex_unlock(&lock);
 }
 
 /* ---- Visits ---- */

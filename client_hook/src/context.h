@@ -84,13 +84,6 @@ CUcontext nvs_owner_context(void);
 /* The same, mostly without asking the driver: where the hooks have seen one context only it is taken for the current one. */
 CUcontext nvs_usual_owner(void);
 
-/* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised.  Captures begin inside
- * the gate, so once every gate is closed the answer can only change to false. */
-static inline bool nvs_capturing(void)
-{
-    return atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0; /* see hot.h */
-}
-
 /* Calls visit for each live context of a GPU (primary contexts included) until it returns false.  The registry is
  * not locked during visit; a context that dies meanwhile yields CUDA errors, which the visitor must survive.  False: one was
  * left out, as a thread is about to end it; its work may run. */
@@ -111,7 +104,7 @@ void nvs_context_learn(void);                              /* the driver is init
 bool nvs_context_possible(uint32_t gpu);                   /* it is, in this very process, and has that GPU */
 void nvs_context_created(CUcontext context, uint32_t gpu); /* idempotent */
 void nvs_context_is_green(CUcontext context, CUcontext primary); /* of one that was reported */
-bool nvs_context_green(CUcontext context);                 /* that was said, and it is not gone */
+CUcontext nvs_green_owner(CUcontext context);              /* that primary one; NULL: that was not said, or it is gone */
 uint32_t nvs_context_registered_gpu(CUcontext context);    /* NVS_NO_GPU: it is not known here */
 uint32_t nvs_context_told(CUcontext context);              /* its GPU, when the driver has just said that it lives */
 uint32_t nvs_primary_gpu(CUcontext context);               /* whose primary one it was last: after a reset it comes back with the next use */
@@ -124,9 +117,7 @@ void nvs_current_changed(CUcontext context);                /* of the calling th
 void nvs_gpus_outdated(void);                              /* what was known of a handle may be wrong now */
 void nvs_stream_created(CUstream stream, CUcontext context);
 bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
-void nvs_capture_began(CUstream stream, bool per_thread);
-void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new); /* the same, for hook_capture.c */
-void nvs_capture_ended(CUstream stream, bool per_thread);
-void nvs_capture_lost(CUstream stream);                    /* destroyed, and its capture with it, if there was one */
+CUcontext nvs_stream_context(CUstream stream);             /* of a stream that was reported; else NULL */
+void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new); /* a capture has begun: for hook_capture.c */
 
 #endif

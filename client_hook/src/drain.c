@@ -5,7 +5,9 @@
  * internal streams included, and can be polled against a deadline.  Without it the known streams are polled until the
  * deadline and then cuCtxSynchronize, which by then has little left to wait for, covers the others.
  *
- * What a graph does on another GPU than its stream's no context of that GPU knows of: it is waited for by marks (marks.h).
+ * While a stream is being captured nothing context-wide may be asked, nor the default streams.  Their work is waited for by marks (captures.h), and so
+ * is what a graph does on another GPU than its stream's, of which no context of that GPU knows (marks.h).  A drain looks at the streams first: a
+ * stream that has become part of a capture meanwhile has left its mark before.
  *
  * A context that the program is about to end is left out, while its work runs.  The thread that ends it occupies the gate from before that until
  * the context has ended, or is among the others again since it lives on: who drains waits for the thread, and looks again.
@@ -14,6 +16,7 @@
  */
 #include "pacing.h"
 
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
@@ -57,7 +60,8 @@ static void look_at_streams(CUcontext context, look *found)
 
 typedef struct drain {
     uint32_t gpu;
-    bool marks; /* only graphs that were launched in the context, and compute on that GPU, which is another one */
+    bool marks; /* only those in the context of work on that GPU */
+    uint64_t upto; /* later marks are of what was submitted after this drain had begun */
     uint64_t deadline_ns;
     bool look_only; /* do not wait for what a stream has pending */
     nvs_status status;
@@ -128,7 +132,7 @@ static nvs_status drain_context(CUcontext context, const drain *job)
 static nvs_status drain_marks(CUcontext context, const drain *job)
 {
     unsigned looks = 0;
-    while (nvs_mark_pending(job->gpu, context))
+    while (nvs_mark_pending(job->gpu, context, job->upto))
         if (job->look_only || !nap(&looks, job->deadline_ns))
             return NVS_TIMED_OUT;
     return NVS_OK;
@@ -155,6 +159,7 @@ static bool drain_all(drain *job)
     bool all = nvs_each_context(job->gpu, visit_context, job);
     const uint32_t others = job->status == NVS_OK ? nvs_marked_by(job->gpu) : 0;
     job->marks = true;
+    job->upto = nvs_marks_made();
     for (uint32_t gpu = 0; others != 0 && gpu < NVS_MAX_GPUS && job->status == NVS_OK; gpu++)
         if ((others >> gpu & 1) != 0 && !nvs_each_context(gpu, visit_context, job))
             all = false;

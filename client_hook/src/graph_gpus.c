@@ -117,7 +117,7 @@ void nvs_graph_leave_all(nvs_slot *slot, CUgraphExec ready, const nvs_graph_laun
 {
     const uint32_t others = launch->result == CUDA_SUCCESS ? others_than(launch->gpu, ready) : 0;
     if (others != 0) /* while their leases cannot be given back */
-        nvs_mark_graph(others, launch->gpu, launch->stream, launch->per_thread);
+        nvs_mark_stream(others, launch->gpu, launch->stream, launch->per_thread);
     if (slot != NULL && atomic_load_explicit(&slot->also, memory_order_relaxed) != 0) /* written by this thread only */
         nvs_gate_also_leave(slot);
 }

@@ -1,9 +1,11 @@
-/* A capture that spreads from one GPU to another: a stream of the second waits for an event of the first.  What comes of it is noted as a
- * graph on both (graph_gpus.h); in mode `swap` the memory of both stays on the cards from here on.
+/* A capture that spreads to another stream, which waits for an event of the first: the work that the stream still has is marked (captures.h).
+ * Where it is a stream of another GPU, what comes of it is noted as a graph on both (graph_gpus.h); in mode `swap` the memory of both stays on the
+ * cards from here on.
  *
  * Drivers before 11.3 do not tell which graph a stream is captured into; there a launch has the lease of its own GPU alone.
  */
 #include "agent.h"
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "graph_gpus.h"
@@ -49,14 +51,15 @@ static void joined(CUstream stream, bool per_thread)
 #define NVS_JOINS(symbol)                                                                           \
     static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \
     {                                                                                               \
+        nvs_capture_may_join(nvs_stream_gpu(stream), stream, NVS_PER_THREAD(#symbol));              \
         const CUresult result = NVS_REAL(symbol)(stream, event, flags);                             \
-        if (result == CUDA_SUCCESS)                                                                 \
+        if (result == CUDA_SUCCESS && several_gpus())                                               \
             joined(stream, NVS_PER_THREAD(#symbol));                                                \
         return result;                                                                              \
     }                                                                                               \
     NVS_EXPORT CUresult CUDAAPI symbol(CUstream hStream, CUevent hEvent, unsigned int Flags)        \
     {                                                                                               \
-        if (several_gpus() && nvs_capturing())                                                      \
+        if (NVS_UNLIKELY(nvs_capturing()))                                                          \
             return wait_and_join_##symbol(hStream, hEvent, Flags);                                  \
         return NVS_REAL(symbol)(hStream, hEvent, Flags);                                            \
     }

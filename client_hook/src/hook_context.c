@@ -1,9 +1,10 @@
 /* Wrappers of contexts, streams and captures: call the real function, report to the registry.
  *
  * Nothing waits here for a lease, with one exception: a capture begins inside the gate, so that a drain which has found
- * no capture can synchronise a context without spoiling one.
+ * no capture can synchronise a context without spoiling one, and that finds the marks of all work otherwise (captures.h).
  */
 #include "agent.h"
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
@@ -87,6 +88,7 @@ static void ended(CUcontext context, nvs_slot *held)
     nvs_pacing_context_gone(); /* again: another thread may have made events meanwhile */
     nvs_context_gone(context);
     nvs_marks_context_gone(context);
+    nvs_captures_context_gone(context);
     nvs_gate_vacate(held);
     nvs_memory_context_gone(context);
 }
@@ -336,9 +338,9 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
     {                                                                         \
         const uint32_t gpu = nvs_stream_gpu(hStream);                         \
         nvs_slot *const slot = nvs_gate_enter(gpu);                           \
+        nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol));            \
         const CUresult result = NVS_REAL(symbol) arguments;                   \
-        if (result == CUDA_SUCCESS)                                           \
-            nvs_capture_began(hStream, NVS_PER_THREAD(#symbol));              \
+        nvs_capture_began(hStream, NVS_PER_THREAD(#symbol), result);          \
         nvs_gate_leave(slot, gpu);                                            \
         if (result == CUDA_SUCCESS)                                           \
             nvs_capture_on(gpu, hStream, NVS_PER_THREAD(#symbol), NVS_INTO_NEW(#symbol)); \

@@ -7,6 +7,7 @@
  * pool of the driver keeps back for later: it gives that up under pressure.
  */
 #include "agent.h"
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"

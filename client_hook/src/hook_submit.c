@@ -1,8 +1,10 @@
 /* Wrappers of everything that puts work on a GPU, or waits for it: bodies made from cuda_api.def, and those that fit no mould.
  *
- * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path, for a process that sees one GPU.
+ * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path, for a process that sees one GPU and has no
+ * capture open (captures.h).
  */
 #include "agent.h"
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
@@ -79,6 +81,7 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
             nvs_give_back();                                                       \
         if (NVS_IS_GRAPH(#symbol))                                                 \
             nvs_graph_leave(slot, NVS_GRAPH, &(nvs_graph_launch){gpu, (work_stream), NVS_PER_THREAD(#symbol), result}); \
+        nvs_capture_submitted(gpu, (work_stream), NVS_PER_THREAD(#symbol), result);                         \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
         return result;                                                              \
@@ -91,6 +94,7 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
             NVS_UNLIKELY((slot = nvs_gate_enter_alone(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL)) == NULL)) \
             return long_##symbol arguments;                                         \
         const CUresult result = ((__typeof__(&symbol))real) arguments;              \
+        nvs_capture_submitted(0, (work_stream), NVS_PER_THREAD(#symbol), result);   \
         if (NVS_UNLIKELY(nvs_gate_left(slot, 0)))                                   \
             pace_alone(slot, (work_stream), NVS_PER_THREAD(#symbol));               \
         return result;                                                              \

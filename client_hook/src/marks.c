@@ -10,21 +10,23 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { FORGET_FROM = 64 }; /* so many launches later some are looked at, as many */
+enum { FORGET_FROM = 64 }; /* so many marks later some are looked at, as many */
 
 typedef struct mark {
     struct mark *next;
     CUevent event;
     CUcontext context;
     uint32_t gpus, gpu_of_stream;
+    uint64_t number;
     bool busy; /* somebody asks the driver about it, and takes it out when it is over */
     bool dead; /* its context has ended, and its event with it */
 } mark;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks of graphs" in the lock order of base.h */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks" in the lock order of base.h */
 static mark *first, **last = &first;
-static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the launches that it has to wait for, as the gate orders them */
-static uint32_t since_forgotten; /* launches */
+static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the submissions that it has to wait for, as the gate orders them */
+static uint32_t since_forgotten; /* marks */
+static uint64_t newest;          /* the number of the mark made last */
 
 CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context)
 {
@@ -69,11 +71,11 @@ static void take_out(mark *gone)
 }
 
 /* The first in a context that concerns one of these GPUs, for this thread to ask about.  NULL: none, or another thread asks (*pending). */
-static mark *claim(uint32_t gpus, CUcontext context, bool *pending)
+static mark *claim(uint32_t gpus, CUcontext context, uint64_t upto, bool *pending)
 {
     pthread_mutex_lock(&lock);
     mark *at = first;
-    while (at != NULL && (at->dead || at->context != context || (at->gpus & gpus) == 0))
+    while (at != NULL && (at->dead || at->context != context || (at->gpus & gpus) == 0 || at->number > upto))
         at = at->next;
     *pending = at != NULL && at->busy;
     if (*pending)
@@ -103,11 +105,11 @@ static bool ask(mark *claimed)
     return false;
 }
 
-bool nvs_mark_pending(uint32_t gpu, CUcontext context)
+bool nvs_mark_pending(uint32_t gpu, CUcontext context, uint64_t upto)
 {
     bool pending = false;
     mark *claimed;
-    while (!pending && (claimed = claim(1u << gpu, context, &pending)) != NULL)
+    while (!pending && (claimed = claim(1u << gpu, context, upto, &pending)) != NULL)
         pending = ask(claimed);
     return pending;
 }
@@ -121,41 +123,83 @@ static void forget_some(CUcontext context)
     CUcontext ignored;
     if (!nvs_context_enter(context))
         return;
-    for (uint32_t left = all < FORGET_FROM ? all : FORGET_FROM; left != 0 && (claimed = claim(UINT32_MAX, context, &elsewhere)) != NULL; left--)
+    for (uint32_t left = all < FORGET_FROM ? all : FORGET_FROM; left != 0 && (claimed = claim(UINT32_MAX, context, UINT64_MAX, &elsewhere)) != NULL; left--)
         (void)ask(claimed);
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
 }
 
-static bool make(mark *made, CUstream stream, bool per_thread)
+static mark *make(mark what)
 {
-    if (made == NULL || !NVS_HAS(cuStreamGetCtx) || nvs_event_behind(stream, per_thread, &made->event, &made->context) != CUDA_SUCCESS)
-        return false;
+    mark *made = malloc(sizeof *made);
+    if (made != NULL)
+        *made = what;
+    return made;
+}
+
+/* `made` has its event now, or NULL or `marked` false: there is none. */
+static void keep(mark *made, bool marked)
+{
+    if (!marked) {
+        free(made);
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "work beside a capture, or of a graph on several GPUs, cannot be followed: a hand-over may not wait for it");
+        return;
+    }
     const CUcontext context = made->context; /* from here on another thread may find that it is over */
     pthread_mutex_lock(&lock);
+    made->number = ++newest;
     append(made);
     const bool many = ++since_forgotten >= FORGET_FROM;
     since_forgotten = many ? 0 : since_forgotten;
     pthread_mutex_unlock(&lock);
     if (many)
         forget_some(context);
-    return true;
 }
 
-void nvs_mark_graph(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread)
+void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread)
 {
     const int saved = errno;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* so that a capture elsewhere is not invalidated */
     const bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-    mark *made = calloc(1, sizeof *made);
-    if (made != NULL)
-        *made = (mark){.gpus = gpus, .gpu_of_stream = gpu_of_stream};
-    if (!make(made, stream, per_thread)) {
-        free(made);
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "what a graph does on other GPUs than its stream's cannot be followed: a hand-over may not wait for it");
-    }
+    mark *made = make((mark){.gpus = gpus, .gpu_of_stream = gpu_of_stream});
+    keep(made, made != NULL && NVS_HAS(cuStreamGetCtx) &&
+                   nvs_event_behind(stream, per_thread, &made->event, &made->context) == CUDA_SUCCESS);
     if (exchanged)
         (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     errno = saved;
+}
+
+/* Drivers before 12.5 have no event of a whole context.  Their legacy stream is behind all blocking streams, the per-thread ones among them. */
+static CUresult event_behind_all(CUcontext context, CUevent *event)
+{
+    CUresult result = NVS_REAL(cuEventCreate)(event, CU_EVENT_DISABLE_TIMING), recorded = CUDA_ERROR_NOT_SUPPORTED;
+    if (result != CUDA_SUCCESS)
+        return result;
+#if CUDA_VERSION >= 12050
+    if (NVS_HAS(cuCtxRecordEvent))
+        recorded = NVS_REAL(cuCtxRecordEvent)(context, *event);
+#endif
+    result = recorded == CUDA_ERROR_NOT_SUPPORTED ? NVS_REAL(cuEventRecord)(*event, CU_STREAM_LEGACY) : recorded;
+    if (result != CUDA_SUCCESS)
+        (void)NVS_REAL(cuEventDestroy_v2)(*event);
+    return result;
+}
+
+void nvs_mark_context(uint32_t gpu, CUcontext context)
+{
+    CUcontext ignored;
+    if (!nvs_context_enter(context))
+        return; /* it has died: so has its work */
+    mark *made = make((mark){.gpus = 1u << gpu, .gpu_of_stream = gpu, .context = context});
+    keep(made, made != NULL && event_behind_all(context, &made->event) == CUDA_SUCCESS);
+    (void)NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+}
+
+uint64_t nvs_marks_made(void)
+{
+    pthread_mutex_lock(&lock);
+    const uint64_t made = newest;
+    pthread_mutex_unlock(&lock);
+    return made;
 }
 
 uint32_t nvs_marked_by(uint32_t gpu)

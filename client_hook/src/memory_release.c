@@ -2,6 +2,7 @@
  *
  * May not go here: the quota's figures (memory.c), which change by nvs_memory_drop alone.
  */
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "ipc.h"

@@ -16,6 +16,7 @@
  */
 #include "pacing.h"
 
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"

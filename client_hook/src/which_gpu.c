@@ -130,7 +130,7 @@ bool nvs_context_lives(CUcontext context)
     if (context == NULL || !NVS_HAS(cuCtxGetApiVersion))
         return context != NULL;
     const CUresult result = NVS_REAL(cuCtxGetApiVersion)(context, &version);
-    return (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) || nvs_context_green(context);
+    return (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) || nvs_green_owner(context) != NULL;
 }
 
 bool nvs_context_enter(CUcontext context)

@@ -303,6 +303,18 @@ static void stop_if_of(sim_stream *stream, void *argument)
         stop(stream);
 }
 
+static void drop(sim_capture *capture, bool keeps_graph)
+{
+    sim_capture **link = &captures;
+    each_stream(stop_if_of, capture);
+    while (*link != capture)
+        link = &(*link)->next;
+    *link = capture->next;
+    if (!capture->into_existing && !keeps_graph)
+        nvs_sim_graph_free(capture->graph);
+    free(capture);
+}
+
 SIM_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {
     sim_stream *stream;
@@ -319,17 +331,23 @@ SIM_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGrap
     CUresult result = capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                       : state.unjoined ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                                        : CUDA_SUCCESS;
-    each_stream(stop_if_of, capture);
-    sim_capture **link = &captures;
-    while (*link != capture)
-        link = &(*link)->next;
-    *link = capture->next;
     if (phGraph != NULL)
         *phGraph = result == CUDA_SUCCESS ? (CUgraph)(void *)capture->graph : NULL;
-    if (!capture->into_existing && (result != CUDA_SUCCESS || phGraph == NULL))
-        nvs_sim_graph_free(capture->graph);
-    free(capture);
+    drop(capture, result == CUDA_SUCCESS && phGraph != NULL);
     return nvs_sim_return(result);
+}
+
+/* As on a driver 580: a context ends with its captures. */
+void nvs_sim_capture_context_gone(sim_context *context)
+{
+    for (sim_capture *capture = captures, *next; capture != NULL; capture = next) {
+        next = capture->next;
+        if (capture->origin->context == context)
+            drop(capture, false);
+    }
+    (void)nvs_sim_capture_context(context); /* those of other contexts that had spread to this one */
+    for (sim_stream *stream = context->streams; stream != NULL; stream = stream->next)
+        stop(stream);
 }
 
 static CUstreamCaptureStatus status_of(const sim_stream *stream)

@@ -78,6 +78,7 @@ static void close_context(sim_context *context)
         if (allocation->context == context && allocation->kind != MEM_REGISTERED && allocation->kind != MEM_MAPPED)
             nvs_sim_release(allocation->base);
     }
+    nvs_sim_capture_context_gone(context);
     for (sim_stream *stream = context->streams, *next; stream != NULL; stream = next) {
         next = stream->next;
         nvs_sim_stream_destroy(stream);
@@ -317,6 +318,7 @@ void nvs_sim_green_close(sim_context *context)
 {
     sim_context *owner = context->owner;
     nvs_sim_context_wait(context);
+    nvs_sim_capture_context_gone(context);
     for (sim_stream **link = &context->streams; *link != NULL;) {
         sim_stream *stream = *link;
         if (stream == context->default_stream || stream->owner_thread != 0 || stream->closing) {

@@ -399,6 +399,7 @@ CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool exter
 CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external, bool *handled);
 CUresult nvs_sim_capture_add(sim_stream *stream, const sim_work *work);
 bool nvs_sim_capture_context(sim_context *context); /* a stream of it is capturing; then those captures are invalid */
+void nvs_sim_capture_context_gone(sim_context *context);
 
 #define NVS_SIM_ENTER_RAW()                                                                      \
     do {                                                                                         \

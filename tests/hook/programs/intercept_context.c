@@ -1,15 +1,19 @@
-/* The registry of contexts, streams and captures (context.c, hook_context.c) over a driver made of the functions below.
+/* The registries of contexts, streams and captures (context.c, captures.c, hook_context.c) over a driver made of the functions below.
  *
  * Prints what is not as it must be, then "done N".
  */
+#include "agent.h"
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
 #include "log.h"
+#include "marks.h"
 #include "memory.h"
 #include "pacing.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,6 +29,7 @@ static unsigned checks;
 /* ---- What the code under test is linked with otherwise ---- */
 
 int nvs_log_level;
+nvs_settings nvs_config = {.enabled = true};
 nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
 _Thread_local nvs_slot *nvs_self;
 _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
@@ -32,6 +37,7 @@ static nvs_slot only_slot;
 static CUcontext memory_gone; /* the last context that the memory side was told about */
 
 void nvs_init(void) {}
+uint64_t nvs_now_ns(void) { return 1; }
 void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
 static unsigned expected; /* contexts that the agent was told of before they were made */
 static uint32_t expected_gpu;
@@ -45,6 +51,18 @@ void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new) {}
 void nvs_pacing_context_gone(void) {}
 void nvs_marks_context_gone(CUcontext context) {}
+static _Atomic unsigned marked_contexts, marked_streams, open_captures;
+static int yields;
+static _Atomic bool marked_late; /* a whole context, when a capture was open */
+void nvs_mark_context(uint32_t gpu, CUcontext context) 
+{
+    marked_contexts++;
+    for (int i = 0; i < yields && open_captures == 0; i++) /* so that others begin meanwhile, if they can */
+        sched_yield();
+    if (open_captures != 0 || nvs_capturing())
+        marked_late = true;
+}
+void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread) { marked_streams++; }
 nvs_slot *nvs_slot_register(void) { return nvs_self = &only_slot; }
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu) { (void)slot, (void)gpu; }
 bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu) { (void)gpu; return false; }
@@ -55,11 +73,11 @@ bool nvs_real_exists(nvs_id id) { return id != NVS_ID_cuStreamGetDevice; }
 static int gpus = 2;
 static CUdevice current_device;
 static CUcontext current;
-static unsigned asked; /* for the current context */
+static _Atomic unsigned asked; /* for the current context */
 static CUresult begin_result, end_result;
 static CUstreamCaptureStatus capture_status;
 static int primary_references[2];
-static bool inside_begin; /* the gate's slot was announced during a begin */
+static _Atomic bool inside_begin; /* the gate's slot was announced during a begin */
 static unsigned streams_destroyed;
 static CUresult destroy_stream_result;
 static uintptr_t next_handle = 0x10000;
@@ -130,15 +148,23 @@ static CUresult driver_destroy_stream(CUstream stream)
 static CUresult driver_begin(CUstream stream, CUstreamCaptureMode mode)
 {
     (void)stream, (void)mode;
-    inside_begin = only_slot.active != 0;
+    inside_begin = nvs_self->active != 0;
+    open_captures += begin_result == CUDA_SUCCESS;
     return begin_result;
 }
 
 static CUresult driver_end(CUstream stream, CUgraph *graph)
 {
     (void)stream, (void)graph;
+    open_captures -= open_captures != 0 && end_result == CUDA_SUCCESS;
     return end_result;
 }
+
+static CUresult stream_has = CUDA_SUCCESS; /* what a query says */
+static CUresult driver_query(CUstream stream) { return stream_has; }
+static CUcontext green = (CUcontext)0x800;
+static CUresult driver_from_green(CUcontext *context, CUgreenCtx from) { *context = green; return CUDA_SUCCESS; }
+static CUresult driver_end_green(CUgreenCtx which) { return CUDA_SUCCESS; }
 
 static CUresult driver_is_capturing(CUstream stream, CUstreamCaptureStatus *status)
 {
@@ -168,6 +194,9 @@ nvs_function nvs_real_resolve(nvs_id id)
     case NVS_ID_cuDevicePrimaryCtxGetState: return (nvs_function)driver_state;
     case NVS_ID_cuStreamCreate: return (nvs_function)driver_stream;
     case NVS_ID_cuStreamDestroy_v2: return (nvs_function)driver_destroy_stream;
+    case NVS_ID_cuStreamQuery: return (nvs_function)driver_query;
+    case NVS_ID_cuCtxFromGreenCtx: return (nvs_function)driver_from_green;
+    case NVS_ID_cuGreenCtxDestroy: return (nvs_function)driver_end_green;
     case NVS_ID_cuStreamBeginCapture_v2:
     case NVS_ID_cuStreamBeginCapture_v2_ptsz: return (nvs_function)driver_begin;
     case NVS_ID_cuStreamEndCapture:
@@ -413,12 +442,129 @@ static void test_captures(void)
     cuStreamDestroy_v2(a);
     CHECK(!nvs_capturing(), "a capture outlives its stream");
 
+    const CUcontext here = current;
+    cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    const CUcontext other = made(0);
+    cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    cuStreamEndCapture_ptsz(NULL, &graph);
+    CHECK(nvs_capturing(), "one thread's default streams of two contexts are taken for one");
+    current = here;
+    cuStreamEndCapture_ptsz(NULL, &graph);
+    CHECK(!nvs_capturing(), "a capture on a per-thread stream goes on for ever");
+    cuCtxDestroy_v2(other);
+
     pthread_t thread;
     cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_GLOBAL);
     pthread_create(&thread, NULL, capture_on_default_stream, NULL);
     pthread_join(thread, NULL);
     cuStreamEndCapture_ptsz(NULL, &graph);
     CHECK(nvs_capturing(), "two threads' default streams are taken for one");
+    cuCtxDestroy_v2(here);
+    CHECK(!nvs_capturing(), "a capture on a per-thread stream outlives the stream's context");
+}
+
+/* What a drain cannot ask about while a capture is open is marked. */
+static void test_marks_of_captures(void)
+{
+    CUgraph graph;
+    CUstream a = (CUstream)0x5000, b = (CUstream)0x6000;
+    const CUcontext context = made(0);
+    const unsigned contexts = contexts_of(0) + contexts_of(1);
+    marked_contexts = marked_streams = open_captures = 0;
+    marked_late = false;
+    nvs_capture_submitted(0, CU_STREAM_LEGACY, false, CUDA_SUCCESS);
+    CHECK(marked_streams == 0, "a submission is marked with no capture open");
+    cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED);
+    CHECK(marked_contexts == contexts, "a context is not marked before the first capture");
+    stream_has = CUDA_ERROR_NOT_READY;
+    cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED);
+    CHECK(marked_contexts == contexts && !marked_late, "a context is marked while a capture is open");
+    CHECK(marked_streams == 1, "what a stream still has is not marked before it is captured");
+    stream_has = CUDA_SUCCESS;
+    nvs_capture_submitted(0, NULL, false, CUDA_SUCCESS);
+    nvs_capture_submitted(0, NULL, true, CUDA_SUCCESS);
+    nvs_capture_submitted(0, CU_STREAM_PER_THREAD, false, CUDA_SUCCESS);
+    CHECK(marked_streams == 4, "a submission to a default stream is not marked");
+    nvs_capture_submitted(0, b, false, CUDA_SUCCESS);
+    nvs_capture_submitted(0, NULL, false, CUDA_ERROR_INVALID_VALUE);
+    capture_status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    nvs_capture_submitted(0, CU_STREAM_PER_THREAD, false, CUDA_SUCCESS);
+    capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CHECK(marked_streams == 4, "more is marked than submissions to default streams");
+    cuStreamEndCapture(a, &graph);
+    cuStreamEndCapture(b, &graph);
+    cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED);
+    CHECK(marked_contexts == 2 * contexts && !marked_late, "a later capture relies on the marks of an earlier one");
+    cuStreamEndCapture(a, &graph);
+    cuCtxDestroy_v2(context);
+}
+
+static void *capture_again_and_again(void *stream)
+{
+    static _Thread_local nvs_slot own_slot;
+    CUgraph graph;
+    nvs_self = &own_slot;
+    for (int i = 0; i < 200; i++) {
+        cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+        cuStreamEndCapture(stream, &graph);
+    }
+    return NULL;
+}
+
+/* The event of a whole context would spoil a capture that another thread has begun meanwhile. */
+static void test_captures_at_once(void)
+{
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    const CUcontext context = made(0);
+    marked_contexts = open_captures = 0;
+    marked_late = false;
+    yields = 100;
+    for (uintptr_t i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, capture_again_and_again, (void *)(0x7000 + 0x100 * i));
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    yields = 0;
+    CHECK(marked_contexts > 0 && !marked_late, "a context is marked while another thread's capture is open");
+    CHECK(!nvs_capturing() && open_captures == 0, "captures of several threads are not counted");
+    cuCtxDestroy_v2(context);
+}
+
+/* Every way in which a context ends, with a capture open on a stream of it, and one of another context. */
+static void test_captures_of_contexts_that_end(void)
+{
+    CUgraph graph;
+    CUcontext context;
+    CUstream elsewhere, here;
+    const CUcontext other = made(0);
+    cuStreamCreate(&elsewhere, 0);
+    for (int way = 0; way < 5; way++) {
+        context = way < 2 ? made(0) : NULL;
+        if (way >= 2) {
+            CHECK(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS, "no primary context");
+            current = context;
+        }
+        if (way == 4) {
+            CHECK(cuCtxFromGreenCtx(&context, NULL) == CUDA_SUCCESS, "no green context");
+            current = context;
+        }
+        cuStreamCreate(&here, 0);
+        cuStreamBeginCapture_v2(here, CU_STREAM_CAPTURE_MODE_RELAXED);
+        cuStreamBeginCapture_v2(elsewhere, CU_STREAM_CAPTURE_MODE_RELAXED);
+        users = 1;
+        switch (way) {
+        case 0: cuCtxDestroy_v2(context); break;
+        case 1: cuCtxDetach(context); break;
+        case 2: cuDevicePrimaryCtxRelease_v2(0); break;
+        case 3: cuDevicePrimaryCtxReset_v2(0); break;
+        default: cuGreenCtxDestroy(NULL); break;
+        }
+        CHECK(nvs_capturing(), "a capture ends with another context than its stream's");
+        cuStreamEndCapture(elsewhere, &graph);
+        CHECK(!nvs_capturing(), "a capture outlives its context");
+    }
+    cuDevicePrimaryCtxRelease_v2(0);
+    cuCtxDestroy_v2(other);
 }
 
 int main(void)
@@ -429,6 +575,9 @@ int main(void)
     test_streams();
     test_context_under_visit();
     test_captures();
+    test_marks_of_captures();
+    test_captures_at_once();
+    test_captures_of_contexts_that_end();
     printf("done %u\n", checks);
     return 0;
 }
