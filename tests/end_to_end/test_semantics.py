@@ -22,7 +22,7 @@ import pytest
 
 from client_hook.launcher import ClientOptions, client_environment
 from simulated_gpu.environment import simulated_environment
-from simulated_gpu.trace import overlaps
+from simulated_gpu.trace import Overlap, overlaps
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node
 from tests.hook.compiled import SOURCE, cuda_include
@@ -37,14 +37,14 @@ LIMIT = 60 << 20
 def cases(program: str) -> list[str]:
     """The cases that a program names in its table."""
     table = (PROGRAMS / f"{program}.c").read_text(encoding="utf-8").partition("named_case cases[]")[2]
-    return [name for name in re.findall(r'\{"(\w+)",', table) if name not in ("rival", "fresh")]
+    return [name for name in re.findall(r'\{"(\w+)",', table) if name not in ("rival", "fresh", "watcher")]
 
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
     """Folder of the programs, linked with the driver as C programs are."""
     folder = tmp_path_factory.mktemp("semantics")
-    for program in ("semantics_work", "semantics_life"):
+    for program in ("semantics_work", "semantics_captures", "semantics_life"):
         flags = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror")
         include = ("-I", str(SOURCE), "-isystem", cuda_include())
         parts = (str(PROGRAMS / f"{program}.c"), str(built.sim_dir / "libcuda.so.1"), "-ldl", "-lpthread")
@@ -59,9 +59,15 @@ class Shared:
 
     def __init__(self, node: Node, mode: str, built: Built) -> None:
         self.node = node
+        self.mode = mode
         base = simulated_environment(node.state, node.simulate, node.environment())
         options = ClientOptions(memory=mode, name="case", memory_limit_bytes=LIMIT)
         self.environment = client_environment(base, hook=built.hook, runtime_dir=node.directory, options=options)
+
+    def overlaps(self) -> list[Overlap]:
+        """Work of two programs at once, except that memory moves beside other work."""
+        everything = self.mode == "device"
+        return overlaps([busy for busy in self.node.trace() if everything or busy.kind == "kernel"])
 
     def start(self, program: Path, case: str) -> subprocess.Popen[str]:
         """One case under the hook."""
@@ -93,14 +99,14 @@ def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iter
         yield made
         output, errors = rival.communicate(timeout=BOUND_S)
         assert (rival.returncode, output, errors) == (0, "good\n", "")
-        assert overlaps([busy for busy in node.trace() if busy.kind == "kernel" or request.param == "device"]) == []
+        assert made.overlaps() == []
     finally:
         node.close()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def run(shared: Shared, compiled: Path, program: str, case: str) -> None:
-    """Runs a case to its end; nothing is wrong."""
+def run(shared: Shared, compiled: Path, program: str, case: str) -> int:
+    """Runs a case to its end; nothing is wrong.  Its process id."""
     process = shared.start(compiled / program, case)
     try:
         output, errors = process.communicate(timeout=BOUND_S)
@@ -110,12 +116,20 @@ def run(shared: Shared, compiled: Path, program: str, case: str) -> None:
     assert (process.returncode, set(output.splitlines()), errors) == (0, {"good"}, ""), (
         output + shared.node.log()[-2000:]
     )
+    return process.pid
 
 
 @pytest.mark.parametrize("case", cases("semantics_work"))
 def test_work(shared: Shared, compiled: Path, case: str) -> None:
     """A framework would compute something else, or fail, where it does not without the hook."""
     run(shared, compiled, "semantics_work", case)
+
+
+@pytest.mark.parametrize("case", cases("semantics_captures"))
+def test_work_beside_captures(shared: Shared, compiled: Path, case: str) -> None:
+    """Work beside an open capture would run on when the GPU is somebody else's, and its memory leave the card below it."""
+    process_id = run(shared, compiled, "semantics_captures", case)
+    assert [both for both in shared.overlaps() if process_id in (both.first.process_id, both.second.process_id)] == []
 
 
 @pytest.mark.parametrize("case", cases("semantics_life"))

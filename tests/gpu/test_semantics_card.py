@@ -30,7 +30,10 @@ PACED = {"handler_launches", "handler_jumps"}
 """They work until a signal falls into a wait for the lease, and count on the simulated GPU's pace for that."""
 
 CASES = [
-    (program, case) for program in ("semantics_work", "semantics_life") for case in cases(program) if case not in PACED
+    (program, case)
+    for program in ("semantics_work", "semantics_captures", "semantics_life")
+    for case in cases(program)
+    if case not in PACED
 ]
 
 

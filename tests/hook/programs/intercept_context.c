@@ -519,7 +519,7 @@ static void test_captures_at_once(void)
     const CUcontext context = made(0);
     marked_contexts = open_captures = 0;
     marked_late = false;
-    yields = 100;
+    yields = 1000;
     for (uintptr_t i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, capture_again_and_again, (void *)(0x7000 + 0x100 * i));
     for (int i = 0; i < THREADS; i++)
