@@ -130,6 +130,31 @@ def test_other_threads_and_their_mode(run: Run) -> None:
     """)
 
 
+def test_a_context_ends_with_its_captures(run: Run) -> None:
+    """As on a card: nothing is refused afterwards, and a stream that had joined from another context is free again."""
+    run(
+        """
+        d = Driver()
+        primary, second, kept = c_void_p(), c_void_p(), d.stream()
+        d.cuCtxGetCurrent(byref(primary))
+        for joins in (False, True):
+            d.cuCtxCreate_v2(byref(second), 0, 0)
+            s, fork = d.stream(), d.event()
+            d.cuStreamBeginCapture_v2(s, 0)
+            if joins:
+                d.cuEventRecord(fork, s)
+                d.cuStreamWaitEvent(kept, fork, 0)
+            else:
+                assert d.result("cuMemAlloc_v2", byref(c_void_p()), c_size_t(64)) == 900
+            d.cuCtxDestroy_v2(second)
+            d.cuCtxSetCurrent(primary)
+            d.allocate(64)
+            d.cuStreamSynchronize(kept)
+            d.cuCtxSynchronize()
+        """
+    )
+
+
 def test_relaxed_capture_may_end_on_another_thread_only(run: Run) -> None:
     """CUDA ties the other modes to the thread that began."""
     run("""

@@ -3,6 +3,7 @@
  * What is checked is exact and repeatable: how much GPU time is pending after each submission, how long the GPU has been idle, how many
  * calls pacing makes of the driver.  One scenario a run, named by the argument.
  */
+#include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
