@@ -127,7 +127,7 @@ def test_work(shared: Shared, compiled: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", cases("semantics_captures"))
 def test_work_beside_captures(shared: Shared, compiled: Path, case: str) -> None:
-    """Work beside an open capture would run on when the GPU is somebody else's, and its memory leave the card below it."""
+    """Work beside a capture would run on when the GPU is somebody else's, and its memory leave the card below it."""
     process_id = run(shared, compiled, "semantics_captures", case)
     assert [both for both in shared.overlaps() if process_id in (both.first.process_id, both.second.process_id)] == []
 

@@ -1,8 +1,8 @@
-"""Is work beside an open capture drained on a real card?  What its driver says of default streams meanwhile differs by kind of stream and capture.
+"""Is work beside an open capture drained on a real card?
 
-How: each case queues a kernel of 0.3 s beside a capture and notes when the kernel was seen to run.  A second program runs
-short kernels all the time and notes when it began and ended each.  None of those lies within a long one.  No program has
-more than 64 MiB.
+How: each case queues a kernel of 0.3 s beside a capture and notes when the kernel was seen to run.  A second program
+runs short kernels all the time and notes when it began and ended each.  None of those lies within a long one.  No
+program has more than 64 MiB.
 
 May not go here: what work computes (test_semantics_card.py has the same cases).
 """

@@ -77,18 +77,19 @@ def test_every_error_of_every_wrapped_function_is_passed_on(programs: Programs) 
     assert checks > 6 * 290
 
 
-def test_contexts_streams_and_captures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["context", "captures"])
+def test_contexts_streams_and_captures(tmp_path: Path, part: str) -> None:
     """A drain would miss a context or stream, ask the driver about one that is gone, or spoil a capture."""
     include = next(d for d in candidates() if (d / "cuda.h").is_file())
     ours = (SOURCE / f"{name}.c" for name in ("captures", "context", "hook_context", "which_gpu"))
-    sources = [str(PROGRAMS / "intercept_context.c"), *map(str, ours)]
+    sources = [str(PROGRAMS / f"intercept_{part}.c"), *map(str, ours)]
     sanitize = ("-fsanitize=thread", "-Wno-tsan", "-Wno-unused-parameter")
     program = compile_c(tmp_path / "context", *sources, *sanitize, "-isystem", str(include))
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
     wrong, checks = complaints(done.stdout)
     assert wrong == []
     assert (done.returncode, done.stderr) == (0, "")
-    assert checks > 30
+    assert checks > 25
 
 
 def test_without_a_driver(programs: Programs) -> None:

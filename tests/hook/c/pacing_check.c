@@ -4,7 +4,6 @@
  * calls pacing makes of the driver.  One scenario a run, named by the argument.
  */
 #include "captures.h"
-#include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
 #include "pacing.h"
