@@ -34,6 +34,8 @@ CUresult nvs_sim_context_usable(sim_context *context) { return context->error; }
 
 static CUresult open_context(sim_context *context, sim_device *device, unsigned flags)
 {
+    if (device->error != CUDA_SUCCESS)
+        return device->error;
     if (nvs_sim_settings.context_bytes != 0 && context->owner == NULL && !nvs_sim_charge(device->gpu, nvs_sim_settings.context_bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
     context->magic = SIM_CONTEXT;

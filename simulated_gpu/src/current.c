@@ -16,10 +16,16 @@ static bool destroyed(const sim_context *context)
     return context->magic != SIM_CONTEXT && !context->primary && context->owner == NULL;
 }
 
+/* A primary one that was reset after a sticky error, and does not come back. */
+static bool lost(const sim_context *context)
+{
+    return context->magic != SIM_CONTEXT && context->primary && context->device->error != CUDA_SUCCESS;
+}
+
 CUresult nvs_sim_no_context(void)
 {
     const sim_context *top = nvs_sim_thread.depth != 0 ? nvs_sim_thread.stack[nvs_sim_thread.depth - 1] : NULL;
-    return top != NULL && destroyed(top) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+    return top != NULL && (destroyed(top) || lost(top)) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult nvs_sim_push(sim_context *context)
@@ -35,7 +41,7 @@ CUresult nvs_sim_push(sim_context *context)
 static bool may_be_current(CUcontext handle)
 {
     sim_context *context = (sim_context *)(void *)handle;
-    return nvs_sim_alive(context) || destroyed(context);
+    return nvs_sim_alive(context) || destroyed(context) || lost(context);
 }
 
 static void crash_if_late(void)

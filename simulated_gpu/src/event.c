@@ -42,6 +42,7 @@ SIM_EXPORT CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags)
 {
     const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_TRY(nvs_sim_context_usable(context));
     NVS_SIM_CHECK(phEvent != NULL && (Flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK((Flags & CU_EVENT_INTERPROCESS) == 0 || (Flags & CU_EVENT_DISABLE_TIMING) != 0, CUDA_ERROR_INVALID_VALUE);
     sim_event *event = spare;
@@ -61,6 +62,8 @@ static CUresult destroy(CUevent handle)
     CUresult result = find(handle, &event);
     if (result != CUDA_SUCCESS)
         return result;
+    if (event->context->magic == SIM_CONTEXT && event->context->error != CUDA_SUCCESS)
+        return event->context->error;
     nvs_sim_event_reset(event);
     event->magic = 0;
     event->next = spare;

@@ -183,6 +183,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
 SIM_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
 {
     NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_TRY(nvs_sim_context_usable(context));
     if (dptr == 0)
         return nvs_sim_return(CUDA_SUCCESS);
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
@@ -197,6 +198,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
 SIM_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_TRY(nvs_sim_context_usable(context));
     NVS_SIM_CHECK(free != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
     *free = nvs_sim_free(context->device->gpu);
     *total = context->device->capacity_bytes;
@@ -249,6 +251,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostAlloc(void **pp, size_t bytesize, unsigned 
 SIM_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 {
     NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_TRY(nvs_sim_context_usable(context));
     sim_allocation *allocation = nvs_sim_find((uintptr_t)p);
     if (p == NULL)
         return nvs_sim_return(CUDA_SUCCESS);
@@ -260,6 +263,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeHost(void *p)
 SIM_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsigned int Flags)
 {
     NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_TRY(nvs_sim_context_usable(context));
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     NVS_SIM_CHECK(p != NULL && bytesize != 0, CUDA_ERROR_INVALID_VALUE);
     size_t index = after((uintptr_t)p + bytesize - 1);
@@ -273,6 +277,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsig
 SIM_EXPORT CUresult CUDAAPI cuMemHostUnregister(void *p)
 {
     NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_TRY(nvs_sim_context_usable(context));
     sim_allocation *allocation = nvs_sim_find((uintptr_t)p);
     NVS_SIM_CHECK(allocation != NULL && allocation->kind == MEM_REGISTERED && allocation->base == (uintptr_t)p,
                   CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);

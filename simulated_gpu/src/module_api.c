@@ -97,6 +97,7 @@ SIM_EXPORT CUresult CUDAAPI cuModuleUnload(CUmodule hmod)
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(hmod, &module));
     NVS_SIM_CHECK(module->context != NULL, CUDA_ERROR_INVALID_HANDLE);
+    NVS_SIM_TRY(nvs_sim_context_usable(module->context));
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     sim_module **link = &module->context->modules;
     while (*link != module)

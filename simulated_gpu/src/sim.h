@@ -171,7 +171,7 @@ struct sim_context {
     unsigned flags;
     uint64_t id;
     uint32_t references; /* primary: retain count; made by cuCtxCreate: users beside the first */
-    CUresult error;      /* sticky: ILLEGAL_ADDRESS and the like */
+    CUresult error;      /* sticky: ILLEGAL_ADDRESS and the like.  Physical memory and its mappings alone can still be given back */
     sim_stream *streams, *default_stream;
     sim_stream *graph_stream; /* for nodes of graphs that are launched on other GPUs; NULL: there was none */
     sim_event *events;
@@ -191,6 +191,7 @@ struct sim_device {
     bool instance; /* a MIG instance */
     sim_context primary;
     sim_context *contexts; /* all live ones, the primary one included */
+    CUresult error;        /* of the first context with a sticky one: this process opens no more contexts here */
     sim_stream *busy;
     bool executor_started;
     pthread_cond_t work;

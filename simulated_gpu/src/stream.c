@@ -88,7 +88,7 @@ static void complete(sim_stream *stream, sim_op *op)
     else if (op->work.kind == OP_RECORD) /* nobody may wait for ever for an event of a broken context */
         nvs_sim_execute(stream, &op->work, op->end_ns);
     if (result != CUDA_SUCCESS)
-        stream->context->error = result;
+        stream->context->error = device->error = result;
     if (op->work.kind == OP_HOST || op->work.kind == OP_CALLBACK)
         op->end_ns = nvs_sim_now_ns(); /* took what it took: what is behind it begins now */
     const nvs_sim_observer *watcher = atomic_load_explicit(&nvs_sim_watcher, memory_order_acquire); /* as in nvs_sim_enter */

@@ -7,6 +7,8 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     sim_stream *stream;
     if (context == NULL)
         return nvs_sim_no_context();
+    if (context->error != CUDA_SUCCESS)
+        return context->error;
     if (out == NULL || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING) != 0)
         return CUDA_ERROR_INVALID_VALUE;
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
@@ -36,6 +38,8 @@ static CUresult destroy(CUstream handle)
     CUresult result = nvs_sim_stream(handle, &stream);
     if (result != CUDA_SUCCESS && result != SIM_STREAM_DETACHED)
         return result;
+    if (stream->context->error != CUDA_SUCCESS)
+        return stream->context->error;
     if (stream->capture != NULL)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     nvs_sim_stream_destroy(stream);

@@ -81,6 +81,47 @@ def test_work_on_memory_that_was_evicted_too_early_is_caught(run: Run) -> None:
     )
 
 
+def test_an_error_that_stays(run: Run) -> None:
+    """A hook that is tested against a driver which forgives, or keeps more than a card's, is wrong on a card.
+
+    As a driver 580 answers on an H200.
+    """
+    run(
+        """
+        d, size = Driver(), 2 << 20
+        address, handle, s = d.reserve(2 * size), d.physical(size), d.stream()
+        kept, again = d.physical(size), d.context
+        event, other = c_void_p(), c_void_p()
+        d.cuEventCreate(byref(event), 2)
+        d.map(address, size, handle)
+        second = c_uint64(address.value + size)
+        d.map(second, size, kept)
+        with d.held(s):
+            d.cuMemsetD8Async(address, 1, c_size_t(16), s)
+            d.cuMemUnmap(address, c_size_t(size))
+        assert d.result("cuStreamSynchronize", s) == 700
+        for name, *arguments in (
+            ("cuStreamQuery", s), ("cuEventQuery", event), ("cuEventCreate", byref(other), 2), ("cuCtxSynchronize",),
+            ("cuStreamCreate", byref(other), 1), ("cuStreamDestroy_v2", s), ("cuEventDestroy_v2", event),
+            ("cuMemGetInfo_v2", byref(c_size_t()), byref(c_size_t())), ("cuMemFree_v2", c_uint64(address.value)),
+            ("cuCtxCreate_v2", byref(other), 0, 0),
+        ):
+            assert d.result(name, *arguments) == 700, name
+        d.cuCtxPushCurrent_v2(again)
+        d.cuCtxPopCurrent_v2(byref(other))
+        d.cuMemUnmap(second, c_size_t(size))
+        d.cuMemRelease(kept)
+        d.cuMemRelease(handle)
+        d.cuMemAddressFree(address, c_size_t(2 * size))
+        d.cuDevicePrimaryCtxReset_v2(0)
+        d.cuCtxSetCurrent(again)
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(16)) == 709, "a reset does not cure it"
+        assert d.result("cuDevicePrimaryCtxRetain", byref(other), 0) == 700
+        """,
+        **FAST,
+    )
+
+
 def test_physical_memory_is_shared_by_descriptor(run: Run) -> None:
     """Libraries export VMM memory to other processes by file descriptor."""
     run(
