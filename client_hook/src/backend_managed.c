@@ -4,10 +4,12 @@
  * pages brings them in by faults, and nobody tells.  It is exact again after the next move.
  *
  * Moves run on the GPU's mover thread, on streams of our own, in pieces, a few of them in flight.  An application may free an
- * allocation or destroy its context meanwhile; then the driver refuses the piece and the allocation is left alone.
+ * allocation meanwhile; then the driver refuses the piece and the allocation is left alone.  A context is held while pieces move in it: a thread that ends
+ * the context waits for those in flight, and its other allocations are left alone, too.
  */
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
 #include "log.h"
 #include "memory.h"
 
@@ -101,6 +103,7 @@ typedef struct mover {
     uint64_t wanted, moved, submitted;
     const nvs_watch *watch;
     CUcontext context; /* pushed at the moment */
+    size_t visit;      /* to it */
     CUstream stream;
     struct {
         CUevent done;
@@ -155,6 +158,7 @@ static void leave_context(mover *m)
         m->flight[i].done = NULL;
     }
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    nvs_context_unhold(m->visit);
     m->context = NULL;
 }
 
@@ -163,8 +167,12 @@ static bool enter_context(mover *m, CUcontext context)
     if (m->context == context)
         return true;
     leave_context(m);
-    if (!nvs_context_enter(context))
+    if (nvs_context_gpu(context) == NVS_NO_GPU || (m->visit = nvs_context_hold(context)) == 0)
         return false; /* it is being destroyed, and its memory with it */
+    if (!nvs_context_enter(context)) {
+        nvs_context_unhold(m->visit);
+        return false;
+    }
     m->context = context;
     CUresult result = stream_of(context, &m->stream);
     for (unsigned i = 0; result == CUDA_SUCCESS && i < IN_FLIGHT; i++)
@@ -239,7 +247,7 @@ static void move_extent(mover *m, const nvs_extent *extent)
     CUresult result = CUDA_SUCCESS;
     if (!enter_context(m, extent->context))
         return;
-    while (result == CUDA_SUCCESS && !m->ended && m->submitted < m->wanted && evicted != (m->out ? extent->charged_bytes : 0))
+    while (result == CUDA_SUCCESS && !m->ended && !nvs_context_ends(m->context) && m->submitted < m->wanted && evicted != (m->out ? extent->charged_bytes : 0))
         result = move_piece(m, extent, &evicted);
     nvs_allocation now;
     if (result != CUDA_SUCCESS && nvs_allocation_find(NVS_SPACE_ADDRESS, extent->key, &now) == NVS_FOUND &&
@@ -263,7 +271,7 @@ static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *
     mover m = {.gpu = gpu, .out = out, .wanted = bytes, .watch = watch};
     *moved_bytes = 0;
     size_t room = nvs_allocation_extents(gpu, out, NULL, 0);
-    if (room == 0 || bytes == 0)
+    if (room == 0 || bytes == 0 || nvs_gate_dead(gpu))
         return NVS_OK;
     nvs_extent *extents = malloc(room * sizeof *extents);
     if (extents == NULL)
@@ -281,6 +289,8 @@ static nvs_status move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     free(extents);
     *moved_bytes = m.moved;
+    if (m.failure != CUDA_SUCCESS && nvs_gpu_look_dead(gpu))
+        return NVS_OK; /* faults of other programs alone move it from now on */
     if (m.failure != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "moving managed memory %s failed (error %d); page faults will move it instead",
                      out ? "off the GPU" : "to the GPU", (int)m.failure);

@@ -247,7 +247,7 @@ static nvs_segment *take_in_arena(uint32_t gpu, CUdeviceptr *out, uint64_t bytes
     *arenas_bytes = 0;
     nvs_swap_lock();
     for (nvs_segment *at = nvs_swap_gpus[gpu].first; at != NULL && at->used != NULL && found == NULL; at = at->next) {
-        if (at->block_bytes != block_bytes)
+        if (at->block_bytes != block_bytes || at->chunks[0].state == NVS_CHUNK_LOST)
             continue;
         *arenas_bytes += at->bytes;
         if (nvs_arena_take(at, bytes, out))
@@ -440,7 +440,7 @@ static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, 
         room = 0;
     }
     nvs_status status = nvs_swap_move(gpu, false, least(bytes, room), watch, moved_bytes);
-    if (!host_rest || (status != NVS_OK && status != NVS_NO_MEMORY))
+    if (!host_rest || nvs_gate_dead(gpu) || (status != NVS_OK && status != NVS_NO_MEMORY))
         return status;
     status = nvs_hosted_bring(gpu, &more);
     *moved_bytes += more;

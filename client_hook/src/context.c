@@ -2,7 +2,7 @@
  *
  * One lock (the context registry's) guards the tables.  It is never held across a call of the driver.  Entries never
  * move: a visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time
- * exactly once.  An entry under visit is marked; who destroys a context waits for the visitor, within bounds, and who
+ * exactly once.  An entry under visit is marked; a thread that destroys a context waits for its visitors, and who
  * destroys a stream leaves that to the visitor: the driver must not be asked about a handle that has been freed.
  */
 #include "context.h"
@@ -14,9 +14,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define LEAVING_PATIENCE_S 2  /* a context's end waits no longer for a visitor */
 #define RECHECK_EVERY 64u     /* uses of the usual owner before the driver is asked again */
 
 typedef struct context_entry {
@@ -162,6 +160,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     else
         forgotten = true;
     learn_only_context();
+    nvs_gate_set_dead(gpu, false); /* where all contexts are dead the driver makes none */
 out:
     pthread_mutex_unlock(&lock);
 }
@@ -222,9 +221,6 @@ CUcontext nvs_usual_owner(void)
 
 bool nvs_context_leaving(CUcontext context, const nvs_slot *by)
 {
-    struct timespec deadline;
-    clock_gettime(CLOCK_REALTIME, &deadline); /* what pthread_cond_timedwait wants */
-    deadline.tv_sec += LEAVING_PATIENCE_S;
     pthread_mutex_lock(&lock);
     context_entry *entry = find_context(context);
     const bool known = entry != NULL;
@@ -232,13 +228,51 @@ bool nvs_context_leaving(CUcontext context, const nvs_slot *by)
         entry->leaving = true;
         entry->by = by;
     }
-    while (entry != NULL && entry->visitors != 0) {
-        if (pthread_cond_timedwait(&visited, &lock, &deadline) != 0)
-            break;
-        entry = find_context(context); /* the table may have moved meanwhile */
-    }
     pthread_mutex_unlock(&lock);
     return known;
+}
+
+void nvs_context_await_visitors(CUcontext context)
+{
+    int cancellable;
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable); /* a wait that is cancelled keeps the lock */
+    pthread_mutex_lock(&lock);
+    for (const context_entry *entry; (entry = find_context(context)) != NULL && entry->visitors != 0;)
+        pthread_cond_wait(&visited, &lock); /* the table may move meanwhile */
+    pthread_mutex_unlock(&lock);
+    (void)pthread_setcancelstate(cancellable, NULL);
+}
+
+bool nvs_context_ends(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    const context_entry *entry = find_context(context);
+    const bool ends = entry != NULL && entry->leaving;
+    pthread_mutex_unlock(&lock);
+    return ends;
+}
+
+size_t nvs_context_hold(CUcontext context)
+{
+    size_t visit = 0;
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    if (context != NULL && entry != NULL && !entry->leaving) {
+        entry->visitors++;
+        visit = (size_t)(entry - contexts) + 1;
+    }
+    pthread_mutex_unlock(&lock);
+    return visit;
+}
+
+void nvs_context_unhold(size_t visit)
+{
+    if (visit == 0)
+        return;
+    pthread_mutex_lock(&lock);
+    contexts[visit - 1].visitors--;
+    pthread_cond_broadcast(&visited);
+    pthread_mutex_unlock(&lock);
 }
 
 void nvs_context_gone(CUcontext context)
@@ -354,6 +388,8 @@ static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, 
 bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
     bool go_on = true, all = true;
+    int cancellable;
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable); /* who ends a context waits for the end of each visit */
     pthread_mutex_lock(&lock);
     for (size_t i = 0; go_on && i < context_count; i++) {
         const CUcontext context = contexts[i].context;
@@ -375,6 +411,7 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     pthread_mutex_unlock(&lock);
     if (go_on && !primary_seen)
         visit_hidden_primary(gpu, visit, argument);
+    (void)pthread_setcancelstate(cancellable, NULL);
     return all;
 }
 

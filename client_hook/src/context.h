@@ -89,6 +89,20 @@ CUcontext nvs_usual_owner(void);
  * left out, as a thread is about to end it; its work may run. */
 bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument);
 
+/* A visit of one context, which does not end meanwhile: nvs_context_unhold ends the visit.  0: the context is about to end, or not known. */
+size_t nvs_context_hold(CUcontext context);
+void nvs_context_unhold(size_t visit);
+
+/* A thread is about to end the context and waits for its visits: a long one is cut short. */
+bool nvs_context_ends(CUcontext context);
+
+/* --- dead.c --- */
+
+/* The sticky error of the current context; CUDA_SUCCESS: it has none.  Any thread, also beside captures in relaxed mode. */
+CUresult nvs_context_error(void);
+/* Looks whether all contexts of the GPU have a sticky error.  If so the gate lets all calls through from now on (nvs_gate_dead). */
+bool nvs_gpu_look_dead(uint32_t gpu);
+
 /* The same for the live streams that the application created in a context.  A stream that the application destroys
  * during its visit is really destroyed after it. */
 void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument);
@@ -108,7 +122,9 @@ CUcontext nvs_green_owner(CUcontext context);              /* that primary one; 
 uint32_t nvs_context_registered_gpu(CUcontext context);    /* NVS_NO_GPU: it is not known here */
 uint32_t nvs_context_told(CUcontext context);              /* its GPU, when the driver has just said that it lives */
 uint32_t nvs_primary_gpu(CUcontext context);               /* whose primary one it was last: after a reset it comes back with the next use */
-bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* about to be destroyed, by the thread of this slot; false when it was not known */
+bool nvs_context_leaving(CUcontext context, const nvs_slot *by); /* about to be destroyed, by the thread of this slot: no new visits; false when
+                                                               it was not known */
+void nvs_context_await_visitors(CUcontext context);         /* of one that leaves: all visits have ended */
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
 void nvs_primary_retained(uint32_t gpu, CUcontext context);
 CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: none was seen; last: no reference that was seen is left */

@@ -178,7 +178,10 @@ nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
     for (unsigned looks = 0;;) {
         drain job = {.gpu = gpu, .deadline_ns = deadline_ns};
         const bool all = drain_all(&job);
-        if (job.status != NVS_OK || (all && !nvs_gate_inside(gpu)))
+        const bool ended = job.status == NVS_OK && all && !nvs_gate_inside(gpu);
+        if (ended)
+            (void)nvs_gpu_look_dead(gpu); /* work that fails ends, too */
+        if (ended || job.status != NVS_OK)
             return job.status;
         /* Waits for who is inside; not for who ends a context from inside of another GPU's gate. */
         if (nvs_gate_close(gpu, deadline_ns) != NVS_OK || !nap(&looks, deadline_ns))

@@ -169,11 +169,17 @@ static uint32_t after_fence(uint32_t gpu)
     return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire); /* pairs with nvs_gate_open */
 }
 
+/* A caller need not wait. */
+static bool passes(uint32_t gpu)
+{
+    return !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED) || nvs_gate_dead(gpu);
+}
+
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
 {
     int saved = errno;
     nvs_gate *gate = &nvs_gates[gpu];
-    if (!(after_fence(gpu) & NVS_GATE_CLOSED))
+    if (!(after_fence(gpu) & NVS_GATE_CLOSED) || nvs_gate_dead(gpu))
         return;
     for (;;) { /* while it waits the thread is inside of nothing: a handler may interrupt the wait, and jump out of it */
         atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
@@ -182,7 +188,7 @@ void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
         bool look_again = nvs_agent_wait_for_lease(gpu);
         atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
         /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
-        if (!look_again || !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED))
+        if (!look_again || passes(gpu))
             break;
     }
     errno = saved;
@@ -374,7 +380,7 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
 {
     nvs_gate *gate = &nvs_gates[gpu];
     uint32_t turn = atomic_load_explicit(&gate->turn, memory_order_seq_cst); /* pairs with nvs_gate_open */
-    if (!(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED))
+    if (passes(gpu))
         return true;
     uint64_t now, alert = atomic_load_explicit(&gate->alert_until_ns, memory_order_relaxed); /* a hint */
     if (alert != 0 && (now = nvs_now_ns()) < alert &&
@@ -384,7 +390,7 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
     } else {
         nvs_futex_wait(&gate->turn, turn, deadline_ns);
     }
-    return !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED);
+    return passes(gpu);
 }
 
 /* A processor that slept for long takes long to wake.  Whoever naps keeps its own from sleeping deeply. */
@@ -399,6 +405,13 @@ void nvs_gate_kick(uint32_t gpu)
 {
     atomic_fetch_add_explicit(&nvs_gates[gpu].turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
     nvs_futex_wake(&nvs_gates[gpu].turn, INT32_MAX);
+}
+
+void nvs_gate_set_dead(uint32_t gpu, bool dead)
+{
+    atomic_store_explicit(&nvs_gates[gpu].dead, dead, memory_order_seq_cst); /* before the kick: pairs with the loads in nvs_gate_wait */
+    if (dead)
+        nvs_gate_kick(gpu);
 }
 
 void nvs_gate_wait_end(uint32_t gpu)
@@ -426,6 +439,7 @@ void nvs_gate_after_fork(void)
         atomic_store_explicit(&nvs_gates[gpu].waiting, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].watcher, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_gates[gpu].dead, false, memory_order_relaxed);
         atomic_store_explicit(&nvs_hot.gates[gpu], fenced | (armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN), memory_order_relaxed);
     }
     if (armed)

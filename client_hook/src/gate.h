@@ -28,6 +28,7 @@ typedef struct nvs_gate { /* beside its word in nvs_hot */
     _Atomic uint32_t left;    /* futex word: changes when a thread leaves while somebody closes */
     _Atomic uint32_t watcher; /* one waiting thread naps instead of sleeping, while alert_until_ns says so */
     _Atomic uint64_t alert_until_ns;
+    _Atomic bool dead; /* calls pass though the gate is closed: the driver refuses all of them (dead.c) */
 } nvs_gate;
 
 extern nvs_gate nvs_gates[NVS_MAX_GPUS];
@@ -194,6 +195,13 @@ bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns);     /* one sleep; true w
 void nvs_gate_alert(uint32_t gpu, uint64_t until_ns);       /* it will open soon: one of those who wait stays awake */
 void nvs_gate_kick(uint32_t gpu);                           /* those who sleep before the gate look around */
 void nvs_gate_wait_end(uint32_t gpu);
+
+/* No context of this process on the GPU can run work any more, or one can again.  Then calls need no lease: they get the driver's error. */
+void nvs_gate_set_dead(uint32_t gpu, bool dead);
+static inline bool nvs_gate_dead(uint32_t gpu)
+{
+    return atomic_load_explicit(&nvs_gates[gpu].dead, memory_order_seq_cst); /* pairs with nvs_gate_set_dead */
+}
 
 /* A futex with an absolute CLOCK_MONOTONIC deadline (UINT64_MAX: none).  May return early. */
 void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns);

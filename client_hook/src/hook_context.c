@@ -76,8 +76,9 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
 static bool withdraw(CUcontext context, uint32_t gpu)
 {
     nvs_pacing_context_gone();
-    nvs_agent_hurry_moves(gpu); /* a move that waits for room has a visit to it */
     const bool known = nvs_context_leaving(context, nvs_self);
+    nvs_agent_hurry_moves(gpu); /* a move that waits for room has a visit to it */
+    nvs_context_await_visitors(context);
     nvs_swap_lanes_context_leaving(context);
     return known;
 }

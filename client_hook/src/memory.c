@@ -299,9 +299,14 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* See ledger.h.  These are read one after the other, so they are bounded by one another here. */
     uint64_t allocated = atomic_load_explicit(&of->charged, memory_order_seq_cst);
-    uint64_t chunked = load(&of->chunked), movable = load(&of->movable), others = allocated > chunked ? allocated - chunked : 0;
-    uint64_t pinned = others > movable ? others - movable : 0;
+    uint64_t chunked = load(&of->chunked), movable = load(&of->movable);
     int64_t evicted = atomic_load_explicit(&of->evicted, memory_order_relaxed);
+    if (nvs_gate_dead(gpu)) { /* managed memory that nobody can use any more gives way by itself, and need not come back */
+        allocated -= movable < allocated ? movable : allocated;
+        movable = 0;
+        evicted = 0;
+    }
+    uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable ? others - movable : 0;
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
     out->mapped_bytes = 0;
     if (nvs_config.memory_mode == 2) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */

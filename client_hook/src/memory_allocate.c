@@ -4,6 +4,7 @@
  */
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
 #include "memory.h"
 
 #include <stdatomic.h>
@@ -14,6 +15,14 @@ static CUresult no_context(void)
     CUcontext none;
     CUresult result = NVS_REAL(cuCtxGetCurrent)(&none);
     return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* Physical memory alone can be had without a context, and in a dead one. */
+static CUresult usable(const nvs_allocation *entry)
+{
+    if (entry->context == NULL)
+        return no_context();
+    return nvs_gate_dead(entry->gpu) ? nvs_context_error() : CUDA_SUCCESS;
 }
 
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
@@ -28,9 +37,14 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     if (backend->chunked)
         nvs_memory_in_chunks(entry);
     entry->movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
+    if (backend->chunked)
+        result = usable(entry);
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        return result;
+    }
     do
-        result = backend->chunked && entry->context == NULL ? no_context()
-                                                            : backend->allocate(gpu, &pointer, bytes, &entry->kept);
+        result = backend->allocate(gpu, &pointer, bytes, &entry->kept);
     while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
     if (result != CUDA_SUCCESS) {
         nvs_memory_drop(entry);

@@ -5,10 +5,10 @@
  * (arenas).
  *
  * Invariants:
- *  - while the gate is open, every chunk of every listed segment is mapped, on the GPU or (where that is allowed) hosted: the gate
+ *  - while the gate is open, every chunk of every listed segment that is not LOST is mapped, on the GPU or (where that is allowed) hosted: the gate
  *    is opened, and an allocation decides whether it needs physical memory, under one lock;
- *  - the only copy of data is never given up: a chunk leaves the GPU when its copy is known to have arrived, and host memory is
- *    given back when the copy the other way has;
+ *  - the only copy of data is never given up, unless no context can use it (LOST): a chunk leaves the GPU when its copy is known to have arrived,
+ *    and host memory is given back when the copy the other way has;
  *  - a segment that is freed while the mover uses it (`users`) is destroyed by the mover;
  *  - host room for every byte is reserved with it (host_pool.h): what was admitted can be evicted.
  *
@@ -37,6 +37,7 @@ typedef enum nvs_chunk_state {
     NVS_CHUNK_EVICTED,  /* on the host */
     NVS_CHUNK_HOSTED,   /* mapped, its memory being the host's: the GPU reaches it where it is.  swap_hosted.c */
     NVS_CHUNK_PINNED,   /* mapped, and not moved: others know of it */
+    NVS_CHUNK_LOST,     /* its contents are given up: it has no memory, and gets none */
 } nvs_chunk_state;
 
 static inline bool nvs_chunk_is_mapped(uint8_t state)
@@ -114,6 +115,7 @@ typedef struct nvs_swap_gpu {
     uint64_t pinned;    /* of the resident ones */
     uint64_t moved_out, moved_in, out_ns, in_ns; /* ever */
     uint64_t restorations;
+    uint32_t failures;  /* restorations in a row that brought nothing, other than for want of room */
     bool host_rest;     /* the next restoration leaves nothing missing: what finds no room on the GPU is hosted */
     uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
     uint32_t granted; /* of the accessors, those that have their rights to all that is mapped */
@@ -224,6 +226,7 @@ bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out);
 void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes);
 
 /* --- swap_move.c: the thread that moves this GPU's memory (agent_moves.h) --- */
+/* Memory of dead contexts, and what cannot be restored after many attempts, is given up instead: nothing is missing any more. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 
 /* --- swap_pipeline.c: the same thread, and two of its own while it runs --- */
@@ -233,11 +236,12 @@ typedef struct nvs_transfer { /* chunks on their way */
     const nvs_place *places;
     size_t count;
     const nvs_watch *watch; /* or NULL */
-    uint64_t moved_bytes;
+    uint64_t moved_bytes; /* in: by earlier contexts for the same order */
     nvs_status status;
     CUresult failure;
 } nvs_transfer;
-/* In the context, which is current.  Afterwards nothing of it is under way; `status` says why it stopped early, if it failed. */
+/* In the context, which is current.  Afterwards nothing of it is under way; `status` says why it stopped early, if it failed.  The end of the context
+ * (nvs_context_ends) stops it early too. */
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context);
 void nvs_swap_lanes_context_leaving(CUcontext context); /* nobody moves anything in it any more; it may live on */
 void nvs_swap_lanes_context_gone(CUcontext context);

@@ -167,17 +167,19 @@ static bool run_in(CUcontext context, void *argument)
     job *of = argument;
     CUcontext ignored;
     nvs_place at;
+    bool usable, ends = false;
     if (!nvs_context_enter(context))
         return true; /* another one may do */
-    of->ran = true;
-    while (of->result == CUDA_SUCCESS && next(of, &at)) {
+    usable = nvs_context_error() == CUDA_SUCCESS;
+    of->ran |= usable;
+    while (usable && of->result == CUDA_SUCCESS && !(ends = nvs_context_ends(context)) && next(of, &at)) {
         of->result = of->in ? host(&at) : evict(&at);
         if (of->result == CUDA_SUCCESS)
             of->done += at.bytes;
         nvs_segment_let_go(at.segment);
     }
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
-    return false;
+    return !usable || ends; /* as above, for the rest too */
 }
 
 static nvs_status run(job *of, uint64_t *done)
@@ -188,7 +190,7 @@ static nvs_status run(job *of, uint64_t *done)
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     *done = of->done;
     if (of->result != CUDA_SUCCESS)
-        nvs_log(NVS_LOG_WARNING, "memory could not be %s the host for the GPU (error %d); nothing is lost, the rest stays where it is",
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory could not be %s the host for the GPU (error %d); nothing is lost, the rest stays where it is",
                 of->in ? "mapped on" : "taken from", (int)of->result);
     if (of->result == CUDA_ERROR_OUT_OF_MEMORY)
         return NVS_NO_MEMORY;

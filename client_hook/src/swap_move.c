@@ -1,4 +1,4 @@
-/* Evicting and restoring: which chunks make up what is wanted, and the whole of one move.
+/* Evicting, restoring and giving up: which chunks make up what is wanted, and the whole of one move.
  *
  * Runs on the GPU's mover thread (agent_moves.h).
  *
@@ -8,13 +8,17 @@
 
 #include "context.h"
 #include "cuda_api.h"
+#include "gate.h"
 #include "log.h"
 
 #include <stdlib.h>
 
+enum { MOST_FAILURES = 16 }; /* restorations in a row; the agent waits longer and longer between them (agent_lease.c), a second or two in all */
+
 typedef struct mover {
     uint32_t gpu;
     bool out, ran;
+    bool lose; /* the contents are given up: with `out` all, else what is missing */
     nvs_place *places;
     size_t count;
     const nvs_watch *watch;
@@ -27,7 +31,10 @@ typedef struct mover {
 
 static bool wanted(const mover *m, const nvs_chunk *chunk)
 {
-    return m->out ? chunk->state == NVS_CHUNK_RESIDENT : nvs_chunk_is_missing(chunk->state);
+    const uint8_t state = chunk->state;
+    if (m->lose && m->out)
+        return state != NVS_CHUNK_PINNED && state != NVS_CHUNK_LOST;
+    return m->out ? state == NVS_CHUNK_RESIDENT : nvs_chunk_is_missing(state);
 }
 
 /* Neighbours stay together: what lies in a row is mapped in one step. */
@@ -93,6 +100,31 @@ static void let_go(const nvs_place *of)
     nvs_segment_let_go(of->segment);
 }
 
+static void let_all_go(mover *m)
+{
+    for (size_t i = 0; i < m->count; i++)
+        let_go(&m->places[i]);
+    free(m->places);
+    m->places = NULL;
+    m->count = 0;
+}
+
+/* What a context that ends has left. */
+static void keep_wanted(mover *m)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < m->count; i++) {
+        nvs_swap_lock();
+        const bool keep = wanted(m, &m->places[i].segment->chunks[m->places[i].chunk]);
+        nvs_swap_unlock();
+        if (keep)
+            m->places[kept++] = m->places[i];
+        else
+            let_go(&m->places[i]);
+    }
+    m->count = kept;
+}
+
 /* Keeps what makes up `bytes`: out, at least that with the least too much; in, at most that. */
 static void choose(mover *m, uint64_t bytes)
 {
@@ -122,20 +154,134 @@ static void choose(mover *m, uint64_t bytes)
 
 /* --- moving --- */
 
+/* True: another context may do, or do the rest. */
 static bool run_in(CUcontext context, void *argument)
 {
     mover *m = argument;
     CUcontext ignored;
+    bool rest = true;
     if (!nvs_context_enter(context))
-        return true; /* another one may do */
-    m->ran = true;
-    nvs_transfer job = {.gpu = m->gpu, .out = m->out, .places = m->places, .count = m->count, .watch = m->watch};
-    nvs_swap_transfer(&job, context);
-    m->moved = job.moved_bytes;
-    m->status = job.status;
-    m->failure = job.failure;
+        return rest;
+    if (nvs_context_error() == CUDA_SUCCESS) {
+        m->ran = true;
+        nvs_transfer job = {
+            .gpu = m->gpu, .out = m->out, .places = m->places, .count = m->count, .watch = m->watch, .moved_bytes = m->moved};
+        nvs_swap_transfer(&job, context);
+        m->moved = job.moved_bytes;
+        m->status = job.status;
+        m->failure = job.failure;
+        rest = job.status == NVS_OK && nvs_context_ends(context);
+    }
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
-    return false;
+    if (m->ran && rest)
+        keep_wanted(m);
+    return rest && m->count != 0;
+}
+
+static nvs_status move(mover *m, uint64_t bytes)
+{
+    if (!gather(m))
+        return NVS_NO_MEMORY;
+    if (m->count != 0)
+        choose(m, bytes);
+    if (m->count == 0)
+        goto out;
+    if (m->out) {
+        qsort(m->places, m->count, sizeof *m->places, by_preference_in); /* what comes in was chosen in this order */
+        uint64_t grains = 0;
+        for (size_t i = 0; i < m->count; i++)
+            grains += m->places[i].bytes / NVS_HOST_GRAIN;
+        nvs_host_prepare(m->gpu, grains);
+    }
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    nvs_each_context(m->gpu, run_in, m);
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    if (m->out)
+        nvs_host_prepare(m->gpu, 0);
+    if (!m->ran) {
+        m->status = NVS_CUDA_FAILED;
+        m->failure = CUDA_ERROR_INVALID_CONTEXT;
+    }
+out:
+    let_all_go(m);
+    return m->status;
+}
+
+/* --- giving up --- */
+
+/* How much of it was on the GPU. */
+static uint64_t lose(const nvs_place *of)
+{
+    nvs_swap_gpu *gpu = &nvs_swap_gpus[of->segment->gpu];
+    nvs_chunk *chunk = &of->segment->chunks[of->chunk];
+    nvs_swap_lock();
+    const uint8_t state = chunk->state;
+    if (state != NVS_CHUNK_PINNED) /* by an application's thread meanwhile */
+        chunk->state = NVS_CHUNK_LOST;
+    nvs_swap_unlock();
+    if (state == NVS_CHUNK_PINNED)
+        return 0;
+    if (nvs_chunk_is_mapped(state) && nvs_chunk_unmap(of->segment, of->chunk) != CUDA_SUCCESS) {
+        nvs_swap_lock();
+        chunk->state = state;
+        nvs_swap_unlock();
+        return 0;
+    }
+    nvs_swap_lock();
+    if (state == NVS_CHUNK_RESIDENT)
+        nvs_segment_moved(of->segment, -(int64_t)of->bytes);
+    else if (state == NVS_CHUNK_HOSTED)
+        nvs_segment_hosted(of->segment, -(int64_t)of->bytes);
+    if (!of->segment->doomed) { /* else it counts as these two do */
+        gpu->committed -= of->bytes;
+        of->segment->counted -= of->bytes;
+    }
+    nvs_swap_unlock();
+    if (state == NVS_CHUNK_EVICTED)
+        nvs_host_give(chunk->grains, chunk->host);
+    return state == NVS_CHUNK_RESIDENT ? of->bytes : 0;
+}
+
+/* Of all contexts, which are dead; or what is missing, which cannot come. */
+static uint64_t lose_all(uint32_t gpu, bool dead)
+{
+    mover m = {.gpu = gpu, .out = dead, .lose = true};
+    uint64_t left = 0;
+    if (!gather(&m))
+        return 0; /* the next order finds it */
+    for (size_t i = 0; i < m.count; i++)
+        left += lose(&m.places[i]);
+    let_all_go(&m);
+    return left;
+}
+
+/* A restoration that fails again and again, though there is room, will not succeed. */
+static bool gives_up(const mover *m)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[m->gpu];
+    nvs_swap_lock();
+    if (m->moved != 0 || m->status == NVS_OK)
+        of->failures = 0;
+    else
+        of->failures += m->status == NVS_CUDA_FAILED && m->ran;
+    const bool now = of->failures >= MOST_FAILURES;
+    if (now)
+        of->failures = 0;
+    nvs_swap_unlock();
+    return now;
+}
+
+static void tell(const mover *m)
+{
+    const char *const format = "moving memory %s the GPU stopped after %llu MiB (error %d); nothing is lost, the rest stays where it is";
+    const unsigned long long mib = m->moved >> 20;
+    if (m->out)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, format, "off", mib, (int)m->failure);
+    else if (m->failure == CUDA_ERROR_OUT_OF_MEMORY)
+        nvs_log(NVS_LOG_INFO, format, "to", mib, (int)m->failure); /* it is tried again when there is room: the agent says so once */
+    else
+        NVS_LOG_ONCE(NVS_LOG_WARNING, format, "to", mib, (int)m->failure);
 }
 
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
@@ -145,41 +291,24 @@ nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch
     if (bytes == 0)
         return NVS_OK;
     const uint64_t began = nvs_now_ns();
-    if (!gather(&m))
-        return NVS_NO_MEMORY;
-    if (m.count == 0)
-        return NVS_OK;
-    choose(&m, bytes);
-    if (out) {
-        qsort(m.places, m.count, sizeof *m.places, by_preference_in); /* what comes in was chosen in this order */
-        uint64_t grains = 0;
-        for (size_t i = 0; i < m.count; i++)
-            grains += m.places[i].bytes / NVS_HOST_GRAIN;
-        nvs_host_prepare(gpu, grains);
-    }
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
-    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    if (m.count != 0)
-        nvs_each_context(gpu, run_in, &m);
-    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    if (out)
-        nvs_host_prepare(gpu, 0);
-    if (m.count != 0 && !m.ran) {
-        m.status = NVS_CUDA_FAILED;
-        m.failure = CUDA_ERROR_INVALID_CONTEXT;
-    }
-    for (size_t i = 0; i < m.count; i++)
-        let_go(&m.places[i]);
-    free(m.places);
+    if (!nvs_gate_dead(gpu))
+        m.status = move(&m, bytes);
     nvs_swap_lock();
     nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     *(out ? &of->moved_out : &of->moved_in) += m.moved;
     *(out ? &of->out_ns : &of->in_ns) += nvs_now_ns() - began;
     nvs_swap_unlock();
+    if (nvs_gate_dead(gpu) || (m.status != NVS_OK && nvs_gpu_look_dead(gpu))) {
+        const uint64_t left = lose_all(gpu, true);
+        m.moved += out ? left : 0;
+        m.status = NVS_OK;
+    } else if (!out && gives_up(&m)) {
+        NVS_LOG_ONCE(NVS_LOG_ERROR, "memory cannot be brought back to GPU %u (error %d): its contents are lost, and what uses them fails", gpu, (int)m.failure);
+        (void)lose_all(gpu, false);
+        m.status = NVS_OK;
+    } else if (m.status != NVS_OK) {
+        tell(&m);
+    }
     *moved_bytes = m.moved;
-    if (m.status != NVS_OK) /* room that is not there is asked for again: the agent says so once */
-        nvs_log(m.failure == CUDA_ERROR_OUT_OF_MEMORY && !out ? NVS_LOG_INFO : NVS_LOG_WARNING,
-                "moving memory %s stopped after %llu MiB (error %d); nothing is lost, the rest stays where it is",
-                out ? "off the GPU" : "to the GPU", (unsigned long long)(m.moved >> 20), (int)m.failure);
     return m.status;
 }

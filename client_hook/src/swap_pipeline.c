@@ -66,6 +66,22 @@ static void forget_lane(lane *with)
     *with = (lane){0};
 }
 
+/* Of another context, whose streams are destroyed while it is held; else they end with it. */
+static void replace_lane(lane *with, const lane *made)
+{
+    nvs_swap_lock();
+    const CUcontext before = with->context;
+    nvs_swap_unlock();
+    const size_t visit = nvs_context_hold(before);
+    nvs_swap_lock();
+    lane old = *with; /* empty by now if the thread that ends its context was here */
+    *with = *made;
+    nvs_swap_unlock();
+    if (old.context != NULL && visit != 0)
+        forget_lane(&old);
+    nvs_context_unhold(visit);
+}
+
 /* In the context, which is current. */
 static CUresult make_lane(lane *with, CUcontext context)
 {
@@ -84,12 +100,7 @@ static CUresult make_lane(lane *with, CUcontext context)
         forget_lane(&made);
         return result;
     }
-    nvs_swap_lock();
-    lane old = *with;
-    *with = made;
-    nvs_swap_unlock();
-    if (old.context != NULL)
-        forget_lane(&old); /* handles of another context that lives; of one that ends they are forgotten before */
+    replace_lane(with, &made);
     return CUDA_SUCCESS;
 }
 
@@ -268,6 +279,8 @@ static size_t prepare_out(pipeline *p, size_t n, uint64_t *begun)
 /* Some places from n on; 0: no more. */
 static size_t prepare(pipeline *p, size_t n, size_t most, uint64_t *begun)
 {
+    if (nvs_context_ends(p->context))
+        return 0; /* a thread waits to end it; another context may do for the rest */
     if (is_doomed(&p->job->places[n])) {
         p->flights[n % RING] = (flight){.skipped = true};
         return 1;
@@ -299,7 +312,7 @@ static void queue(pipeline *p, size_t n, bool stopped)
     CUstream stream = p->with->streams[n % STREAMS];
     if (f->skipped || !f->copied)
         return;
-    if (stopped && p->job->out) { /* not begun.  But what is mapped must get what belongs there. */
+    if (p->job->out && (stopped || nvs_context_ends(p->context))) { /* not begun.  But what is mapped must get what belongs there. */
         nvs_host_give(grains_of(&p->job->places[n]), f->host);
         f->skipped = true;
         return;
@@ -375,7 +388,7 @@ static void finish_queued(pipeline *p, size_t keep)
 
 static void run_alone(pipeline *p)
 {
-    uint64_t begun = 0;
+    uint64_t begun = p->job->moved_bytes;
     size_t count = 1;
     while (p->prepared < p->job->count && count != 0 && !p->stopped) {
         if (!has_room(p, begun + p->job->places[p->prepared].bytes, false))
@@ -411,7 +424,7 @@ static void leave(bool pushed)
 static void *prepare_all(void *argument)
 {
     pipeline *p = argument;
-    uint64_t begun = 0;
+    uint64_t begun = p->job->moved_bytes;
     bool pushed;
     enter(p, &pushed);
     for (size_t n = 0, count; n < p->job->count; n += count) {

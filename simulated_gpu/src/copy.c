@@ -25,6 +25,8 @@ static bool pageable(const void *pointer)
 static CUresult submit(sim_stream *stream, sim_copy *copy, enum waiting waiting)
 {
     size_t bytes = copy->width * copy->height * copy->depth;
+    if (stream->context->error != CUDA_SUCCESS)
+        return stream->context->error; /* before any address is looked at */
     if (bytes == 0)
         return CUDA_SUCCESS;
     if (copy->target == NULL || copy->source == NULL)
@@ -188,6 +190,8 @@ static CUresult fill(CUstream handle, bool sync, CUdeviceptr target, size_t pitc
             return unsafe;
     }
     CUresult result = nvs_sim_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        result = stream->context->error;
     if (result != CUDA_SUCCESS)
         return result;
     if (width == 0 || height == 0)

@@ -23,6 +23,7 @@ SOURCES: Final = (
         "backend_device",
         "backend_managed",
         "backend_swap",
+        "dead",
         "hook_ipc",
         "hook_memory",
         "hook_pool",

@@ -104,6 +104,8 @@ def test_an_error_that_stays(run: Run) -> None:
             ("cuStreamQuery", s), ("cuEventQuery", event), ("cuEventCreate", byref(other), 2), ("cuCtxSynchronize",),
             ("cuStreamCreate", byref(other), 1), ("cuStreamDestroy_v2", s), ("cuEventDestroy_v2", event),
             ("cuMemGetInfo_v2", byref(c_size_t()), byref(c_size_t())), ("cuMemFree_v2", c_uint64(address.value)),
+            ("cuMemcpyDtoH_v2", byref(other), c_uint64(address.value), c_size_t(8)),
+            ("cuMemsetD8_v2", c_uint64(address.value), 1, c_size_t(8)),
             ("cuCtxCreate_v2", byref(other), 0, 0),
         ):
             assert d.result(name, *arguments) == 700, name

@@ -132,6 +132,13 @@ void nvs_gate_open(uint32_t gpu, bool paced)
     atomic_store_explicit(&nvs_hot.gates[gpu], NVS_GATE_OPEN, memory_order_release);
 }
 
+nvs_gate nvs_gates[NVS_MAX_GPUS];
+
+void nvs_gate_set_dead(uint32_t gpu, bool dead)
+{
+    atomic_store_explicit(&nvs_gates[gpu].dead, dead, memory_order_seq_cst);
+}
+
 void fake_close_gate(void)
 {
     atomic_store_explicit(&nvs_hot.gates[0], NVS_GATE_CLOSED, memory_order_release);
@@ -151,6 +158,20 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
 bool nvs_context_enter(CUcontext context)
 {
     return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
+bool nvs_context_ends(CUcontext context)
+{
+    return false;
+}
+
+size_t nvs_context_hold(CUcontext context)
+{
+    return 1;
+}
+
+void nvs_context_unhold(size_t visit)
+{
 }
 
 uint32_t nvs_context_gpu(CUcontext context)

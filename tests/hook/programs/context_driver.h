@@ -44,6 +44,7 @@ void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
 static unsigned expected; /* contexts that the agent was told of before they were made */
 static uint32_t expected_gpu;
 void nvs_agent_hurry_moves(uint32_t gpu) {}
+void nvs_gate_set_dead(uint32_t gpu, bool dead) {}
 void nvs_agent_expect(uint32_t gpu) { expected++, expected_gpu = gpu; }
 nvs_slot *nvs_gate_occupy(uint32_t gpu) { return NULL; }
 void nvs_swap_lanes_context_leaving(CUcontext context) {}
