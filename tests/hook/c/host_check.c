@@ -88,6 +88,7 @@ int nvs_log_level;
 void nvs_log(int level, const char *format, ...) {}
 bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument) { return true; }
 bool nvs_context_enter(CUcontext context) { return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS; }
+CUresult nvs_context_error(void) { return CUDA_SUCCESS; }
 uint64_t nvs_host_system_left(void) { return UINT64_MAX; }
 
 int nvs_thread_start(pthread_t *thread, void *(*role)(void *), void *argument)

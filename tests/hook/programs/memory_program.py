@@ -25,7 +25,7 @@ from between_gpus import (  # type: ignore[import-not-found]  # beside this prog
 
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
 cuda = ctypes.CDLL("libcuda.so.1")
-context = ctypes.c_void_p()
+context, another = ctypes.c_void_p(), ctypes.c_void_p()
 stream = ctypes.c_void_p()
 
 
@@ -395,6 +395,8 @@ def fork_and_stay() -> int:
 COMMANDS: dict[str, Callable[..., Any]] = {
     "start": start,
     "use": use,
+    "another": lambda: cuda.cuInit(0) or cuda.cuCtxCreate_v2(ctypes.byref(another), 0, 0),
+    "switch": lambda to_another: cuda.cuCtxSetCurrent(another if to_another else context),
     "held": held,
     "alloc": lambda size: allocate("cuMemAlloc_v2", size_t(size)),
     "managed": lambda size: allocate("cuMemAllocManaged", size_t(size), 1),
