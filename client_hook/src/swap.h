@@ -243,6 +243,16 @@ typedef struct nvs_transfer { /* chunks on their way */
 /* In the context, which is current.  Afterwards nothing of it is under way; `status` says why it stopped early, if it failed.  The end of the context
  * (nvs_context_ends) stops it early too. */
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context);
+
+/* --- swap_lane.c --- */
+enum { NVS_LANE_STREAMS = 2, NVS_LANE_EVENTS = 6 };
+typedef struct nvs_lane { /* what a GPU's memory is moved with */
+    CUcontext context; /* NULL: nothing is there */
+    CUstream streams[NVS_LANE_STREAMS];
+    CUevent events[NVS_LANE_EVENTS];
+} nvs_lane;
+/* Mover thread, in the context, which is current. */
+CUresult nvs_swap_lane(uint32_t gpu, CUcontext context, nvs_lane **out);
 void nvs_swap_lanes_context_leaving(CUcontext context); /* nobody moves anything in it any more; it may live on */
 void nvs_swap_lanes_context_gone(CUcontext context);
 void nvs_swap_lanes_after_fork(void);

@@ -8,7 +8,7 @@
  * The copying stage runs on the caller's thread.  Without threads to be had all stages run there, one piece after the other.
  *
  * Everything runs in some live context of the GPU: chunks are reachable from all of them.  The context is held by a visit
- * (context.h), so that it does not end in the middle.  Streams and events are kept for the next move.
+ * (context.h), so that it does not end in the middle.
  *
  * May not go here: which chunks.
  */
@@ -22,15 +22,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
-enum { STREAMS = 2, IN_FLIGHT = 6, RING = 16, MOST_IN_A_ROW = 8 };
-
-typedef struct lane { /* what a GPU's moves are made with */
-    CUcontext context; /* NULL: nothing is there */
-    CUstream streams[STREAMS];
-    CUevent events[IN_FLIGHT];
-} lane;
-
-static lane lanes[NVS_MAX_GPUS]; /* of the GPU's mover; `context` under the lock of swap.h, for who reports that it is gone */
+enum { STREAMS = NVS_LANE_STREAMS, IN_FLIGHT = NVS_LANE_EVENTS, RING = 16, MOST_IN_A_ROW = 8 };
 
 typedef struct flight { /* a chunk on its way; each stage hands it to the next under the pipeline's lock */
     void *host[NVS_CHUNK_GRAINS];
@@ -42,7 +34,7 @@ typedef struct flight { /* a chunk on its way; each stage hands it to the next u
 /* Places are numbered as in the job: place n has flights[n % RING], and its copy events[n % IN_FLIGHT]. */
 typedef struct pipeline {
     nvs_transfer *job;
-    lane *with;
+    nvs_lane *with;
     CUcontext context;
     flight flights[RING];
     pthread_mutex_t lock; /* taken with no other, and never held across a call of the driver */
@@ -52,92 +44,6 @@ typedef struct pipeline {
     bool all_prepared; /* no more will be */
     bool stopped;      /* something failed: nothing new is begun */
 } pipeline;
-
-/* --- streams and events --- */
-
-static void forget_lane(lane *with)
-{
-    for (unsigned i = 0; i < STREAMS; i++)
-        if (with->streams[i] != NULL)
-            NVS_REAL(cuStreamDestroy_v2)(with->streams[i]);
-    for (unsigned i = 0; i < IN_FLIGHT; i++)
-        if (with->events[i] != NULL)
-            NVS_REAL(cuEventDestroy_v2)(with->events[i]);
-    *with = (lane){0};
-}
-
-/* Of another context, whose streams are destroyed while it is held; else they end with it. */
-static void replace_lane(lane *with, const lane *made)
-{
-    nvs_swap_lock();
-    const CUcontext before = with->context;
-    nvs_swap_unlock();
-    const size_t visit = nvs_context_hold(before);
-    nvs_swap_lock();
-    lane old = *with; /* empty by now if the thread that ends its context was here */
-    *with = *made;
-    nvs_swap_unlock();
-    if (old.context != NULL && visit != 0)
-        forget_lane(&old);
-    nvs_context_unhold(visit);
-}
-
-/* In the context, which is current. */
-static CUresult make_lane(lane *with, CUcontext context)
-{
-    nvs_swap_lock();
-    bool there = with->context == context;
-    nvs_swap_unlock();
-    if (there)
-        return CUDA_SUCCESS;
-    lane made = {.context = context};
-    CUresult result = CUDA_SUCCESS;
-    for (unsigned i = 0; i < STREAMS && result == CUDA_SUCCESS; i++)
-        result = NVS_REAL(cuStreamCreate)(&made.streams[i], CU_STREAM_NON_BLOCKING);
-    for (unsigned i = 0; i < IN_FLIGHT && result == CUDA_SUCCESS; i++)
-        result = NVS_REAL(cuEventCreate)(&made.events[i], CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
-    if (result != CUDA_SUCCESS) {
-        forget_lane(&made);
-        return result;
-    }
-    replace_lane(with, &made);
-    return CUDA_SUCCESS;
-}
-
-static lane take_lane_of(CUcontext context, uint32_t gpu)
-{
-    lane taken = {0};
-    nvs_swap_lock();
-    if (lanes[gpu].context == context) {
-        taken = lanes[gpu];
-        lanes[gpu] = (lane){0};
-    }
-    nvs_swap_unlock();
-    return taken;
-}
-
-void nvs_swap_lanes_context_gone(CUcontext context)
-{
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        (void)take_lane_of(context, gpu); /* its streams and events went with it */
-}
-
-void nvs_swap_lanes_context_leaving(CUcontext context)
-{
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        lane old = take_lane_of(context, gpu);
-        if (old.context != NULL && nvs_context_enter(context)) {
-            forget_lane(&old);
-            NVS_REAL(cuCtxPopCurrent_v2)(&context);
-        }
-    }
-}
-
-void nvs_swap_lanes_after_fork(void)
-{
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        lanes[gpu] = (lane){0};
-}
 
 /* --- what all stages do --- */
 
@@ -514,8 +420,8 @@ static bool run_together(pipeline *p)
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context)
 {
     enum { FEW = 1 }; /* not worth a thread */
-    pipeline p = {.job = job, .with = &lanes[job->gpu], .context = context};
-    CUresult result = make_lane(p.with, context);
+    pipeline p = {.job = job, .context = context};
+    CUresult result = nvs_swap_lane(job->gpu, context, &p.with);
     if (result != CUDA_SUCCESS) {
         job->status = NVS_CUDA_FAILED;
         job->failure = result;

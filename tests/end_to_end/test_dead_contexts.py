@@ -53,7 +53,7 @@ def programs(node: Node, built: Built, tmp_path: Path, mode: str, **variables: s
 
 
 @pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
-@pytest.mark.parametrize("mode", ["device", "managed", "swap"])
+@pytest.mark.parametrize("mode", ["device", "swap"])
 def test_a_rival_of_a_faulted_program(node: Node, built: Built, tmp_path: Path, saturate: Path, mode: str) -> None:
     """Broken: a failed notebook keeps the card until somebody closes it, or waits hours to hear of its failure."""
     node.start_coordinator("--quantum=3600s")

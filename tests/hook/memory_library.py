@@ -32,7 +32,7 @@ SOURCES: Final = (
         "pool_book",
     ),
     *("ipc_export", "ipc_import", "ipc_reach", "ipc_server", "ipc_socket"),
-    *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_move"),
+    *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_lane", "swap_move"),
     *(
         "swap_pipeline",
         "swap_rights",
