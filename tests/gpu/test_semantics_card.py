@@ -29,6 +29,9 @@ pytestmark = pytest.mark.gpu
 PACED = {"handler_launches", "handler_jumps"}
 """They work until a signal falls into a wait for the lease, and count on the simulated GPU's pace for that."""
 
+WAITING = {("managed", "null_stream")}
+"""On a card a memset of managed memory waits for the stream's earlier work, so nothing is left to be drained."""
+
 CASES = [
     (program, case)
     for program in ("semantics_work", "semantics_captures", "semantics_life")
@@ -85,6 +88,8 @@ def test_all_cases_on_the_card(runtime: RuntimeDir, compiled: Path, mode: str) -
     """A framework would compute something else, fail or hang on the driver that matters."""
     wrong = {}
     for program, case in CASES:
+        if (mode, case) in WAITING:
+            continue
         if why := outcome(runtime.path, mode, compiled / program, case):
             alone = outcome(runtime.path, "", compiled / program, case)
             wrong[case] = f"{why}; without the hook: {alone or 'good'}"
