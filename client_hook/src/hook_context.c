@@ -75,7 +75,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
  * (drain.c).  True: it was known. */
 static bool withdraw(CUcontext context, uint32_t gpu)
 {
-    nvs_pacing_context_gone();
+    nvs_pacing_context_gone(context);
     const bool known = nvs_context_leaving(context, nvs_self);
     nvs_agent_hurry_moves(gpu); /* a move that waits for room has a visit to it */
     nvs_context_await_visitors(context);
@@ -86,7 +86,7 @@ static bool withdraw(CUcontext context, uint32_t gpu)
 /* After it has, or has not. */
 static void ended(CUcontext context, nvs_slot *held)
 {
-    nvs_pacing_context_gone(); /* again: another thread may have made events meanwhile */
+    nvs_pacing_context_gone(context); /* again: another thread may have made events meanwhile */
     nvs_context_gone(context);
     nvs_marks_context_gone(context);
     nvs_captures_context_gone(context);

@@ -356,6 +356,14 @@ void nvs_pace_stream_drop(nvs_pace_stream *entry)
         (void)NVS_REAL(cuEventDestroy_v2)(entry->done);
 }
 
+bool nvs_pace_stream_has_events(const nvs_pace_stream *entry)
+{
+    bool has = entry->done != NULL;
+    for (unsigned i = 0; i < NVS_PACE_RING; i++)
+        has |= entry->ring[i].event != NULL;
+    return has;
+}
+
 void nvs_pace_stream_after_fork(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {

@@ -79,6 +79,12 @@ static inline bool nvs_pace_stream_add(nvs_pace_stream *entry, uint64_t what, co
     return known_ns == 0 || entry->stretch.ns >= entry->every_ns;
 }
 
+/* Where its events live; NULL: not known. */
+static inline CUcontext nvs_pace_stream_context(const nvs_pace_stream *entry)
+{
+    return entry->context != NULL ? entry->context : entry->owner;
+}
+
 /* While nothing is ever pending: so many more of the thread, by now. */
 void nvs_pace_stream_visited(nvs_pace_stream *entry, uint32_t submissions, uint64_t now_ns);
 void nvs_pace_stream_nothing_since(nvs_pace_stream *entry); /* what was submitted since the last event does not count */
@@ -88,6 +94,7 @@ void nvs_pace_stream_look(nvs_pace_stream *entry, uint32_t synchronized, nvs_pac
 void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now);
 bool nvs_pace_stream_rare(const nvs_pace_stream *entry); /* looked at as seldom as can be */
 void nvs_pace_stream_drop(nvs_pace_stream *entry);       /* its events, before the entry is used for another stream */
+bool nvs_pace_stream_has_events(const nvs_pace_stream *entry);
 void nvs_pace_stream_after_fork(void);
 
 #endif

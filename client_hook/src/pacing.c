@@ -12,7 +12,10 @@
  *
  * Nothing is recorded, queried or waited for while any stream of the process is being captured, and all of it is done in
  * relaxed capture mode, so that a capture which begins at that very moment elsewhere is not invalidated by us.
- * When a context is destroyed its events die with it: nvs_pacing_context_gone() makes every thread forget what it has.
+ * When a context is destroyed its events die with it: nvs_pacing_context_gone() makes every thread forget what it has there.
+ *
+ * The driver may not be called while a thread is torn down.  Records of ended threads wait in a list.  A later look of any thread destroys
+ * their events, inside of a visit to each context, which therefore cannot end meanwhile.
  */
 #include "pacing.h"
 
@@ -25,7 +28,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     STREAMS = 16,        /* streams that a thread has in mind; others take the place of the one not used for longest */
@@ -33,6 +35,8 @@ enum {
     IDLE_STRIDE = 251,   /* the same while nothing is ever pending */
     UNPACED_STRIDE = 1024, /* where nothing is paced at all */
     RECENT = 256,        /* looks of a thread: a stream not used for so long does not count as busy */
+    GONE = 64,           /* ends of contexts that are remembered: a thread that has missed more of them forgets all its events */
+    ENDED_AT_ONCE = 2,   /* records of ended threads that one look removes: more than one, so that the list cannot grow */
     WINDOW_BITS = 24,    /* 17 ms: a thread that was not here in this window or the one before does not share the budget */
 };
 #define DEFAULT_BUDGET_NS 10000000u /* of who is alone, before a coordinator has named one */
@@ -41,6 +45,7 @@ enum {
                                        more than 1024 launches do not fit into the driver's queue however late one looks */
 
 typedef struct pace_thread {
+    struct pace_thread *next; /* in the list of ended threads */
     uint32_t generation;
     uint32_t stride;    /* while alone */
     uint32_t synchronized; /* how often it has waited for its work by itself */
@@ -55,17 +60,35 @@ typedef struct pace_thread {
 static _Atomic uint64_t budgets[NVS_MAX_GPUS];      /* 0: nobody else is there */
 static _Atomic uint64_t lone_budgets[NVS_MAX_GPUS]; /* 0: not managed (yet): not paced */
 static _Atomic uint64_t crowds[NVS_MAX_GPUS];       /* window, threads in the one before, threads in it: 32, 16, 16 bits */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "ended threads" in the lock order of base.h: of the next three */
 static _Atomic uint32_t generation; /* grows when events may have died */
+static CUcontext gone[GONE];        /* of each generation: the context that ended */
+static _Atomic(pace_thread *) ended; /* relaxed: looked at without the lock too, and again with it */
 static _Thread_local pace_thread *mine __attribute__((tls_model("initial-exec")));
 static pthread_key_t key;
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static bool key_made;
 
+static bool has_events(const pace_thread *thread)
+{
+    bool has = false;
+    for (unsigned i = 0; i < STREAMS; i++)
+        has |= nvs_pace_stream_has_events(&thread->streams[i]);
+    return has;
+}
+
 static void thread_ends(void *argument)
 {
-    /* Its events stay until their context is destroyed: the driver may not be called while a thread is torn down. */
+    pace_thread *thread = argument;
     mine = NULL;
-    free(argument);
+    if (!has_events(thread)) {
+        free(thread);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    thread->next = atomic_load_explicit(&ended, memory_order_relaxed);
+    atomic_store_explicit(&ended, thread, memory_order_relaxed); /* see its declaration */
+    pthread_mutex_unlock(&lock);
 }
 
 static void make_key(void) { key_made = pthread_key_create(&key, thread_ends) == 0; }
@@ -81,21 +104,92 @@ static pace_thread *make_thread(void)
         return NULL;
     }
     thread->stride = NVS_FIRST_STRIDE;
+    thread->generation = atomic_load_explicit(&generation, memory_order_acquire); /* as in outdated() */
     return mine = thread;
+}
+
+/* Locked.  Has the context of these events ended since that generation?  Also true where it is not known. */
+static bool lost(const nvs_pace_stream *entry, uint32_t since)
+{
+    const uint32_t now = atomic_load_explicit(&generation, memory_order_relaxed); /* changes under the lock */
+    const CUcontext context = nvs_pace_stream_context(entry);
+    bool found = now - since > GONE || context == NULL;
+    for (uint32_t each = since + 1; !found && each != now + 1; each++)
+        found = gone[each % GONE] == context;
+    return found;
+}
+
+/* Forgets the events that have died. */
+static void catch_up(pace_thread *thread)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < STREAMS; i++)
+        if (lost(&thread->streams[i], thread->generation))
+            thread->streams[i] = (nvs_pace_stream){.stream = NULL};
+    thread->generation = atomic_load_explicit(&generation, memory_order_relaxed); /* as above */
+    pthread_mutex_unlock(&lock);
+    thread->last = NULL;
+    thread->stride = NVS_FIRST_STRIDE;
+}
+
+static bool outdated(const pace_thread *thread)
+{
+    return thread->generation != atomic_load_explicit(&generation, memory_order_acquire); /* pairs with nvs_pacing_context_gone */
 }
 
 static pace_thread *my_thread(void)
 {
     pace_thread *thread = mine;
-    uint32_t now = atomic_load_explicit(&generation, memory_order_acquire); /* pairs with nvs_pacing_context_gone */
     if (thread == NULL && (thread = make_thread()) == NULL)
         return NULL;
-    if (thread->generation != now) {
-        memset(thread, 0, sizeof *thread);
-        thread->stride = NVS_FIRST_STRIDE;
-        thread->generation = now;
-    }
+    if (outdated(thread))
+        catch_up(thread);
     return thread;
+}
+
+/* --- ended threads --- */
+
+static bool destroy_events(CUcontext context, void *argument)
+{
+    pace_thread *thread = argument;
+    if (outdated(thread)) /* the handle may be that of another context by now */
+        catch_up(thread);
+    for (unsigned i = 0; i < STREAMS; i++) {
+        nvs_pace_stream *entry = &thread->streams[i];
+        if (nvs_pace_stream_context(entry) != context)
+            continue;
+        nvs_pace_stream_drop(entry);
+        *entry = (nvs_pace_stream){.stream = NULL};
+    }
+    return true;
+}
+
+static pace_thread *take_ended(void)
+{
+    if (NVS_LIKELY(atomic_load_explicit(&ended, memory_order_relaxed) == NULL)) /* see its declaration */
+        return NULL;
+    pthread_mutex_lock(&lock);
+    pace_thread *thread = atomic_load_explicit(&ended, memory_order_relaxed); /* as above */
+    if (thread != NULL)
+        atomic_store_explicit(&ended, thread->next, memory_order_relaxed); /* as above */
+    pthread_mutex_unlock(&lock);
+    return thread;
+}
+
+/* Events in a context that is not visited end with it: it is ending now, or no hook has seen it. */
+static void remove_ended(void)
+{
+    pace_thread *thread;
+    for (unsigned count = 0; count < ENDED_AT_ONCE && (thread = take_ended()) != NULL; count++) {
+        uint32_t gpus = 0;
+        for (unsigned i = 0; i < STREAMS; i++)
+            if (nvs_pace_stream_has_events(&thread->streams[i]))
+                gpus |= 1u << thread->streams[i].gpu;
+        for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+            if ((gpus >> gpu & 1) != 0)
+                (void)nvs_each_context(gpu, destroy_events, thread);
+        free(thread);
+    }
 }
 
 static nvs_pace_stream *my_stream(pace_thread *thread, uint32_t gpu, CUstream stream, CUcontext context)
@@ -189,6 +283,7 @@ static __attribute__((noinline)) void look(pace_thread *thread, nvs_pace_stream 
     nvs_pace_stream_look(entry, thread->synchronized, now);
     thread->each_ns = entry->each_ns;
     choose_stride(thread, entry);
+    remove_ended();
     if (exchanged)
         (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     errno = saved;
@@ -236,7 +331,7 @@ static inline bool counted(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64
     nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* stands for itself */
     if (NVS_UNLIKELY(entry == NULL) || NVS_UNLIKELY(now.budget_ns == 0) || NVS_UNLIKELY(entry->lone) || NVS_UNLIKELY(entry->every == 0) ||
         NVS_UNLIKELY(entry->stream != stream) || NVS_UNLIKELY(entry->gpu != gpu) ||
-        NVS_UNLIKELY(thread->generation != atomic_load_explicit(&generation, memory_order_acquire)) || /* as in my_thread */
+        NVS_UNLIKELY(outdated(thread)) ||
         NVS_UNLIKELY(entry->context != NULL && /* relaxed: see hot.h */
                      entry->context != atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed)))
         return false;
@@ -274,15 +369,23 @@ void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns)
     atomic_store_explicit(&budgets[gpu], budget_ns, memory_order_relaxed);
 }
 
-void nvs_pacing_context_gone(void)
+void nvs_pacing_context_gone(CUcontext context)
 {
-    atomic_fetch_add_explicit(&generation, 1, memory_order_release); /* pairs with my_thread */
+    pthread_mutex_lock(&lock);
+    const uint32_t next = atomic_load_explicit(&generation, memory_order_relaxed) + 1; /* changes under the lock */
+    gone[next % GONE] = context;
+    atomic_store_explicit(&generation, next, memory_order_release); /* pairs with outdated() */
+    pthread_mutex_unlock(&lock);
 }
 
 void nvs_pacing_after_fork(void)
 {
     nvs_pace_stream_after_fork();
-    mine = NULL; /* the parent's events; its memory is not worth a call to free() here */
+    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    atomic_store_explicit(&ended, NULL, memory_order_relaxed); /* the parent's events, as the next */
+    if (mine != NULL)
+        mine->generation -= GONE + 1; /* when this thread ends, it has none; its memory is not worth a call to free() here */
+    mine = NULL;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         atomic_store_explicit(&budgets[gpu], 0, memory_order_relaxed);
         atomic_store_explicit(&lone_budgets[gpu], 0, memory_order_relaxed);

@@ -31,7 +31,7 @@ nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns);
 bool nvs_gpu_idle(uint32_t gpu);
 
 /* A context is about to be destroyed or reset, and with it the events of pacing in it.  Cheap; any thread. */
-void nvs_pacing_context_gone(void);
+void nvs_pacing_context_gone(CUcontext context);
 
 void nvs_pacing_after_fork(void);
 

@@ -52,7 +52,7 @@ void nvs_gate_vacate(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new) {}
-void nvs_pacing_context_gone(void) {}
+void nvs_pacing_context_gone(CUcontext context) {}
 void nvs_marks_context_gone(CUcontext context) {}
 static _Atomic unsigned marked_contexts, marked_streams, open_captures;
 static int yields;
