@@ -35,7 +35,7 @@ static CUresult get(void *out, CUpointer_attribute attribute, CUdeviceptr pointe
     if (one == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: value = (uintptr_t)(one->kind == MEM_MAPPED || one->kind == MEM_POOL ? NULL : one->context); break;
+    case CU_POINTER_ATTRIBUTE_CONTEXT: value = (uintptr_t)(one->kind == MEM_MAPPED || one->kind == MEM_POOL || one->kind == MEM_GRAPH ? NULL : one->context); break;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: value = device_side(one) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: value = pointer; break;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:

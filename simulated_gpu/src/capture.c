@@ -125,6 +125,8 @@ CUresult nvs_sim_capture_add(sim_stream *stream, const sim_work *work)
     if (result != CUDA_SUCCESS)
         return result;
     node->work = *work;
+    if (work->kind == OP_ALLOCATE)
+        node->memory = nvs_sim_graph_memory_at(work->u.pointer);
     if (work->kind == OP_COPY)
         nvs_sim_copy_describe(&work->u.copy, &node->copy);
     if (work->kind == OP_FILL)

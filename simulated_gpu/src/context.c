@@ -91,6 +91,7 @@ static void close_context(sim_context *context)
     while (*link != context)
         link = &(*link)->next;
     *link = context->next;
+    nvs_sim_graph_context_gone(device);
     if (nvs_sim_settings.context_bytes != 0 && context->owner == NULL)
         nvs_sim_uncharge(device->gpu, nvs_sim_settings.context_bytes);
     nvs_sim_attach(device->gpu, -1);
@@ -398,6 +399,7 @@ static CUresult synchronize(sim_context *context)
     for (sim_context *green = context->device->contexts; context->primary && green != NULL; green = green->next)
         if (green->owner == context)
             nvs_sim_context_wait(green);
+    nvs_sim_pools_synchronized(context->device);
     return context->error;
 }
 

@@ -116,7 +116,8 @@ CUresult nvs_sim_execute(sim_stream *stream, const sim_work *work, uint64_t end_
         nvs_sim_managed_prefetch(work->u.prefetch.pointer, work->u.prefetch.bytes, work->u.prefetch.gpu);
         return CUDA_SUCCESS;
     case OP_FREE:
-        nvs_sim_release((uintptr_t)work->u.pointer);
+        if (nvs_sim_graph_memory_at(work->u.pointer) == NULL) /* a graph's was freed when this was queued */
+            nvs_sim_release((uintptr_t)work->u.pointer);
         return CUDA_SUCCESS;
     case OP_WRITE_VALUE:
         if (!nvs_sim_kernel_reaches(stream->context, (uintptr_t)work->u.write.pointer, work->u.write.bytes))

@@ -191,6 +191,7 @@ SIM_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent hEvent)
             pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
         nvs_sim_fence_unref(fence);
     }
+    nvs_sim_pools_synchronized(context->device);
     return nvs_sim_return(context->error);
 }
 

@@ -19,6 +19,8 @@ void nvs_sim_node_free(sim_node *node)
 {
     if (node->child != NULL)
         nvs_sim_graph_free(node->child);
+    if (node->memory != NULL)
+        nvs_sim_graph_memory_unref(node->memory);
     free(node->dependencies);
     node->magic = 0;
     free(node);
@@ -109,6 +111,8 @@ CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out)
         twin->id = node->id;
         twin->work = node->work;
         twin->event = node->event;
+        if ((twin->memory = node->memory) != NULL)
+            nvs_sim_graph_memory_ref(twin->memory);
         for (int i = 0; i < 3; i++) {
             twin->values[i] = node->values[i];
             twin->arguments[i] = &twin->values[i];
@@ -211,6 +215,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphClone(CUgraph *phGraphClone, CUgraph original
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(phGraphClone != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(nvs_sim_graph_find(originalGraph, &graph));
+    NVS_SIM_CHECK(!nvs_sim_graph_allocates(graph), CUDA_ERROR_NOT_SUPPORTED);
     NVS_SIM_TRY(nvs_sim_graph_clone(graph, &copy));
     *phGraphClone = (CUgraph)(void *)copy;
     return nvs_sim_return(CUDA_SUCCESS);
@@ -406,6 +411,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode hNode)
     NVS_SIM_ENTER();
     NVS_SIM_TRY(nvs_sim_node_find(hNode, &node));
     sim_graph *graph = node->graph;
+    NVS_SIM_CHECK(!nvs_sim_graph_allocates(graph), CUDA_ERROR_NOT_SUPPORTED);
     sim_node **link = &graph->nodes;
     while (*link != node)
         link = &(*link)->next;

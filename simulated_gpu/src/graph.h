@@ -13,6 +13,7 @@ struct sim_node {
     sim_work work;
     sim_event *event; /* of record and wait nodes */
     sim_graph *child;
+    sim_graph_memory *memory; /* of a node that allocates */
     uint64_t values[3]; /* of a kernel: the parameters that nvs_sim_kernel_work looked at */
     void *arguments[3];
     CUDA_KERNEL_NODE_PARAMS kernel;
@@ -43,6 +44,16 @@ struct sim_capture {
     bool invalid;
 };
 
+typedef struct sim_graph_hold { /* the memory of an executable; graph_memory.c */
+    struct sim_graph_hold *next;
+    uint64_t origin; /* id of the graph that it was made from */
+    sim_node *const *order;
+    size_t count;
+    sim_device *device; /* NULL: it allocates nothing */
+    uint64_t bytes;
+    bool attached; /* the card has given them */
+} sim_graph_hold;
+
 sim_graph *nvs_sim_graph_new(void);
 void nvs_sim_graph_free(sim_graph *graph);
 CUresult nvs_sim_graph_find(CUgraph handle, sim_graph **out);
@@ -58,6 +69,13 @@ CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *
 CUresult nvs_sim_node_set_general(sim_node *node, const CUgraphNodeParams *params);
 /* `params` may be the event or the child itself; the context is that of copies and fills, or NULL. */
 CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params, CUcontext context);
+
+/* graph_memory.c */
+bool nvs_sim_graph_allocates(const sim_graph *graph);
+CUresult nvs_sim_graph_hold(sim_graph_hold *hold, const sim_graph *of, sim_node *const *order, size_t count);
+void nvs_sim_graph_release(sim_graph_hold *hold);
+CUresult nvs_sim_graph_attach(sim_graph_hold *hold);
+CUresult nvs_sim_graph_allocate(sim_graph_hold *hold, bool frees_first); /* at a launch */
 
 /* copy_shapes.c */
 CUresult nvs_sim_copy_from_3d(const CUDA_MEMCPY3D *shape, sim_copy *out);

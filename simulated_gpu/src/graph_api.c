@@ -13,12 +13,14 @@ typedef struct sim_exec {
     sim_graph *graph;
     sim_node **order;
     bool *disabled;
+    sim_graph_hold hold;
     cuuint64_t flags;
     uint64_t id;
 } sim_exec;
 
 static void free_exec(sim_exec *exec)
 {
+    nvs_sim_graph_release(&exec->hold);
     if (exec->graph != NULL)
         nvs_sim_graph_free(exec->graph);
     free(exec->order);
@@ -44,6 +46,8 @@ static CUresult instantiate(CUgraphExec *out, CUgraph handle, cuuint64_t flags)
         result = nvs_sim_graph_sort(exec->graph, &exec->order);
     if (result == CUDA_SUCCESS && (exec->disabled = calloc(exec->graph->count + 1, sizeof *exec->disabled)) == NULL)
         result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_graph_hold(&exec->hold, graph, exec->order, exec->graph->count);
     if (result != CUDA_SUCCESS)
         free_exec(exec);
     else
@@ -221,6 +225,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStre
     if (stream->capture != NULL)
         return nvs_sim_return(nvs_sim_capture_check(stream)); /* what is ready cannot be captured */
     NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
+    NVS_SIM_TRY(nvs_sim_graph_allocate(&exec->hold, (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0));
     return nvs_sim_return(queue_graph(stream, exec->graph, exec->order, exec->disabled, &first));
 }
 
@@ -231,6 +236,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec hGraphExec, CUstream hStre
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(hGraphExec, &exec));
     NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    NVS_SIM_TRY(nvs_sim_graph_attach(&exec->hold));
     sim_work work = {.kind = OP_EMPTY};
     return nvs_sim_return(nvs_sim_submit(stream, &work));
 }
@@ -366,11 +372,12 @@ static CUresult update(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExe
         nvs_sim_graph_free(copy);
         return result;
     }
+    nvs_sim_graph_release(&exec->hold);
     nvs_sim_graph_free(exec->graph);
     free(exec->order);
     exec->graph = copy;
     exec->order = order;
-    return CUDA_SUCCESS;
+    return nvs_sim_graph_hold(&exec->hold, graph, order, copy->count);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,

@@ -89,6 +89,8 @@ static CUresult set_child(sim_node *node, CUgraph handle)
 {
     sim_graph *child, *copy;
     CUresult result = nvs_sim_graph_find(handle, &child);
+    if (result == CUDA_SUCCESS && nvs_sim_graph_allocates(child))
+        result = CUDA_ERROR_NOT_SUPPORTED;
     if (result == CUDA_SUCCESS)
         result = nvs_sim_graph_clone(child, &copy);
     if (result != CUDA_SUCCESS)
@@ -97,6 +99,40 @@ static CUresult set_child(sim_node *node, CUgraph handle)
         nvs_sim_graph_free(node->child);
     copy->owned = true;
     node->child = copy;
+    return CUDA_SUCCESS;
+}
+
+/* The address that is told is the same each time it runs. */
+static CUresult set_alloc(sim_node *node, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+{
+    sim_context *context = nvs_sim_current();
+    sim_device *device;
+    sim_graph_memory *memory;
+    if (params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE || params->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = nvs_sim_device(params->poolProps.location.id, &device);
+    if (result != CUDA_SUCCESS || node->memory != NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_NOT_SUPPORTED;
+    if (context == NULL || context->device != device)
+        context = &device->primary;
+    result = nvs_sim_graph_memory_new(context, params->bytesize, &memory);
+    if (result != CUDA_SUCCESS)
+        return result;
+    uint64_t accessors = UINT64_C(1) << device->ordinal;
+    for (size_t i = 0; i < params->accessDescCount; i++)
+        accessors |= UINT64_C(1) << params->accessDescs[i].location.id;
+    node->memory = memory;
+    params->dptr = nvs_sim_graph_memory_pointer(memory);
+    nvs_sim_find((uintptr_t)params->dptr)->accessed_by = accessors;
+    node->work = (sim_work){.kind = OP_ALLOCATE, .u.pointer = params->dptr};
+    return CUDA_SUCCESS;
+}
+
+static CUresult set_free(sim_node *node, const CUdeviceptr *pointer)
+{
+    if (nvs_sim_graph_memory_at(*pointer) == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    node->work = (sim_work){.kind = OP_FREE, .u.pointer = *pointer};
     return CUDA_SUCCESS;
 }
 
@@ -110,6 +146,8 @@ typedef struct told {
         const CUDA_HOST_NODE_PARAMS *host;
         CUevent event;
         CUgraph child;
+        CUDA_MEM_ALLOC_NODE_PARAMS *alloc; /* dptr: told to the caller */
+        const CUdeviceptr *free;
     };
 } told;
 
@@ -123,6 +161,8 @@ static CUresult set(sim_node *node, told params)
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: return set_event(node, params.event);
     case CU_GRAPH_NODE_TYPE_GRAPH: return set_child(node, params.child);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return params.alloc != NULL ? set_alloc(node, params.alloc) : CUDA_ERROR_INVALID_VALUE;
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: return set_free(node, params.free);
     case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -168,6 +208,8 @@ ADD(cuGraphAddEmptyNode, EMPTY, , (told){.event = NULL})
 ADD(cuGraphAddChildGraphNode, GRAPH, COMMA CUgraph child, (told){.child = child})
 ADD(cuGraphAddEventRecordNode, EVENT_RECORD, COMMA CUevent event, (told){.event = event})
 ADD(cuGraphAddEventWaitNode, WAIT_EVENT, COMMA CUevent event, (told){.event = event})
+ADD(cuGraphAddMemAllocNode, MEM_ALLOC, COMMA CUDA_MEM_ALLOC_NODE_PARAMS *params, (told){.alloc = params})
+ADD(cuGraphAddMemFreeNode, MEM_FREE, COMMA CUdeviceptr dptr, (told){.free = &dptr})
 
 /* cuda.h before 12 knew no CUkernel: the same without the two last members. */
 static CUDA_KERNEL_NODE_PARAMS widen(const CUDA_KERNEL_NODE_PARAMS_v1 *old)
@@ -192,6 +234,7 @@ typedef struct general {
     CUDA_MEMCPY3D copy;
     CUDA_MEMSET_NODE_PARAMS fill;
     CUDA_HOST_NODE_PARAMS host;
+    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
     told params;
 } general;
 
@@ -226,17 +269,27 @@ static CUresult unpack(const CUgraphNodeParams *from, general *out)
     case CU_GRAPH_NODE_TYPE_GRAPH: out->params.child = from->graph.graph; return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: out->params.event = from->eventRecord.event; return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT: out->params.event = from->eventWait.event; return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+        out->alloc = (CUDA_MEM_ALLOC_NODE_PARAMS){.poolProps = from->alloc.poolProps, .accessDescs = from->alloc.accessDescs,
+                                                  .accessDescCount = from->alloc.accessDescCount, .bytesize = from->alloc.bytesize};
+        out->params.alloc = &out->alloc;
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEM_FREE: out->params.free = &from->free.dptr; return CUDA_SUCCESS;
     case CU_GRAPH_NODE_TYPE_EMPTY: return CUDA_SUCCESS;
     default: return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
 
 static CUresult add_general(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                            const CUgraphNodeParams *params)
+                            CUgraphNodeParams *params)
 {
     general all = {0};
     CUresult result = params == NULL ? CUDA_ERROR_INVALID_VALUE : unpack(params, &all);
-    return result == CUDA_SUCCESS ? add(out, graph, dependencies, count, params->type, all.params) : result;
+    if (result == CUDA_SUCCESS)
+        result = add(out, graph, dependencies, count, params->type, all.params);
+    if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        params->alloc.dptr = all.alloc.dptr;
+    return result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
@@ -347,6 +400,24 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeP
     NVS_SIM_TRY(typed(hNode, nodeParams->type, nodeParams, &node));
     NVS_SIM_TRY(unpack(nodeParams, &all));
     return nvs_sim_return(set(node, all.params));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode hNode, CUDA_MEM_ALLOC_NODE_PARAMS *params_out)
+{
+    ENTER_NODE(MEM_ALLOC, params_out);
+    const sim_allocation *allocation = nvs_sim_find((uintptr_t)node->work.u.pointer);
+    NVS_SIM_CHECK(allocation != NULL, CUDA_ERROR_INVALID_VALUE); /* its context has ended */
+    *params_out = (CUDA_MEM_ALLOC_NODE_PARAMS){.bytesize = allocation->bytes, .dptr = allocation->base};
+    params_out->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    params_out->poolProps.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = allocation->device->ordinal};
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out)
+{
+    ENTER_NODE(MEM_FREE, dptr_out);
+    *dptr_out = node->work.u.pointer;
+    return nvs_sim_return(CUDA_SUCCESS);
 }
 
 /* The same for the copy of a node in an exec, which graph_api.c finds. */

@@ -137,6 +137,8 @@ CUresult nvs_sim_release(uintptr_t base)
         nvs_sim_uncharge(allocation.device->gpu, allocation.charged_bytes);
     if (allocation.kind == MEM_POOL)
         nvs_sim_pool_freed(&allocation);
+    if (allocation.kind == MEM_GRAPH)
+        nvs_sim_graph_memory_gone(&allocation);
     if (allocation.kind == MEM_REGISTERED)
         return CUDA_SUCCESS;
     if (allocation.mapped_bytes != 0)
@@ -189,9 +191,18 @@ SIM_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
     NVS_SIM_CHECK(allocation != NULL && allocation->base == (uintptr_t)dptr, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_CHECK(allocation->kind == MEM_DEVICE || allocation->kind == MEM_MANAGED || allocation->kind == MEM_POOL,
+    NVS_SIM_CHECK(allocation->kind == MEM_DEVICE || allocation->kind == MEM_MANAGED || allocation->kind == MEM_POOL ||
+                      allocation->kind == MEM_GRAPH,
                   CUDA_ERROR_INVALID_VALUE);
-    nvs_sim_device_wait(allocation->device); /* what uses it has ended, as the driver sees to it */
+    sim_device *device = allocation->device;
+    if (allocation->kind == MEM_GRAPH) {
+        const bool allocated = nvs_sim_graph_memory_free(allocation->handle);
+        nvs_sim_device_wait(device);
+        return nvs_sim_return(allocated ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+    }
+    NVS_SIM_CHECK(!allocation->freed, CUDA_ERROR_INVALID_VALUE);
+    allocation->freed = true; /* a driver 580 goes on counting it as the pool's */
+    nvs_sim_device_wait(device); /* what uses it has ended, as the driver sees to it */
     return nvs_sim_return(nvs_sim_release((uintptr_t)dptr));
 }
 

@@ -1,18 +1,25 @@
 /* Stream-ordered allocation.
  *
  * Memory is there from the call on, which is earlier than the order of the stream demands, and goes when the stream reaches the
- * free.  Nothing is kept for reuse: a pool is an account, its reserved memory is what is in use.
+ * free.  Nothing is kept for reuse: a pool is an account.  Its figures are those of a driver 580 (measured):
+ *  - used: what was asked for, until the call that frees it.  What cuMemFree frees is counted for ever.
+ *  - reserved: whole pieces of 32 MiB.  A wait for a stream, an event or a context gives back what is free, if that is more than the
+ *    threshold; so does a trim.  A real pool is also fragmented, and the card holds what it reserves; this one is charged by use.
  */
 #include "sim.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#define PIECE (UINT64_C(32) << 20)
+
 typedef struct sim_pool {
     uint32_t magic;
+    struct sim_pool *next; /* of the device */
     sim_device *device;
     bool built_in;
-    uint64_t used, high, threshold;
+    uint64_t used, used_high, reserved, reserved_high, threshold;
+    uint64_t held; /* what no stream has reached the free of */
     uint64_t accessors; /* devices, by bit */
     int reuse[4]; /* the switches; remembered only */
 } sim_pool;
@@ -23,8 +30,38 @@ static CUresult make_pool(sim_device *device, bool built_in, sim_pool **out)
     if (pool == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *pool = (sim_pool){.magic = SIM_POOL, .device = device, .built_in = built_in, .accessors = 1ull << device->ordinal, .reuse = {1, 1, 1, 1}};
+    pool->next = device->pools;
+    device->pools = pool;
     *out = pool;
     return CUDA_SUCCESS;
+}
+
+static uint64_t pieces(uint64_t bytes) { return bytes > UINT64_MAX - PIECE ? UINT64_MAX : (bytes + PIECE - 1) / PIECE * PIECE; }
+
+static void allocated(sim_pool *pool, uint64_t bytes)
+{
+    pool->used += bytes;
+    pool->held += bytes;
+    if (pool->reserved < pieces(pool->held))
+        pool->reserved = pieces(pool->held);
+    if (pool->used_high < pool->used)
+        pool->used_high = pool->used;
+    if (pool->reserved_high < pool->reserved)
+        pool->reserved_high = pool->reserved;
+}
+
+static void shrink(sim_pool *pool, uint64_t keep)
+{
+    const uint64_t least = pieces(pool->held > keep ? pool->held : keep);
+    if (pool->reserved > least)
+        pool->reserved = least;
+}
+
+void nvs_sim_pools_synchronized(sim_device *device)
+{
+    for (sim_pool *pool = device->pools; pool != NULL; pool = pool->next)
+        if (pool->reserved > pool->threshold)
+            shrink(pool, pool->threshold);
 }
 
 static CUresult pool_of(sim_device *device, sim_pool **out)
@@ -51,7 +88,26 @@ void nvs_sim_pool_freed(const sim_allocation *allocation)
 {
     sim_pool *pool = allocation->handle;
     if (pool != NULL && pool->magic == SIM_POOL)
-        pool->used -= allocation->charged_bytes;
+        pool->held -= allocation->bytes;
+    if (pool != NULL && pool->magic == SIM_POOL && !allocation->freed)
+        pool->used -= allocation->bytes;
+}
+
+/* The graph's, from no pool. */
+static CUresult capture(CUdeviceptr *out, size_t bytes, sim_context *context, uint64_t accessors, sim_stream *stream)
+{
+    sim_graph_memory *memory;
+    CUresult result = nvs_sim_graph_memory_new(context, bytes, &memory);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const CUdeviceptr pointer = nvs_sim_graph_memory_pointer(memory);
+    nvs_sim_find((uintptr_t)pointer)->accessed_by = accessors;
+    result = nvs_sim_capture_add(stream, &(sim_work){.kind = OP_ALLOCATE, .u.pointer = pointer});
+    if (result == CUDA_SUCCESS)
+        *out = pointer;
+    else
+        nvs_sim_graph_memory_unref(memory);
+    return result;
 }
 
 static CUresult allocate(CUdeviceptr *out, size_t bytes, sim_pool *pool, CUstream handle)
@@ -62,23 +118,19 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, sim_pool *pool, CUstrea
         result = pool_of(stream->context->device, &pool);
     if (result == CUDA_SUCCESS)
         result = stream->context->error;
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_allocate(pool->device == stream->context->device ? stream->context : &pool->device->primary, bytes, MEM_POOL, 0, out);
+    if (result != CUDA_SUCCESS)
+        return result;
+    sim_context *context = pool->device == stream->context->device ? stream->context : &pool->device->primary;
+    if (stream->capture != NULL)
+        return capture(out, bytes, context, pool->accessors, stream);
+    result = nvs_sim_allocate(context, bytes, MEM_POOL, 0, out);
     if (result != CUDA_SUCCESS)
         return result;
     sim_allocation *allocation = nvs_sim_find((uintptr_t)*out);
     allocation->handle = pool;
     allocation->accessed_by = pool->accessors;
-    pool->used += allocation->charged_bytes;
-    if (pool->used > pool->high)
-        pool->high = pool->used;
-    if (stream->capture == NULL)
-        return CUDA_SUCCESS;
-    sim_work work = {.kind = OP_ALLOCATE, .u.pointer = *out};
-    result = nvs_sim_capture_add(stream, &work);
-    if (result != CUDA_SUCCESS)
-        nvs_sim_release((uintptr_t)*out);
-    return result;
+    allocated(pool, bytes);
+    return CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)
@@ -106,9 +158,21 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
     sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
     NVS_SIM_CHECK(allocation != NULL && allocation->base == (uintptr_t)dptr, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(allocation->kind != MEM_MANAGED, CUDA_ERROR_NOT_SUPPORTED); /* as driver 580 answers */
-    NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE || allocation->kind == MEM_GRAPH, CUDA_ERROR_INVALID_VALUE);
+    sim_pool *pool = allocation->kind == MEM_POOL ? allocation->handle : NULL;
+    NVS_SIM_CHECK(!allocation->freed, CUDA_ERROR_INVALID_VALUE);
+    if (allocation->kind == MEM_GRAPH && stream->capture == NULL)
+        NVS_SIM_CHECK(nvs_sim_graph_memory_free(allocation->handle), CUDA_ERROR_INVALID_VALUE);
+    const bool counts = pool != NULL && stream->capture == NULL;
+    const size_t bytes = allocation->bytes;
     sim_work work = {.kind = OP_FREE, .u.pointer = dptr};
-    return nvs_sim_return(nvs_sim_submit(stream, &work));
+    allocation->freed = counts;
+    const CUresult result = nvs_sim_submit(stream, &work);
+    if (counts && result == CUDA_SUCCESS)
+        pool->used -= bytes;
+    else if (counts)
+        nvs_sim_find((uintptr_t)dptr)->freed = false;
+    return nvs_sim_return(result);
 }
 
 /* Pools. */
@@ -137,6 +201,10 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* what is still allocated lives on, without a pool */
         if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
             nvs_sim_allocation_at(i)->handle = NULL;
+    sim_pool **link = &found->device->pools;
+    while (*link != found)
+        link = &(*link)->next;
+    *link = found->next;
     found->magic = 0;
     free(found);
     return nvs_sim_return(CUDA_SUCCESS);
@@ -146,7 +214,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesTo
 {
     sim_pool *found;
     NVS_SIM_ENTER();
-    return nvs_sim_return(find(pool, &found)); /* nothing is kept */
+    NVS_SIM_TRY(find(pool, &found));
+    shrink(found, minBytesToKeep);
+    return nvs_sim_return(CUDA_SUCCESS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
@@ -163,10 +233,10 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_a
         memcpy(value, &found->reuse[attr], sizeof found->reuse[attr]);
         return nvs_sim_return(CUDA_SUCCESS);
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number = found->threshold; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number = found->reserved; break;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number = found->used; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = found->high; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number = found->reserved_high; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = found->used_high; break;
     default: return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
     }
     memcpy(value, &number, sizeof number);
@@ -176,6 +246,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_a
 SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
     sim_pool *found;
+    uint64_t number;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(find(pool, &found));
@@ -184,8 +255,15 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_a
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: memcpy(&found->reuse[attr], value, sizeof found->reuse[attr]); break;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: memcpy(&found->threshold, value, sizeof found->threshold); break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: found->high = found->used; break; /* only 0 may be set: start again */
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: /* only 0 may be set: start again */
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        memcpy(&number, value, sizeof number);
+        NVS_SIM_CHECK(number == 0, CUDA_ERROR_INVALID_VALUE);
+        if (attr == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+            found->used_high = found->used;
+        else
+            found->reserved_high = found->reserved;
+        break;
     default: return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
     }
     return nvs_sim_return(CUDA_SUCCESS);

@@ -42,6 +42,7 @@ typedef struct sim_stream sim_stream;
 typedef struct sim_graph sim_graph;
 typedef struct sim_node sim_node;
 typedef struct sim_capture sim_capture;
+typedef struct sim_graph_memory sim_graph_memory;
 
 typedef struct sim_fence { /* one recording of an event; shared by the event and by those who wait for it */
     uint32_t references;
@@ -195,7 +196,10 @@ struct sim_device {
     sim_stream *busy;
     bool executor_started;
     pthread_cond_t work;
-    struct sim_pool *default_pool, *current_pool;
+    struct sim_pool *default_pool, *current_pool, *pools;
+    uint64_t graph_bytes;    /* of the card, kept for graphs */
+    uint64_t graph_attached; /* of these, with executables or allocations */
+    uint64_t graph_high[2];  /* marks: used, reserved */
 };
 
 typedef struct sim_settings {
@@ -314,7 +318,7 @@ CUresult nvs_sim_copy_submit(sim_stream *stream, sim_copy *copy, bool host_waits
 void nvs_sim_copy_describe(const sim_copy *copy, CUDA_MEMCPY3D *out);
 
 /* memory.c */
-enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED };
+enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED, MEM_GRAPH };
 typedef struct sim_allocation {
     uintptr_t base;
     size_t bytes;         /* as asked for */
@@ -327,8 +331,9 @@ typedef struct sim_allocation {
     uint64_t id;
     int32_t last_prefetch, preferred;
     bool read_mostly, sync_memops;
+    bool freed; /* MEM_POOL: its release does not change what its pool calls used */
     uint64_t accessed_by; /* MEM_MAPPED, MEM_POOL: who has rights; MEM_MANAGED: who was advised */
-    void *handle; /* MEM_MAPPED: the physical handle; MEM_POOL: the pool */
+    void *handle; /* MEM_MAPPED: the physical handle; MEM_POOL: the pool; MEM_GRAPH: a sim_graph_memory */
     int shared_file; /* of memory that was exported (ipc.c): its descriptor + 1 */
     int32_t shared_by;   /* MEM_IMPORTED: whose it is, */
     uint64_t shared_id;  /* its id there, */
@@ -357,7 +362,18 @@ void nvs_sim_managed_reconcile(uint32_t gpu);
 void nvs_sim_managed_forget(sim_allocation *allocation); /* it is no longer in the table */
 
 /* pool.c */
-void nvs_sim_pool_freed(const sim_allocation *allocation);
+void nvs_sim_pool_freed(const sim_allocation *allocation); /* it is not in the table any more */
+void nvs_sim_pools_synchronized(sim_device *device);       /* after a wait for a stream, an event or a context */
+
+/* graph_memory.c */
+CUresult nvs_sim_graph_memory_new(sim_context *context, size_t bytes, sim_graph_memory **out); /* of one node; uses no memory of the card */
+CUdeviceptr nvs_sim_graph_memory_pointer(const sim_graph_memory *memory);
+sim_graph_memory *nvs_sim_graph_memory_at(CUdeviceptr pointer); /* NULL: no graph's */
+void nvs_sim_graph_memory_ref(sim_graph_memory *memory); /* by one node more, or less */
+void nvs_sim_graph_memory_unref(sim_graph_memory *memory);
+bool nvs_sim_graph_memory_free(sim_graph_memory *memory);            /* false: no launch has allocated it since the last free */
+void nvs_sim_graph_memory_gone(const sim_allocation *allocation);    /* its address is not in the table any more */
+void nvs_sim_graph_context_gone(sim_device *device);
 
 /* vmm.c */
 bool nvs_sim_vmm_reserved(uintptr_t address, size_t bytes, bool *accessible);

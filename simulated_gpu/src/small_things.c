@@ -71,13 +71,6 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int *pi, CUexecAffini
     return nvs_sim_return(nvs_sim_device(dev, &device));
 }
 
-SIM_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice dev)
-{
-    sim_device *device;
-    NVS_SIM_ENTER();
-    return nvs_sim_return(nvs_sim_device(dev, &device)); /* nothing is kept */
-}
-
 SIM_EXPORT CUresult CUDAAPI cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
 {
     NVS_SIM_ENTER_CONTEXT();

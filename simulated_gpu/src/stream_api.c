@@ -71,6 +71,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream hStream)
     sim_context *context = stream->context;
     if (context->error == CUDA_SUCCESS)
         nvs_sim_stream_wait(stream);
+    nvs_sim_pools_synchronized(context->device);
     return nvs_sim_return(context->error);
 }
 
