@@ -269,6 +269,16 @@ nvs_allocation *nvs_allocation_take_context(CUcontext context)
     return taken;
 }
 
+uint64_t nvs_allocation_charged(uint32_t gpu, nvs_memory_kind kind)
+{
+    uint64_t sum = 0;
+    nvs_registry_lock();
+    for (const nvs_allocation *at = of_gpu[gpu]; at != NULL; at = at->next)
+        sum += at->kind == kind ? at->charged_bytes : 0;
+    nvs_registry_unlock();
+    return sum;
+}
+
 size_t nvs_allocation_extents(uint32_t gpu, bool resident, nvs_extent *out, size_t room)
 {
     size_t count = 0;

@@ -22,6 +22,7 @@ typedef enum nvs_space {
     NVS_SPACE_HANDLE,  /* CUmemGenericAllocationHandle */
     NVS_SPACE_ARRAY,   /* CUarray and CUmipmappedArray */
     NVS_SPACE_POOL,    /* memory pools that must stay the driver's */
+    NVS_SPACE_EXECUTABLE, /* CUgraphExec, and a GPU (graph_memory.h) */
     NVS_SPACE_RANGE,   /* addresses that the application reserved, in mode `swap` */
     NVS_SPACES,
 } nvs_space;
@@ -31,7 +32,7 @@ typedef enum nvs_memory_kind {
     NVS_MEMORY_REDIRECTED,  /* the application asked for device memory and got the backend's */
     NVS_MEMORY_APP_MANAGED, /* cuMemAllocManaged by the application itself */
     NVS_MEMORY_POOL,        /* from a stream-ordered pool of the driver */
-    NVS_MEMORY_GRAPH,       /* owned by a graph: allocated while capturing */
+    NVS_MEMORY_GRAPH,       /* what an executable graph may allocate (graph_memory.h) */
     NVS_MEMORY_HANDLE,      /* physical memory of the application's own VMM */
     NVS_MEMORY_MAPPING,     /* where such memory is mapped; costs nothing itself */
     NVS_MEMORY_ARRAY,
@@ -88,6 +89,9 @@ nvs_lookup nvs_allocation_find(nvs_space space, uint64_t key, nvs_allocation *co
 
 /* Takes out all entries of a context that die with it, linked by `next`. */
 nvs_allocation *nvs_allocation_take_context(CUcontext context);
+
+/* What all entries of a kind were charged with, on one GPU. */
+uint64_t nvs_allocation_charged(uint32_t gpu, nvs_memory_kind kind);
 
 /* Copies up to `room` movable entries of a GPU that have bytes on it (resident) or off it.  Returns how many there are. */
 size_t nvs_allocation_extents(uint32_t gpu, bool resident, nvs_extent *out, size_t room);

@@ -12,6 +12,7 @@
 #include "cuda_api.h"
 #include "gate.h"
 #include "graph_gpus.h"
+#include "graph_memory.h"
 #include "log.h"
 #include "meet.h"
 #include "swap.h"
@@ -118,6 +119,18 @@ static CUdeviceptr target_of(const CUDA_MEMSET_NODE_PARAMS *params) { return par
 /* For edits that add no node; where one is added the parameter's name hides this. */
 static const CUgraph hGraph = NULL;
 
+static void allocates_nothing(const void *params) {}
+
+static void may_allocate(const CUgraphNodeParams *params)
+{
+    if (params != NULL && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        nvs_graph_allocates();
+}
+
+/* For edits whose parameters have another name. */
+static const void *const nodeParams = NULL;
+#define NVS_MAY_ALLOCATE() _Generic((nodeParams), CUgraphNodeParams *: may_allocate, default: allocates_nothing)(nodeParams)
+
 static CUresult added(CUresult result, CUgraph graph, named what)
 {
     if (what.child != NULL)
@@ -143,6 +156,7 @@ static CUresult added(CUresult result, CUgraph graph, named what)
     NVS_EXPORT CUresult CUDAAPI symbol parameters                                                                       \
     {                                                                                                                   \
         const CUresult result = edit_##symbol arguments;                                                                \
+        NVS_MAY_ALLOCATE();                                                                                             \
         return hGraph != NULL && NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) ? added(result, hGraph, of) : result;       \
     }
 #define OF_COPY(where, parameters) ((named){.context = (where), .copy = (parameters)})

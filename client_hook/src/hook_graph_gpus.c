@@ -6,6 +6,7 @@
 #include "cuda_api.h"
 #include "gate.h"
 #include "graph_gpus.h"
+#include "graph_memory.h"
 #include "log.h"
 #include "memory.h"
 #include "swap.h"
@@ -85,7 +86,26 @@ NVS_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
 {
     if (noted(CUDA_SUCCESS))
         nvs_graph_gone(hGraphExec);
-    return NVS_REAL(cuGraphExecDestroy)(hGraphExec);
+    nvs_allocation *const held = nvs_graph_memory_take(hGraphExec);
+    const CUresult result = NVS_REAL(cuGraphExecDestroy)(hGraphExec);
+    nvs_graph_memory_taken(hGraphExec, held, result == CUDA_SUCCESS);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                                   size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams)
+{
+    const CUresult result = NVS_REAL(cuGraphAddMemAllocNode)(phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
+    nvs_graph_allocates();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device)
+{
+    const CUresult result = NVS_REAL(cuDeviceGraphMemTrim)(device);
+    if (result == CUDA_SUCCESS && nvs_context_possible((uint32_t)device))
+        nvs_graph_memory_learn((uint32_t)device);
+    return result;
 }
 
 void nvs_graph_keep_memory(uint32_t gpus)
@@ -103,14 +123,19 @@ static void made(CUgraphExec ready, CUgraph graph, uint32_t current)
     nvs_graph_keep_memory(gpus);
 }
 
-/* In the gate: the driver may copy what the graph needs to the GPU. */
+/* In the gate: the driver may copy what the graph needs to the GPU.  Before it: an allocation may have to wait for others'. */
 #define NVS_INSTANTIATE(symbol, parameters, arguments)                     \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                          \
     {                                                                      \
+        nvs_allocation *held;                                              \
+        CUresult result = nvs_graph_memory_admit(hGraph, &held);           \
+        if (result != CUDA_SUCCESS)                                        \
+            return result;                                                 \
         const uint32_t gpu = nvs_current_gpu();                            \
         nvs_slot *const slot = nvs_gate_enter(gpu);                        \
-        const CUresult result = NVS_REAL(symbol) arguments;                \
+        result = NVS_REAL(symbol) arguments;                               \
         nvs_gate_leave(slot, gpu);                                         \
+        nvs_graph_memory_keep(result == CUDA_SUCCESS ? *phGraphExec : NULL, held); \
         if (noted(result))                                                 \
             made(*phGraphExec, hGraph, gpu);                               \
         return result;                                                     \

@@ -2,20 +2,20 @@
  *
  * In a mode that moves memory, an allocation outside a capture is made at once by the backend, which is stronger than stream
  * order asks; its free is put off until the work queued before it is done (an event; nvs_memory_reap), unless an allocation of
- * its size on the same stream can have it before.  Inside a capture the memory belongs to the graph: it stays the driver's,
- * and is counted and pinned from the capture until a free names it.  What is charged is what is allocated, not what a
- * pool of the driver keeps back for later: it gives that up under pressure.
+ * its size on the same stream can have it before.  Inside a capture the memory belongs to the graph: it stays the driver's
+ * (graph_memory.h).  What is charged is what is allocated, not what a pool of the driver keeps back for later: it gives that up
+ * under pressure.
  */
 #include "agent.h"
 #include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "graph_memory.h"
 #include "ipc.h"
 #include "log.h"
 #include "marks.h"
 #include "memory.h"
-#include "pins.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -96,22 +96,6 @@ static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
                          : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
 }
 
-/* The graph's own memory: freed by whatever, so it is found in the registry. */
-static CUresult allocate_in_graph(uint32_t gpu, CUdeviceptr *dptr, const request *r)
-{
-    nvs_allocation *entry;
-    CUresult result = nvs_pins_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_GRAPH, gpu, r->bytes, &entry);
-    if (result != CUDA_SUCCESS)
-        return result;
-    entry->context = nvs_owner_context();
-    result = ask_driver(dptr, r);
-    if (result == CUDA_SUCCESS)
-        nvs_memory_keep(entry, *dptr, r->bytes);
-    else
-        nvs_memory_drop(entry);
-    return result;
-}
-
 /* Where the book has no place. */
 static bool keep_in_registry(const nvs_pool_memory *memory, size_t bytes)
 {
@@ -173,8 +157,10 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     uint32_t gpu = nvs_stream_gpu(r->stream);
     if (dptr == NULL || r->bytes == 0 || (r->names_pool && r->pool == NULL) || !nvs_memory_manages(gpu))
         return ask_driver(dptr, r);
-    if (captures(r->stream, r->per_thread))
-        return allocate_in_graph(gpu, dptr, r);
+    if (captures(r->stream, r->per_thread)) {
+        nvs_graph_allocates();
+        return ask_driver(dptr, r);
+    }
     CUmemoryPool pool = r->pool;
     if (pool == NULL && atomic_load_explicit(&special_pools, memory_order_relaxed) != 0) /* see its declaration */
         NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);

@@ -10,6 +10,7 @@
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
+#include "graph_memory.h"
 #include "host_pool.h"
 #include "log.h"
 #include "pins.h"
@@ -213,7 +214,7 @@ CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes
     if (too_much_deferred(gpu))
         nvs_memory_reap(gpu, false);
     while (!charge_and_reserve(gpu, *charged_bytes))
-        if (!nvs_memory_reap(gpu, true))
+        if (!nvs_memory_reap(gpu, true) && !nvs_graph_memory_trim(gpu))
             return CUDA_ERROR_OUT_OF_MEMORY;
     return CUDA_SUCCESS;
 }
@@ -380,6 +381,7 @@ nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch
     const nvs_backend *backend = nvs_memory_backend(gpu);
     uint64_t before = resident_bytes(gpu), more = 0;
     nvs_memory_reap(gpu, false); /* what nobody uses any more makes room too, and costs no transfer */
+    (void)nvs_graph_memory_trim(gpu);
     uint64_t now = resident_bytes(gpu), freed = now < before ? before - now : 0;
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
@@ -433,6 +435,7 @@ void nvs_memory_after_fork(void)
     nvs_allocation_after_fork();
     nvs_backend_swap_after_fork();
     nvs_pins_after_fork();
+    nvs_graph_memory_after_fork();
     nvs_pool_book_after_fork();
     nvs_pools_go(NVS_POOLS_SHORT, NVS_POOLS_UNKNOWN);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */

@@ -5,6 +5,7 @@
 #include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
+#include "graph_memory.h"
 #include "ipc.h"
 #include "log.h"
 #include "marks.h"
@@ -183,6 +184,8 @@ void nvs_memory_context_gone(CUcontext context)
         next = entry->next;
         forget(entry);
     }
+    for (uint32_t gpu = 0; nvs_context_possible(gpu); gpu++)
+        nvs_graph_memory_learn(gpu);
     nvs_backend_managed.context_gone(context);
     nvs_backend_swap.context_gone(context);
     nvs_ipc_context_gone(context);

@@ -27,6 +27,7 @@ SOURCES: Final = (
         "hook_ipc",
         "hook_memory",
         "hook_pool",
+        "graph_memory",
         "marks",
         "pins",
         "pool_book",

@@ -177,18 +177,6 @@ def test_freed_memory_is_not_hoarded(fresh: Callable[[int], Memory]) -> None:
     exact(memory)
 
 
-def test_memory_of_a_graph_is_counted_and_pinned(fresh: Callable[[int], Memory]) -> None:
-    """Broken: an allocation inside a capture is replaced by one that the graph does not own."""
-    memory = fresh(MANAGED)
-    memory.c.fake_set_capturing(True)
-    result, pointer = memory.alloc_async(MIB)
-    assert result == 0
-    assert memory.usage().pinned == MIB
-    assert memory.free_async(pointer) == 0
-    assert memory.usage().allocated == memory.held() == 0
-    memory.c.fake_set_capturing(False)
-
-
 def test_shared_and_host_pools_stay_the_drivers(fresh: Callable[[int], Memory]) -> None:
     """Broken: memory from a pool that other processes open is replaced by memory that they cannot open, or host memory
     is charged to the GPU."""

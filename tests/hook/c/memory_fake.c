@@ -124,7 +124,7 @@ static CUresult fake_alloc_async(CUdeviceptr *out, size_t bytes, CUstream stream
 {
     uint64_t key;
     FAKE_CALL();
-    CUresult result = add(POOLED, bytes, &key);
+    CUresult result = add(POOLED, fake_stream_captures ? 0 : bytes, &key); /* a capture reserves an address only */
     *out = result == CUDA_SUCCESS ? key : *out;
     return result;
 }

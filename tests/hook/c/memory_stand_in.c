@@ -155,6 +155,11 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     return true;
 }
 
+bool nvs_context_possible(uint32_t gpu)
+{
+    return gpu == 0;
+}
+
 bool nvs_context_enter(CUcontext context)
 {
     return NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;

@@ -95,17 +95,15 @@ static void graphs(CUstream stream)
     if (!TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)))
         return;
     bool captured = TRY(launch(stream, 1000)) && TRY(cuMemsetD32Async(memory, 3, MIB / 4, stream));
-    if (captured && (captured = TRY(cuMemAllocAsync(&inside, MIB, stream)))) {
-        hold(MEMORY, inside, 0); /* no node of the graph frees it */
-        captured = TRY(cuMemsetD8Async(inside, 1, MIB, stream));
-    }
+    captured = captured && TRY(cuMemAllocAsync(&inside, MIB, stream)) && TRY(cuMemsetD8Async(inside, 1, MIB, stream));
     if (!end_capture(stream, captured, &graph))
         return;
     hold(GRAPH, (uint64_t)graph, 0);
     if (!captured || !TRY(cuGraphInstantiate(&executable, graph, 0)))
         return;
     hold(EXECUTABLE, (uint64_t)executable, 0);
-    (void)TRY(cuGraphLaunch(executable, stream));
+    if (TRY(cuGraphLaunch(executable, stream)))
+        hold(MEMORY, inside, 0); /* no node of the graph frees it */
     (void)TRY(cuStreamSynchronize(stream));
 }
 

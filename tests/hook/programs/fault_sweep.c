@@ -310,6 +310,7 @@ static bool map_state(void)
 static figures look(void)
 {
     figures now = {0};
+    (void)TRY(cuDeviceGraphMemTrim(0)); /* what the driver keeps for graphs is nobody's */
     (void)TRY(cuMemGetInfo(&now.free_bytes, &now.total_bytes));
     for (unsigned i = 0; i < NVS_SIM_MAX_PROCESSES; i++)
         if (shared->processes[i].process_id == (uint32_t)getpid()) {

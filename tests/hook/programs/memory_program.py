@@ -22,6 +22,7 @@ from between_gpus import (  # type: ignore[import-not-found]  # beside this prog
     launch_spread,
     spread,
 )
+from graphs_and_pools import COMMANDS as GRAPHS_AND_POOLS  # type: ignore[import-not-found]  # as above
 
 u64, size_t = ctypes.c_uint64, ctypes.c_size_t
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -461,6 +462,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "fork": fork,
     "fork_and_stay": fork_and_stay,
     "fail": fail,
+    **GRAPHS_AND_POOLS,
 }
 
 
