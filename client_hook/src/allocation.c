@@ -269,6 +269,33 @@ nvs_allocation *nvs_allocation_take_context(CUcontext context)
     return taken;
 }
 
+bool nvs_allocation_set_pool(uint64_t key, struct nvs_pool_figures *pool, uint64_t bytes)
+{
+    nvs_registry_lock();
+    nvs_allocation *found = nvs_registry_find(NVS_SPACE_ADDRESS, key);
+    const bool known = found != NULL && found->key == key;
+    if (known) {
+        found->pool = pool;
+        found->pool_bytes = bytes;
+    }
+    nvs_registry_unlock();
+    return known;
+}
+
+struct nvs_pool_figures *nvs_allocation_take_pool(uint64_t key, uint64_t *bytes)
+{
+    struct nvs_pool_figures *pool = NULL;
+    nvs_registry_lock();
+    nvs_allocation *found = nvs_registry_find(NVS_SPACE_ADDRESS, key);
+    if (found != NULL && found->key == key) {
+        pool = found->pool;
+        *bytes = found->pool_bytes;
+        found->pool = NULL;
+    }
+    nvs_registry_unlock();
+    return pool;
+}
+
 uint64_t nvs_allocation_charged(uint32_t gpu, nvs_memory_kind kind)
 {
     uint64_t sum = 0;

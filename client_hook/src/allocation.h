@@ -61,6 +61,8 @@ typedef struct nvs_allocation {
     bool linked;            /* reachable by key */
     uint32_t priority;      /* of the treap */
     void *kept;                          /* the backend's own word about it */
+    struct nvs_pool_figures *pool;       /* that counts it (pool_figures.h), as so many bytes; NULL: none */
+    uint64_t pool_bytes;
     struct nvs_allocation *backing;      /* of a mapping: its handle */
     struct nvs_allocation *left, *right; /* tree */
     struct nvs_allocation *next, *previous;             /* all of one GPU */
@@ -89,6 +91,11 @@ nvs_lookup nvs_allocation_find(nvs_space space, uint64_t key, nvs_allocation *co
 
 /* Takes out all entries of a context that die with it, linked by `next`. */
 nvs_allocation *nvs_allocation_take_context(CUcontext context);
+
+/* Has the entry that begins at `key` counted by a pool.  False: there is none. */
+bool nvs_allocation_set_pool(uint64_t key, struct nvs_pool_figures *pool, uint64_t bytes);
+/* The pool that counts it, which ceases to; NULL: none. */
+struct nvs_pool_figures *nvs_allocation_take_pool(uint64_t key, uint64_t *bytes);
 
 /* What all entries of a kind were charged with, on one GPU. */
 uint64_t nvs_allocation_charged(uint32_t gpu, nvs_memory_kind kind);

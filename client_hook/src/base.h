@@ -8,7 +8,7 @@
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
- * Taken with no other: moves (agent_moves.c), the pipeline of a move (swap_pipeline.c), exports (ipc_export.c), imports (ipc_import.c), GPUs of graphs (graph_gpus.c), marks (marks.c), captures (captures.c), ended threads (pacing.c).
+ * Taken with no other: moves (agent_moves.c), the pipeline of a move (swap_pipeline.c), exports (ipc_export.c), imports (ipc_import.c), GPUs of graphs (graph_gpus.c), marks (marks.c), captures (captures.c), ended threads (pacing.c), figures of pools (pool_figures.c).
  * No other lock exists.
  */
 #ifndef NVS_BASE_H

@@ -16,6 +16,7 @@
 #include "log.h"
 #include "marks.h"
 #include "memory.h"
+#include "pool_figures.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -152,6 +153,14 @@ static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request 
     return note(&memory, *dptr, r);
 }
 
+/* The pool says that this memory is of it. */
+static void count_in(CUmemoryPool pool, CUdeviceptr memory, size_t bytes)
+{
+    nvs_pool_figures *figures = pool != NULL ? nvs_pool_give(pool, bytes) : NULL;
+    if (figures != NULL && !nvs_allocation_set_pool(memory, figures, bytes))
+        nvs_pool_take_back(figures, bytes, true);
+}
+
 static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
 {
     uint32_t gpu = nvs_stream_gpu(r->stream);
@@ -162,17 +171,20 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
         return ask_driver(dptr, r);
     }
     CUmemoryPool pool = r->pool;
-    if (pool == NULL && atomic_load_explicit(&special_pools, memory_order_relaxed) != 0) /* see its declaration */
+    const bool moves = nvs_memory_backend(gpu)->movable;
+    if (pool == NULL && (moves || atomic_load_explicit(&special_pools, memory_order_relaxed) != 0)) /* see its declaration */
         NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);
     if (pool != NULL && !is_on_gpu(pool))
         return ask_driver(dptr, r); /* host memory: none of the quota's business */
-    if (!nvs_memory_backend(gpu)->movable || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
+    if (!moves || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
         return allocate_in_pool(gpu, dptr, r);
     /* What the application calls is legal while this thread captures another stream; what we call instead must be too. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    if (result == CUDA_SUCCESS)
+        count_in(pool, *dptr, r->bytes);
     if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has none; the stream is enough for the driver's own */
         return allocate_in_pool(gpu, dptr, r);
     if (result == CUDA_SUCCESS && (atomic_load_explicit(&gave_other, memory_order_relaxed) >> gpu & 1) == 0) /* see its declaration */
@@ -237,9 +249,12 @@ static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool
 {
     CUevent event;
     CUcontext context;
+    uint64_t bytes = 0;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = nvs_event_behind(stream, per_thread, &event, &context);
+    nvs_pool_figures *pool = result == CUDA_SUCCESS ? nvs_allocation_take_pool(dptr, &bytes) : NULL;
+    nvs_pool_take_back(pool, bytes, true); /* at the call, as the driver counts */
     if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, identity(stream, per_thread)) != NVS_FOUND) {
         NVS_REAL(cuEventDestroy_v2)(event);
         result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
@@ -321,12 +336,38 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     nvs_allocation *mark = NULL;
     nvs_allocation_take(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark);
     CUresult result = NVS_REAL(cuMemPoolDestroy)(pool);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_destroyed(pool);
     if (mark != NULL && result == CUDA_SUCCESS) {
         atomic_fetch_sub_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
         free(mark);
     } else if (mark != NULL) {
         nvs_memory_drop_all(nvs_allocation_insert(mark));
     }
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    const CUresult result = NVS_REAL(cuMemPoolGetAttribute)(pool, attr, value);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_add_figure(pool, attr, value);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    const CUresult result = NVS_REAL(cuMemPoolSetAttribute)(pool, attr, value);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_set_figure(pool, attr, value);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
+{
+    const CUresult result = NVS_REAL(cuMemPoolTrimTo)(pool, minBytesToKeep);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_trimmed(pool, minBytesToKeep);
     return result;
 }
 

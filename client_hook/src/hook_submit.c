@@ -12,6 +12,7 @@
 #include "meet.h"
 #include "memory.h"
 #include "pacing.h"
+#include "pool_figures.h"
 
 /* A constant, as the name is one. */
 #define NVS_IS_GRAPH(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
@@ -156,6 +157,7 @@ NVS_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PAR
         const CUresult result = NVS_REAL(symbol) arguments;      \
         nvs_gate_awaited(slot);                                  \
         nvs_pace_synchronized();                                 \
+        nvs_pools_synchronized();                                \
         return result;                                           \
     }
 

@@ -14,6 +14,7 @@
 #include "host_pool.h"
 #include "log.h"
 #include "pins.h"
+#include "pool_figures.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -272,6 +273,7 @@ static void settle(nvs_allocation *taken, bool kept)
     else if (kept && taken->movable)
         atomic_fetch_sub_explicit(&of->movable, taken->charged_bytes, memory_order_relaxed);
     nvs_ledger_uncharge(of, taken->charged_bytes);
+    nvs_pool_take_back(taken->pool, taken->pool_bytes, true);
     if (taken->charged_bytes != 0)
         nvs_agent_memory_changed(taken->gpu);
     free(taken);
@@ -436,6 +438,7 @@ void nvs_memory_after_fork(void)
     nvs_backend_swap_after_fork();
     nvs_pins_after_fork();
     nvs_graph_memory_after_fork();
+    nvs_pool_figures_after_fork();
     nvs_pool_book_after_fork();
     nvs_pools_go(NVS_POOLS_SHORT, NVS_POOLS_UNKNOWN);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */

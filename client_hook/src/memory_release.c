@@ -11,6 +11,7 @@
 #include "marks.h"
 #include "memory.h"
 #include "pacing.h"
+#include "pool_figures.h"
 
 #include <errno.h>
 #include <time.h>
@@ -85,10 +86,13 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
     CUresult result = entry->chunked ? nvs_memory_settle(entry->gpu, entry->context) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
         result = entry->kind == NVS_MEMORY_REDIRECTED ? release_redirected(entry) : NVS_REAL(cuMemFree_v2)(pointer);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
+        nvs_pool_take_back(entry->pool, entry->pool_bytes, false);
+        entry->pool = NULL;
         nvs_memory_drop(entry);
-    else
+    } else {
         nvs_memory_drop_all(nvs_allocation_insert(entry));
+    }
     return result;
 }
 

@@ -31,6 +31,7 @@ SOURCES: Final = (
         "marks",
         "pins",
         "pool_book",
+        "pool_figures",
     ),
     *("ipc_export", "ipc_import", "ipc_reach", "ipc_server", "ipc_socket"),
     *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_lane", "swap_move"),

@@ -104,6 +104,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "pool_destroy": lambda pool: cuda.cuMemPoolDestroy(u64(pool)),
     "pool_use": lambda pool: cuda.cuDeviceSetMemPool(0, u64(pool)),
     "pool_alloc": lambda pool, size: made("cuMemAllocFromPoolAsync", size_t(size), u64(pool), None),
+    "pool_alloc_current": lambda size: made("cuMemAllocAsync", size_t(size), None),
+    "synchronize_all": lambda: cuda.cuCtxSynchronize(),
     "pool_set": lambda pool, attribute, value: cuda.cuMemPoolSetAttribute(u64(pool), attribute, ctypes.byref(u64(value))),
     "pool_trim": lambda pool, keep: cuda.cuMemPoolTrimTo(u64(pool), size_t(keep)),
     "pool_free": lambda address: cuda.cuMemFreeAsync(u64(address), None),
