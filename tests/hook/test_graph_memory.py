@@ -1,4 +1,4 @@
-"""The quota of memory that graphs allocate, in a real process: the whole hook over a driver, told by a scripted coordinator.
+"""The quota of memory that graphs allocate: the whole hook over a driver, told by a scripted coordinator.
 
 Where there is a card, over that too.  No program has more than 192 MiB.
 """
@@ -78,7 +78,7 @@ def test_an_executable_is_charged_while_it_exists(
     with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
         begun(client, coordinator)
         _, graph, *_ = client.ask("graph_capture", 1, 64 * MIB, 64 * MIB, 32 * MIB)
-        assert client.ask("graph_listed", graph) == [MEM_ALLOC, MEMSET, MEM_FREE] * 3, "in the order in which they were made"
+        assert client.ask("graph_listed", graph) == [MEM_ALLOC, MEMSET, MEM_FREE] * 3, "in the order of their making"
         for _ in range(3):
             executable = ready(client, graph)
             assert left(client) == LIMIT - 64 * MIB, "what one piece frees the next one has again"
@@ -121,8 +121,8 @@ def test_a_node_that_is_added_by_hand_is_charged(
 def test_what_a_graph_does_not_free(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
 ) -> None:
-    """Broken: memory that a launch allocated and the program frees, before or after the graph's end, is charged twice, not at all
-    or for ever."""
+    """Broken: memory that a launch allocated and the program frees, before or after the graph's end, is charged
+    twice, not at all or for ever."""
     with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
         begun(client, coordinator)
         _, graph, pointer = client.ask("graph_capture", 0, 64 * MIB)

@@ -97,7 +97,7 @@ def ready(client: Client, coordinator: ScriptedCoordinator | None, threshold: in
 def test_pools_say_what_they_say_without_the_hook(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str, kind: str, threshold: int
 ) -> None:
-    """Broken: a framework's own figures say that it has no memory, or the high marks of its last epoch never go down."""
+    """Broken: a framework's own figures say that it has no memory, or its high marks never go down."""
     by_name = kind == "made"
     with start(without(environment), tmp_path) as client:
         wanted = told(client, ready(client, None, threshold, kind), STEPS, by_name)
@@ -109,8 +109,8 @@ def test_pools_say_what_they_say_without_the_hook(
 def test_a_pool_that_is_destroyed_takes_its_figures_along(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
 ) -> None:
-    """Broken: a pool that gets the handle of one that has gone shows that one's figures, or memory that outlives its pool
-    is taken off a stranger's."""
+    """Broken: a pool that gets the handle of one that has gone shows that one's figures, or memory that outlives its
+    pool is taken off a stranger's."""
     with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
         first = ready(client, coordinator, 0, "made")
         left = [client.ask("pool_alloc", first, 4 * MIB)[1] for _ in range(2)]
@@ -120,7 +120,8 @@ def test_a_pool_that_is_destroyed_takes_its_figures_along(
             assert (result, client.ask("pool_figures", pool)) == (0, [0, 0, 0, 0])
             assert client.ask("pool_destroy", pool) == 0
         result, pool = client.ask("pool_make")
-        assert client.ask("pool_free", left[0]) == client.ask("free", left[1]) == client.ask("synchronize_all") == result == 0
+        assert client.ask("pool_free", left[0]) == client.ask("free", left[1]) == result == 0
+        assert client.ask("synchronize_all") == 0
         assert client.ask("pool_figures", pool) == [0, 0, 0, 0]
 
 

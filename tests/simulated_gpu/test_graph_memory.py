@@ -130,7 +130,8 @@ class Params(ctypes.Structure):
                 ("descriptors", c_void_p), ("count", c_size_t), ("bytes", c_size_t), ("pointer", c_uint64)]
 def allocate(after=None):
     node, params = c_void_p(), Params(kind=1, location=1, bytes=size)
-    d.cuGraphAddMemAllocNode(byref(node), graph, byref(after) if after else None, c_size_t(1 if after else 0), byref(params))
+    count = c_size_t(1 if after else 0)
+    d.cuGraphAddMemAllocNode(byref(node), graph, byref(after) if after else None, count, byref(params))
     back = Params()
     d.cuGraphMemAllocNodeGetParams(node, byref(back))
     assert (back.bytes, back.pointer, back.id) == (size, params.pointer, 0)
@@ -164,7 +165,7 @@ assert figures()[::2] == (0, 0, 0), "a context takes it along"
 MIB = 1 << 20
 UNBOUNDED = 2**64 - 1
 SCRIPT = (
-    # what is done; then used, its high mark, reserved, its high mark, where the threshold is 0; reserved where it is unbounded
+    # The step; used, its high mark, reserved, its high mark where the threshold is 0; reserved where it is unbounded.
     ("alloc a 1000", 1000, 1000, 32, 32, 32),
     (f"alloc b {20 * MIB}", 1000 + 20 * MIB, 1000 + 20 * MIB, 32, 32, 32),
     (f"alloc c {40 * MIB + 512}", 1512 + 60 * MIB, 1512 + 60 * MIB, 64, 64, 64),
@@ -185,15 +186,17 @@ SCRIPT = (
     ("sync", 10 * MIB, 110 * MIB, 0, 128, 128),
     (f"trim {50 * MIB}", 10 * MIB, 110 * MIB, 0, 128, 64),
 )
-"""Measured, 4 times: of the default pool and of a made one, with threshold 0 and none.  The memory that cuMemFree frees goes on
-counting as used."""
+"""Measured of the default pool and of a made one, with a release threshold of 0 and without bound.  Memory that
+cuMemFree frees stays counted as used."""
 
 
 @pytest.mark.parametrize("threshold", [0, UNBOUNDED])
 @pytest.mark.parametrize("made", [False, True])
 def test_what_a_pool_says(run: Run, made: bool, threshold: int) -> None:
     """Frameworks show these figures to their users."""
-    wanted = [(what, used, high, kept if threshold else reserved, most) for what, used, high, reserved, most, kept in SCRIPT]
+    wanted = [
+        (what, used, high, kept if threshold else reserved, most) for what, used, high, reserved, most, kept in SCRIPT
+    ]
     run(
         f"""
         d, s, pool, pointers = Driver(), None, c_void_p(), dict()

@@ -37,7 +37,12 @@ class Params(ctypes.Structure):
 class NodeParams(ctypes.Structure):
     """CUgraphNodeParams of a node that allocates."""
 
-    _fields_ = [("type", ctypes.c_int), ("reserved", ctypes.c_int * 3), ("alloc", Params), ("rest", ctypes.c_char * 256)]
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("reserved", ctypes.c_int * 3),
+        ("alloc", Params),
+        ("rest", ctypes.c_char * 256),
+    ]
 
 
 def graph_alloc(graph: int, size: int, general: bool) -> list[int]:
@@ -52,7 +57,7 @@ def graph_alloc(graph: int, size: int, general: bool) -> list[int]:
 
 
 def capture_pieces(frees: int, *sizes: int) -> list[int]:
-    """[CUresult, graph, address...] of a capture that allocates these one after the other, and frees each at once if it is to."""
+    """[CUresult, graph, address...] of a capture that allocates pieces in turn, and frees each at once if it is to."""
     stream, graph, out = pointer(), u64(), u64()
     addresses = []
     result = cuda.cuStreamCreate(ctypes.byref(stream), 1) or cuda.cuStreamBeginCapture_v2(stream, 1)
@@ -106,7 +111,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "pool_alloc": lambda pool, size: made("cuMemAllocFromPoolAsync", size_t(size), u64(pool), None),
     "pool_alloc_current": lambda size: made("cuMemAllocAsync", size_t(size), None),
     "synchronize_all": lambda: cuda.cuCtxSynchronize(),
-    "pool_set": lambda pool, attribute, value: cuda.cuMemPoolSetAttribute(u64(pool), attribute, ctypes.byref(u64(value))),
+    "pool_set": lambda pool, attribute, value: cuda.cuMemPoolSetAttribute(
+        u64(pool), attribute, ctypes.byref(u64(value))
+    ),
     "pool_trim": lambda pool, keep: cuda.cuMemPoolTrimTo(u64(pool), size_t(keep)),
     "pool_free": lambda address: cuda.cuMemFreeAsync(u64(address), None),
     "pool_figures": figures,
