@@ -473,38 +473,7 @@ static void capturing(void)
     MUST(model.records == 0 && model.naps == 0);
 }
 
-/* Threads in turns, one submission each, so that the order is the same each time. */
-static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t turned = PTHREAD_COND_INITIALIZER;
-static unsigned turn;
-
-static void *one_of_them(void *argument)
-{
-    const unsigned self = (unsigned)(uintptr_t)argument;
-    for (unsigned i = 0; i < 20000; i++) {
-        pthread_mutex_lock(&turn_lock);
-        while (turn != self)
-            pthread_cond_wait(&turned, &turn_lock);
-        submit(self, 20000, false);
-        turn = (turn + 1) % STREAMS;
-        pthread_cond_broadcast(&turned);
-        pthread_mutex_unlock(&turn_lock);
-    }
-    return NULL;
-}
-
-static void threads(bool paced)
-{
-    pthread_t all[STREAMS];
-    begin(paced ? 10 * MS : 0, paced);
-    for (unsigned i = 0; i < STREAMS; i++)
-        MUST(pthread_create(&all[i], NULL, one_of_them, (void *)(uintptr_t)i) == 0);
-    for (unsigned i = 0; i < STREAMS; i++)
-        MUST(pthread_join(all[i], NULL) == 0);
-    MUST(model.most_pending_ns <= 10 * MS);
-}
-
-#include "pacing_ended.h"
+#include "pacing_threads.h"
 
 int main(int argc, char **argv)
 {

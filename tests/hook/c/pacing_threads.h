@@ -1,4 +1,35 @@
-/* Scenarios of pacing_check.c, which includes this once: threads that end, contexts that end, and a fork. */
+/* Scenarios of pacing_check.c, which includes this once: several threads, threads that end, contexts that end, and a fork. */
+
+/* Threads in turns, one submission each, so that the order is the same each time. */
+static pthread_mutex_t turn_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t turned = PTHREAD_COND_INITIALIZER;
+static unsigned turn;
+
+static void *one_of_them(void *argument)
+{
+    const unsigned self = (unsigned)(uintptr_t)argument;
+    for (unsigned i = 0; i < 20000; i++) {
+        pthread_mutex_lock(&turn_lock);
+        while (turn != self)
+            pthread_cond_wait(&turned, &turn_lock);
+        submit(self, 20000, false);
+        turn = (turn + 1) % STREAMS;
+        pthread_cond_broadcast(&turned);
+        pthread_mutex_unlock(&turn_lock);
+    }
+    return NULL;
+}
+
+static void threads(bool paced)
+{
+    pthread_t all[STREAMS];
+    begin(paced ? 10 * MS : 0, paced);
+    for (unsigned i = 0; i < STREAMS; i++)
+        MUST(pthread_create(&all[i], NULL, one_of_them, (void *)(uintptr_t)i) == 0);
+    for (unsigned i = 0; i < STREAMS; i++)
+        MUST(pthread_join(all[i], NULL) == 0);
+    MUST(model.most_pending_ns <= 10 * MS);
+}
 
 enum { MOST_EVENTS = 17 }; /* of a thread on one stream: NVS_PACE_RING and the last one that was done */
 
