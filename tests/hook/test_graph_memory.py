@@ -164,7 +164,9 @@ def test_a_context_takes_its_graphs_with_it(
     """Broken: after cudaDeviceReset a program is charged with its graphs' memory."""
     with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
         begun(client, coordinator)
-        _, graph, _ = client.ask("graph_capture", 0, 64 * MIB)
-        assert client.ask("graph_launch", ready(client, graph)) == 0
+        executables = [ready(client, client.ask("graph_capture", 0, 32 * MIB)[1]) for _ in range(2)]
+        assert [client.ask("graph_launch", executable) for executable in executables] == [0, 0]
+        assert client.ask("graph_end", executables[0]) == 0
+        assert left(client) == LIMIT - 64 * MIB
         assert client.ask("reset") == 0
         assert left(client) == LIMIT
