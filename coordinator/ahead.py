@@ -39,7 +39,6 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         return
     if gpu.settling(now_ns):
         return
-    orders.look_for_stalled(node, gpu, now_ns)
     growth.settle(node, gpu, now_ns)
     if gpu.capped:
         _lower(node, gpu, now_ns)

@@ -465,10 +465,9 @@ def holds_back(gpu: Gpu) -> bool:
     return gpu.switch is not None and gpu.kept_for is not None and gpu.switch.seat.gang is gpu.kept_for
 
 
-def deadline_ns(gpu: Gpu, now_ns: int) -> int | None:
+def deadline_ns(gpu: Gpu) -> int | None:
     """When `gathering.advance` must look at this GPU again though nothing happens."""
     gang = gpu.kept_for
     if gang is None:
         return None
-    at_ns = gang.deadline_ns if gang.gathering_since_ns is not None else gang.ends_ns
-    return at_ns if at_ns > now_ns else None
+    return gang.deadline_ns if gang.gathering_since_ns is not None else gang.ends_ns

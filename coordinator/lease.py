@@ -103,6 +103,8 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     for seat in [s for s in gpu.leases.values() if s.phase is REVOKING] if gpu.leases else ():
         if seat.drain_deadline_ns is not None and now_ns >= seat.drain_deadline_ns:
             _pass_deadline(node, gpu, seat, now_ns)
+    if gpu.moving:
+        orders.look_for_stalled(node, gpu, now_ns)
     if gpu.switch is not None:
         moves.advance(node, gpu, now_ns)
         if gpu.switch is not None and gpu.switch.done and not gangs.holds_back(gpu):
@@ -160,6 +162,7 @@ def _end_turn(node: Node, gang: Gang, now_ns: int) -> None:
 
 def _fill(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Give the free GPU to whom the policy chooses; begin to move memory first where that is needed."""
+    gpu.wake_at_ns = None  # an earlier answer of the policy; only an answer of this moment counts
     if gpu.switch is not None or gpu.recovering or (gpu.leases and blocked(gpu)):
         return
     line = gpu.line
@@ -449,14 +452,18 @@ def _tell_waiters(node: Node, gpu: Gpu) -> None:
 
 
 def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
-    """When `advance` must be called though nothing happens; None while nothing is due, so that nothing polls."""
+    """The first time after `now_ns` at which `advance` must be called though nothing happens; None: no such time.
+
+    `advance` has just looked at the GPU.  A deadline that has passed by now waits for an event, not for the clock:
+    armed again, the timer would fire without end.
+    """
     due: list[int] = []
     if gpu.expected_holder is not None:
         due.append(gpu.recovery_deadline_ns)
     due += [seat.drain_deadline_ns for seat in gpu.leases.values() if seat.drain_deadline_ns is not None]
     if gpu.switch is not None and not gpu.switch.done:
         due.append(gpu.switch.deadline_ns)
-    gang_ns = gangs.deadline_ns(gpu, now_ns)
+    gang_ns = gangs.deadline_ns(gpu)
     if gang_ns is not None:
         due.append(gang_ns)
     if gpu.switch is not None or gpu.growing:
@@ -474,4 +481,4 @@ def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
             due.append(standby.due_ns(gpu.holder))
         elif gpu.wake_at_ns is not None and gpu.switch is None and not blocked(gpu):
             due.append(gpu.wake_at_ns)
-    return min(due) if due else None
+    return min((at_ns for at_ns in due if at_ns > now_ns), default=None)

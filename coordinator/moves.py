@@ -117,7 +117,6 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         node.out.append(Notify("late", {"uuid": gpu.uuid, "client": switch.seat.client.client}))
         switch.done = True
         return
-    orders.look_for_stalled(node, gpu, now_ns)
     seat = switch.seat
     if gpu.settling(now_ns) or (seat.order is not None and seat.order.evict and seat.order.moving):
         return  # the latter: it was far away when that began

@@ -138,7 +138,7 @@ class Umpire:
         wake = self.policy.wake_at_ns(now_ns) if "wake_at_ns" in self._has else None  # type: ignore[attr-defined]
         if type(wake) is not int or wake <= now_ns:
             raise ValueError(f"choose() left the GPU idle, but wake_at_ns() is {wake!r}: no time in the future")
-        return wake
+        return min(wake, now_ns + QUANTUM_BOUNDS_NS[1])  # an operating system's timer has a bound
 
     def _checked(self, choice: object, waiting: Sequence[ClientView]) -> Choice:
         if type(choice) is not Choice:

@@ -162,6 +162,16 @@ def test_a_policy_may_leave_the_gpu_idle_until_a_time() -> None:
     assert desk.sight().policy_failures == 0
 
 
+def test_a_wake_up_time_has_a_bound() -> None:
+    """Broken: a policy's time beyond what the operating system's timer can hold ends the coordinator."""
+    policy = Throttle()
+    policy.free_at_ns = 1 << 90
+    desk = wild_desk(policy)
+    desk.client(wanted=True)
+    assert desk.timer_ns is not None
+    assert desk.timer_ns - desk.clock.now_ns == 3_600_000 * MILLISECOND_NS
+
+
 class ChooseOnly:
     """The least that a policy can be: no base class."""
 

@@ -1,0 +1,113 @@
+"""The one timer: a deadline that has passed is handled or dropped, and never armed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator import events, wire
+from coordinator.scheduler import Settings
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.testing import Desk, ScriptedClient
+from scheduler_policies import registry
+from scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
+
+SWAP = wire.MemoryMode.SWAP
+DRAIN_NS = 20 * MILLISECOND_NS
+
+
+class Throttle(PolicyBase):
+    """One turn of 5 ms in 50 ms."""
+
+    name = "throttle"
+
+    def __init__(self) -> None:
+        self.next_ns = 0
+
+    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
+        if now_ns < self.next_ns:
+            return None
+        self.next_ns = now_ns + 50 * MILLISECOND_NS
+        return Choice(waiting[0].client, 5 * MILLISECOND_NS)
+
+    def wake_at_ns(self, now_ns: int) -> int:
+        return self.next_ns
+
+
+def make(name: str, uuid: str) -> Policy:
+    return Throttle() if name == "throttle" else registry.create(name, uuid)
+
+
+def timers(desk: Desk, milliseconds: int) -> int:
+    """How often the timer fires in this time."""
+    fired = 0
+    end_ns = desk.clock.now_ns + milliseconds * MILLISECOND_NS
+    while desk.timer_ns is not None and desk.timer_ns <= end_ns and fired < 1000:
+        desk.clock.now_ns = max(desk.clock.now_ns, desk.timer_ns)
+        desk.handle(events.TimerFired())
+        fired += 1
+    desk.clock.now_ns = end_ns
+    return fired
+
+
+def test_a_wake_up_time_does_not_outlive_the_choice_that_it_was_for() -> None:
+    """Broken: a policy's wake-up time in the past is armed for ever, and the coordinator takes a whole processor."""
+    desk = Desk(make, Settings(policy="throttle", check_invariants=True, drain_deadline_ns=DRAIN_NS))
+    desk.gpu(capacity=1000)
+    hung, waiter = desk.client(mode=SWAP), desk.client(mode=SWAP)
+    hung.report(allocated=600, resident=600)
+    hung.request()
+    waiter.report(allocated=300, resident=300)
+    waiter.request()
+    desk.milliseconds(27)
+    assert hung.seat().phase == "overdue"
+    assert desk.timer_ns is not None, "the policy is to be asked again"
+    waiter.report(allocated=500, resident=300, host=200)  # it does not fit beside the overdue client any more
+    assert timers(desk, 200) == 0
+    hung.release()
+    assert desk.sight().preparing == waiter.client or waiter.granted() is not None
+
+
+def test_the_moment_in_which_a_gang_waits_for_the_last_holder_passes_once() -> None:
+    """Broken: the same storm under round robin, after a member was passed over beside an overdue lease."""
+    desk = Desk(registry.create, Settings(check_invariants=True, drain_deadline_ns=DRAIN_NS))
+    for uuid in "ABC":
+        desk.gpu(uuid, capacity=1000)
+
+    def join(uuid: str, gang: str = "", memory: int = 0) -> ScriptedClient:
+        client = desk.client(attach=False, gang=gang, mode=SWAP)
+        client.attach(uuid, memory=memory)
+        return client
+
+    hung, last = join("A", memory=600), join("A", memory=100)
+    member, mate = join("A", "g", 300), join("B", "g", 10)
+    hung.request()
+    last.request()
+    desk.milliseconds(130)
+    assert (hung.seat().phase, last.seat().phase) == ("overdue", "holding")
+    for client in (join("B", "other"), join("C", "other")):  # another gang's turn keeps the mate's GPU
+        client.request()
+        desk.milliseconds(1)
+    mate.request()
+    member.request()
+    last.release(idle=True)
+    assert desk.timer_ns is not None, "the last holder may come back in a moment"
+    member.report(allocated=500, resident=300, host=200)
+    assert timers(desk, 50) <= 2
+
+
+def test_an_order_that_hangs_is_noticed_though_everything_fits_by_now() -> None:
+    """Broken: nobody hears of a client that does not move its memory, or its deadline is armed for ever."""
+    desk = Desk(registry.create, Settings(check_invariants=True))
+    desk.gpu(capacity=1000)
+    hung, other = desk.client(mode=SWAP), desk.client(mode=SWAP)
+    hung.report(allocated=600, resident=600)
+    other.report(allocated=600, resident=0, host=600)
+    other.request()
+    assert len(hung.take(wire.Evict)) == 1
+    hung.report(allocated=300, resident=300)
+    order_id = max(order.order_id for order in other.take(wire.Restore))
+    other.moved(order_id, 600)
+    other.report(allocated=600, resident=600)
+    desk.advance(6 * SECOND_NS)
+    other.release(idle=True)
+    assert [note["client"] for note in desk.notes("stalled")] == [hung.client]
