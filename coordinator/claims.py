@@ -2,7 +2,8 @@
 
 A claim is made by a hook that has connected again.  The rule, from which "never two holders" follows:
 
-    a claim is confirmed only if this coordinator has no holder on this GPU and no grant on its way, and either
+    a claim is confirmed only if its id is near the last one that was given (`NEAR_IDS`), this coordinator has no holder
+    on this GPU and no grant on its way, and either
       (a) the journal names this process and the GPU waits for exactly it (recovery), or
       (b) no lease of any kind is out, nobody is waited for, and the claimed id is one that this coordinator and its
           journal have never given: the lease of an earlier coordinator whose journal is lost.
@@ -30,16 +31,16 @@ from coordinator.state import HOLDING, OVERDUE, Client, Gpu, Node, Seat
 from coordinator.tell import tell_settings
 from coordinator.wire import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
 
-LEASE_ID_BOUND: Final = 1 << 62
-"""No coordinator ever gets here; a claim beyond it is nonsense, and would exhaust the ids."""
+NEAR_IDS: Final = 1 << 20
+"""The journal is written before a grant is sent, so it knows the last id: a later one is honest only if the journal is
+lost or could not be written.  Numbering goes on behind a confirmed claim, so a bound keeps clients from exhausting the
+ids."""
 
 
 def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu | None:
     """The client uses this GPU from now on.  None: there is no such GPU, and it has been told so."""
     gpu = node.gpus.get(event.uuid)
     known = client.seats.get(event.gpu)
-    if event.lease_id >= LEASE_ID_BOUND:
-        raise RemoteProtocolError(f"claims lease {event.lease_id}")
     if known is not None:
         if known.gpu is not gpu:
             raise RemoteProtocolError(f"ordinal {event.gpu} is {known.gpu.uuid} already, not {event.uuid}")
@@ -140,6 +141,8 @@ def _moved_over(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) ->
 
 
 def _confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
+    if lease_id >= gpu.next_lease_id + NEAR_IDS:
+        return False
     if gpu.sharing is Sharing.CONCURRENT:
         return all(seat.lease_id != lease_id for seat in gpu.leases.values())
     if expected:

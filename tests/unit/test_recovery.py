@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator import events, wire
+from coordinator.claims import NEAR_IDS
 from coordinator.commands import MANY_HOLDERS, RecordLease
 from coordinator.scheduler import Settings
 from coordinator.state import SECOND_NS
@@ -162,6 +163,27 @@ def test_a_claim_from_before_a_lost_journal_is_confirmed_while_the_gpu_is_free()
     grant = second.granted()
     assert grant is not None
     assert grant.lease_id > 57
+
+
+@pytest.mark.parametrize("sharing", list(wire.Sharing))
+@pytest.mark.parametrize("named", [False, True])
+def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: wire.Sharing, named: bool) -> None:
+    """Broken: one claim of a huge id exhausts the ids, and after a restart the honest holder's claim is refused."""
+    desk = make_desk(sharing=sharing)
+    if named:
+        recovering(desk)
+    else:
+        desk.gpu(next_lease_id=7)
+    for lease_id in ((1 << 64) - 1, 7 + NEAR_IDS):
+        liar = desk.client(process_id=HOLDER, attach=False)
+        liar.attach(lease_id=lease_id)
+        assert liar.granted() is None
+        assert len(liar.take(wire.Revoke)) == 1
+        liar.die()
+    grant = desk.client(wanted=True).granted()
+    assert grant is not None
+    assert grant.lease_id == 7
+    assert records(desk)[-1][0] == 7
 
 
 def test_an_old_claim_is_never_confirmed_outside_recovery() -> None:
