@@ -9,6 +9,7 @@ May not go here: sockets, printing, what an admin event does.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import operator
 import os
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from coordinator.dispatch import Dispatcher
     from coordinator.live_settings import Key, LiveSettings, Value
     from coordinator.snapshot import Snapshot
+
+log: Final = logging.getLogger("nvshare")
 
 MakePolicy = Callable[[str, str], object]
 """(name, uuid) -> a policy; raises with a sentence for a name that is not known or cannot be loaded."""
@@ -63,6 +66,11 @@ class Administration:
             return api.encode_result(_ANSWERS[type(request)](self, request, now_ns))
         except api.ControlError as error:
             return api.encode_error(error)
+        except Exception:
+            if not isinstance(request, (api.Ping, api.Status)):
+                raise
+            log.exception("%s cannot be answered", request.ask)  # a request that only reads ends nothing
+            return api.encode_error(api.ControlError("internal", "the coordinator's log has the reason"))
 
     def _ping(self, request: api.Ping, now_ns: int) -> dict[str, Any]:
         return {**self._facts, "clients": len(self._dispatcher)}

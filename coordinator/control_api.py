@@ -24,6 +24,7 @@ ClientName = Annotated[str, Field(min_length=1, max_length=63)]
 GpuName = Annotated[str, Field(min_length=1, max_length=95)]
 I32_MIN: Final = -(1 << 31)
 I32_MAX: Final = (1 << 31) - 1
+U64_MAX: Final = (1 << 64) - 1
 
 
 class ControlError(Exception):
@@ -209,8 +210,7 @@ def decode_request(frame: bytes) -> Request:
 
 def encode_result(result: Any) -> bytes:
     """The answer to a request that was carried out."""
-    packed: bytes = msgpack.packb({"version": CONTROL_VERSION, "result": result})
-    return packed
+    return _packed({"version": CONTROL_VERSION, "result": result})
 
 
 def encode_error(error: ControlError) -> bytes:
@@ -231,8 +231,24 @@ def decode_reply(frame: bytes) -> Any:
 
 def encode_event(sequence: int, at_ns: int, kind: str, values: Mapping[str, Any]) -> bytes:
     """One frame of the event stream."""
-    packed: bytes = msgpack.packb({"seq": sequence, "at_ns": at_ns, "kind": kind, **values})
+    return _packed({"seq": sequence, "at_ns": at_ns, "kind": kind, **values})
+
+
+def _packed(content: dict[str, Any]) -> bytes:
+    """Sums have no bound, msgpack's integers have one: a sum beyond 64 bits is sent as the largest of them."""
+    try:
+        packed: bytes = msgpack.packb(content)
+    except OverflowError:
+        packed = msgpack.packb(_saturated(content))
     return packed
+
+
+def _saturated(value: Any) -> Any:
+    if isinstance(value, int):
+        return max(-U64_MAX // 2, min(value, U64_MAX))
+    if isinstance(value, dict):
+        return {key: _saturated(each) for key, each in value.items()}
+    return [_saturated(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def decode_event(frame: bytes) -> dict[str, Any]:

@@ -137,8 +137,6 @@ class Dispatcher:
             return
         if hello.memory_mode not in MemoryMode.__members__.values():
             raise RemoteProtocolError(f"memory mode {hello.memory_mode}")
-        if not 1 <= hello.weight <= wire.MAX_WEIGHT:
-            raise RemoteProtocolError(f"weight {hello.weight}")
         peer = self._outbox.peer(connection)
         if peer is None:
             return
@@ -256,7 +254,7 @@ class Dispatcher:
 def _attached(client: int, m: wire.AttachGpu) -> events.Event:
     return events.GpuAttached(
         client=client,
-        gpu=_ordinal(m.gpu),
+        gpu=m.gpu,
         uuid=m.uuid,
         lease_id=m.lease_id,
         wanted=m.wanted,
@@ -315,12 +313,6 @@ _TRANSLATE: Final[dict[type[wire.Message], Callable[[int, Any], events.Event]]] 
     wire.ReserveHost: _reserve_host,
     wire.MoveProgress: _progress,
 }
-
-
-def _ordinal(gpu: int) -> int:
-    if gpu >= wire.MAX_GPUS_PER_CLIENT:
-        raise RemoteProtocolError(f"GPU ordinal {gpu}; at most {wire.MAX_GPUS_PER_CLIENT} are possible")
-    return gpu
 
 
 def _printable(name: str) -> str:

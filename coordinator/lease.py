@@ -103,8 +103,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     for seat in [s for s in gpu.leases.values() if s.phase is REVOKING] if gpu.leases else ():
         if seat.drain_deadline_ns is not None and now_ns >= seat.drain_deadline_ns:
             _pass_deadline(node, gpu, seat, now_ns)
-    if gpu.moving:
-        orders.look_for_stalled(node, gpu, now_ns)
+    orders.look_for_stalled(node, gpu, now_ns)
     if gpu.switch is not None:
         moves.advance(node, gpu, now_ns)
         if gpu.switch is not None and gpu.switch.done and not gangs.holds_back(gpu):
@@ -452,33 +451,23 @@ def _tell_waiters(node: Node, gpu: Gpu) -> None:
 
 
 def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
-    """The first time after `now_ns` at which `advance` must be called though nothing happens; None: no such time.
+    """The next time at which `advance` must be called though nothing happens; None: no such time.
 
     `advance` has just looked at the GPU.  A deadline that has passed by now waits for an event, not for the clock:
     armed again, the timer would fire without end.
     """
-    due: list[int] = []
+    due: list[int | None] = [gangs.deadline_ns(gpu), pins.deadline_ns(gpu)]
+    due += [seat.drain_deadline_ns for seat in gpu.leases.values()]
+    due += [seat.growth.deadline_ns for seat in gpu.growing.values() if seat.growth is not None]
     if gpu.expected_holder is not None:
         due.append(gpu.recovery_deadline_ns)
-    due += [seat.drain_deadline_ns for seat in gpu.leases.values() if seat.drain_deadline_ns is not None]
     if gpu.switch is not None and not gpu.switch.done:
         due.append(gpu.switch.deadline_ns)
-    gang_ns = gangs.deadline_ns(gpu)
-    if gang_ns is not None:
-        due.append(gang_ns)
     if gpu.switch is not None or gpu.growing:
-        if gpu.settling(now_ns):
-            due.append(gpu.settled_at_ns)
-        stall_ns = orders.stall_ns(node, gpu)
-        if stall_ns is not None:
-            due.append(stall_ns)
-    due += [seat.growth.deadline_ns for seat in gpu.growing.values() if seat.growth is not None]
-    shut_out_ns = pins.deadline_ns(gpu)
-    if shut_out_ns is not None:
-        due.append(shut_out_ns)
+        due += [gpu.settled_at_ns if gpu.survivors else None, orders.stall_ns(node, gpu)]
     if len(gpu.line) and gpu.sharing is Sharing.EXCLUSIVE:
         if gpu.holder is not None and gpu.holder.phase is HOLDING:
             due.append(standby.due_ns(gpu.holder))
         elif gpu.wake_at_ns is not None and gpu.switch is None and not blocked(gpu):
             due.append(gpu.wake_at_ns)
-    return min((at_ns for at_ns in due if at_ns > now_ns), default=None)
+    return min((at_ns for at_ns in due if at_ns is not None and at_ns > now_ns), default=None)

@@ -21,10 +21,8 @@ from coordinator.events import MoveProgressed
 from coordinator.memory_plan import Eviction, Figures, Room
 from coordinator.quantum import blend
 from coordinator.state import HOLDING, OVERDUE, REVOKING, WITH_LEASE, Gpu, Node, Order, Seat
-from coordinator.wire import Evict, MemoryMode, MoveCredit, RemoteProtocolError, Restore
+from coordinator.wire import MOST_BYTES, Evict, MemoryMode, MoveCredit, RemoteProtocolError, Restore
 
-MOST_BYTES: Final = 1 << 60
-"""No figure of a client is larger; what it says beyond is cut here."""
 SAMPLE_BYTES: Final = 1 << 20
 """Smaller moves say nothing about the link's speed."""
 

@@ -12,10 +12,10 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -40,14 +40,6 @@ LEAST_LOOK_NS: Final = 1_000_000
 
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Errand:
-    """Work that another thread wants done on the loop's; see `Server.run_on_loop`."""
-
-    work: Callable[[], None]
-    done: threading.Event
 
 
 @dataclass(slots=True)
@@ -94,7 +86,7 @@ class Server:
         self.ended_by: int | None = None
         """The signal that stopped it."""
         self._reload: Callable[[], None] | None = None
-        self._errands: deque[Errand] = deque()
+        self._errands: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._holders: dict[int, _Holder] = {}  # by pidfd
         self._leave_when: Callable[[], bool] | None = None
@@ -140,7 +132,7 @@ class Server:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_by_signal)
-        signal.signal(signal.SIGHUP, lambda *_: self._errands.append(Errand(reload, threading.Event())))
+        signal.signal(signal.SIGHUP, lambda *_: self._errands.append(reload))
 
     # --- from other threads -----------------------------------------------------------------------------------------
 
@@ -150,14 +142,18 @@ class Server:
         self._wake()
 
     def run_on_loop(self, work: Callable[[], T], timeout_s: float) -> T:
-        """Result of `work`, done between two turns.  Raises TimeoutError."""
-        results: list[T] = []
-        errand = Errand(lambda: results.append(work()), threading.Event())
-        self._errands.append(errand)
+        """Result of `work`, done between two turns.  Raises TimeoutError, and what `work` raises: the loop goes on."""
+        outcome: Future[T] = Future()
+
+        def attempt() -> None:
+            try:
+                outcome.set_result(work())
+            except Exception as error:
+                outcome.set_exception(error)
+
+        self._errands.append(attempt)
         self._wake()
-        if not errand.done.wait(timeout_s):
-            raise TimeoutError("the coordinator's loop is busy")
-        return results[0]
+        return outcome.result(timeout_s)
 
     def _stop_by_signal(self, number: int, _frame: object) -> None:
         self.ended_by = number
@@ -263,9 +259,7 @@ class Server:
             while os.read(self._wake_read, 4096):
                 pass
         while self._errands:
-            errand = self._errands.popleft()
-            errand.work()
-            errand.done.set()
+            self._errands.popleft()()
 
     def _timers_turn(self) -> None:
         now_ns = time.monotonic_ns()

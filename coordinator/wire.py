@@ -10,7 +10,7 @@ Invariants:
 - A missing trailing field takes its default; an extra trailing field is skipped; an unknown type is
   reported to its sender and costs it nothing else, so that either side may be newer.
 - Everything is bounded: a frame by `MAX_FRAME_BYTES`, text by its field's length in UTF-8 bytes, integers by
-  their width.  What breaks a bound is a `RemoteProtocolError`, never a crash.
+  their width, and what a client says by what can be.  What breaks a bound is a `RemoteProtocolError`, never a crash.
 
 May not go here: bytes (wire_codec.py), sockets, clocks, what a message means for scheduling.
 """
@@ -27,16 +27,21 @@ from coordinator.wire_codec import encode as encode
 from coordinator.wire_codec import learn
 from coordinator.wire_fields import (
     BOOL,
+    BYTES,
+    COUNT,
     I32,
     NAME,
     SENTENCE,
+    TIME,
     U8,
     U16,
     U32,
     U64,
     UUID,
+    Field,
     declare,
 )
+from coordinator.wire_fields import MOST_BYTES as MOST_BYTES
 from coordinator.wire_fields import TO_CLIENT as TO_CLIENT
 from coordinator.wire_fields import TO_COORDINATOR as TO_COORDINATOR
 from coordinator.wire_fields import (
@@ -53,9 +58,11 @@ UNBOUNDED: Final = (1 << 64) - 1
 """In a field of bytes: as many as there are."""
 
 MAX_WEIGHT: Final = 10_000
+WEIGHT: Final = Field("uint", 16, least=1, most=MAX_WEIGHT)
 
 MAX_GPUS_PER_CLIENT: Final = 32
 """A client names its GPUs by its own CUDA ordinals, below this."""
+ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
 
 
 class MemoryMode(enum.IntEnum):
@@ -94,7 +101,7 @@ class Rejection(enum.IntEnum):
 # --- from a client -------------------------------------------------------------------------------------------------
 
 
-@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, U64, NAME, U16, NAME)
+@declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, BYTES, NAME, WEIGHT, NAME)
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
     """First message of a connection.
@@ -115,7 +122,7 @@ class Hello(Message):
     gang: str = ""
 
 
-@declare(TO_COORDINATOR, 2, U8, UUID, U64, U64, BOOL, U64, U64, U64)
+@declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES)
 @dataclass(frozen=True, slots=True)
 class AttachGpu(Message):
     """The client is about to use a GPU, or uses it already and has connected again.
@@ -134,7 +141,7 @@ class AttachGpu(Message):
     pinned_bytes: int
 
 
-@declare(TO_COORDINATOR, 3, U8)
+@declare(TO_COORDINATOR, 3, ORDINAL)
 @dataclass(frozen=True, slots=True)
 class Request(Message):
     """A thread waits for the lease of this GPU."""
@@ -142,7 +149,7 @@ class Request(Message):
     gpu: int
 
 
-@declare(TO_COORDINATOR, 4, U8, U64, U8, BOOL, BOOL, U64, U64, U64)
+@declare(TO_COORDINATOR, 4, ORDINAL, U64, U8, BOOL, BOOL, TIME, TIME, COUNT)
 @dataclass(frozen=True, slots=True)
 class Release(Message):
     """The lease is given back: the gate is closed and the work drained.
@@ -163,7 +170,7 @@ class Release(Message):
     submissions: int
 
 
-@declare(TO_COORDINATOR, 5, U8, U64, U64, U64, U64, U64)
+@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, BYTES)
 @dataclass(frozen=True, slots=True)
 class MemoryReport(Message):
     """What the client has on this GPU: allocated = resident + evicted; pinned is the resident part that cannot move.
@@ -179,7 +186,7 @@ class MemoryReport(Message):
     mapped_bytes: int = 0
 
 
-@declare(TO_COORDINATOR, 6, U8, U32, U64)
+@declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES)
 @dataclass(frozen=True, slots=True)
 class ReserveMemory(Message):
     """Asks that the client's reservation on this GPU be `bytes` in all.  Answered by `MemoryReserved`."""
@@ -189,7 +196,7 @@ class ReserveMemory(Message):
     bytes: int
 
 
-@declare(TO_COORDINATOR, 7, U8, U64, U64, U64, BOOL, U32)
+@declare(TO_COORDINATOR, 7, ORDINAL, U64, BYTES, TIME, BOOL, U32)
 @dataclass(frozen=True, slots=True)
 class MoveProgress(Message):
     """Bytes moved so far for an `Evict` or `Restore` order.
@@ -211,7 +218,7 @@ class Goodbye(Message):
     """The process ends in order; its leases are free."""
 
 
-@declare(TO_COORDINATOR, 9, U32, U64)
+@declare(TO_COORDINATOR, 9, U32, BYTES)
 @dataclass(frozen=True, slots=True)
 class ReserveHost(Message):
     """Asks that the client's share of the node's host budget be `bytes` in all; fewer than before gives some back.
@@ -223,7 +230,7 @@ class ReserveHost(Message):
     bytes: int
 
 
-@declare(TO_COORDINATOR, 10, U8, U32, U64)
+@declare(TO_COORDINATOR, 10, ORDINAL, U32, BYTES)
 @dataclass(frozen=True, slots=True)
 class ReservePins(Message):
     """Asks that `bytes` in all of what the client has on this GPU may stay there whatever happens.

@@ -95,6 +95,8 @@ def _encoder(cls: type[wire.Message]) -> list[str]:
             lines.append(f"    nvs_wire_put_text(&out, message->{f.name}, {bound.size});")
         elif bound.kind == "bool":
             lines.append(f"    nvs_wire_put(&out, message->{f.name} ? 0xc3 : 0xc2, 0, 0);")
+        elif bound.most is not None:
+            lines.append(f"    nvs_wire_put_at_most(&out, message->{f.name}, UINT64_C({bound.most}));")
         else:
             lines.append(f"    nvs_wire_put_{bound.kind}(&out, message->{f.name});")
     return [*lines, "    return out.failed ? 0 : (size_t)(out.at - frame);", "}", ""]
@@ -107,7 +109,9 @@ def _read(bound: Field, name: str) -> list[str]:
     if bound.kind == "bool":
         return [f"!nvs_wire_get_bool(in, &{target})"]
     if bound.kind == "uint":
-        return [f"!nvs_wire_get_uint(in, UINT{bound.size}_MAX, &number)", f"{target} = (uint{bound.size}_t)number;"]
+        most = f"UINT{bound.size}_MAX" if bound.most is None else f"UINT64_C({bound.most})"
+        least = f" || number < {bound.least}" if bound.least else ""
+        return [f"!nvs_wire_get_uint(in, {most}, &number){least}", f"{target} = (uint{bound.size}_t)number;"]
     low, high = f"INT{bound.size}_MIN", f"INT{bound.size}_MAX"
     return [f"!nvs_wire_get_int(in, {low}, {high}, &signed_number)", f"{target} = (int{bound.size}_t)signed_number;"]
 

@@ -51,6 +51,12 @@ static inline void nvs_wire_put_uint(nvs_wire_out *out, uint64_t value)
         nvs_wire_put(out, 0xcf, value, 8);
 }
 
+/* The peer refuses more than `most`: a larger value says no more than that one. */
+static inline void nvs_wire_put_at_most(nvs_wire_out *out, uint64_t value, uint64_t most)
+{
+    nvs_wire_put_uint(out, value < most ? value : most);
+}
+
 static inline void nvs_wire_put_int(nvs_wire_out *out, int64_t value)
 {
     if (value >= 0)

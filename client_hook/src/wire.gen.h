@@ -85,9 +85,9 @@ static inline size_t nvs_encode_hello(const nvs_hello *message, uint8_t *frame, 
     nvs_wire_put_uint(&out, message->process_id);
     nvs_wire_put_int(&out, message->priority);
     nvs_wire_put_uint(&out, message->memory_mode);
-    nvs_wire_put_uint(&out, message->memory_limit_bytes);
+    nvs_wire_put_at_most(&out, message->memory_limit_bytes, UINT64_C(140737488355328));
     nvs_wire_put_text(&out, message->library_version, 63);
-    nvs_wire_put_uint(&out, message->weight);
+    nvs_wire_put_at_most(&out, message->weight, UINT64_C(10000));
     nvs_wire_put_text(&out, message->gang, 63);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
@@ -115,7 +115,7 @@ static inline bool nvs_read_hello(nvs_wire_in *in, uint64_t present, nvs_hello *
     if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
         return false;
     message->memory_mode = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->memory_limit_bytes = (uint64_t)number;
     if (!nvs_wire_get_text(in, message->library_version, 63))
@@ -123,7 +123,7 @@ static inline bool nvs_read_hello(nvs_wire_in *in, uint64_t present, nvs_hello *
     if (present <= 8) {
         message->weight = 1u;
     } else {
-        if (!nvs_wire_get_uint(in, UINT16_MAX, &number))
+        if (!nvs_wire_get_uint(in, UINT64_C(10000), &number) || number < 1)
             return false;
         message->weight = (uint16_t)number;
     }
@@ -153,14 +153,14 @@ static inline size_t nvs_encode_attach_gpu(const nvs_attach_gpu *message, uint8_
     nvs_wire_out out = {frame, frame + capacity, false};
     nvs_wire_put(&out, 0x99, 0, 0);
     nvs_wire_put_uint(&out, 2);
-    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
     nvs_wire_put_text(&out, message->uuid, 95);
-    nvs_wire_put_uint(&out, message->total_bytes);
+    nvs_wire_put_at_most(&out, message->total_bytes, UINT64_C(140737488355328));
     nvs_wire_put_uint(&out, message->lease_id);
     nvs_wire_put(&out, message->wanted ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put_uint(&out, message->allocated_bytes);
-    nvs_wire_put_uint(&out, message->resident_bytes);
-    nvs_wire_put_uint(&out, message->pinned_bytes);
+    nvs_wire_put_at_most(&out, message->allocated_bytes, UINT64_C(140737488355328));
+    nvs_wire_put_at_most(&out, message->resident_bytes, UINT64_C(140737488355328));
+    nvs_wire_put_at_most(&out, message->pinned_bytes, UINT64_C(140737488355328));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -170,12 +170,12 @@ static inline bool nvs_read_attach_gpu(nvs_wire_in *in, uint64_t present, nvs_at
     memset(message, 0, sizeof *message);
     if (present < 8)
         return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
         return false;
     message->gpu = (uint8_t)number;
     if (!nvs_wire_get_text(in, message->uuid, 95))
         return false;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->total_bytes = (uint64_t)number;
     if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
@@ -183,13 +183,13 @@ static inline bool nvs_read_attach_gpu(nvs_wire_in *in, uint64_t present, nvs_at
     message->lease_id = (uint64_t)number;
     if (!nvs_wire_get_bool(in, &message->wanted))
         return false;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->allocated_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->resident_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->pinned_bytes = (uint64_t)number;
     return nvs_wire_skip(in, present > 8 ? present - 8 : 0);
@@ -205,7 +205,7 @@ static inline size_t nvs_encode_request(const nvs_request *message, uint8_t *fra
     nvs_wire_out out = {frame, frame + capacity, false};
     nvs_wire_put(&out, 0x92, 0, 0);
     nvs_wire_put_uint(&out, 3);
-    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -215,7 +215,7 @@ static inline bool nvs_read_request(nvs_wire_in *in, uint64_t present, nvs_reque
     memset(message, 0, sizeof *message);
     if (present < 1)
         return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
         return false;
     message->gpu = (uint8_t)number;
     return nvs_wire_skip(in, present > 1 ? present - 1 : 0);
@@ -238,14 +238,14 @@ static inline size_t nvs_encode_release(const nvs_release *message, uint8_t *fra
     nvs_wire_out out = {frame, frame + capacity, false};
     nvs_wire_put(&out, 0x99, 0, 0);
     nvs_wire_put_uint(&out, 4);
-    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
     nvs_wire_put_uint(&out, message->lease_id);
     nvs_wire_put_uint(&out, message->reason);
     nvs_wire_put(&out, message->drained ? 0xc3 : 0xc2, 0, 0);
     nvs_wire_put(&out, message->wanted ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put_uint(&out, message->drain_ns);
-    nvs_wire_put_uint(&out, message->opened_at_ns);
-    nvs_wire_put_uint(&out, message->submissions);
+    nvs_wire_put_at_most(&out, message->drain_ns, UINT64_C(4611686018427387904));
+    nvs_wire_put_at_most(&out, message->opened_at_ns, UINT64_C(4611686018427387904));
+    nvs_wire_put_at_most(&out, message->submissions, UINT64_C(281474976710656));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -255,7 +255,7 @@ static inline bool nvs_read_release(nvs_wire_in *in, uint64_t present, nvs_relea
     memset(message, 0, sizeof *message);
     if (present < 8)
         return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
         return false;
     message->gpu = (uint8_t)number;
     if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
@@ -268,13 +268,13 @@ static inline bool nvs_read_release(nvs_wire_in *in, uint64_t present, nvs_relea
         return false;
     if (!nvs_wire_get_bool(in, &message->wanted))
         return false;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
         return false;
     message->drain_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
         return false;
     message->opened_at_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(281474976710656), &number))
         return false;
     message->submissions = (uint64_t)number;
     return nvs_wire_skip(in, present > 8 ? present - 8 : 0);
@@ -295,12 +295,12 @@ static inline size_t nvs_encode_memory_report(const nvs_memory_report *message, 
     nvs_wire_out out = {frame, frame + capacity, false};
     nvs_wire_put(&out, 0x97, 0, 0);
     nvs_wire_put_uint(&out, 5);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->allocated_bytes);
-    nvs_wire_put_uint(&out, message->resident_bytes);
-    nvs_wire_put_uint(&out, message->pinned_bytes);
-    nvs_wire_put_uint(&out, message->host_bytes);
-    nvs_wire_put_uint(&out, message->mapped_bytes);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
+    nvs_wire_put_at_most(&out, message->allocated_bytes, UINT64_C(140737488355328));
+    nvs_wire_put_at_most(&out, message->resident_bytes, UINT64_C(140737488355328));
+    nvs_wire_put_at_most(&out, message->pinned_bytes, UINT64_C(140737488355328));
+    nvs_wire_put_at_most(&out, message->host_bytes, UINT64_C(140737488355328));
+    nvs_wire_put_at_most(&out, message->mapped_bytes, UINT64_C(140737488355328));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -310,25 +310,25 @@ static inline bool nvs_read_memory_report(nvs_wire_in *in, uint64_t present, nvs
     memset(message, 0, sizeof *message);
     if (present < 5)
         return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
         return false;
     message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->allocated_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->resident_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->pinned_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->host_bytes = (uint64_t)number;
     if (present <= 5) {
         message->mapped_bytes = 0u;
     } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
             return false;
         message->mapped_bytes = (uint64_t)number;
     }
@@ -347,9 +347,9 @@ static inline size_t nvs_encode_reserve_memory(const nvs_reserve_memory *message
     nvs_wire_out out = {frame, frame + capacity, false};
     nvs_wire_put(&out, 0x94, 0, 0);
     nvs_wire_put_uint(&out, 6);
-    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
     nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_uint(&out, message->bytes);
+    nvs_wire_put_at_most(&out, message->bytes, UINT64_C(140737488355328));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -359,13 +359,13 @@ static inline bool nvs_read_reserve_memory(nvs_wire_in *in, uint64_t present, nv
     memset(message, 0, sizeof *message);
     if (present < 3)
         return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
         return false;
     message->gpu = (uint8_t)number;
     if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
         return false;
     message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->bytes = (uint64_t)number;
     return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
@@ -386,10 +386,10 @@ static inline size_t nvs_encode_move_progress(const nvs_move_progress *message, 
     nvs_wire_out out = {frame, frame + capacity, false};
     nvs_wire_put(&out, 0x97, 0, 0);
     nvs_wire_put_uint(&out, 7);
-    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
     nvs_wire_put_uint(&out, message->order_id);
-    nvs_wire_put_uint(&out, message->moved_bytes);
-    nvs_wire_put_uint(&out, message->elapsed_ns);
+    nvs_wire_put_at_most(&out, message->moved_bytes, UINT64_C(140737488355328));
+    nvs_wire_put_at_most(&out, message->elapsed_ns, UINT64_C(4611686018427387904));
     nvs_wire_put(&out, message->finished ? 0xc3 : 0xc2, 0, 0);
     nvs_wire_put_uint(&out, message->error);
     return out.failed ? 0 : (size_t)(out.at - frame);
@@ -401,16 +401,16 @@ static inline bool nvs_read_move_progress(nvs_wire_in *in, uint64_t present, nvs
     memset(message, 0, sizeof *message);
     if (present < 6)
         return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
         return false;
     message->gpu = (uint8_t)number;
     if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
         return false;
     message->order_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->moved_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
         return false;
     message->elapsed_ns = (uint64_t)number;
     if (!nvs_wire_get_bool(in, &message->finished))
@@ -453,7 +453,7 @@ static inline size_t nvs_encode_reserve_host(const nvs_reserve_host *message, ui
     nvs_wire_put(&out, 0x93, 0, 0);
     nvs_wire_put_uint(&out, 9);
     nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_uint(&out, message->bytes);
+    nvs_wire_put_at_most(&out, message->bytes, UINT64_C(140737488355328));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -466,7 +466,7 @@ static inline bool nvs_read_reserve_host(nvs_wire_in *in, uint64_t present, nvs_
     if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
         return false;
     message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->bytes = (uint64_t)number;
     return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
@@ -484,9 +484,9 @@ static inline size_t nvs_encode_reserve_pins(const nvs_reserve_pins *message, ui
     nvs_wire_out out = {frame, frame + capacity, false};
     nvs_wire_put(&out, 0x94, 0, 0);
     nvs_wire_put_uint(&out, 10);
-    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
     nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_uint(&out, message->bytes);
+    nvs_wire_put_at_most(&out, message->bytes, UINT64_C(140737488355328));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -496,13 +496,13 @@ static inline bool nvs_read_reserve_pins(nvs_wire_in *in, uint64_t present, nvs_
     memset(message, 0, sizeof *message);
     if (present < 3)
         return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
         return false;
     message->gpu = (uint8_t)number;
     if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
         return false;
     message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->bytes = (uint64_t)number;
     return nvs_wire_skip(in, present > 3 ? present - 3 : 0);

@@ -120,8 +120,34 @@ def test_a_weight_beyond_its_bounds_is_refused(served: Running, connect: Connect
     """Broken if a client could have all of the time under fair shares, or divide by zero."""
     for weight in (0, 10_001):
         hook = connect(served)
-        hook.send(wire.Hello(1, "greedy", "bad", 1, 0, 1, 0, "", weight))
+        hook.socket.send(msgpack.packb([1, 1, "greedy", "bad", 1, 0, 1, 0, "", weight]))
         assert refusal(hook).code == wire.Rejection.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (wire.Release, [0, 1, 0, True, False, 0, 0, (1 << 48) + 1]),
+        (wire.Release, [0, 1, 0, True, False, (1 << 62) + 1, 0, 0]),
+        (wire.Release, [0, 1, 0, True, False, 0, (1 << 62) + 1, 0]),
+        (wire.MemoryReport, [0, wire.MOST_BYTES + 1, 0, 0, 0]),
+        (wire.MemoryReport, [0, 0, 0, 0, wire.MOST_BYTES + 1]),
+        (wire.MoveProgress, [0, 1, wire.MOST_BYTES + 1, 0, True, 0]),
+        (wire.ReserveMemory, [0, 1, (1 << 64) - 1]),
+        (wire.ReserveHost, [1, (1 << 64) - 1]),
+        (wire.ReservePins, [0, 1, (1 << 64) - 1]),
+        (wire.AttachGpu, [0, uuid_of(0), 1, 0, False, (1 << 64) - 1, 0, 0]),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(
+    served: Running, connect: Connect, kind: type[wire.Message], fields: list[object]
+) -> None:
+    """Broken if sums of what clients say could overflow, and end whoever reads them."""
+    hook = connect(served).hello().attach()
+    hook.next(wire.GpuSettings)
+    hook.socket.send(msgpack.packb([kind.TYPE, *fields]))
+    assert "is not allowed" in refusal(hook).text
+    assert served.status()["gpus"]
 
 
 def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
@@ -167,7 +193,6 @@ def test_hello_is_said_once(served: Running, connect: Connect) -> None:
         wire.Release(0, 77, 0, True, False, 0, 0, 0),
         wire.MemoryReport(9, 1, 1, 1, 1),
         wire.MoveProgress(0, 5, 5, 5, True, 0),
-        wire.AttachGpu(200, uuid_of(0), 1, 0, False, 0, 0, 0),
     ],
 )
 def test_messages_about_what_a_client_does_not_have(served: Running, connect: Connect, message: wire.Message) -> None:

@@ -7,9 +7,12 @@ import json
 from typing import Any
 
 import msgpack
+import pytest
 
+from coordinator import control_api as api
 from coordinator import events
-from coordinator.administration import plain
+from coordinator.administration import Administration, plain
+from coordinator.dispatch import Dispatcher
 from coordinator.scheduler import Scheduler
 from coordinator.snapshot import Snapshot
 from coordinator.wire import MemoryMode
@@ -38,3 +41,28 @@ def test_every_value_arrives_in_msgpack_and_json() -> None:
     assert gpu["sharing"] == "exclusive"
     assert client["memory_mode"] == "swap"
     assert client["seats"][0]["phase"] == "holding"
+
+
+def test_a_sum_beyond_64_bits_is_sent_as_the_largest_number() -> None:
+    """Broken: two clients' counts together end every `nvshare-ctl status`, and the coordinator with it."""
+    answer = api.decode_reply(api.encode_result({"seats": [{"submissions": 1 << 65, "used_ns": 5}], "phase": "idle"}))
+    assert answer == {"seats": [{"submissions": (1 << 64) - 1, "used_ns": 5}], "phase": "idle"}
+    assert api.decode_event(api.encode_event(1, 2, "moved", {"bytes": 1 << 65, "hidden": True})) == {
+        "seq": 1, "at_ns": 2, "kind": "moved", "bytes": (1 << 64) - 1, "hidden": True,
+    }
+
+
+class Unreadable(Scheduler):
+    """Its picture cannot be taken."""
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        raise ValueError("no picture")
+
+
+def test_a_request_that_only_reads_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Broken: whatever is wrong with a picture ends the coordinator, with all leases."""
+    dispatcher = Dispatcher(Unreadable(registry.create), None, None, max_clients=1)  # type: ignore[arg-type]
+    administration = Administration(dispatcher, [], registry.create, {}, None, dict, list)  # type: ignore[arg-type]
+    with pytest.raises(api.ControlError, match="log"):
+        api.decode_reply(administration.answer(api.encode_request(api.Status()), 5))
+    assert "status cannot be answered" in caplog.text

@@ -110,6 +110,20 @@ def test_under_sanitizers(tmp_path: Path) -> None:
     assert done.stdout.split() == expected
 
 
+def test_the_hook_keeps_to_the_ranges(tmp_path: Path) -> None:
+    """Broken: a program that asks for more memory than can be loses its connection instead of being refused."""
+    (tmp_path / "most.c").write_text(
+        '#include "wire.gen.h"\n#include <stdio.h>\n'
+        "int main(void) { uint8_t f[64]; nvs_reserve_memory m = {3, 7, UINT64_MAX};"
+        " return fwrite(f, 1, nvs_encode_reserve_memory(&m, f, sizeof f), stdout) == 0; }"
+    )
+    flags = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I", str(codec.SOURCE))
+    program = tmp_path / "most"
+    subprocess.run(["gcc", *flags, str(tmp_path / "most.c"), "-o", str(program)], check=True)
+    frame = subprocess.run([str(program)], capture_output=True, check=True).stdout
+    assert wire.decode(frame, wire.TO_COORDINATOR) == wire.ReserveMemory(3, 7, wire.MOST_BYTES)
+
+
 def test_defaults_are_used(tmp_path: Path) -> None:
     """Broken: a message of an older peer, which lacks an appended field, is refused."""
     script = r"""
