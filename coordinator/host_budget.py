@@ -17,9 +17,10 @@ Rules:
   others have come or the budget was lowered, keeps it, and is given more when he has come below.
 - Giving back is always allowed; the share of a client that is gone is free at once.
 - Hooks ask again when they have connected again, and what they ask for first is pinned already: refusing it would
-  unpin nothing, and give it away a second time.  So whatever the rule and the budget say, it is counted: in the time
-  after a start in which they come back (`SETTLE_NS`) as it is said; and of a process that has lost its connection
-  and is back within `RETURN_NS`, as much as it had.  Beyond that it is a wish as any other, for anybody could say so.
+  unpin nothing, and give it away a second time.  So it is counted before the rule is asked: in the time after a start
+  in which they come back (`SETTLE_NS`), as far as the rule could have led there: one owner to `t / (1 + t)` of the
+  budget, and n owners together to all but `1 / (1 + t)^n`; and of a process that has lost its connection and is back
+  within `RETURN_NS`, as much as it had.  Beyond that it is a wish as any other, for anybody could say so.
 - A budget below what is out already takes nothing away; nothing more is given until enough has come back.
 
 May not go here: what a client uses its share for (orders.py, admission.py).
@@ -35,10 +36,8 @@ from coordinator.commands import Notify, Send
 from coordinator.events import HostAsked, HostBudgetSet
 from coordinator.state import SECOND_NS, Client, Gpu, Node
 from coordinator.units import format_size
-from coordinator.wire import HostReserved, Rejected, Rejection
+from coordinator.wire import MOST_BYTES, HostReserved, Rejected, Rejection
 
-MOST_BYTES: Final = 1 << 60
-"""No client has more; a share beyond it is refused, whatever is left."""
 RETURN_NS: Final = 5 * SECOND_NS
 """Hooks that have lost their connection try again several times a second."""
 
@@ -120,7 +119,10 @@ def _share(node: Node, client: Client, size: int) -> None:
 def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
     """At most so much of its first question is there already."""
     if now_ns < node.host_settled_at_ns:
-        return MOST_BYTES
+        budget, times, owners = node.host_budget_bytes, node.settings.host_fair_times, node.host_owners
+        own = budget - (budget // (1 + times) if times else 0)  # most for one owner
+        all_own = budget - (budget // (1 + times) ** len(owners) if times else 0)  # and for so many of them
+        return max(0, min(own - owners[owner_of(client)].shared_bytes, all_own - node.host_shared_bytes))
     size, until_ns = node.host_left.pop(client.process_id, (0, 0))
     return size if now_ns < until_ns else 0
 

@@ -149,10 +149,26 @@ def test_what_is_pinned_already_is_counted_after_a_restart() -> None:
     desk.gpu(capacity=100)
     later, first = desk.client(user_id=2), desk.client(user_id=1)
     assert ask(later, 88) == 88
-    assert ask(first, 810) == 810, "more than it could get, and there all the same"
+    assert ask(first, 800) == 800, "more than it could get, and there all the same"
     assert ask(later, 95, 2) == 88, "the second question is a wish"
     desk.milliseconds(1_100)
     assert ask(desk.client(user_id=3), 100) == 0, "so is anybody's first one when all have come back"
+
+
+def test_the_first_second_gives_nobody_more_than_the_rule() -> None:
+    """Broken: whoever asks right after a start has the whole budget, or more, and says that it is pinned already."""
+    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=8_100))
+    desk.gpu(capacity=100)
+    assert [ask(desk.client(user_id=1), 1 << 47) for _ in range(2)] == [7_200, 0]
+    assert ask(desk.client(user_id=2), 1 << 47) == 800
+    assert ask(desk.client(user_id=3), 10) == 10
+
+
+def test_the_first_second_of_ones_own_coordinator_gives_no_more_than_the_budget() -> None:
+    """Broken: the sum of what is said right after a start has no bound."""
+    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=900, host_fair_times=0))
+    desk.gpu(capacity=100)
+    assert [ask(desk.client(), 600) for _ in range(2)] == [600, 300]
 
 
 def test_a_process_that_comes_back_has_what_it_had() -> None:
