@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from coordinator import events
 
 if TYPE_CHECKING:
     from coordinator.kubernetes.slot import Slot
     from coordinator.snapshot import ClientSnapshot
+
+
+_TAKEN_AWAY: Final = ""
+"""The slot of clients that are still there after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class SlotBook:
         self.first_hello: Callable[[Slot], None] | None = None
         """Told when the first hook of an allocation comes."""
         self._slots: dict[str, _Record] = {}
-        self._homes: dict[int, str] = {}  # client -> slot
+        self._homes: dict[int, str] = {}  # client -> slot, or _TAKEN_AWAY
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -115,23 +119,26 @@ class SlotBook:
             if slot.limit_bytes != before.limit_bytes:
                 changes.append(events.LimitSet(client, slot.limit_bytes))
             if slot.policy.priority != before.policy.priority:
-                changes.append(events.PrioritySet(client, _or(slot.policy.priority, wished.priority)))
+                changes.append(events.PrioritySet(client, slot.policy.priority or 0))
             if slot.policy.weight != before.policy.weight:
-                changes.append(events.WeightSet(client, _or(slot.policy.weight, wished.weight)))
+                changes.append(events.WeightSet(client, slot.policy.weight or 1))
             if slot.policy.gang != before.policy.gang:
                 changes.append(events.GangSet(client, _gang(slot, wished)))
         return changes
 
     def take_away(self, name: str) -> None:
-        """The slot's directory is gone.  Clients that are still there keep what they have."""
+        """The slot's directory is gone.  Clients that are still there keep what they have, and get no further GPU."""
         record = self._slots.pop(name, None)
         for client in record.clients if record is not None else ():
-            self._homes.pop(client, None)
+            self._homes[client] = _TAKEN_AWAY
 
     # --- clients ----------------------------------------------------------------------------------------------------
 
     def adopt(self, name: str, wish: events.ClientRegistered) -> events.ClientRegistered | None:
-        """What a hook asks for, corrected by what its slot says; None when there is no such slot."""
+        """What a hook asks for, corrected by what its slot says; None when there is no such slot.
+
+        A container chooses its environment, so its priority and weight are the slot's or the default, never the hook's.
+        """
         record = self._slots.get(name)
         if record is None:
             return None
@@ -148,11 +155,11 @@ class SlotBook:
             program=wish.program,
             process_id=wish.process_id,
             user_id=wish.user_id,
-            priority=_or(slot.policy.priority, wish.priority),
+            priority=slot.policy.priority or 0,
             memory_mode=wish.memory_mode,
             memory_limit_bytes=slot.limit_bytes or wish.memory_limit_bytes,
             group=name,
-            weight=_or(slot.policy.weight, wish.weight),
+            weight=slot.policy.weight or 1,
             gang=_gang(slot, wish),
         )
 
@@ -164,14 +171,16 @@ class SlotBook:
     def refuses(self, client: int, uuid: str) -> str | None:
         """Why this client may not use that GPU; None: it may, or is in no slot."""
         name = self._homes.get(client)
+        if name == _TAKEN_AWAY:
+            return f"no GPU {uuid}: the slot is gone; its container must be started again"
         if name is None or uuid in self._slots[name].slot.gpus:
             return None
         return f"no GPU {uuid} in slot {name}; it has {', '.join(self._slots[name].slot.gpus)}"
 
     def leave(self, client: int, last: ClientSnapshot | None) -> None:
         """The client is gone; `last` is what it had done."""
-        name = self._homes.pop(client, None)
-        if name is None:
+        name = self._homes.pop(client, _TAKEN_AWAY)
+        if name == _TAKEN_AWAY:
             return
         record = self._slots[name]
         del record.clients[client]
@@ -202,10 +211,6 @@ class SlotBook:
             SlotPicture(record.slot, record.registered, _sum(members.get(name, []), record.past))
             for name, record in sorted(self._slots.items())
         ]
-
-
-def _or(first: int | None, second: int) -> int:
-    return second if first is None else first
 
 
 def _gang(slot: Slot, wish: events.ClientRegistered) -> str:

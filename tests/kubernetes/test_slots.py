@@ -122,17 +122,42 @@ def test_the_slot_wins_over_what_a_hook_asks_for() -> None:
     assert book.refuses(7, B) is None  # in no slot: a host's process
 
 
+def test_a_hook_without_annotations_has_the_default_rank() -> None:
+    """Else a pod outranks all others by its own environment."""
+    book = SlotBook()
+    book.put(a_slot())
+    adopted = book.adopt("GPU-a--0", replace(hello(1, priority=(1 << 31) - 1), weight=10_000))
+    assert adopted is not None
+    assert (adopted.priority, adopted.weight) == (0, 1)
+
+
+def test_a_slot_that_was_taken_away_names_no_gpu() -> None:
+    """Else a process that outlives its slot takes any GPU of the node, or those of the slot's next owner."""
+    book = SlotBook()
+    book.put(a_slot())
+    book.adopt("GPU-a--0", hello(1))
+    book.take_away("GPU-a--0")
+    for again in (False, True):
+        for uuid in (A, B):
+            assert "the slot is gone" in (book.refuses(1, uuid) or ""), again
+        book.put(a_slot(allocation="2"))
+    assert book.put(a_slot(allocation="2", policy=SlotPolicy(priority=9))) == []
+    assert book.has(1)
+    book.leave(1, None)
+    assert not book.has(1)
+    assert book.pictures(())[0].figures.clients == 0
+
+
 def test_changes_reach_the_clients_that_are_there() -> None:
     """Else `kubectl annotate`, or the memory units that come a moment later, need a restart of the container."""
     book = SlotBook()
     book.put(a_slot())
     adopted = book.adopt("GPU-a--0", hello(1, priority=3))
     assert adopted is not None
-    assert adopted.priority == 3
     policy = SlotPolicy(priority=9, memory_limit_bytes=GIB)
     assert book.put(a_slot(policy=policy)) == [events.LimitSet(1, GIB), events.PrioritySet(1, 9)]
     assert book.put(a_slot(policy=policy)) == []
-    assert book.put(a_slot()) == [events.LimitSet(1, 0), events.PrioritySet(1, 3)]
+    assert book.put(a_slot()) == [events.LimitSet(1, 0), events.PrioritySet(1, 0)]
 
 
 def test_weight_and_gang_are_what_the_slot_says() -> None:
@@ -142,7 +167,7 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
     wish = replace(hello(1), weight=9000, gang="user:0/pair")
     free = book.adopt("GPU-a--0", wish)
     assert free is not None
-    assert (free.weight, free.gang) == (9000, "slot:GPU-a--0/pair")
+    assert (free.weight, free.gang) == (1, "slot:GPU-a--0/pair")
     policy = SlotPolicy(weight=3, gang="ml/pair")
     assert book.put(a_slot(policy=policy)) == [events.WeightSet(1, 3), events.GangSet(1, "ml/pair")]
     bound = book.adopt("GPU-a--0", replace(wish, client=2))
@@ -150,8 +175,8 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
     assert (bound.weight, bound.gang) == (3, "ml/pair")
     back = book.put(a_slot())
     assert back == [
-        events.WeightSet(1, 9000), events.GangSet(1, "slot:GPU-a--0/pair"),
-        events.WeightSet(2, 9000), events.GangSet(2, "slot:GPU-a--0/pair"),
+        events.WeightSet(1, 1), events.GangSet(1, "slot:GPU-a--0/pair"),
+        events.WeightSet(2, 1), events.GangSet(2, "slot:GPU-a--0/pair"),
     ]
 
 
