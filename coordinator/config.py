@@ -15,13 +15,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from coordinator.control_api import I32_MAX, I32_MIN
 from coordinator.state import OverdueAction
 from coordinator.units import parse_duration, parse_duration_or_never, parse_quantum, parse_share, parse_size
-from coordinator.wire import Sharing
+from coordinator.wire import MAX_WEIGHT, Sharing
 
 
 class SettingsError(Exception):
@@ -80,6 +81,7 @@ Share = Annotated[float, BeforeValidator(lambda value: _text(value, parse_share)
 SharingName = Annotated[Sharing, BeforeValidator(_sharing)]
 OverdueName = Annotated[OverdueAction, BeforeValidator(_overdue)]
 LogLevel = Annotated[str, Field(pattern="^(debug|info|warning|error)$")]
+ShareBy = Literal["user", "program"]
 PolicyName = Annotated[str, Field(min_length=1, max_length=63)]
 
 _FROZEN: Final = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=False)
@@ -118,6 +120,9 @@ class Settings(BaseModel):
     overdue_action: OverdueName = OverdueAction.NOTHING
     pacing_budget_ns: DurationOrNever = Field(default=10_000_000, alias="pacing_budget")
     idle_release_ns: DurationOrNever = Field(default=2_000_000, alias="idle_release")
+    share_by: ShareBy = "user"
+    max_priority: int = Field(default=0, ge=I32_MIN, le=I32_MAX)
+    max_weight: int = Field(default=100, ge=1, le=MAX_WEIGHT)
     recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
     hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
     max_clients: int = Field(default=1024, ge=1, le=65_536)
@@ -200,7 +205,7 @@ _CLIENT_VARIABLES: Final = frozenset({"NVSHARE_SIMULATE", "NVSHARE_MEMORY", "NVS
 
 
 def _is_number(key: str) -> bool:
-    return key in ("max_clients", "max_messages_per_s", "metrics_port")
+    return key in ("max_clients", "max_messages_per_s", "max_weight", "metrics_port")
 
 
 def _hint(name: str, known: Mapping[str, object]) -> str:

@@ -111,6 +111,7 @@ class Coordinator:
         self.dispatcher = Dispatcher(
             self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
         )
+        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
         facts = {
             "simulated": options.simulate is not None,
             "runtime_dir": str(directory.path),
@@ -189,8 +190,8 @@ class Coordinator:
         return served
 
     def reload(self) -> None:
-        """SIGHUP: quantum, policy, sharing and host budget as the settings now say, unless they were set live.  A
-        mistake changes nothing."""
+        """SIGHUP: quantum, policy, sharing, host budget and bounds of ranks as the settings now say, unless set live.
+        A mistake changes nothing."""
         try:
             settings = config.load(self.options.flags or {}, file=self.options.config_file)
             _check_overrides(settings, self._devices)
@@ -199,6 +200,7 @@ class Coordinator:
             log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake, not ours)
             return
         self.settings = settings
+        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
         kept = self._apply(configured, time.monotonic_ns())
         but = f"; as set live, whatever the settings say: {kept} (`nvshare-ctl unset` undoes it)" if kept else ""
         log.info("settings are read again%s", but)
@@ -239,6 +241,7 @@ def core_settings(settings: config.Settings, *, several: bool) -> CoreSettings:
         quantum_ns=settings.quantum_ns,
         sharing=settings.sharing,
         switch_share=settings.switch_share,
+        users_first=settings.share_by == "user",
         host_budget_bytes=host_budget_bytes(settings),
         host_fair_times=CoreSettings().host_fair_times if several else 0,
         drain_deadline_ns=settings.drain_deadline_ns,

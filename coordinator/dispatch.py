@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from coordinator import commands, events, wire
-from coordinator.control_api import encode_event
+from coordinator.control_api import I32_MAX, encode_event
 from coordinator.wire import MemoryMode, ReleaseReason, RemoteProtocolError
 
 if TYPE_CHECKING:
     from coordinator.live_settings import LiveSettings
     from coordinator.scheduler import Scheduler
     from coordinator.slots import SlotBook
-    from coordinator.transport import Outbox
+    from coordinator.transport import Outbox, Peer
 
 log: Final = logging.getLogger("nvshare")
 
@@ -59,6 +59,7 @@ class Dispatcher:
         """Whose slots clients come by; None where there are none."""
         self.live: LiveSettings | None = None
         """What the operator set for clients that come back; None where nobody sets anything."""
+        self._most_rank = (I32_MAX, wire.MAX_WEIGHT)
         self._outbox = outbox
         self._journal = journal
         self._max_clients = max_clients
@@ -140,6 +141,7 @@ class Dispatcher:
         peer = self._outbox.peer(connection)
         if peer is None:
             return
+        priority, weight = self._own_rank(peer, hello)
         registered = events.ClientRegistered(
             client=connection,
             name=_printable(hello.name or hello.program),
@@ -148,10 +150,10 @@ class Dispatcher:
             # "nobody", and two such processes must not be taken for one: each has a negative id of its own.
             process_id=peer.process_id or -1 - connection,
             user_id=peer.user_id,
-            priority=hello.priority,
+            priority=priority,
             memory_mode=MemoryMode(hello.memory_mode),
             memory_limit_bytes=hello.memory_limit_bytes,
-            weight=hello.weight,
+            weight=weight,
             # One user's gang is not another's, whatever they call it.  A slot has better names; see slots.py.
             gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
         )
@@ -169,6 +171,20 @@ class Dispatcher:
         self.event(registered, now_ns)
         for event in () if self.live is None else self.live.registered(registered):
             self.event(event, now_ns)
+        if not peer.slot and (priority, weight) != (hello.priority, hello.weight):
+            text = f"user {peer.user_id} may have priority {priority}, weight {weight} and no more"
+            self._reject(connection, wire.Rejection.NOT_ALLOWED, f"{text} (max_priority, max_weight)")
+
+    def _own_rank(self, peer: Peer, hello: wire.Hello) -> tuple[int, int]:
+        """The priority and weight that a program gets by its own environment.  Root and the coordinator's user, who may
+        set them with nvshare-ctl anyway, have no bound.  A slot has its annotations instead; see slots.py."""
+        if peer.user_id in (0, os.geteuid()):
+            return hello.priority, hello.weight
+        return min(hello.priority, self._most_rank[0]), min(hello.weight, self._most_rank[1])
+
+    def bound_ranks(self, max_priority: int, max_weight: int) -> None:
+        """For clients that come from now on."""
+        self._most_rank = (max_priority, max_weight)
 
     def _attach(self, connection: int, message: wire.AttachGpu, now_ns: int) -> None:
         why = None if self.slots is None else self.slots.refuses(connection, message.uuid)

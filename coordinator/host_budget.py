@@ -55,11 +55,6 @@ class HostOwner:
 # --- is there room on the host? ---------------------------------------------------------------------------------------
 
 
-def owner_of(client: Client) -> str:
-    """Whose programs count together with it."""
-    return f"slot {client.group}" if client.group else f"user {client.user_id}"
-
-
 def spare_bytes(node: Node, owner: str) -> int:
     """How much more the owner could be given now.
 
@@ -77,7 +72,7 @@ def most_bytes(node: Node, client: Client) -> int:
     """What the client may have on the host in all: its share, and what it could be given now."""
     if not client.host_asked:
         return MOST_BYTES  # it takes no part in the budget
-    return client.host_share_bytes + spare_bytes(node, owner_of(client))
+    return client.host_share_bytes + spare_bytes(node, client.owner)
 
 
 def room_bytes(node: Node, client: Client) -> int:
@@ -93,9 +88,9 @@ def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[G
     """Answer a question for a share of so many bytes in all."""
     if not client.host_asked:
         client.host_asked = True
-        node.host_owners.setdefault(owner_of(client), HostOwner()).clients += 1
+        node.host_owners.setdefault(client.owner, HostOwner()).clients += 1
         _share(node, client, min(event.total_bytes, _pinned_bytes(node, client, now_ns)))
-    owner = node.host_owners[owner_of(client)]
+    owner = node.host_owners[client.owner]
     refused = event.total_bytes > max(client.host_share_bytes, most_bytes(node, client))
     if not refused:
         _share(node, client, event.total_bytes)
@@ -112,7 +107,7 @@ def _share(node: Node, client: Client, size: int) -> None:
     """The client has so much from now on; keeps the sums."""
     more = size - client.host_share_bytes
     client.host_share_bytes = size
-    node.host_owners[owner_of(client)].shared_bytes += more
+    node.host_owners[client.owner].shared_bytes += more
     node.host_shared_bytes += more
 
 
@@ -122,7 +117,7 @@ def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
         budget, times, owners = node.host_budget_bytes, node.settings.host_fair_times, node.host_owners
         own = budget - (budget // (1 + times) if times else 0)  # most for one owner
         all_own = budget - (budget // (1 + times) ** len(owners) if times else 0)  # and for so many of them
-        return max(0, min(own - owners[owner_of(client)].shared_bytes, all_own - node.host_shared_bytes))
+        return max(0, min(own - owners[client.owner].shared_bytes, all_own - node.host_shared_bytes))
     size, until_ns = node.host_left.pop(client.process_id, (0, 0))
     return size if now_ns < until_ns else 0
 
@@ -132,7 +127,7 @@ def _say_why(node: Node, client: Client, owner: HostOwner, size: int) -> None:
     any longer then."""
     left = max(0, node.host_budget_bytes - node.host_shared_bytes)
     fair = size - client.host_share_bytes <= left
-    name = owner_of(client)
+    name = client.owner
     values: dict[str, int | str | bool | float | None] = {
         "uuid": None,
         "client": client.client,
@@ -161,7 +156,7 @@ def forget(node: Node, client: Client, now_ns: int) -> None:
         node.host_left[client.process_id] = (client.host_share_bytes, now_ns + RETURN_NS)
     _share(node, client, 0)
     client.host_asked = False
-    name = owner_of(client)
+    name = client.owner
     node.host_owners[name].clients -= 1
     if not node.host_owners[name].clients:
         del node.host_owners[name]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from coordinator import fit, gangs, host_budget, lease, moves, orders
+from coordinator import fit, gangs, lease, moves, orders
 from coordinator.commands import Notify
 from coordinator.state import HOLDING, MILLISECOND_NS, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE, Gpu, Node
 from coordinator.wire import MemoryMode, Sharing
@@ -121,13 +121,13 @@ class Thorough:
         assert shared == node.host_shared_bytes, "invariant 6: sums of host memory"
         owned: dict[str, list[int]] = {}
         for client in asking:
-            owned.setdefault(host_budget.owner_of(client), []).append(client.host_share_bytes)
+            owned.setdefault(client.owner, []).append(client.host_share_bytes)
         known = {name: (owner.clients, owner.shared_bytes) for name, owner in node.host_owners.items()}
         assert known == {name: (len(of), sum(of)) for name, of in owned.items()}, "invariant 6: owners of host memory"
         left, times = node.host_budget_bytes - shared, node.settings.host_fair_times
         before, self._shares = self._shares, {client.client: client.host_share_bytes for client in asking}
         for client in asking:
-            has = sum(owned[host_budget.owner_of(client)])
+            has = sum(owned[client.owner])
             # What is asked for first may be pinned already, so it is counted whatever the rule says.
             if client.client in before and client.host_share_bytes > before[client.client]:
                 assert left >= 0, "more host memory is given than there is"
@@ -136,7 +136,7 @@ class Thorough:
             if isinstance(command, Notify) and command.kind == "refused" and "owner" in command.values:
                 client = node.clients[int(command.values["client"] or 0)]
                 more = int(command.values["bytes"] or 0) - client.host_share_bytes
-                has = sum(owned[host_budget.owner_of(client)]) + more
+                has = sum(owned[client.owner]) + more
                 assert more > left or (times and has > times * (left - more)), f"{command}: it is within the rule"
 
     def _gangs(self, node: Node, now_ns: int) -> None:

@@ -362,7 +362,8 @@ def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> N
     if not event.wanted:
         seat.rest_ns = 0
     held_ns = end_lease(node, gpu, seat, now_ns)
-    gpu.umpire.released(lambda: seat.look(now_ns), now_ns, node.out)
+    if not seat.rest_ns:
+        gpu.umpire.released(lambda: seat.look(now_ns), now_ns, node.out)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": seat.client.client,
@@ -386,6 +387,7 @@ def leave(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     if seat.phase in WITH_LEASE:
         gpu.free_since_ns = now_ns
         end_lease(node, gpu, seat, now_ns)
+        gpu.umpire.released(lambda: seat.look(now_ns), now_ns, node.out)
     del gpu.seats[seat.client.client]
     moves.forget(node, seat, now_ns)
     gangs.leave(node, seat)

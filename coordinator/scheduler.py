@@ -253,7 +253,7 @@ class Scheduler:
             text = f"{len(node.clients)} clients are connected, and no more are allowed (max_clients)"
             node.out.append(Send(event.client, Rejected(int(Rejection.TOO_MANY_CLIENTS), True, text)))
             return ()
-        node.clients[event.client] = Client(
+        client = node.clients[event.client] = Client(
             client=event.client,
             name=event.name,
             program=event.program,
@@ -267,6 +267,7 @@ class Scheduler:
             weight=event.weight,
             gang=event.gang,
         )
+        client.time_owner = client.owner if node.settings.users_first else ""
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
         values: dict[str, int | str | bool | float | None] = {
             "client": event.client,

@@ -57,6 +57,8 @@ class Settings:
     quantum_ns: int | None = 100 * MILLISECOND_NS
     """None: automatic."""
     sharing: Sharing = Sharing.EXCLUSIVE
+    users_first: bool = True
+    """Time is divided between users and slots, then between the programs of each; otherwise between programs."""
     drain_deadline_ns: int = 10 * SECOND_NS
     overdue_action: OverdueAction = OverdueAction.NOTHING
     pacing_budget_ns: int = 10 * MILLISECOND_NS
@@ -127,6 +129,13 @@ class Client:
     group: str = ""
     weight: int = 1
     gang: str = ""
+    time_owner: str = ""
+    """As `ClientView.owner`."""
+
+    @property
+    def owner(self) -> str:
+        """The user or slot whose programs count together with it."""
+        return f"slot {self.group}" if self.group else f"user {self.user_id}"
 
 
 @dataclass(slots=True, eq=False)
@@ -275,6 +284,7 @@ class Seat:
             client.user_id,
             client.weight,
             client.group,
+            client.time_owner,
         )
         return self.view
 

@@ -33,7 +33,7 @@ MAX_STATE_BYTES: Final = 1 << 30
 _STATE_MODULES: Final = {
     *(f"coordinator.{name}" for name in ("fit", "gangs", "host_budget", "invariants", "line", "moves", "state")),
     *(f"coordinator.{name}" for name in ("switch_cost", "umpire", "wire")),
-    *(f"scheduler_policies.{name}" for name in ("api", "fair_share", "priority", "round_robin")),
+    *(f"scheduler_policies.{name}" for name in ("api", "fair_share", "owner_turns", "priority", "round_robin")),
 }
 """All classes of the core's state are in these; none of them does anything when it is made."""
 

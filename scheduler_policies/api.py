@@ -40,6 +40,9 @@ class ClientView:
     """From 1 to 10 000, for policies that divide time."""
     group: str = ""
     """Not "": clients of one group have one share together; the processes of a Kubernetes slot are one."""
+    owner: str = ""
+    """Not "": the user or slot whose programs have their time together.  Time is divided between owners first, then
+    between the programs of each.  "" for all if the operator has it divided between programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,8 @@ class PolicyBase:
         return None
 
     def released(self, client: ClientView, now_ns: int) -> None:
-        """A lease ended.  Not called for a client that is gone."""
+        """A turn ended, also by the end of its client; `gone` follows then.  Not called when a gang interrupts a turn,
+        which goes on later."""
 
     def gone(self, client: int) -> None:
         """A client left this GPU; forget it."""

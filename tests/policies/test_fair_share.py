@@ -181,7 +181,8 @@ def test_who_is_gone_is_forgotten() -> None:
     left.die()
     assert not policy._charged
     assert not policy._weights
-    assert set(policy._accounts) <= {"slot-1"}
+    assert set(policy._owners) == set(policy._top.tags) <= {"slot slot-1", "user 0"}
+    assert not any(owner.level.tags for owner in policy._owners.values())
 
 
 def test_the_order_names_everybody_and_changes_nothing() -> None:
@@ -189,10 +190,10 @@ def test_the_order_names_everybody_and_changes_nothing() -> None:
     policy = FairShare()
     views = [ClientView(n, "", 0, 0, 1, None, None, 0, 0, 0, 0, 0, weight=n) for n in (1, 2, 3)]
     first = policy.choose(views, VIEW, 1)
-    before = policy._virtual
+    before = policy._top.virtual
     order = policy.order(views[1:], VIEW, 2)
     assert sorted(order) == [2, 3]
-    assert policy._virtual == before
+    assert policy._top.virtual == before
     assert policy.order(views, VIEW, 3)[0] == first.client
 
 

@@ -81,7 +81,8 @@ seccompProfile:
   env:
     - name: NVSHARE_RUNTIME_DIR
       value: /run/nvshare
-    {{- range $key, $value := $settings.settings }}
+    {{- /* The pod's author gives each container its priority, whoever its user is. */}}
+    {{- range $key, $value := merge (deepCopy $settings.settings) (dict "max_priority" 1000) }}
     - name: {{ printf "NVSHARE_%s" (upper $key) }}
       value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ int64 $value | quote }}{{ end }}
     {{- end }}

@@ -1,0 +1,93 @@
+"""The priority and weight that a program gets by its own environment."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from coordinator import config, wire
+from coordinator.daemon import core_settings
+from coordinator.dispatch import Dispatcher
+from coordinator.kubernetes.slot import Slot, SlotPolicy
+from coordinator.scheduler import Scheduler
+from coordinator.slots import SlotBook
+from coordinator.transport import Peer
+from scheduler_policies import registry
+
+OTHER = os.geteuid() + 1000
+
+
+class Connections:
+    """One peer in place of a transport, and no journal."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self.sent: list[wire.Message | int] = []
+
+    def peer(self, connection: int) -> Peer:
+        return self._peer
+
+    def send(self, connection: int, frame: bytes) -> None:
+        self.sent.append(wire.decode(frame, wire.TO_CLIENT))
+
+    def greeted(self, connection: int) -> None:
+        pass
+
+    def refuse(self, connection: int, frame: bytes, text: str) -> None:
+        raise AssertionError(frame)
+
+    def record(self, uuid: str, lease_id: int, process_id: int) -> None:
+        pass
+
+    def forget(self, process_id: int) -> None:
+        pass
+
+
+def greet(peer: Peer, priority: int, weight: int, policy: SlotPolicy | None = None) -> tuple[int, int, list[str]]:
+    """The rank that it gets where 5 and 50 are the bounds, and what it is told besides."""
+    connections = Connections(peer)
+    dispatcher = Dispatcher(Scheduler(registry.create), connections, connections, max_clients=9)
+    dispatcher.bound_ranks(5, 50)
+    dispatcher.slots = SlotBook()
+    if peer.slot:
+        slot = Slot(slot=peer.slot, allocation="1", allocated_at_s=0, gpus=("G",), device_ids=("G::0",))
+        dispatcher.slots.put(slot.model_copy(update={"policy": policy}) if policy else slot)
+    dispatcher.frame(1, wire.encode(wire.Hello(1, "job", "python", 1, priority, 1, 0, "", weight)), 1)
+    (client,) = dispatcher.scheduler.snapshot(2).clients
+    told = [message.text for message in connections.sent if isinstance(message, wire.Rejected) and not message.final]
+    return client.priority, client.weight, told
+
+
+def test_a_user_raises_nothing_beyond_the_bounds() -> None:
+    """Broken: under `priority` any user of the node goes before all others."""
+    priority, weight, (told,) = greet(Peer(7, OTHER), 1000, 10_000)
+    assert (priority, weight) == (5, 50)
+    assert told == f"user {OTHER} may have priority 5, weight 50 and no more (max_priority, max_weight)"
+    assert greet(Peer(7, OTHER), -1000, 1) == (-1000, 1, []), "stepping back is free"
+
+
+@pytest.mark.parametrize("user", [0, os.geteuid()])
+def test_who_may_use_nvshare_ctl_has_no_bound(user: int) -> None:
+    """Broken: one's own coordinator, where there is nobody else, ignores --priority."""
+    assert greet(Peer(7, user), 1000, 10_000) == (1000, 10_000, [])
+
+
+def test_a_slot_has_its_annotations() -> None:
+    """Broken: bounds for users change what annotations say, or the environment counts."""
+    for user in (0, OTHER):
+        assert greet(Peer(7, user, "s"), 1000, 10_000) == (0, 1, [])
+        assert greet(Peer(7, user, "s"), 0, 1, SlotPolicy(priority=90, weight=200)) == (90, 200, [])
+
+
+def test_the_defaults_divide_by_user_and_give_nobody_priority() -> None:
+    """Broken: a node with several users has to be told that they do not trust each other."""
+    settings = config.load({}, {})
+    assert (settings.max_priority, settings.max_weight) == (0, 100)
+    assert core_settings(settings, several=True).users_first
+    told = config.load({}, {"NVSHARE_SHARE_BY": "program", "NVSHARE_MAX_PRIORITY": "-3", "NVSHARE_MAX_WEIGHT": "7"})
+    assert not core_settings(told, several=True).users_first
+    assert (told.max_priority, told.max_weight) == (-3, 7)
+    for key, wrong in (("share_by", "group"), ("max_weight", 0), ("max_weight", 10_001), ("max_priority", 1 << 31)):
+        with pytest.raises(config.SettingsError, match=key.replace("_", "-")):
+            config.load({key: wrong}, {})
