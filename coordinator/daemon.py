@@ -25,9 +25,9 @@ import typer
 from coordinator import card_lock, config, events, runtime_dir
 from coordinator.administration import Administration
 from coordinator.card_lock import CardHeldError
+from coordinator.configured import StartError, check_overrides, configured_events, core_settings
 from coordinator.devices import Device, NoGpuError, discover, put_double_in_front
 from coordinator.dispatch import Dispatcher
-from coordinator.host_memory import default_budget_bytes
 from coordinator.journal import Journal
 from coordinator.kubernetes import slot
 from coordinator.kubernetes.slot import SlotError
@@ -35,7 +35,6 @@ from coordinator.live_settings import NODE_EVENTS, Key, LiveSettings
 from coordinator.process_limits import possible_connections
 from coordinator.runtime_dir import RuntimeDir, RuntimeDirError
 from coordinator.scheduler import InvariantError, Scheduler
-from coordinator.scheduler import Settings as CoreSettings
 from coordinator.server import Server, Sockets
 from coordinator.slot_watch import SlotWatch
 from coordinator.slots import SlotBook
@@ -51,14 +50,6 @@ CRASH_MEMORY_NS: Final = 60_000_000_000
 CARD_PATIENCE_S: Final = 15.0
 """How long a coordinator whose starter waits for it waits for a card; longer than an embedded one lingers."""
 _RESTARTS: Final = "NVSHARE_COORDINATOR_RESTARTS"
-
-
-class StartError(Exception):
-    """The coordinator cannot start; the text names the remedy."""
-
-    def __init__(self, text: str, code: int = 1) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class CrashedError(Exception):
@@ -94,7 +85,7 @@ class Coordinator:
         self.options = options
         self._keepalive: int | None = None
         directory = options.directory
-        _check_overrides(settings, devices)
+        check_overrides(settings, devices)
         everybody = directory.path == runtime_dir.SYSTEM_DIRECTORY
         several = everybody or options.slots_dir is not None
         self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
@@ -194,7 +185,7 @@ class Coordinator:
         A mistake changes nothing."""
         try:
             settings = config.load(self.options.flags or {}, file=self.options.config_file)
-            _check_overrides(settings, self._devices)
+            check_overrides(settings, self._devices)
             configured = configured_events(settings, self._devices)
         except (config.SettingsError, StartError) as error:
             log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake, not ours)
@@ -232,57 +223,6 @@ class Coordinator:
         self._sockets.close()
         self.server.close()
         self._journal.close()
-
-
-def core_settings(settings: config.Settings, *, several: bool) -> CoreSettings:
-    """The part of the settings that the core decides by.  `several`: there may be more than one user or slot."""
-    return CoreSettings(
-        policy=settings.policy,
-        quantum_ns=settings.quantum_ns,
-        sharing=settings.sharing,
-        switch_share=settings.switch_share,
-        users_first=settings.share_by == "user",
-        host_budget_bytes=host_budget_bytes(settings),
-        host_fair_times=CoreSettings().host_fair_times if several else 0,
-        drain_deadline_ns=settings.drain_deadline_ns,
-        overdue_action=settings.overdue_action,
-        pacing_budget_ns=settings.pacing_budget_ns,
-        idle_release_ns=settings.idle_release_ns,
-        max_clients=settings.max_clients,
-    )
-
-
-def host_budget_bytes(settings: config.Settings) -> int:
-    """As set, else a part of what the machine or container has."""
-    return settings.host_budget_bytes or default_budget_bytes()
-
-
-def configured_events(settings: config.Settings, devices: Sequence[Device]) -> dict[Key, events.Event]:
-    """What gives each GPU, and the node, what the settings say.  Raises StartError for a policy that cannot be made."""
-    found: dict[Key, events.Event] = {("host_budget", None): events.HostBudgetSet(host_budget_bytes(settings))}
-    for uuid in (device.uuid for device in devices):
-        own = settings.gpu.get(uuid, config.GpuOverride())
-        sharing = settings.sharing if own.sharing is None else own.sharing
-        found["sharing", uuid] = events.SharingSet(sharing, uuid)
-        found["switch_share", uuid] = events.SwitchShareSet(settings.switch_share, uuid)
-        found["quantum", uuid] = events.QuantumSet(own.quantum_ns if own.sets_quantum else settings.quantum_ns, uuid)
-        found["policy", uuid] = _policy_set(own.policy or settings.policy, [uuid], uuid)
-    return found
-
-
-def _policy_set(name: str, uuids: Sequence[str], uuid: str | None = None) -> events.PolicySet:
-    try:
-        return events.PolicySet(name, {each: registry.create(name, each) for each in uuids}, uuid)
-    except Exception as error:  # a third party's code runs here
-        raise StartError(f"policy: {error}", 2) from None
-
-
-def _check_overrides(settings: config.Settings, devices: Sequence[Device]) -> None:
-    uuids = [device.uuid for device in devices]
-    for uuid in settings.gpu:
-        if uuid not in uuids:
-            raise StartError(f'[gpu."{uuid}"]: no such GPU; this node has {", ".join(uuids)}', 2)
-    _policy_set(settings.policy, uuids[:1])
 
 
 def find_devices(options: Options) -> list[Device]:

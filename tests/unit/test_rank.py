@@ -7,7 +7,7 @@ import os
 import pytest
 
 from coordinator import config, wire
-from coordinator.daemon import core_settings
+from coordinator.configured import core_settings
 from coordinator.dispatch import Dispatcher
 from coordinator.kubernetes.slot import Slot, SlotPolicy
 from coordinator.scheduler import Scheduler
