@@ -161,7 +161,9 @@ def test_what_the_driver_keeps_for_graphs_gives_way(
 def test_a_context_takes_its_graphs_with_it(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
 ) -> None:
-    """Broken: after cudaDeviceReset a program is charged with its graphs' memory."""
+    """Broken: after cudaDeviceReset a program is charged with graphs' memory that is gone.  A card's own pool for graphs
+    outlives a reset, with its memory; the simulated GPU's does not."""
+    kept = 0 if "NVSHARE_SIM_STATE" in environment else 64 * MIB
     with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
         begun(client, coordinator)
         executables = [ready(client, client.ask("graph_capture", 0, 32 * MIB)[1]) for _ in range(2)]
@@ -169,4 +171,4 @@ def test_a_context_takes_its_graphs_with_it(
         assert client.ask("graph_end", executables[0]) == 0
         assert left(client) == LIMIT - 64 * MIB
         assert client.ask("reset") == 0
-        assert left(client) == LIMIT
+        assert left(client) == LIMIT - kept
