@@ -123,6 +123,7 @@ static bool start(void)
         return true;
     if (seen == PHASE_FAILED || !nvs_config.enabled)
         return false;
+    nvs_init_fork();
     if (!atomic_compare_exchange_strong_explicit(&phase, &none, PHASE_STARTING, memory_order_acquire,
                                                  memory_order_acquire))
         return none != PHASE_FAILED;
@@ -181,8 +182,9 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
 {
     int saved = errno;
     bool look_again = true;
+    const bool started = start(); /* first: from here on a fork's child is put right */
     bool first = nvs_gate_wait_begin(gpu); /* before the agent learns of the GPU: its AttachGpu asks for us */
-    if (start() && describe(gpu)) {
+    if (started && describe(gpu)) {
         if (first)
             nvs_agent_poke();
         while (!nvs_gate_wait(gpu, UINT64_MAX)) {
@@ -316,13 +318,16 @@ void nvs_agent_goodbye(void)
 
 void nvs_agent_after_fork(void)
 {
+    static const nvs_mailbox empty;
     /* One thread, and the memory as it was at the fork: nothing here may take a lock. */
     close_eventfd();
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_handdown_after_fork();
     nvs_budget_after_fork();
-    memset(nvs_mail, 0, sizeof nvs_mail);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (memcmp(&nvs_mail[gpu], &empty, sizeof empty) != 0)
+            nvs_mail[gpu] = empty;
     atomic_store_explicit(&phase, PHASE_NONE, memory_order_relaxed);
     atomic_store_explicit(&leaver, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_agent_poked, 0, memory_order_relaxed);

@@ -48,4 +48,7 @@ uint64_t nvs_now_ns(void); /* CLOCK_MONOTONIC; init.c */
  * constructor may reach before ours has run. */
 void nvs_init(void);
 
+/* Before anything has state that a child of a fork must lose.  init.c */
+void nvs_init_fork(void);
+
 #endif

@@ -12,15 +12,15 @@
 #include <unistd.h>
 
 /* The number from which on ours begin, and how many there are at most; 0: nobody knows.  Not simply the upper quarter: the kernel's
- * table is as long as the highest number, and every fork copies it. */
+ * table is as long as the highest number, and every fork copies it.  Numbers from 1024 on are of no use to select(). */
 static inline uint32_t nvs_descriptors_from(int *from)
 {
-    enum { HIGHEST = 16384 };
+    enum { HIGHEST = 16384, BEYOND_SELECT = 1024 };
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return 0;
-    const uint32_t most = limit.rlim_cur > HIGHEST ? HIGHEST : (uint32_t)limit.rlim_cur;
-    *from = (int)(most - most / 4);
+    const uint32_t most = limit.rlim_cur > HIGHEST ? HIGHEST : (uint32_t)limit.rlim_cur, first = most - most / 4;
+    *from = (int)(first < BEYOND_SELECT ? first : BEYOND_SELECT);
     return most / 4;
 }
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BUCKETS = 1024, TRIES = 3 };
 
@@ -19,6 +20,7 @@ typedef struct entry {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "GPUs of graphs" in the lock order of base.h */
 static entry *buckets[BUCKETS];
+static bool any_entry; /* some bucket was ever written to */
 _Atomic uint32_t nvs_graphs_apart;
 
 static entry **link_of(const void *graph)
@@ -47,6 +49,7 @@ static void add(const void *graph, uint32_t gpus, bool apart)
     if (*link == NULL && fresh != NULL) {
         fresh->graph = graph;
         *link = fresh;
+        any_entry = true;
         fresh = NULL;
     }
     if (*link != NULL) {
@@ -126,7 +129,8 @@ void nvs_graphs_after_fork(void)
 {
     nvs_marks_after_fork();
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
-    for (unsigned i = 0; i < BUCKETS; i++)
-        buckets[i] = NULL; /* CUDA is not usable here */
+    if (any_entry)
+        memset(buckets, 0, sizeof buckets); /* CUDA is not usable here */
+    any_entry = false;
     atomic_store_explicit(&nvs_graphs_apart, 0, memory_order_relaxed);
 }

@@ -45,6 +45,7 @@ typedef struct parcel { /* what goes beside a descriptor */
 
 static giving_end giving[NVS_MAX_GPUS];
 static taking_end taking[NVS_MAX_GPUS];
+static _Atomic uint32_t used_ends; /* GPUs, by bit, of which an end was ever used.  Relaxed: as `kept` */
 static _Atomic int kept[MOST_KEPT]; /* 0: a free place.  Relaxed: each stands for itself, and only who put it there takes it out */
 static _Atomic uint32_t kept_count; /* relaxed: it only bounds how many there are */
 
@@ -91,6 +92,7 @@ static void copy_uuid(char *to, const char *gpu_uuid)
 void nvs_bequest_begin(uint32_t gpu, const char *gpu_uuid, uint64_t heir)
 {
     nvs_bequest_end(gpu);
+    atomic_fetch_or_explicit(&used_ends, UINT32_C(1) << gpu, memory_order_relaxed);
     giving[gpu].heir = heir;
     copy_uuid(giving[gpu].gpu_uuid, gpu_uuid);
 }
@@ -157,6 +159,7 @@ void nvs_inheritance_begin(uint32_t gpu, const char *gpu_uuid, uint64_t client)
     struct sockaddr_un address;
     socklen_t length;
     nvs_inheritance_end(gpu);
+    atomic_fetch_or_explicit(&used_ends, UINT32_C(1) << gpu, memory_order_relaxed);
     copy_uuid(end->gpu_uuid, gpu_uuid);
     if (client == 0 || !name_of(client, gpu_uuid, &address, &length) || (end->listener = new_socket()) < 0)
         return;
@@ -296,11 +299,14 @@ void nvs_descriptor_drop(int descriptor)
 
 void nvs_handdown_after_fork(void)
 {
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        nvs_bequest_end(gpu);
-        nvs_inheritance_end(gpu);
-    }
-    for (uint32_t i = 0; i < MOST_KEPT; i++) { /* else the child would hold the memory that its parent gives up */
+    const uint32_t used = atomic_exchange_explicit(&used_ends, 0, memory_order_relaxed);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if ((used >> gpu & 1) != 0) {
+            nvs_bequest_end(gpu);
+            nvs_inheritance_end(gpu);
+        }
+    const bool any_kept = atomic_load_explicit(&kept_count, memory_order_relaxed) != 0;
+    for (uint32_t i = 0; any_kept && i < MOST_KEPT; i++) { /* else the child would hold the memory that its parent gives up */
         int descriptor = atomic_exchange_explicit(&kept[i], 0, memory_order_relaxed);
         if (descriptor > 0)
             close(descriptor);

@@ -486,7 +486,7 @@ void nvs_host_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&asking, NULL);
     pthread_cond_init(&changed, NULL);
-    memset(slabs, 0, sizeof slabs);
+    memset(slabs, 0, slab_count * sizeof slabs[0]);
     slab_count = 0;
     reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
     growing_grains = 0;

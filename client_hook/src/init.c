@@ -6,7 +6,9 @@
  *    the first thread that finds a gate closed or asks for memory.
  *  Fork: the child has one thread, and none of ours.  It closes its copy of the connection, so that its parent's death is
  *    still noticed, and begins as a fresh process: gates closed, no lease.  Nothing in the atfork handlers allocates or
- *    takes a lock that another thread may hold.
+ *    takes a lock that another thread may hold.  The
+ *    handlers are registered when the agent begins: before that no GPU is known, so nothing has state that a child must lose.
+ *    They write only to what the parent has written: the kernel copies each page that they touch.
  *  Exec: every descriptor of ours is close-on-exec; the new image runs the constructor again.
  *  Re-entrancy: a thread inside a gated call passes every gate (its slot says so); a signal handler that interrupts the fast
  *    path and calls CUDA is nested in it.  The agent thread uses real functions only and never passes a gate.
@@ -198,6 +200,18 @@ static void in_child(void)
     errno = saved;
 }
 
+static void register_fork_handler(void)
+{
+    if (pthread_atfork(NULL, NULL, in_child) != 0)
+        nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
+}
+
+void nvs_init_fork(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT; /* a child inherits the handler too */
+    (void)pthread_once(&once, register_fork_handler);
+}
+
 void nvs_init(void)
 {
     static atomic_flag begun = ATOMIC_FLAG_INIT;
@@ -206,11 +220,8 @@ void nvs_init(void)
     int saved = errno;
     nvs_gate_init();
     read_environment();
-    if (nvs_config.enabled) {
+    if (nvs_config.enabled)
         nvs_gate_arm();
-        if (pthread_atfork(NULL, NULL, in_child) != 0)
-            nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
-    }
     errno = saved;
 }
 

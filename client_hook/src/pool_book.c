@@ -1,8 +1,12 @@
 /* See pool_book.h.  Places are found by a hash of the address, among the few of one bucket; where those are taken the caller
  * remembers the memory elsewhere.  Here is what looks through all of them. */
+#define _GNU_SOURCE /* madvise */
 #include "pool_book.h"
 
-nvs_pool_bucket nvs_pool_buckets[NVS_POOL_BUCKETS];
+#include <sys/mman.h>
+
+_Alignas(4096) nvs_pool_bucket nvs_pool_buckets[NVS_POOL_BUCKETS]; /* whole pages: see nvs_pool_book_after_fork */
+_Static_assert(NVS_POOL_FREE == 0, "zeroed pages hold free places");
 static _Atomic uint32_t ever; /* relaxed: a hint for who has made its calls after those of others */
 
 void nvs_pool_book_begin(void)
@@ -39,7 +43,9 @@ void nvs_pool_book_after_fork(void)
 {
     if (atomic_load_explicit(&ever, memory_order_relaxed) == 0)
         return;
-    for (unsigned i = 0; i < NVS_POOL_BUCKETS * NVS_POOL_PLACES; i++) /* one thread: any order will do */
+    /* The pages read as zero again, and the kernel copies none of them.  EINVAL: pages are larger here. */
+    const bool zeroed = madvise(nvs_pool_buckets, sizeof nvs_pool_buckets, MADV_DONTNEED) == 0;
+    for (unsigned i = 0; !zeroed && i < NVS_POOL_BUCKETS * NVS_POOL_PLACES; i++) /* one thread: any order will do */
         atomic_store_explicit(&nvs_pool_buckets[i / NVS_POOL_PLACES].places[i % NVS_POOL_PLACES].key, NVS_POOL_FREE, memory_order_relaxed);
     atomic_store_explicit(&ever, 0, memory_order_relaxed);
 }

@@ -1,0 +1,42 @@
+"""What a fork costs under the hook, counted in pages that the kernel gives to the child.
+
+May not go here: times; what a child may do with its GPU (test_agent_faults.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Built
+from tests.hook.compiled import compile_c
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.test_fault_sweep import sweep
+
+PROGRAM = Path(__file__).resolve().parent / "programs" / "fork_faults.c"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
+    """The program, linked with the simulated driver."""
+    return compile_c(tmp_path_factory.mktemp("fork") / "fork", PROGRAM, built.sim_dir / "libcuda.so.1")
+
+
+@pytest.mark.parametrize(("words", "mode", "most"), [((), "swap", 6), (("cuda",), "device", 48), (("cuda",), "swap", 48)])
+def test_pages_of_a_child(
+    coordinator: ScriptedCoordinator,
+    hook_env: dict[str, str],
+    program: Path,
+    words: tuple[str, ...],
+    mode: str,
+    most: int,
+) -> None:
+    """The child's handlers cleared tables that the parent never wrote: 160 pages, three times the cost of a fork in any shell."""
+    if "LD_PRELOAD" not in hook_env:
+        pytest.skip("the program is not under the hook")
+    plain = {name: value for name, value in hook_env.items() if name != "LD_PRELOAD"}
+    (without, _) = sweep(coordinator, plain, program, *words)
+    (under, _) = sweep(coordinator, {**hook_env, "NVSHARE_MEMORY": mode}, program, *words)
+    print(without, under)
+    assert int(under) <= int(without) + most
