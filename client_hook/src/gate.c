@@ -17,7 +17,7 @@
  *
  * Without membarrier (old kernels, some sandboxes) each gate's word has NVS_GATE_FENCED in it, whatever else it says.  Who reads that as
  * E2 or L2 takes the slow path, which has a full fence and reads the word again after it: that reading counts.  The closer has a
- * fence as well: the usual store-buffer argument.
+ * fence as well: the usual store-buffer argument.  A closer that membarrier fails later says what it does (barrier_everywhere).
  *
  * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads
  * CLOSED takes E1 back instead of waiting.  For who occupies a gate there is no E2: drain.c says why that is enough.
@@ -50,10 +50,10 @@
 #endif
 enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE_EXPEDITED and its registration */
 
-enum { SPINS = 200, NAP_NS = 25000 };
+enum { SPINS = 200, NAP_NS = 25000, SETTLE_NS = 1000000 };
 
 nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
-static uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; written as `armed` is */
+static _Atomic uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; from then on it stays.  Relaxed: each gate's word says what holds for it */
 nvs_gate nvs_gates[NVS_MAX_GPUS];
 _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
 
@@ -62,6 +62,11 @@ static _Atomic uint32_t first_slots_used;
 static pthread_key_t slot_key;
 static bool slot_key_made = false;
 static bool armed = false; /* written before any other thread exists, or by tests */
+
+static uint32_t need_fences(void)
+{
+    return atomic_load_explicit(&fenced, memory_order_relaxed); /* see its declaration */
+}
 
 void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns)
 {
@@ -164,9 +169,11 @@ nvs_slot *nvs_slot_register(void)
  * launch it waits for what the driver wrote to the device. */
 static uint32_t after_fence(uint32_t gpu)
 {
-    if (fenced != 0)
-        atomic_thread_fence(memory_order_seq_cst); /* pairs with the closer's */
-    return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire); /* pairs with nvs_gate_open */
+    const uint32_t word = atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire); /* pairs with nvs_gate_open, as below */
+    if ((word & NVS_GATE_FENCED) == 0)
+        return word;
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the closer's */
+    return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire);
 }
 
 /* A caller need not wait. */
@@ -261,20 +268,38 @@ void nvs_gate_init(void)
     if (!slot_key_made)
         slot_key_made = pthread_key_create(&slot_key, slot_abandon) == 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_hot.gates[gpu], fenced | NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
     armed = false;
+}
+
+static bool membarrier(int command)
+{
+#ifdef SYS_membarrier
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+#else
+    (void)command;
+    return false;
+#endif
 }
 
 void nvs_gate_arm(void)
 {
-    fenced = NVS_GATE_FENCED;
-#ifdef SYS_membarrier
-    if (syscall(SYS_membarrier, MEMBARRIER_REGISTER, 0, 0) == 0)
-        fenced = 0;
-#endif
+    atomic_store_explicit(&fenced, membarrier(MEMBARRIER_REGISTER) ? 0 : NVS_GATE_FENCED, memory_order_relaxed); /* see its declaration */
     armed = true;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        atomic_store_explicit(&nvs_hot.gates[gpu], fenced | NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
+}
+
+/* A barrier in every thread, for a gate that was open without fences and has just been closed.  The kernel refuses it where a sandbox has come into
+ * force since the start.  Then a nap stands in for it, as what a thread has stored reaches memory within microseconds, and gates that open from now
+ * on have fences. */
+static void barrier_everywhere(void)
+{
+    const struct timespec settle = {0, SETTLE_NS};
+    if (membarrier(MEMBARRIER_EXPEDITED) || (membarrier(MEMBARRIER_REGISTER) && membarrier(MEMBARRIER_EXPEDITED)))
+        return;
+    (void)nanosleep(&settle, NULL);
+    atomic_store_explicit(&fenced, NVS_GATE_FENCED, memory_order_relaxed); /* see its declaration */
 }
 
 void nvs_gate_open(uint32_t gpu, bool paced)
@@ -282,7 +307,7 @@ void nvs_gate_open(uint32_t gpu, bool paced)
     nvs_gate *gate = &nvs_gates[gpu];
     /* release: what the opener did (memory brought in) happens before the calls that enter by their acquire load */
     uint32_t before =
-        atomic_exchange_explicit(&nvs_hot.gates[gpu], fenced | (paced ? NVS_GATE_PACED : NVS_GATE_OPEN), memory_order_acq_rel);
+        atomic_exchange_explicit(&nvs_hot.gates[gpu], need_fences() | (paced ? NVS_GATE_PACED : NVS_GATE_OPEN), memory_order_acq_rel);
     if (before & NVS_GATE_CLOSED) {
         atomic_fetch_add_explicit(&gate->turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
         if (atomic_load_explicit(&gate->waiting, memory_order_seq_cst) != 0)
@@ -295,11 +320,8 @@ nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
     nvs_gate *gate = &nvs_gates[gpu];
     int saved = errno;
     nvs_status status = NVS_OK;
-    atomic_store_explicit(&nvs_hot.gates[gpu], fenced | NVS_GATE_CLOSED, memory_order_seq_cst);
-#ifdef SYS_membarrier
-    if (fenced == 0)
-        (void)syscall(SYS_membarrier, MEMBARRIER_EXPEDITED, 0, 0);
-#endif
+    if ((atomic_exchange_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_CLOSED, memory_order_seq_cst) & NVS_GATE_FENCED) == 0)
+        barrier_everywhere();
     atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of the slow paths, for NVS_GATE_FENCED */
     for (unsigned spins = 0;; spins++) {
         uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are looked at */
@@ -440,7 +462,7 @@ void nvs_gate_after_fork(void)
         atomic_store_explicit(&nvs_gates[gpu].watcher, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_gates[gpu].dead, false, memory_order_relaxed);
-        atomic_store_explicit(&nvs_hot.gates[gpu], fenced | (armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN), memory_order_relaxed);
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | (armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN), memory_order_relaxed);
     }
     if (armed)
         nvs_gate_arm(); /* the registration for membarrier belongs to the parent's address space */

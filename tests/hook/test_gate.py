@@ -20,7 +20,7 @@ def test_basics(tmp_path: Path) -> None:
     run(compile_c(tmp_path / "basics", SOURCE / "gate.c", PROGRAMS / "gate_basics.c"))
 
 
-@pytest.mark.parametrize("arguments", [(), ("fence",)], ids=["membarrier", "fence"])
+@pytest.mark.parametrize("arguments", [(), ("fence",), ("late",)], ids=["membarrier", "fence", "late"])
 @pytest.mark.parametrize("sanitizer", ["none", "thread", "address,undefined"])
 def test_stress(tmp_path: Path, sanitizer: str, arguments: tuple[str, ...]) -> None:
     """Broken: a thread is inside a closed gate, a wake-up is lost, or memory is not ordered by the gate."""

@@ -1,6 +1,6 @@
 /* Threads that pass the gate against one that closes and opens it; for TSan, which sees the plain variables.
  *
- *   gate_stress [fence]      `fence`: in a sandbox that refuses membarrier
+ *   gate_stress [fence | late]      in a sandbox that refuses membarrier: from the start, or once the gates are open
  *
  * Checked: nobody is inside while the gate is closed; what a thread wrote inside is seen by the closer, and what the closer wrote while
  * it was closed is seen inside, also of threads that are inside of it beside another gate; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
@@ -106,6 +106,11 @@ static void refuse_membarrier(void)
         fail("no seccomp here");
 }
 
+static bool has_fences(void)
+{
+    return (atomic_load_explicit(&nvs_hot.gates[1], memory_order_relaxed) & NVS_GATE_FENCED) != 0;
+}
+
 static void *die_inside(void *argument)
 {
     if ((uintptr_t)argument % 2 != 0)
@@ -123,10 +128,12 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "fence") == 0)
         refuse_membarrier();
     nvs_gate_arm();
-    if (argc > 1 && !(atomic_load_explicit(&nvs_hot.gates[1], memory_order_relaxed) & NVS_GATE_FENCED))
+    if (argc > 1 && strcmp(argv[1], "fence") == 0 && !has_fences())
         fail("no fences where there is no membarrier");
     nvs_gate_open(1, false);
     nvs_gate_open(2, false);
+    if (argc > 1 && strcmp(argv[1], "late") == 0) /* for this thread, which closes */
+        refuse_membarrier();
     for (size_t i = 0; i < THREADS; i++)
         if (pthread_create(&threads[i], NULL, pass, (void *)(uintptr_t)i) != 0)
             fail("no thread");
@@ -144,6 +151,8 @@ int main(int argc, char **argv)
             sum += written[i];
         epoch++;
         nvs_gate_open(1, round % 2 != 0);
+        if (argc > 1 && !has_fences())
+            fail("membarrier was refused, and the gate has no fences");
         if (round < DYING)
             pthread_join(dying, NULL);
         while (atomic_load_explicit(&passed, memory_order_relaxed) == before) { /* bounded by the test's time-out */
