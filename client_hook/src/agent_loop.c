@@ -37,7 +37,6 @@
 #define DEAF_NS 10000000u           /* between two looks at the mailboxes, without the eventfd */
 #define LONGEST_STANDBY_NS 20000000u
 
-static uint64_t client_id;      /* as the coordinator calls us */
 static bool deaf;               /* the program has closed the eventfd */
 static uint64_t awake_until_ns; /* on standby: nap instead of sleeping, so that the grant finds a processor awake */
 
@@ -169,7 +168,6 @@ static void on_frame(const uint8_t *frame, size_t size)
     switch (in.type) {
     case NVS_TYPE_WELCOME:
         atomic_store_explicit(&nvs_agent_connected, 1, memory_order_relaxed); /* a hint for those who wait */
-        client_id = in.welcome.client_id;
         nvs_budget_connected();
         nvs_log(NVS_LOG_INFO, "client %llu of %s", (unsigned long long)in.welcome.client_id, nvs_config.socket);
         return;
@@ -178,11 +176,12 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_MEMORY_RESERVED: on_reserved(&in.memory_reserved); return;
     case NVS_TYPE_PINS_RESERVED: on_pins(&in.pins_reserved); return;
     case NVS_TYPE_EVICT:
-        move_memory(&(nvs_move_order){in.evict.gpu, true, in.evict.order_id, in.evict.bytes, UINT64_MAX, in.evict.heir});
+        move_memory(&(nvs_move_order){in.evict.gpu, true, in.evict.order_id, in.evict.bytes, UINT64_MAX,
+                                      {in.evict.handoff_socket, in.evict.handoff_token}});
         return;
     case NVS_TYPE_RESTORE:
         move_memory(&(nvs_move_order){in.restore.gpu, false, in.restore.order_id, in.restore.bytes, in.restore.credit_bytes,
-                                      in.restore.credit_bytes < in.restore.bytes ? client_id : 0});
+                                      {in.restore.handoff_socket, in.restore.handoff_token}});
         return;
     case NVS_TYPE_MOVE_CREDIT:
         nvs_moves_credit(in.move_credit.gpu, in.move_credit.order_id, in.move_credit.credit_bytes);

@@ -111,7 +111,7 @@ static void carry_out(order *o)
     if (!settled(o)) {
         error = CUDA_ERROR_NOT_READY;
     } else {
-        (o->as.out ? nvs_bequest_begin : nvs_inheritance_begin)(o->as.gpu, nvs_mail[o->as.gpu].facts.uuid, o->as.heir);
+        (o->as.out ? nvs_bequest_begin : nvs_inheritance_begin)(o->as.gpu, nvs_mail[o->as.gpu].facts.uuid, o->as.handoff);
         nvs_status status = o->as.out ? nvs_memory_evict(o->as.gpu, o->as.bytes, &watch, &moved)
                                       : nvs_memory_restore(o->as.gpu, o->as.bytes, &watch, &moved);
         (o->as.out ? nvs_bequest_end : nvs_inheritance_end)(o->as.gpu);

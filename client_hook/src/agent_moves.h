@@ -16,6 +16,7 @@
 #define NVS_AGENT_MOVES_H
 
 #include "base.h"
+#include "handdown.h"
 
 typedef struct nvs_move_order {
     uint32_t gpu;
@@ -23,7 +24,7 @@ typedef struct nvs_move_order {
     uint64_t order_id; /* 0: our own, which brings in what is missing and is answered to agent_lease.c */
     uint64_t bytes;
     uint64_t credit_bytes; /* of a restoration: there is room for so many now; UINT64_MAX: for all */
-    uint64_t heir; /* out: the client that may get the memory itself; in: who we are to those who give; 0: nobody */
+    nvs_handoff handoff; /* between those that are evicted and the one that is restored meanwhile */
 } nvs_move_order;
 
 void nvs_moves_begin(const nvs_move_order *order);

@@ -1,26 +1,20 @@
 /* See handdown.h. */
-#define _GNU_SOURCE /* struct ucred, accept4, MSG_CMSG_CLOEXEC, statx */
 #include "handdown.h"
 
-#include "agent.h"
 #include "descriptor.h"
+#include "ipc.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 enum { UUID_BYTES = 96, MOST_KEPT = 4096, SPARES = 32, DONORS = 4 };
+#define AT_ONCE 0u /* a deadline that has passed: nothing here waits */
 
 typedef struct giving_end {
-    uint64_t heir; /* a client's id; 0: nobody */
-    int socket;    /* open while `connected` */
+    nvs_handoff to;
+    int socket; /* open while `connected` */
     bool connected;
     char gpu_uuid[UUID_BYTES];
 } giving_end;
@@ -32,6 +26,7 @@ typedef struct spare {
 
 typedef struct taking_end {
     bool listening;
+    nvs_handoff from;
     int listener, donors[DONORS];
     char gpu_uuid[UUID_BYTES];
     spare spares[SPARES];
@@ -39,7 +34,7 @@ typedef struct taking_end {
 } taking_end;
 
 typedef struct parcel { /* what goes beside a descriptor */
-    uint64_t bytes;
+    uint64_t bytes, token;
     char gpu_uuid[UUID_BYTES];
 } parcel;
 
@@ -49,39 +44,6 @@ static _Atomic uint32_t used_ends; /* GPUs, by bit, of which an end was ever use
 static _Atomic int kept[MOST_KEPT]; /* 0: a free place.  Relaxed: each stands for itself, and only who put it there takes it out */
 static _Atomic uint32_t kept_count; /* relaxed: it only bounds how many there are */
 
-/* --- sockets --- */
-
-/* An abstract name: it goes with its socket, and is of one network namespace.  Containers that do not share the coordinator's socket
- * have different names, and so nothing to give to each other. */
-static bool name_of(uint64_t client, const char *gpu_uuid, struct sockaddr_un *address, socklen_t *length)
-{
-    uint64_t hash = UINT64_C(14695981039346656037); /* FNV-1a: the name has no room for all of it */
-    struct statx at; /* by its number: the C library of old systems has no function for it */
-    if (syscall(SYS_statx, AT_FDCWD, nvs_config.socket, 0, STATX_INO, &at) != 0)
-        return false;
-    for (const char *at_uuid = gpu_uuid; *at_uuid != 0; at_uuid++)
-        hash = (hash ^ (uint8_t)*at_uuid) * UINT64_C(1099511628211);
-    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    int written = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "nvshare-%x:%x-%llx-%llu-%llx", at.stx_dev_major, at.stx_dev_minor,
-                           (unsigned long long)at.stx_ino, (unsigned long long)client, (unsigned long long)hash);
-    *length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)written);
-    return true;
-}
-
-static bool same_user(int fd)
-{
-    struct ucred peer;
-    socklen_t size = sizeof peer;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
-}
-
-static int new_socket(void)
-{
-    return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-}
-
-/* --- giving --- */
-
 static void copy_uuid(char *to, const char *gpu_uuid)
 {
     size_t length = strnlen(gpu_uuid, UUID_BYTES - 1);
@@ -89,59 +51,53 @@ static void copy_uuid(char *to, const char *gpu_uuid)
     to[length] = 0;
 }
 
-void nvs_bequest_begin(uint32_t gpu, const char *gpu_uuid, uint64_t heir)
+/* One name for each GPU: a program may be restored on several at once. */
+static nvs_ipc_secret name_of(const nvs_handoff *handoff, const char *gpu_uuid)
+{
+    uint64_t hash = UINT64_C(14695981039346656037); /* FNV-1a: the name has no room for all of it */
+    nvs_ipc_secret name;
+    for (const char *at = gpu_uuid; *at != 0; at++)
+        hash = (hash ^ (uint8_t)*at) * UINT64_C(1099511628211);
+    _Static_assert(sizeof name.bytes == sizeof handoff->socket + sizeof hash, "both fill it");
+    memcpy(name.bytes, &handoff->socket, sizeof handoff->socket);
+    memcpy(name.bytes + sizeof handoff->socket, &hash, sizeof hash);
+    return name;
+}
+
+/* --- giving --- */
+
+void nvs_bequest_begin(uint32_t gpu, const char *gpu_uuid, nvs_handoff handoff)
 {
     nvs_bequest_end(gpu);
     atomic_fetch_or_explicit(&used_ends, UINT32_C(1) << gpu, memory_order_relaxed);
-    giving[gpu].heir = heir;
+    giving[gpu].to = handoff;
     copy_uuid(giving[gpu].gpu_uuid, gpu_uuid);
 }
 
 bool nvs_bequest_open(uint32_t gpu)
 {
-    return giving[gpu].heir != 0;
+    return giving[gpu].to.socket != 0;
 }
 
+/* False: the other end does not listen yet, and is asked again with the next piece. */
 static bool reach(giving_end *end)
 {
-    struct sockaddr_un address;
-    socklen_t length;
-    if (end->connected)
-        return true;
-    if (end->heir == 0 || !name_of(end->heir, end->gpu_uuid, &address, &length))
-        return false;
-    int fd = new_socket();
-    if (fd < 0)
-        return false;
-    bool there = connect(fd, (const struct sockaddr *)&address, length) == 0;
-    if (there && same_user(fd)) {
-        end->socket = fd;
-        return end->connected = true;
+    if (!end->connected && end->to.socket != 0) {
+        const nvs_ipc_secret name = name_of(&end->to, end->gpu_uuid);
+        end->socket = nvs_ipc_connect(&name, AT_ONCE);
+        end->connected = end->socket >= 0;
     }
-    if (there || errno != ECONNREFUSED) /* else it does not listen yet: asked again with the next piece */
-        end->heir = 0;
-    close(fd);
-    return false;
+    return end->connected;
 }
 
 bool nvs_bequest_give(uint32_t gpu, uint64_t bytes, int descriptor)
 {
-    union {
-        char room[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr aligned;
-    } control = {0};
-    parcel content = {.bytes = bytes};
-    struct iovec part = {&content, sizeof content};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
-    if (descriptor < 0 || !reach(&giving[gpu]))
+    giving_end *end = &giving[gpu];
+    parcel content = {.bytes = bytes, .token = end->to.token};
+    if (descriptor < 0 || !reach(end))
         return false;
-    memcpy(content.gpu_uuid, giving[gpu].gpu_uuid, sizeof content.gpu_uuid);
-    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof descriptor);
-    memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-    return sendmsg(giving[gpu].socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof content;
+    memcpy(content.gpu_uuid, end->gpu_uuid, sizeof content.gpu_uuid);
+    return nvs_ipc_send(end->socket, &content, sizeof content, &descriptor, 1, AT_ONCE);
 }
 
 void nvs_bequest_end(uint32_t gpu)
@@ -153,55 +109,44 @@ void nvs_bequest_end(uint32_t gpu)
 
 /* --- taking --- */
 
-void nvs_inheritance_begin(uint32_t gpu, const char *gpu_uuid, uint64_t client)
+void nvs_inheritance_begin(uint32_t gpu, const char *gpu_uuid, nvs_handoff handoff)
 {
     taking_end *end = &taking[gpu];
-    struct sockaddr_un address;
-    socklen_t length;
     nvs_inheritance_end(gpu);
     atomic_fetch_or_explicit(&used_ends, UINT32_C(1) << gpu, memory_order_relaxed);
     copy_uuid(end->gpu_uuid, gpu_uuid);
-    if (client == 0 || !name_of(client, gpu_uuid, &address, &length) || (end->listener = new_socket()) < 0)
+    end->from = handoff;
+    if (handoff.socket == 0)
         return;
-    end->listening = bind(end->listener, (const struct sockaddr *)&address, length) == 0 && listen(end->listener, DONORS) == 0;
-    if (!end->listening)
-        close(end->listener);
+    const nvs_ipc_secret name = name_of(&handoff, gpu_uuid);
+    end->listener = nvs_ipc_listen(&name);
+    end->listening = end->listener >= 0;
 }
 
 static void welcome(taking_end *end)
 {
+    bool ignored;
     while (end->listening && end->donor_count < DONORS) {
-        int donor = accept4(end->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int donor = nvs_ipc_accept(end->listener, &ignored);
         if (donor < 0)
             return;
-        if (same_user(donor))
-            end->donors[end->donor_count++] = donor;
-        else
-            close(donor);
+        end->donors[end->donor_count++] = donor;
     }
 }
 
 /* One parcel.  False: nothing has come (any more). */
 static bool receive(taking_end *end, int donor)
 {
-    union {
-        char room[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr aligned;
-    } control = {0};
     parcel content = {0};
-    struct iovec part = {&content, sizeof content};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
-    ssize_t got = recvmsg(donor, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    int descriptor;
+    uint32_t count;
+    ssize_t got = nvs_ipc_receive(donor, &content, sizeof content, &descriptor, 1, &count, AT_ONCE);
     if (got <= 0)
         return false;
-    int descriptor = -1;
-    const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-    if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof descriptor))
-        memcpy(&descriptor, CMSG_DATA(header), sizeof descriptor);
-    if (descriptor < 0)
+    if (count == 0)
         return true;
     content.gpu_uuid[UUID_BYTES - 1] = 0;
-    if (got == (ssize_t)sizeof content && strcmp(content.gpu_uuid, end->gpu_uuid) == 0)
+    if (got == (ssize_t)sizeof content && content.token == end->from.token && strcmp(content.gpu_uuid, end->gpu_uuid) == 0)
         end->spares[end->spare_count++] = (spare){content.bytes, descriptor};
     else
         close(descriptor);

@@ -4,6 +4,8 @@
  */
 #include "log.h"
 
+#include "descriptor.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -22,7 +24,7 @@ static int target(void)
     if (fd >= 0)
         return fd;
     const char *path = getenv("NVSHARE_LOG_FILE");
-    fd = path != NULL && path[0] != 0 ? open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644) : -1;
+    fd = path != NULL && path[0] != 0 ? nvs_descriptor_aside(open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644)) : -1;
     if (fd < 0)
         fd = STDERR_FILENO;
     int expected = -1;

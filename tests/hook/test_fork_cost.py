@@ -23,7 +23,9 @@ def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
     return compile_c(tmp_path_factory.mktemp("fork") / "fork", PROGRAM, built.sim_dir / "libcuda.so.1")
 
 
-@pytest.mark.parametrize(("words", "mode", "most"), [((), "swap", 6), (("cuda",), "device", 48), (("cuda",), "swap", 48)])
+@pytest.mark.parametrize(
+    ("words", "mode", "most"), [((), "swap", 6), (("cuda",), "device", 48), (("cuda",), "swap", 48)]
+)
 def test_pages_of_a_child(
     coordinator: ScriptedCoordinator,
     hook_env: dict[str, str],
@@ -32,11 +34,10 @@ def test_pages_of_a_child(
     mode: str,
     most: int,
 ) -> None:
-    """The child's handlers cleared tables that the parent never wrote: 160 pages, three times the cost of a fork in any shell."""
+    """The child's handlers cleared tables that the parent never wrote: 160 pages, three times the cost of a fork."""
     if "LD_PRELOAD" not in hook_env:
         pytest.skip("the program is not under the hook")
     plain = {name: value for name, value in hook_env.items() if name != "LD_PRELOAD"}
     (without, _) = sweep(coordinator, plain, program, *words)
     (under, _) = sweep(coordinator, {**hook_env, "NVSHARE_MEMORY": mode}, program, *words)
-    print(without, under)
     assert int(under) <= int(without) + most

@@ -15,12 +15,11 @@ from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
 
 @pytest.mark.parametrize("sanitizer", ["", "-fsanitize=address,undefined"])
 def test_both_ends(tmp_path: Path, sanitizer: str) -> None:
-    """Broken: memory goes to another user's program or another GPU's, a descriptor leaks (its memory is lost until the
-    program ends), or an application runs out of descriptors."""
+    """Broken: memory goes to another user's program, to one that the coordinator did not name, or another GPU's, a
+    descriptor leaks (its memory is lost until the program ends), or an application runs out of descriptors."""
     flags = (sanitizer, "-fno-sanitize-recover=all") if sanitizer else ()
-    program = compile_c(tmp_path / "check", PROGRAMS / "handdown_check.c", SOURCE / "handdown.c", flags=flags)
-    socket = tmp_path / "hooks.sock"  # any file: the name is made of its number
-    socket.touch()
-    done = subprocess.run([str(program), str(socket)], capture_output=True, text=True, check=False, timeout=60)
+    sources = (PROGRAMS / "handdown_check.c", SOURCE / "handdown.c", SOURCE / "ipc_socket.c")
+    program = compile_c(tmp_path / "check", *sources, flags=flags)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "its memory outlives it" in done.stdout

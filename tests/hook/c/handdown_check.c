@@ -1,7 +1,8 @@
 /* Two ends of handdown.c, in one process and in two.  Prints the name of each check that held; ends with 1 at the first that did not. */
 #define _GNU_SOURCE
-#include "agent.h"
+#include "descriptor.h"
 #include "handdown.h"
+#include "ipc.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -12,11 +13,11 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-nvs_settings nvs_config;
-
-enum { HEIR = 7, GPU = 0 };
+enum { GPU = 0 };
+static const nvs_handoff HEIR = {7, 9}, NOBODY = {0, 0};
 static const char UUID[] = "GPU-11111111-2222-3333-4444-555555555555";
 #define MIB ((uint64_t)1 << 20)
 
@@ -61,6 +62,19 @@ static bool give(const char *text, uint64_t bytes)
     return given;
 }
 
+static bool sockets_are_aside(void)
+{
+    int from = 0, sockets = 0;
+    struct stat of;
+    (void)nvs_descriptors_from(&from);
+    for (int fd = 0; fd < from; fd++)
+        if (fstat(fd, &of) == 0 && S_ISSOCK(of.st_mode))
+            return false;
+    for (int fd = from; fd < from + 16; fd++)
+        sockets += fstat(fd, &of) == 0 && S_ISSOCK(of.st_mode);
+    return sockets == 3;
+}
+
 static void simple(void)
 {
     int before = open_descriptors();
@@ -69,6 +83,8 @@ static void simple(void)
     nvs_inheritance_begin(GPU, UUID, HEIR);
     CHECK("nothing has come", nvs_inheritance_take(GPU, MIB) == -1);
     CHECK("given once somebody listens", give("a", MIB) && give("b", 2 * MIB));
+    nvs_inheritance_take(GPU, 4 * MIB);
+    CHECK("sockets are out of the way of small numbers", sockets_are_aside());
     int two = nvs_inheritance_take(GPU, 2 * MIB), one = nvs_inheritance_take(GPU, MIB);
     CHECK("taken by size", holds(two, "b") && holds(one, "a"));
     CHECK("not inherited by a program that is started", (fcntl(one, F_GETFD) & FD_CLOEXEC) != 0);
@@ -96,19 +112,55 @@ static void simple(void)
     CHECK("once more with the same name", give("g", MIB) && holds(found = nvs_inheritance_take(GPU, MIB), "g"));
     close(found);
     nvs_bequest_end(GPU);
-    nvs_bequest_begin(GPU, UUID, 0);
+    nvs_bequest_begin(GPU, UUID, NOBODY);
     CHECK("no heir", !give("h", MIB));
     nvs_bequest_begin(GPU, "GPU-another", HEIR);
     CHECK("another GPU", !give("i", MIB));
     nvs_bequest_end(GPU);
     nvs_inheritance_end(GPU);
-    nvs_inheritance_begin(GPU, UUID, 0);
-    CHECK("without a client's id nothing is begun", open_descriptors() == before);
-    snprintf(nvs_config.socket, sizeof nvs_config.socket, "/nonexistent/hooks.sock");
+    nvs_inheritance_begin(GPU, UUID, NOBODY);
+    CHECK("without a number from the coordinator nothing is begun", open_descriptors() == before);
+}
+
+static void another_token(void)
+{
+    nvs_handoff other = {HEIR.socket, HEIR.token + 1};
+    const int before = open_descriptors();
     nvs_inheritance_begin(GPU, UUID, HEIR);
-    nvs_bequest_begin(GPU, UUID, HEIR);
-    CHECK("without the coordinator's socket neither", !give("j", MIB) && open_descriptors() == before);
+    nvs_bequest_begin(GPU, UUID, other);
+    CHECK("sent with another token", give("t", MIB));
+    CHECK("and not taken", nvs_inheritance_take(GPU, MIB) == -1 && !nvs_inheritance_drop(GPU));
+    other = (nvs_handoff){HEIR.socket + 1, HEIR.token};
+    nvs_bequest_begin(GPU, UUID, other);
+    CHECK("another name reaches nobody", !give("u", MIB));
     nvs_bequest_end(GPU);
+    nvs_inheritance_end(GPU);
+    CHECK("no descriptor of a refused giver is left", open_descriptors() == before);
+}
+
+/* One message with two descriptors, as no hook sends it. */
+static void two_descriptors(void)
+{
+    struct {
+        uint64_t bytes, token;
+        char gpu_uuid[96];
+    } content = {MIB, HEIR.token, ""};
+    uint64_t hash = UINT64_C(14695981039346656037);
+    nvs_ipc_secret name;
+    const int before = open_descriptors();
+    for (const char *at = UUID; *at != 0; at++)
+        hash = (hash ^ (uint8_t)*at) * UINT64_C(1099511628211);
+    memcpy(name.bytes, &HEIR.socket, 8);
+    memcpy(name.bytes + 8, &hash, 8);
+    memcpy(content.gpu_uuid, UUID, sizeof UUID);
+    nvs_inheritance_begin(GPU, UUID, HEIR);
+    int giver = nvs_ipc_connect(&name, 0), both[2] = {memory("v"), memory("w")};
+    CHECK("two at once are sent", giver >= 0 && nvs_ipc_send(giver, &content, sizeof content, both, 2, 0));
+    nvs_ipc_close_all(both, 2);
+    CHECK("and none is taken", nvs_inheritance_take(GPU, MIB) == -1);
+    nvs_inheritance_end(GPU);
+    close(giver);
+    CHECK("nor left open", open_descriptors() == before);
 }
 
 /* The parent takes what its child gives, also after the child's death. */
@@ -166,15 +218,21 @@ static void kept(void)
         nvs_descriptor_drop(descriptors[--count]);
 }
 
-int main(int argc, char **argv)
+uint64_t nvs_now_ns(void)
 {
-    if (argc != 2)
-        return 2;
-    snprintf(nvs_config.socket, sizeof nvs_config.socket, "%s", argv[1]);
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int main(void)
+{
     between_processes();
     if (geteuid() == 0)
         another_user();
     simple();
+    another_token();
+    two_descriptors();
     kept();
     return 0;
 }
