@@ -47,6 +47,12 @@ def left_check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_c(out, PROGRAMS / "host_left_check.c", SOURCE / "host_left.c", flags=flags)
 
 
+def group(prefix: str, bound_gib: int, used_gib: int, names: tuple[str, str] = ("max", "current")) -> dict[str, str]:
+    """Files of a control group."""
+    bound, used = (f"sys/fs/cgroup/{prefix}{name}" for name in names)
+    return {bound: f"{bound_gib * GIB}\n", used: f"{used_gib * GIB}\n"}
+
+
 @pytest.mark.parametrize(
     ("files", "left"),
     [
@@ -69,6 +75,41 @@ def left_check(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         pytest.param({"proc/meminfo": MACHINE, "max": f"{8 * GIB}", "current": f"{9 * GIB}"}, "0", id="over-its-bound"),
         pytest.param({"proc/meminfo": "MemTotal: x\n"}, "unknown", id="nonsense"),
+        pytest.param(
+            {"proc/meminfo": MACHINE, "proc/self/cgroup": "0::/user/job\n", **group("user/job/memory.", 20, 8)},
+            str(10 * GIB), id="own-group",
+        ),
+        pytest.param(
+            {
+                "proc/meminfo": MACHINE, "proc/self/cgroup": "0::/user/job\n",
+                **group("user/job/memory.", 30, 8), **group("user/memory.", 20, 13),
+            },
+            str(5 * GIB), id="least-of-nested-groups",
+        ),
+        pytest.param(
+            {
+                "proc/meminfo": MACHINE,
+                "proc/self/cgroup": "9:cpu,memoryless:/job\n4:hugetlb,memory:/job\n0::/init.scope\n",
+                **group("memory/job/memory.", 20, 8, ("limit_in_bytes", "usage_in_bytes")),
+                "sys/fs/cgroup/memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {2 * GIB}\n",
+            },
+            str(12 * GIB), id="version-1",
+        ),
+        pytest.param(
+            {
+                "proc/meminfo": MACHINE, "proc/self/cgroup": "4:memory:/docker/1f\n",
+                **group("memory/memory.", 10, 4, ("limit_in_bytes", "usage_in_bytes")),
+            },
+            str(5 * GIB), id="the-path-of-the-machine-in-a-container",
+        ),
+        pytest.param(
+            {"proc/meminfo": MACHINE, "proc/self/cgroup": "0::/../other\n", **group("memory.", 10, 4)},
+            str(5 * GIB), id="outside-of-the-namespace",
+        ),
+        pytest.param(
+            {"proc/meminfo": MACHINE, "proc/self/cgroup": "0::/" + 1100 * "x" + "\n::\nx\n"},
+            str(40 * GIB), id="lines-of-no-use",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_left(left_check: Path, tmp_path: Path, files: dict[str, str], left: str) -> None:
