@@ -4,17 +4,21 @@
  * Why not libzmq: it brings two threads and a C++ runtime into somebody's process, and each message through it wakes one more
  * sleeping thread, which is most of what a hand-over costs (docs/decisions.md has the figures).
  */
-#define _GNU_SOURCE /* SOCK_CLOEXEC, MSG_NOSIGNAL */
+#define _GNU_SOURCE /* SOCK_CLOEXEC, MSG_NOSIGNAL, struct ucred, syscall */
 #include "transport.h"
 
 #include "descriptor.h"
 #include "log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -78,6 +82,48 @@ static bool queue(const void *bytes, size_t size)
     return true;
 }
 
+/* A directory that nobody but its owner changes.  stat() is too new (glibc_floor.h). */
+static bool owned(const char *path, uid_t *owner)
+{
+    struct stat found;
+    if (syscall(SYS_newfstatat, AT_FDCWD, path, &found, 0) != 0 || (found.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+        return false;
+    *owner = found.st_uid;
+    return true;
+}
+
+/* The kernel names the user that listens: root, or this program's own.  Any other user must own the socket's directory, and root must have made it:
+ * under /tmp everybody can make one.  The directory may be root's then, too: in a user namespace the kernel shows the outer root as nobody. */
+static bool may_coordinate(uid_t user, const char *socket_path)
+{
+    char path[sizeof((struct sockaddr_un *)NULL)->sun_path + 8];
+    const char *slash = strrchr(socket_path, '/');
+    uid_t owner, maker;
+    if (user == 0 || user == geteuid())
+        return true;
+    if (slash == NULL)
+        return false;
+    const int length = (int)(slash - socket_path);
+    (void)snprintf(path, sizeof path, "%.*s/.", length, socket_path);
+    if (!owned(path, &owner) || (owner != user && owner != 0))
+        return false;
+    (void)snprintf(path, sizeof path, "%.*s/..", length, socket_path);
+    return owned(path, &maker) && maker == 0;
+}
+
+static bool trusted(int fd, const char *socket_path)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+        return false;
+    if (may_coordinate(peer.uid, socket_path))
+        return true;
+    NVS_LOG_ONCE(NVS_LOG_ERROR, "user %u listens at %s; this program takes root, its own user, or the owner of a directory that root has made for its "
+                 "coordinator: it goes on as without one (name another directory with NVSHARE_RUNTIME_DIR)", (unsigned)peer.uid, socket_path);
+    return false;
+}
+
 nvs_status nvs_transport_connect(const char *socket_path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -99,6 +145,10 @@ nvs_status nvs_transport_connect(const char *socket_path)
     in_begin = in_end = out_begin = out_end = 0;
     /* On a Unix socket there is no "in progress": it is connected now, or nobody listens (yet). */
     lost = connect(fd, (const struct sockaddr *)&address, sizeof address) != 0;
+    if (!lost && !trusted(fd, socket_path)) {
+        nvs_transport_close();
+        return NVS_UNAVAILABLE;
+    }
     if (!lost) {
         (void)queue(greeting, sizeof greeting);
         (void)queue(ready, sizeof ready);

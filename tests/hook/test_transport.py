@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,22 @@ from tests.hook.scripted import BOUND_S, ScriptedClient
 from tests.hook.test_agent import MS, SHORT_S
 
 READY = zmtp.ready(b"ROUTER")
+
+OTHER_USER = 65534
+LISTEN_AS_ANOTHER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(8)
+print("listens", flush=True)
+sys.stdin.read(1)
+while True:
+    print(len(listener.accept()[0].recv(256)), flush=True)
+"""
+"""Says how many bytes each connection brings."""
 
 
 class Server:
@@ -52,6 +71,59 @@ def client(start: StartClient) -> ScriptedClient:
     made = start()
     made.tell("launch 1000")
     return made
+
+
+@contextlib.contextmanager
+def another_user(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Somebody else who listens there."""
+    command = [sys.executable, "-S", "-c", LISTEN_AS_ANOTHER, str(path), str(OTHER_USER)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdin is not None
+        assert listener.stdout is not None
+        try:
+            assert listener.stdout.readline() == "listens\n"
+            listener.stdin.write("x")
+            listener.stdin.flush()
+            yield listener
+        finally:
+            listener.kill()
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes sockets of other users")
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_another_users_socket(start: StartClient, tmp_path: Path, mode: int) -> None:
+    """Broken: whoever makes a user's runtime directory first, under /tmp, coordinates that user's programs."""
+    tmp_path.chmod(0o777)
+    directory = tmp_path / "run"
+    directory.mkdir()
+    os.chown(directory, OTHER_USER, OTHER_USER)
+    directory.chmod(mode)
+    with another_user(directory / "hooks.sock") as listener:
+        program = start(NVSHARE_SOCKET=str(directory / "hooks.sock"), NVSHARE_LOG="error")
+        program.tell("launch 1000")
+        assert listener.stdout is not None
+        assert listener.stdout.readline() == "0\n", "a greeting was sent"
+        program.process.kill()
+        _, errors = program.ended()
+    assert errors.count(f"user {OTHER_USER} listens at") == 1, errors
+
+
+@needs_root
+def test_the_systems_coordinator_user(start: StartClient, tmp_path: Path) -> None:
+    """Broken: a coordinator that root gave a user and a directory of its own is refused."""
+    tmp_path.chmod(0o755)
+    directory = tmp_path / "run"
+    directory.mkdir()
+    os.chown(directory, OTHER_USER, OTHER_USER)
+    directory.chmod(0o755)
+    with another_user(directory / "hooks.sock") as listener:
+        program = start(NVSHARE_SOCKET=str(directory / "hooks.sock"))
+        program.tell("launch 1000")
+        assert listener.stdout is not None
+        assert int(listener.stdout.readline()) >= 64, "no greeting came"
 
 
 def taken(connection: socket.socket, wanted: bytes) -> bytes:
