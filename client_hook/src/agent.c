@@ -11,6 +11,7 @@
 #include "agent_host.h"
 #include "agent_moves.h"
 #include "agent_state.h"
+#include "cancel.h"
 #include "descriptor.h"
 #include "gate.h"
 #include "handdown.h"
@@ -62,7 +63,9 @@ void nvs_agent_poke(void)
     /* seq_cst: pairs with the exchange in the agent's loop; who finds 1 knows that the agent will look again. */
     if (atomic_exchange_explicit(&nvs_agent_poked, 1, memory_order_seq_cst) == 0) {
         uint64_t one = 1;
+        const int cancel = nvs_cancel_defer(); /* who asks holds a lock */
         ssize_t written = write(atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed), &one, sizeof one);
+        nvs_cancel_allow(cancel);
         (void)written; /* fails only when the counter is full, and then the agent is awake */
     }
 }
@@ -131,9 +134,11 @@ static bool start(void)
         (void)pthread_mutex_init(&nvs_mail[gpu].reserve.asking, NULL);
         (void)pthread_mutex_init(&nvs_mail[gpu].pins.asking, NULL);
     }
+    const int cancel = nvs_cancel_defer(); /* others wait for what is begun here */
     if (one_thread())
         make_eventfd();
     int failed = nvs_thread_start(NULL, begin, NULL);
+    nvs_cancel_allow(cancel);
     if (failed != 0)
         fail("cannot make a thread", failed);
     return failed == 0;

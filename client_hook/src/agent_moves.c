@@ -4,6 +4,7 @@
 #include "agent_lease.h"
 #include "agent_link.h"
 #include "agent_state.h"
+#include "cancel.h"
 #include "gate.h"
 #include "handdown.h"
 #include "log.h"
@@ -75,7 +76,7 @@ static bool has_room(void *argument, uint64_t bytes, bool wait)
     order *o = argument;
     pthread_mutex_lock(&lock);
     while (wait && may_go_on(o) && !o->hurried && o->as.credit_bytes < bytes)
-        pthread_cond_wait(&changed, &lock);
+        nvs_cond_wait(&changed, &lock, NULL);
     bool has = may_go_on(o) && o->as.credit_bytes >= bytes;
     pthread_mutex_unlock(&lock);
     return has;
@@ -144,7 +145,7 @@ static void *mover(void *argument)
     for (;;) {
         order *o = stopping ? NULL : oldest_open(mine);
         if (o == NULL) {
-            pthread_cond_wait(&changed, &lock);
+            nvs_cond_wait(&changed, &lock, NULL);
             continue;
         }
         pthread_mutex_unlock(&lock);
@@ -303,7 +304,7 @@ bool nvs_moves_stop(uint64_t patience_ns)
     pthread_mutex_lock(&lock);
     stopping = true;
     pthread_cond_broadcast(&changed);
-    while (any_running() && pthread_cond_timedwait(&changed, &lock, &until) == 0) {
+    while (any_running() && nvs_cond_wait(&changed, &lock, &until) == 0) {
     }
     bool quiet = !any_running();
     pthread_mutex_unlock(&lock);

@@ -8,6 +8,7 @@
 #include "captures.h"
 
 #include "agent.h"
+#include "cancel.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "log.h"
@@ -16,7 +17,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 #define FIRST_PATIENCE_NS 1000000000u /* a begin waits no longer for the marks of another one, whose thread may have died */
 #define NAP_NS 20000
@@ -100,7 +100,7 @@ static bool is_first(void)
         if ((seen & NVS_CAPTURE_FIRST) != 0) {
             began = began != 0 ? began : nvs_now_ns();
             if (nvs_now_ns() - began < FIRST_PATIENCE_NS) {
-                nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+                nvs_nap(NAP_NS);
                 continue;
             }
         }

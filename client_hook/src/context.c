@@ -7,6 +7,7 @@
  */
 #include "context.h"
 
+#include "cancel.h"
 #include "cuda_api.h"
 #include "gate.h"
 #include "log.h"
@@ -234,13 +235,10 @@ bool nvs_context_leaving(CUcontext context, const nvs_slot *by)
 
 void nvs_context_await_visitors(CUcontext context)
 {
-    int cancellable;
-    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable); /* a wait that is cancelled keeps the lock */
     pthread_mutex_lock(&lock);
     for (const context_entry *entry; (entry = find_context(context)) != NULL && entry->visitors != 0;)
-        pthread_cond_wait(&visited, &lock); /* the table may move meanwhile */
+        (void)nvs_cond_wait(&visited, &lock, NULL); /* the table may move meanwhile */
     pthread_mutex_unlock(&lock);
-    (void)pthread_setcancelstate(cancellable, NULL);
 }
 
 bool nvs_context_ends(CUcontext context)

@@ -16,13 +16,12 @@
  */
 #include "pacing.h"
 
+#include "cancel.h"
 #include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
 #include "marks.h"
-
-#include <time.h>
 
 enum { LOOK_NS = 100000 }; /* for one look at a context */
 
@@ -79,8 +78,7 @@ static bool nap(unsigned *looks, uint64_t deadline_ns)
     uint64_t length = count <= 64 ? 10000 : 30000;
     if (length > deadline_ns - now)
         length = deadline_ns - now;
-    struct timespec wait = {0, (long)length};
-    (void)nanosleep(&wait, NULL);
+    nvs_nap((long)length);
     return true;
 }
 

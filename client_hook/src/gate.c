@@ -31,6 +31,7 @@
 #include "gate.h"
 
 #include "agent.h"
+#include "cancel.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -295,10 +296,9 @@ void nvs_gate_arm(void)
  * on have fences. */
 static void barrier_everywhere(void)
 {
-    const struct timespec settle = {0, SETTLE_NS};
     if (membarrier(MEMBARRIER_EXPEDITED) || (membarrier(MEMBARRIER_REGISTER) && membarrier(MEMBARRIER_EXPEDITED)))
         return;
-    (void)nanosleep(&settle, NULL);
+    nvs_nap(SETTLE_NS);
     atomic_store_explicit(&fenced, NVS_GATE_FENCED, memory_order_relaxed); /* see its declaration */
 }
 

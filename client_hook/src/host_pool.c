@@ -3,6 +3,7 @@
 #include "host_pool.h"
 
 #include "agent.h"
+#include "cancel.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
@@ -57,8 +58,9 @@ static bool system_has(uint64_t bytes)
 {
     uint64_t now = nvs_now_ns();
     if (looked_ns == 0 || now > looked_ns + LOOK_AGAIN_NS || bytes > available_bytes) {
-        int saved = errno; /* the application's */
+        const int saved = errno, cancel = nvs_cancel_defer(); /* the application's, and it holds the lock */
         available_bytes = nvs_host_system_left();
+        nvs_cancel_allow(cancel);
         looked_ns = now;
         errno = saved;
     }
@@ -288,7 +290,7 @@ static void *help(void *nothing)
         if (demand() > grown_grains + growing_grains && !grow_failed)
             grow_for_demand();
         else
-            pthread_cond_wait(&changed, &lock);
+            nvs_cond_wait(&changed, &lock, NULL);
     }
     return NULL;
 }
@@ -301,7 +303,7 @@ static bool wait_for(uint64_t length_ns)
     uint64_t end = (uint64_t)until.tv_nsec + length_ns;
     until.tv_sec += (time_t)(end / 1000000000u);
     until.tv_nsec = (long)(end % 1000000000u);
-    return pthread_cond_timedwait(&changed, &lock, &until) == ETIMEDOUT;
+    return nvs_cond_wait(&changed, &lock, &until) == ETIMEDOUT;
 }
 
 static bool program_may_run(uint32_t gpu)
@@ -336,7 +338,7 @@ static void *keep(void *nothing)
         } else if (grown_grains > wanted && !idle) {
             idle = wait_for(IDLE_NS) && before == taken_grains && wanted == target();
         } else if (grown_grains <= wanted || !shrink()) {
-            pthread_cond_wait(&changed, &lock);
+            nvs_cond_wait(&changed, &lock, NULL);
             idle = false;
         }
     }
@@ -434,7 +436,7 @@ bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
         if (helpers == 0)
             have_helpers();
         if (helpers != 0)
-            pthread_cond_wait(&changed, &lock);
+            nvs_cond_wait(&changed, &lock, NULL);
         else
             grow_for_demand(); /* no thread to be had: by ourselves */
         taken = try_take(grains, out);

@@ -8,6 +8,7 @@
  */
 #include "ipc.h"
 
+#include "cancel.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "gate.h"
@@ -28,6 +29,7 @@ typedef struct line { /* the connection to one exporter */
     uint32_t users;    /* imports, and threads that talk; under the lock */
     uint32_t number;   /* of the last question */
     _Atomic uint32_t busy; /* futex: a thread talks.  Acquire and release: as a lock */
+    int cancel;            /* of that thread, for nvs_cancel_allow */
 } line;
 
 typedef struct import {
@@ -93,13 +95,16 @@ static bool begin_talk(line *of, uint64_t deadline_ns)
             return false;
         nvs_futex_wait(&of->busy, 1, deadline_ns);
     }
+    of->cancel = nvs_cancel_defer();
     return true;
 }
 
 static void end_talk(line *of)
 {
+    const int cancel = of->cancel;
     atomic_store_explicit(&of->busy, 0, memory_order_release); /* pairs with begin_talk */
     nvs_futex_wake(&of->busy, 1);
+    nvs_cancel_allow(cancel);
 }
 
 static void hang_up(line *of)

@@ -7,6 +7,7 @@
  * May not go here: CUDA; what the messages mean.
  */
 #define _GNU_SOURCE /* struct ucred, accept4, MSG_CMSG_CLOEXEC */
+#include "cancel.h"
 #include "descriptor.h"
 #include "ipc.h"
 
@@ -100,7 +101,7 @@ static bool nap(uint64_t deadline_ns)
     static const long NAP_NS = 1000000;
     if (nvs_now_ns() >= deadline_ns)
         return false;
-    nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    nvs_nap(NAP_NS);
     return true;
 }
 

@@ -4,6 +4,7 @@
  */
 #include "log.h"
 
+#include "cancel.h"
 #include "descriptor.h"
 
 #include <errno.h>
@@ -41,7 +42,7 @@ void nvs_log(int level, const char *format, ...)
     static const char *const names[] = {"", "error", "warning", "info", "debug"};
     if (level > nvs_log_level || level <= NVS_LOG_OFF || level > NVS_LOG_DEBUG)
         return;
-    int saved = errno;
+    const int saved = errno, cancel = nvs_cancel_defer(); /* callers hold locks */
     char line[512];
     int head = snprintf(line, sizeof line, "nvshare[%ld] %s: ", (long)getpid(), names[level]);
     if (head > 0 && (size_t)head < sizeof line - 2) {
@@ -56,5 +57,6 @@ void nvs_log(int level, const char *format, ...)
             (void)written; /* nowhere to say that saying failed */
         }
     }
+    nvs_cancel_allow(cancel);
     errno = saved;
 }

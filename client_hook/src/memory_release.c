@@ -2,6 +2,7 @@
  *
  * May not go here: the quota's figures (memory.c), which change by nvs_memory_drop alone.
  */
+#include "cancel.h"
 #include "captures.h"
 #include "context.h"
 #include "cuda_api.h"
@@ -14,7 +15,6 @@
 #include "pool_figures.h"
 
 #include <errno.h>
-#include <time.h>
 
 enum { HOLD_AT_ONCE = 8 };
 static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wait for something that this very thread does */
@@ -167,7 +167,7 @@ bool nvs_memory_reap(uint32_t gpu, bool wait)
         uint64_t deadline = nvs_now_ns() + REAP_BOUND_NS;
         /* Fewer, though this thread freed none: another one did. */
         while (!any && nvs_allocation_deferred(gpu) >= before && nvs_now_ns() < deadline) {
-            nanosleep(&(struct timespec){.tv_nsec = REAP_NAP_NS}, NULL);
+            nvs_nap(REAP_NAP_NS);
             any = reap_some(gpu);
         }
         any |= nvs_allocation_deferred(gpu) < before;

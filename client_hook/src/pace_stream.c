@@ -8,11 +8,11 @@
  */
 #include "pace_stream.h"
 
+#include "cancel.h"
 #include "context.h"
 #include "cuda_api.h"
 
 #include <stdatomic.h>
-#include <time.h>
 
 enum {
     UNMEASURED = 2,      /* events pending before there is an estimate */
@@ -187,8 +187,7 @@ static void nap(uint64_t expected_ns)
 {
     uint64_t length = expected_ns / 4 * 3;
     length = length < SHORTEST_NAP_NS ? SHORTEST_NAP_NS : length > LONGEST_NAP_NS ? LONGEST_NAP_NS : length;
-    struct timespec wait = {0, (long)length};
-    (void)nanosleep(&wait, NULL);
+    nvs_nap((long)length);
 }
 
 /* Sleeps until the `count` oldest events are done, or have taken far longer than they should. */

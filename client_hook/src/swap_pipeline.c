@@ -14,6 +14,7 @@
  */
 #include "swap.h"
 
+#include "cancel.h"
 #include "context.h"
 #include "cuda_api.h"
 #include "log.h"
@@ -336,7 +337,7 @@ static void *prepare_all(void *argument)
     for (size_t n = 0, count; n < p->job->count; n += count) {
         pthread_mutex_lock(&p->lock);
         while (n - p->finished >= RING && !p->stopped)
-            pthread_cond_wait(&p->changed, &p->lock);
+            nvs_cond_wait(&p->changed, &p->lock, NULL);
         bool stopped = p->stopped;
         size_t most = RING - (n - p->finished), left = p->job->count - n;
         pthread_mutex_unlock(&p->lock);
@@ -361,7 +362,7 @@ static void queue_all(pipeline *p)
     pthread_mutex_lock(&p->lock);
     for (;;) {
         while ((p->queued == p->prepared && !p->all_prepared) || p->queued - p->finished >= IN_FLIGHT)
-            pthread_cond_wait(&p->changed, &p->lock);
+            nvs_cond_wait(&p->changed, &p->lock, NULL);
         if (p->queued == p->prepared)
             break;
         bool stopped = p->stopped;
@@ -382,7 +383,7 @@ static void *finish_all(void *argument)
     pthread_mutex_lock(&p->lock);
     for (;;) {
         while (p->finished == p->queued && !(p->all_prepared && p->queued == p->prepared))
-            pthread_cond_wait(&p->changed, &p->lock);
+            nvs_cond_wait(&p->changed, &p->lock, NULL);
         if (p->finished == p->queued)
             break;
         pthread_mutex_unlock(&p->lock);

@@ -1,6 +1,7 @@
 /* Segments: address space, physical chunks in it, and the figures of each GPU.  See swap.h. */
 #include "swap.h"
 
+#include "cancel.h"
 #include "cuda_api.h"
 #include "handdown.h"
 #include "log.h"
@@ -9,7 +10,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
 nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "swap" in the lock order of base.h */
@@ -27,7 +27,7 @@ void nvs_swap_unlock(void)
 
 void nvs_swap_wait(void)
 {
-    pthread_cond_wait(&changed, &lock);
+    nvs_cond_wait(&changed, &lock, NULL);
 }
 
 void nvs_swap_wake(void)
@@ -435,7 +435,7 @@ bool nvs_swap_patience(uint64_t *waited_ns)
     if (*waited_ns >= LONGEST_NS)
         return false;
     const int saved = errno; /* the application's, whatever a nap does */
-    nanosleep(&(struct timespec){.tv_nsec = (long)NAP_NS}, NULL);
+    nvs_nap((long)NAP_NS);
     errno = saved;
     *waited_ns += NAP_NS;
     return true;

@@ -1,0 +1,43 @@
+/* Waits that leave no lock behind: an application's thread that is cancelled meanwhile ends after them, at a point of its own.
+ *
+ * A thread is cancelled in whatever waits, or reads and writes.  In the hook it would take a lock, a count or a half-made change with it, for which
+ * all others then wait for ever.
+ */
+#ifndef NVS_CANCEL_H
+#define NVS_CANCEL_H
+
+#include <pthread.h>
+#include <time.h>
+
+/* From here to nvs_cancel_allow, which gets what this returns, the thread is not cancelled. */
+static inline int nvs_cancel_defer(void)
+{
+    int before;
+    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+static inline void nvs_cancel_allow(int before)
+{
+    (void)pthread_setcancelstate(before, &before);
+}
+
+/* As pthread_cond_wait, or pthread_cond_timedwait where `until` is not NULL. */
+static inline int nvs_cond_wait(pthread_cond_t *changed, pthread_mutex_t *lock, const struct timespec *until)
+{
+    const int before = nvs_cancel_defer();
+    const int result = until != NULL ? pthread_cond_timedwait(changed, lock, until) : pthread_cond_wait(changed, lock);
+    nvs_cancel_allow(before);
+    return result;
+}
+
+/* Below a second. */
+static inline void nvs_nap(long length_ns)
+{
+    const struct timespec length = {0, length_ns};
+    const int before = nvs_cancel_defer();
+    (void)nanosleep(&length, NULL);
+    nvs_cancel_allow(before);
+}
+
+#endif
