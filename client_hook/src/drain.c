@@ -2,8 +2,8 @@
  *
  * With the gate closed nothing new is submitted, so one look at each stream, or at the whole context, that finds nothing
  * pending is final.  cuCtxRecordEvent (CUDA 12.5) sees all of a context, per-thread default streams of other threads and
- * internal streams included, and can be polled against a deadline.  Without it the known streams are polled until the
- * deadline and then cuCtxSynchronize, which by then has little left to wait for, covers the others.
+ * internal streams included, and can be polled against a deadline.  Without it an event in the legacy stream, which waits for all blocking streams, and the
+ * known streams are polled until the deadline, and then cuCtxSynchronize, which has none, finds nothing left to wait for.
  *
  * While a stream is being captured nothing context-wide may be asked, nor the default streams.  Their work is waited for by marks (captures.h), and so
  * is what a graph does on another GPU than its stream's, of which no context of that GPU knows (marks.h).  A drain looks at the streams first: a
@@ -82,6 +82,26 @@ static bool nap(unsigned *looks, uint64_t deadline_ns)
     return true;
 }
 
+static bool sees_contexts(void)
+{
+#if CUDA_VERSION >= 12050
+    return NVS_HAS(cuCtxRecordEvent);
+#else
+    return false;
+#endif
+}
+
+/* Behind all of the current context's work; on an older driver behind that of all blocking streams, for which the legacy stream waits. */
+static CUresult record_event(CUcontext context, CUevent event)
+{
+#if CUDA_VERSION >= 12050
+    if (sees_contexts())
+        return NVS_REAL(cuCtxRecordEvent)(context, event);
+#endif
+    (void)context;
+    return NVS_REAL(cuEventRecord)(event, CU_STREAM_LEGACY);
+}
+
 /* The whole context by one event.  UNAVAILABLE when the driver cannot do it (now). */
 static nvs_status drain_by_event(CUcontext context, uint64_t deadline_ns)
 {
@@ -89,17 +109,15 @@ static nvs_status drain_by_event(CUcontext context, uint64_t deadline_ns)
     nvs_status status = NVS_UNAVAILABLE;
     unsigned looks = 0;
     CUresult result;
-#if CUDA_VERSION >= 12050
-    if (!NVS_HAS(cuCtxRecordEvent) || NVS_REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+    if (NVS_REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         return NVS_UNAVAILABLE;
-    if (NVS_REAL(cuCtxRecordEvent)(context, event) != CUDA_SUCCESS)
+    if (record_event(context, event) != CUDA_SUCCESS)
         goto out;
     while ((result = NVS_REAL(cuEventQuery)(event)) == CUDA_ERROR_NOT_READY && nap(&looks, deadline_ns)) {
     }
     status = result == CUDA_ERROR_NOT_READY ? NVS_TIMED_OUT : NVS_OK;
 out:
     (void)NVS_REAL(cuEventDestroy_v2)(event);
-#endif
     return status;
 }
 
@@ -119,7 +137,7 @@ static nvs_status drain_context(CUcontext context, const drain *job)
         if (job->look_only || !nap(&looks, job->deadline_ns))
             return NVS_TIMED_OUT;
     }
-    if (status == NVS_OK || found.capturing || nvs_capturing())
+    if ((status == NVS_OK && sees_contexts()) || found.capturing || nvs_capturing())
         return NVS_OK;
     if (job->look_only)
         return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator import wire
 from simulated_gpu.trace import read_trace
+from tests.conftest import Built
 from tests.hook.conftest import StartClient
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
@@ -45,6 +46,29 @@ def test_waits_for_the_grant_and_releases_on_revoke(coordinator: ScriptedCoordin
     assert coordinator.expect(wire.Request).gpu == 0
     coordinator.grant(8)
     assert client.answer() == "launched"
+
+
+@pytest.fixture
+def older_driver(built: Built, tmp_path: Path) -> str:
+    """The directory of a double from before CUDA 12.5."""
+    path = tmp_path / "older"
+    path.mkdir()
+    name, none = b"\0cuCtxRecordEvent\0", b"\0cuCtxNoSuchEvent\0"
+    (path / "libcuda.so.1").write_bytes((built.sim_dir / "libcuda.so.1").read_bytes().replace(name, none))
+    return str(path)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_work_of_another_thread_passes_the_deadline(
+    coordinator: ScriptedCoordinator, start: StartClient, older_driver: str, older: bool
+) -> None:
+    """Broken: where the driver records no event of a whole context, one thread's work holds the release up for ever."""
+    client = start(LD_LIBRARY_PATH=older_driver) if older else start()
+    hold(coordinator, client)
+    assert client.do("block-apart") == "blocked"
+    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=50 * MS))
+    assert not coordinator.expect(wire.Release).drained
+    assert client.do("unblock") == "unblocked"
 
 
 def test_hello_says_who(coordinator: ScriptedCoordinator, start: StartClient) -> None:

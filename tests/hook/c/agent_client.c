@@ -5,6 +5,7 @@
  *   background NS      the same by a thread of its own: "begun" at once, "background launched" when it is through
  *   count N NS         so many kernels, one after the other: "counted"
  *   block              work on the default stream that ends at `unblock`: "blocked"
+ *   block-apart        the same on the per-thread default stream of a thread of its own: "blocked"
  *   unblock            "unblocked"
  *   storm T N          T threads, N kernels of 20 us each: "stormed" when all are through
  *   sync               wait for the device: "synchronised"
@@ -81,6 +82,15 @@ static void *in_background(void *argument)
     uint64_t ns = (uint64_t)(uintptr_t)argument;
     cuCtxSetCurrent(context);
     say("background %s", launch(ns, NULL) == CUDA_SUCCESS ? "launched" : "failed");
+    return NULL;
+}
+
+static void *block_apart(void *argument)
+{
+    cuCtxSetCurrent(context);
+    say(cuLaunchHostFunc(CU_STREAM_PER_THREAD, wait_for_unblock, NULL) == CUDA_SUCCESS ? "blocked" : "failed");
+    for (;;)
+        pause();
     return NULL;
 }
 
@@ -205,6 +215,9 @@ int main(void)
             say(result == CUDA_SUCCESS ? "counted" : "failed");
         } else if (strcmp(word, "block") == 0) {
             say(cuLaunchHostFunc(NULL, wait_for_unblock, NULL) == CUDA_SUCCESS ? "blocked" : "failed");
+        } else if (strcmp(word, "block-apart") == 0) {
+            if (pthread_create(&thread, NULL, block_apart, NULL) != 0)
+                say("failed");
         } else if (strcmp(word, "unblock") == 0) {
             say(sem_post(&unblocked) == 0 ? "unblocked" : "failed");
         } else if (strcmp(word, "storm") == 0) {
