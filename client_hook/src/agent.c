@@ -309,6 +309,7 @@ void nvs_agent_goodbye(void)
 {
     int saved = errno;
     uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
+    nvs_log_ending();
     if ((seen == PHASE_RUNNING || seen == PHASE_STARTING) && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
         uint64_t until = nvs_now_ns() + GOODBYE_NS;
         atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquires of waiters */

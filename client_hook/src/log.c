@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,12 @@
 int nvs_log_level = NVS_LOG_WARNING;
 
 static atomic_int file = -1; /* -1: not looked for yet */
+static atomic_bool ending;   /* relaxed: a message more or less */
+
+void nvs_log_ending(void)
+{
+    atomic_store_explicit(&ending, true, memory_order_relaxed);
+}
 
 static int target(void)
 {
@@ -41,6 +48,8 @@ void nvs_log(int level, const char *format, ...)
 {
     static const char *const names[] = {"", "error", "warning", "info", "debug"};
     if (level > nvs_log_level || level <= NVS_LOG_OFF || level > NVS_LOG_DEBUG)
+        return;
+    if (level == NVS_LOG_WARNING && nvs_log_level == NVS_LOG_WARNING && atomic_load_explicit(&ending, memory_order_relaxed))
         return;
     const int saved = errno, cancel = nvs_cancel_defer(); /* callers hold locks */
     char line[512];

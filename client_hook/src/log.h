@@ -7,6 +7,9 @@
 enum { NVS_LOG_OFF, NVS_LOG_ERROR, NVS_LOG_WARNING, NVS_LOG_INFO, NVS_LOG_DEBUG };
 extern int nvs_log_level;
 
+/* The process ends: what the driver refuses from now on concerns nobody, and warnings are not written any more, unless more than the preset is. */
+void nvs_log_ending(void);
+
 void nvs_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #define NVS_LOG_ONCE(level, ...)                                                   \

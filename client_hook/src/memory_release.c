@@ -53,7 +53,8 @@ static CUresult settle_current(uint32_t gpu)
 CUresult nvs_memory_settle(uint32_t gpu, CUcontext context)
 {
     CUcontext current = NULL, ignored;
-    NVS_REAL(cuCtxGetCurrent)(&current);
+    if (NVS_REAL(cuCtxGetCurrent)(&current) == CUDA_ERROR_DEINITIALIZED)
+        return CUDA_ERROR_DEINITIALIZED; /* exit() has come to the driver before a destructor that frees: nothing can be given back any more */
     if (current == context)
         return settle_current(gpu);
     if (!nvs_context_enter(context))
