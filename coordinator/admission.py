@@ -74,7 +74,7 @@ def refuse(node: Node, seat: Seat, sequence: int, total_bytes: int, why: str) ->
     """Say no; the reservation stays what it is."""
     seat.gpu.refused_reservations += 1
     note_refusal(node, seat.gpu, seat.client, total_bytes, why)
-    answer(node, seat, sequence)
+    answer(node, seat, sequence, by_limit=why == "limit")
 
 
 def note_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> None:
@@ -88,6 +88,6 @@ def note_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> N
     node.out.append(Notify("refused", values))
 
 
-def answer(node: Node, seat: Seat, sequence: int) -> None:
+def answer(node: Node, seat: Seat, sequence: int, *, by_limit: bool = False) -> None:
     """Tell the client what its reservation is now."""
-    node.out.append(Send(seat.client.client, MemoryReserved(seat.ordinal, sequence, seat.reserved_bytes)))
+    node.out.append(Send(seat.client.client, MemoryReserved(seat.ordinal, sequence, seat.reserved_bytes, by_limit)))

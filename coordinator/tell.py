@@ -61,6 +61,7 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         prepare_host_bytes=seat.prepare_bytes,
         room_bytes=max(1, fit.room_bytes(seat)) if swap else 0,
         ask_pins=swap,
+        limit_of_slot=bool(seat.client.group and seat.limit_bytes),
     )
 
 

@@ -256,7 +256,7 @@ class Welcome(Message):
     client_id: int
 
 
-@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL)
+@declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL, BOOL)
 @dataclass(frozen=True, slots=True)
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again whenever one of its values changes.
@@ -269,6 +269,7 @@ class GpuSettings(Message):
     `prepare_host_bytes`: so much will probably be evicted from this client at a time; have pinned memory ready for it.
     `room_bytes`: more than this can never be on the GPU, beside what others have there that cannot move (0: not said).
     `ask_pins`: what is not going to move any more is asked for first, with `ReservePins`.
+    `limit_of_slot`: the memory limit is that of the client's slot, whose programs have it together.
     """
 
     gpu: int
@@ -283,6 +284,7 @@ class GpuSettings(Message):
     prepare_host_bytes: int = 0
     room_bytes: int = 0
     ask_pins: bool = False
+    limit_of_slot: bool = False
 
 
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)
@@ -364,14 +366,18 @@ class MoveCredit(Message):
     credit_bytes: int
 
 
-@declare(TO_CLIENT, 71, U8, U32, U64)
+@declare(TO_CLIENT, 71, U8, U32, U64, BOOL)
 @dataclass(frozen=True, slots=True)
 class MemoryReserved(Message):
-    """Answers `ReserveMemory`: the reservation is now `bytes` in all (unchanged when it was refused)."""
+    """Answers `ReserveMemory`: the reservation is now `bytes` in all (unchanged when it was refused).
+
+    `by_limit`: the client's memory limit refused it.
+    """
 
     gpu: int
     sequence: int
     bytes: int
+    by_limit: bool = False
 
 
 @declare(TO_CLIENT, 75, U32, U64)

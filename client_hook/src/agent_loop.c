@@ -105,6 +105,7 @@ static void on_settings(const nvs_gpu_settings *settings)
 {
     uint32_t gpu = settings->gpu;
     nvs_agent_answered(gpu);
+    atomic_store_explicit(&nvs_ledgers[gpu].limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see ledger.h */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
     nvs_memory_set_resident_limit(gpu, settings->resident_limit_bytes);
     nvs_pacing_set_budget(gpu, settings->pacing_budget_ns);
@@ -129,6 +130,7 @@ static void put_answer(nvs_question *to, uint32_t sequence, uint64_t bytes)
 
 static void on_reserved(const nvs_memory_reserved *answer)
 {
+    atomic_store_explicit(&nvs_ledgers[answer->gpu].limited, answer->by_limit, memory_order_relaxed); /* see ledger.h */
     nvs_memory_set_reserved(answer->gpu, answer->bytes);
     if (answer->sequence == nvs_agent_gpus[answer->gpu].reserve_sent)
         put_answer(&nvs_mail[answer->gpu].reserve, answer->sequence, answer->bytes);

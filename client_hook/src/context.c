@@ -386,8 +386,7 @@ static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, 
 bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
     bool go_on = true, all = true;
-    int cancellable;
-    (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellable); /* who ends a context waits for the end of each visit */
+    const int cancel = nvs_cancel_defer(); /* who ends a context waits for the end of each visit */
     pthread_mutex_lock(&lock);
     for (size_t i = 0; go_on && i < context_count; i++) {
         const CUcontext context = contexts[i].context;
@@ -409,7 +408,7 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     pthread_mutex_unlock(&lock);
     if (go_on && !primary_seen)
         visit_hidden_primary(gpu, visit, argument);
-    (void)pthread_setcancelstate(cancellable, NULL);
+    nvs_cancel_allow(cancel);
     return all;
 }
 

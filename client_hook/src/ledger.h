@@ -20,7 +20,8 @@ typedef struct nvs_ledger {
     _Alignas(64) _Atomic uint64_t movable; /* of `charged`, in extents of the registry: neither these nor chunks are pinned */
     _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
     _Atomic uint64_t limit, capacity, reserved, room;
-    _Atomic bool reserve;
+    _Atomic bool reserve, limit_of_slot; /* as the coordinator said */
+    _Atomic bool limited; /* its last answer to a reservation: the limit refused it */
     _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
     _Atomic uint64_t resident_limit;
 } nvs_ledger;

@@ -215,8 +215,10 @@ CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes
     if (too_much_deferred(gpu))
         nvs_memory_reap(gpu, false);
     while (!charge_and_reserve(gpu, *charged_bytes))
-        if (!nvs_memory_reap(gpu, true) && !nvs_graph_memory_trim(gpu))
+        if (!nvs_memory_reap(gpu, true) && !nvs_graph_memory_trim(gpu)) {
+            nvs_memory_say_limited(gpu, *charged_bytes);
             return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     return CUDA_SUCCESS;
 }
 

@@ -105,6 +105,8 @@ const nvs_backend *nvs_memory_backend(uint32_t gpu);
 /* A registry entry with its bytes charged; CUDA_ERROR_OUT_OF_MEMORY over the limit.  Then exactly one of the next two. */
 CUresult nvs_memory_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);
 /* The same for what is remembered elsewhere: only the bytes, as they were charged. */
+/* An allocation has found no memory: where it was the limit that refused it, that is said, once. */
+void nvs_memory_say_limited(uint32_t gpu, uint64_t bytes);
 CUresult nvs_memory_charge(uint32_t gpu, uint64_t bytes, uint64_t *charged_bytes);
 static inline void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes)
 {

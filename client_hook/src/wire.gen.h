@@ -552,13 +552,14 @@ typedef struct nvs_gpu_settings {
     uint64_t prepare_host_bytes;
     uint64_t room_bytes;
     bool ask_pins;
+    bool limit_of_slot;
 } nvs_gpu_settings;
 
 /* Bytes written, or 0 when gpu_settings does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x9d, 0, 0);
+    nvs_wire_put(&out, 0x9e, 0, 0);
     nvs_wire_put_uint(&out, 65);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->memory_limit_bytes);
@@ -572,6 +573,7 @@ static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, ui
     nvs_wire_put_uint(&out, message->prepare_host_bytes);
     nvs_wire_put_uint(&out, message->room_bytes);
     nvs_wire_put(&out, message->ask_pins ? 0xc3 : 0xc2, 0, 0);
+    nvs_wire_put(&out, message->limit_of_slot ? 0xc3 : 0xc2, 0, 0);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -631,7 +633,13 @@ static inline bool nvs_read_gpu_settings(nvs_wire_in *in, uint64_t present, nvs_
         if (!nvs_wire_get_bool(in, &message->ask_pins))
             return false;
     }
-    return nvs_wire_skip(in, present > 12 ? present - 12 : 0);
+    if (present <= 12) {
+        message->limit_of_slot = false;
+    } else {
+        if (!nvs_wire_get_bool(in, &message->limit_of_slot))
+            return false;
+    }
+    return nvs_wire_skip(in, present > 13 ? present - 13 : 0);
 }
 
 typedef struct nvs_grant {
@@ -913,17 +921,19 @@ typedef struct nvs_memory_reserved {
     uint8_t gpu;
     uint32_t sequence;
     uint64_t bytes;
+    bool by_limit;
 } nvs_memory_reserved;
 
 /* Bytes written, or 0 when memory_reserved does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_memory_reserved(const nvs_memory_reserved *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
+    nvs_wire_put(&out, 0x95, 0, 0);
     nvs_wire_put_uint(&out, 71);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->sequence);
     nvs_wire_put_uint(&out, message->bytes);
+    nvs_wire_put(&out, message->by_limit ? 0xc3 : 0xc2, 0, 0);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -942,7 +952,13 @@ static inline bool nvs_read_memory_reserved(nvs_wire_in *in, uint64_t present, n
     if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
         return false;
     message->bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
+    if (present <= 3) {
+        message->by_limit = false;
+    } else {
+        if (!nvs_wire_get_bool(in, &message->by_limit))
+            return false;
+    }
+    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
 }
 
 typedef struct nvs_host_reserved {

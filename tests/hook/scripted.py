@@ -114,17 +114,35 @@ class ScriptedCoordinator:
         assert not [m for m in self.received if isinstance(m, kind)]
 
     def welcome(
-        self, *, pacing_budget_ns: int = 0, idle_release_ns: int = 0, limit: int = 0, reserve: bool = False
+        self,
+        *,
+        pacing_budget_ns: int = 0,
+        idle_release_ns: int = 0,
+        limit: int = 0,
+        reserve: bool = False,
+        limit_of_slot: bool = False,
     ) -> wire.AttachGpu:
         """Hello, AttachGpu and their answers."""
         self.expect(wire.Hello)
         self.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
         attach = self.expect(wire.AttachGpu)
-        self.settings(pacing_budget_ns=pacing_budget_ns, idle_release_ns=idle_release_ns, limit=limit, reserve=reserve)
+        self.settings(
+            pacing_budget_ns=pacing_budget_ns,
+            idle_release_ns=idle_release_ns,
+            limit=limit,
+            reserve=reserve,
+            limit_of_slot=limit_of_slot,
+        )
         return attach
 
     def settings(
-        self, *, pacing_budget_ns: int = 0, idle_release_ns: int = 0, limit: int = 0, reserve: bool = False
+        self,
+        *,
+        pacing_budget_ns: int = 0,
+        idle_release_ns: int = 0,
+        limit: int = 0,
+        reserve: bool = False,
+        limit_of_slot: bool = False,
     ) -> None:
         """GpuSettings for GPU 0."""
         self.send(
@@ -137,6 +155,7 @@ class ScriptedCoordinator:
                 idle_release_ns=idle_release_ns,
                 drain_deadline_ns=10**10,
                 sharing=0,
+                limit_of_slot=limit_of_slot,
             )
         )
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator import wire
+from coordinator import events, wire
 from coordinator.scheduler import Settings
-from coordinator.testing import Desk
+from coordinator.testing import Desk, ScriptedClient
 from coordinator.wire import MemoryMode
 from scheduler_policies.registry import create
 
@@ -85,3 +85,22 @@ def test_impossible_figures_are_bounded() -> None:
     assert (gpu.allocated_bytes, gpu.resident_bytes, gpu.pinned_bytes) == (5, 5, 5)
     a.die()
     assert desk.sight().resident_bytes == 0
+
+
+def test_a_refusal_names_the_limit() -> None:
+    """Broken: a program that its slot's limit refuses cannot say why, or one on a full card blames its limit."""
+    desk = make_desk()
+    a, b = (desk.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
+    alone = desk.client(mode=MemoryMode.DEVICE, limit=90)
+    assert [[s.limit_of_slot for s in each.take(wire.GpuSettings)][-1] for each in (a, b, alone)] == [True, True, False]
+    assert a.reserve(40) == 40
+
+    def refused(client: ScriptedClient, total: int) -> bool:
+        desk.handle(events.ReservationAsked(client.client, 0, 2, total))
+        (answer,) = client.take(wire.MemoryReserved)
+        assert answer.bytes == 0
+        return answer.by_limit
+
+    assert refused(b, 30)
+    assert refused(alone, 91)
+    assert not refused(alone, 70)

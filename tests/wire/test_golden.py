@@ -112,9 +112,10 @@ GOLDEN: list[tuple[wire.Message, str]] = [
             prepare_host_bytes=1073741824,
             room_bytes=536870912,
             ask_pins=True,
+            limit_of_slot=True,
         ),
-        "9d4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
-        "ce20000000c3",
+        "9e4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
+        "ce20000000c3c3",
     ),
     (
         wire.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
@@ -144,8 +145,8 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "97461f0ecfffffffffffffffffce04000000cf0123456789abcdefccff",
     ),
     (
-        wire.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592),
-        "944701ce00010000cf0000000200000000",
+        wire.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592, by_limit=True),
+        "954701ce00010000cf0000000200000000c3",
     ),
     (
         wire.ReservePins(gpu=2, sequence=77, bytes=134217728),
@@ -204,6 +205,16 @@ def test_settings_from_before_pins_are_understood(library: ctypes.CDLL) -> None:
     message = wire.decode(frame, wire.TO_CLIENT)
     assert isinstance(message, wire.GpuSettings)
     assert (message.room_bytes, message.ask_pins) == (0, False)
+    verdict, read = codec.c_decode(library, "to_client", frame)
+    assert (verdict, wire.decode(read, wire.TO_CLIENT)) == (codec.OK, message)
+
+
+def test_a_reservation_from_before_reasons_is_understood(library: ctypes.CDLL) -> None:
+    """Broken: with a coordinator of an earlier version a program gets no memory."""
+    frame = bytes.fromhex("944701ce00010000cf0000000200000000")
+    message = wire.decode(frame, wire.TO_CLIENT)
+    assert isinstance(message, wire.MemoryReserved)
+    assert (message.bytes, message.by_limit) == (8 << 30, False)
     verdict, read = codec.c_decode(library, "to_client", frame)
     assert (verdict, wire.decode(read, wire.TO_CLIENT)) == (codec.OK, message)
 
