@@ -2,8 +2,8 @@
  *
  * With the gate closed nothing new is submitted, so one look at each stream, or at the whole context, that finds nothing
  * pending is final.  cuCtxRecordEvent (CUDA 12.5) sees all of a context, per-thread default streams of other threads and
- * internal streams included, and can be polled against a deadline.  Without it an event in the legacy stream, which waits for all blocking streams, and the
- * known streams are polled until the deadline, and then cuCtxSynchronize, which has none, finds nothing left to wait for.
+ * internal streams included, and can be polled against a deadline.  Without it an event in the legacy stream, which waits for all
+ * blocking streams, and the known streams are polled until the deadline, and cuCtxSynchronize, which has none, finds nothing left.
  *
  * While a stream is being captured nothing context-wide may be asked, nor the default streams.  Their work is waited for by marks (captures.h), and so
  * is what a graph does on another GPU than its stream's, of which no context of that GPU knows (marks.h).  A drain looks at the streams first: a
@@ -98,8 +98,10 @@ static CUresult record_event(CUcontext context, CUevent event)
     if (sees_contexts())
         return NVS_REAL(cuCtxRecordEvent)(context, event);
 #endif
+    look found = {0};
     (void)context;
-    return NVS_REAL(cuEventRecord)(event, CU_STREAM_LEGACY);
+    look_at(CU_STREAM_LEGACY, &found); /* an event there would spoil a capture */
+    return found.capturing ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : NVS_REAL(cuEventRecord)(event, CU_STREAM_LEGACY);
 }
 
 /* The whole context by one event.  UNAVAILABLE when the driver cannot do it (now). */
