@@ -161,8 +161,8 @@ def test_what_the_driver_keeps_for_graphs_gives_way(
 def test_a_context_takes_its_graphs_with_it(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
 ) -> None:
-    """Broken: after cudaDeviceReset a program is charged with graphs' memory that is gone.  A card's own pool for graphs
-    outlives a reset, with its memory; the simulated GPU's does not."""
+    """Broken: after cudaDeviceReset a program is charged with graphs' memory that is gone.  A card's own pool for
+    graphs outlives a reset, with its memory; the simulated GPU's does not."""
     kept = 0 if "NVSHARE_SIM_STATE" in environment else 64 * MIB
     with start({**environment, "NVSHARE_MEMORY": mode}, tmp_path) as client:
         begun(client, coordinator)
