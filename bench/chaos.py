@@ -2,7 +2,7 @@
 
 Jobs under the hook fill and check their memory in all memory modes on one simulated GPU that is too small for all of
 them.  Meanwhile the coordinator and the jobs are killed and stopped, also while memory moves; the coordinator's files
-cannot grow, its descriptors run out, readers do not read, and a peer floods it.  The coordinator is started again after
+cannot grow, its connections run out, readers do not read, and a peer floods it.  The coordinator is started again after
 each kill, as a service manager does.
 
 JSON: `coordinator_kills`, `client_kills`, `stops`; `app_failures` (jobs that ended by themselves or did no work for a
@@ -26,20 +26,21 @@ import resource
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from bench.chaos_node import Job, Node
+from bench.chaos_node import MAX_CLIENTS, Job, Node
 from bench.rig import BenchError, machine, percentile
 from coordinator import wire
 
@@ -74,7 +75,7 @@ class Chaos:
         """Disturbs the node for so long, at most `most` times, then ends the jobs in order."""
         ways: dict[Callable[[], None], int] = {
             self.kill_coordinator: 30, self.stop_coordinator: 5, self.kill_job: 50, self.end_job: 12, self.stop_job: 12,
-            self.files_cannot_grow: 3, self.no_descriptors: 3, self.slow_reader: 3, self.flood: 3,
+            self.files_cannot_grow: 3, self.crowd: 3, self.slow_reader: 3, self.flood: 3,
         }  # fmt: skip
         self.node.start_coordinator()
         for memory, mib in JOBS:
@@ -118,15 +119,15 @@ class Chaos:
         pause(self.chance.uniform(0.1, 1.0))
         self.node.limit_coordinator(resource.RLIMIT_FSIZE, -1)
 
-    def no_descriptors(self) -> None:
-        """The coordinator can open nothing more while a program comes."""
-        self.done["no_descriptors"] += 1
-        used = len(os.listdir(f"/proc/{self.node.coordinator.pid}/fd"))  # noqa: PTH208
-        self.node.limit_coordinator(resource.RLIMIT_NOFILE, used)
-        with self._peer() as peer:
-            self._hello(peer)
+    def crowd(self) -> None:
+        """More connections than the coordinator takes; each stays silent."""
+        self.done["crowds"] += 1
+        with ExitStack() as stack:
+            for _ in range(4 * MAX_CLIENTS):
+                peer = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                with suppress(BlockingIOError, ConnectionError):
+                    peer.connect(str(self.node.runtime.hooks_socket))
             pause(self.chance.uniform(0.1, 1.0))
-        self.node.limit_coordinator(resource.RLIMIT_NOFILE, -1)
 
     def slow_reader(self) -> None:
         """A client that asks much and reads nothing, and a subscriber that does not read."""

@@ -36,6 +36,8 @@ from coordinator.transport_admin import EventReader, NoCoordinatorError
 from simulated_gpu.trace import Busy, read_trace, trace_length
 
 START_S = 60.0
+MAX_CLIENTS = 64
+"""Of the coordinator, so that its connections can be made to run out."""
 LATE_NS = 10_000_000_000
 """A record of the trace is written when its work ends: at most this long after the work began (a stopped process)."""
 WORK = ("kernel", "graph")
@@ -125,7 +127,7 @@ class Node:
         """Returns when it serves.  Raises BenchError with its words."""
         ready, report = os.pipe()
         command = [sys.executable, "-m", "coordinator.server", f"--simulate={self.simulate}"]
-        command += ["--quantum", self._quantum, "--ready-fd", str(report)]
+        command += ["--quantum", self._quantum, f"--max-clients={MAX_CLIENTS}", "--ready-fd", str(report)]
         self._coordinator = subprocess.Popen(
             command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             pass_fds=(report,),
