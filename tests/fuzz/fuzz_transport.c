@@ -2,6 +2,7 @@
  *
  * The first byte says how large a piece is.  No frame is given out before both sides have shaken hands, and none larger than the bound.
  */
+#define _GNU_SOURCE /* as the hook */
 #include "fuzz.h"
 
 #include "transport.c" /* the hook's: its state is static */
