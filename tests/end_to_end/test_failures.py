@@ -81,6 +81,7 @@ def test_killed_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
         lambda: any(busy.start_ns > alone_ns for busy in node.trace()), "the holder to go on without a coordinator"
     )
     node.start_coordinator("--quantum=20ms")
+    node.control("unset", "quantum")  # what is set live lasts
     back_ns = time.monotonic_ns()
     for pid in pids:
         node.await_work(pid, after_ns=back_ns)
