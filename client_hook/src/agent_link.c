@@ -118,7 +118,7 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
     static uint8_t frame[NVS_MAX_FRAME_BYTES + 1];
     size_t size = 0;
     if (!open_socket && nvs_now_ns() >= retry_at_ns) {
-        open_socket = nvs_transport_connect(nvs_config.socket) == NVS_OK;
+        open_socket = nvs_transport_connect(nvs_config.socket, nvs_config.coordinator_user) == NVS_OK;
         if (!open_socket)
             retry_at_ns = nvs_now_ns() + REFUSED_RETRY_NS;
     }

@@ -178,6 +178,7 @@ static void read_environment(void)
         return;
     copy_text(nvs_config.name, sizeof nvs_config.name,
               name != NULL && name[0] != 0 ? name : program_invocation_short_name);
+    nvs_config.coordinator_user = read_number("NVSHARE_COORDINATOR_USER", -1, INT32_MAX, -1);
     nvs_config.priority = read_number("NVSHARE_PRIORITY", INT32_MIN, INT32_MAX, 0);
     nvs_config.weight = (uint16_t)read_number("NVSHARE_WEIGHT", 1, (int32_t)NVS_WIRE_MAX_WEIGHT, 1);
     read_gang();

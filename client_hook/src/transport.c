@@ -111,20 +111,21 @@ static bool may_coordinate(uid_t user, const char *socket_path)
     return owned(path, &maker) && maker == 0;
 }
 
-static bool trusted(int fd, const char *socket_path)
+static bool trusted(int fd, const char *socket_path, int32_t coordinator_user)
 {
     struct ucred peer;
     socklen_t size = sizeof peer;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
         return false;
-    if (may_coordinate(peer.uid, socket_path))
+    if ((coordinator_user >= 0 && peer.uid == (uid_t)coordinator_user) || may_coordinate(peer.uid, socket_path))
         return true;
     NVS_LOG_ONCE(NVS_LOG_ERROR, "user %u listens at %s; this program takes root, its own user, or the owner of a directory that root has made for its "
-                 "coordinator: it goes on as without one (name another directory with NVSHARE_RUNTIME_DIR)", (unsigned)peer.uid, socket_path);
+                 "coordinator: it goes on as without one (set NVSHARE_COORDINATOR_USER=%u if that user is meant to coordinate it)", (unsigned)peer.uid, socket_path,
+                 (unsigned)peer.uid);
     return false;
 }
 
-nvs_status nvs_transport_connect(const char *socket_path)
+nvs_status nvs_transport_connect(const char *socket_path, int32_t coordinator_user)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(socket_path);
@@ -145,7 +146,7 @@ nvs_status nvs_transport_connect(const char *socket_path)
     in_begin = in_end = out_begin = out_end = 0;
     /* On a Unix socket there is no "in progress": it is connected now, or nobody listens (yet). */
     lost = connect(fd, (const struct sockaddr *)&address, sizeof address) != 0;
-    if (!lost && !trusted(fd, socket_path)) {
+    if (!lost && !trusted(fd, socket_path, coordinator_user)) {
         nvs_transport_close();
         return NVS_UNAVAILABLE;
     }

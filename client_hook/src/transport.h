@@ -17,8 +17,9 @@ typedef enum nvs_transport_event {
 } nvs_transport_event;
 
 /* UNAVAILABLE: the path cannot be one, or the process has no descriptor left; the reason is logged.  That nobody listens
- * is no failure: nvs_transport_next() says LOST. */
-nvs_status nvs_transport_connect(const char *socket_path);
+ * is no failure: nvs_transport_next() says LOST.  A listener of another user than root, this program's own, the owner of a
+ * directory that root has made, or `coordinator_user` (-1: none) is not talked to: UNAVAILABLE. */
+nvs_status nvs_transport_connect(const char *socket_path, int32_t coordinator_user);
 void nvs_transport_close(void);
 
 /* Never blocks.  False: it cannot be sent now (no peer, or its queue is full). */

@@ -126,6 +126,18 @@ def test_the_systems_coordinator_user(start: StartClient, tmp_path: Path) -> Non
         assert int(listener.stdout.readline()) >= 64, "no greeting came"
 
 
+@needs_root
+def test_a_coordinators_user_is_named(start: StartClient, tmp_path: Path) -> None:
+    """Broken: in a pod, whose shared directory everybody may write to, no container can use the sidecar's coordinator."""
+    tmp_path.chmod(0o777)
+    with another_user(tmp_path / "hooks.sock") as listener:
+        named = {"NVSHARE_COORDINATOR_USER": str(OTHER_USER)}
+        program = start(NVSHARE_SOCKET=str(tmp_path / "hooks.sock"), **named)
+        program.tell("launch 1000")
+        assert listener.stdout is not None
+        assert int(listener.stdout.readline()) >= 64, "no greeting came"
+
+
 def taken(connection: socket.socket, wanted: bytes) -> bytes:
     """Reads until `wanted` came."""
     found = b""

@@ -138,6 +138,8 @@ seccompProfile:
   value: /nvshare/library/lib/current/$LIB/libnvshare_hook.so
 - name: NVSHARE_SOCKET
   value: /nvshare/run/nvshare/hooks.sock
+- name: NVSHARE_COORDINATOR_USER
+  value: "65532"
 - name: NVSHARE_MEMORY
   value: {{ $settings.memoryMode }}
 - name: NVSHARE_NAME
