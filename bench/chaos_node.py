@@ -68,8 +68,7 @@ class Trace:
 
     state: Path
     double_holds: list[str] = field(default_factory=list)
-    works: list[tuple[int, int]] = field(default_factory=list)
-    """(start, process) of every kernel, in the order of their starts."""
+    kernels: int = 0
     last_work: dict[int, int] = field(default_factory=dict)
     """Process -> when its newest kernel began."""
     _since: int = 0
@@ -92,7 +91,7 @@ class Trace:
     def judge(self, ripe: Iterable[Busy]) -> None:
         """Work in the order of its starts: notes the overlaps of two processes on a GPU."""
         for busy in ripe:
-            self.works.append((busy.start_ns, busy.process_id))
+            self.kernels += 1
             ends = self._busy_until[busy.gpu]
             for process_id, end_ns in ends.items():
                 if process_id != busy.process_id and end_ns > busy.start_ns and busy.end_ns > busy.start_ns:
@@ -151,12 +150,22 @@ class Node:
         hard = resource.prlimit(pid, what)[1]
         resource.prlimit(pid, what, (hard if value < 0 else value, hard))
 
-    def moving(self) -> bool:
-        """Whether memory moves for a hand-over now.  False when the coordinator does not say."""
+    def status(self) -> dict[str, Any]:
+        """As nvshare-ctl has it; empty when the coordinator does not say."""
         try:
-            return bool(call(self.runtime, api.Status(clients=False))["gpus"][0]["moving"])
+            found: dict[str, Any] = call(self.runtime, api.Status())
         except (ControlError, NoCoordinatorError):
-            return False
+            return {}
+        return found
+
+    def moving(self) -> bool:
+        """Whether memory moves for a hand-over now."""
+        found = self.status()
+        return bool(found) and bool(found["gpus"][0]["moving"])
+
+    def served(self) -> set[str]:
+        """The names of the clients that have a GPU of this coordinator."""
+        return {client["name"] for client in self.status().get("clients", ()) if client["seats"]}
 
     # Jobs
 

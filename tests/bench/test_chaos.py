@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.chaos import recoveries_ms
 from bench.chaos_node import Trace
 from simulated_gpu.trace import Busy
 from tests.bench.test_benches_run import run
@@ -26,10 +25,3 @@ def test_the_trace_shows_two_processes_at_once(tmp_path: Path) -> None:
     assert trace.double_holds == []
     trace.judge([Busy(1, 3, 350, 360, "kernel"), Busy(0, 1, 399, 500, "kernel")])
     assert trace.double_holds == ["2 and 1: 1 ns at 399"]
-
-
-def test_recovery_lasts_until_another_process_works() -> None:
-    """Broken if the holder, which needs no coordinator, were taken for a sign that the coordinator is back."""
-    works = [(0, 1), (10_000_000, 1), (30_000_000, 1), (45_000_000, 2), (50_000_000, 1)]
-    assert recoveries_ms([20_000_000, 48_000_000], works) == [25.0, 2.0]
-    assert recoveries_ms([60_000_000], works) == []
