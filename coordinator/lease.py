@@ -127,6 +127,10 @@ def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
     seat = gpu.holder
     if seat is None or seat.phase is not HOLDING:
         return
+    if gpu.turn_policy != gpu.umpire.replaced and not gangs.in_step(seat):
+        # The length of this turn was chosen by a policy that has been replaced, perhaps because of it.
+        gpu.turn_policy = gpu.umpire.replaced
+        seat.quantum_ends_ns = min(seat.quantum_ends_ns, now_ns + gpu.quantum_ns)
     standby.before_the_end(node, gpu, seat, now_ns)
     if now_ns < seat.quantum_ends_ns:
         return
@@ -260,6 +264,7 @@ def take_up(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, no
     if gpu.sharing is Sharing.EXCLUSIVE:
         assert gpu.holder is None, f"{gpu.uuid}: a second holder"
         gpu.holder = seat
+        gpu.turn_policy = gpu.umpire.replaced
         waiters = len(gpu.line)
     seat.told_waiters = waiters > 0
     tell_settings(node, seat)

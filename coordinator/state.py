@@ -342,6 +342,8 @@ class Gpu:
     """Seats with a resident limit."""
     overflow_bytes: int = 0
     """What does not fit, as clients were told of it; see tell.py."""
+    turn_policy: int = 0
+    """`Umpire.replaced` when the turn at hand, and its length, was chosen."""
     wake_at_ns: int | None = None
     free_since_ns: int | None = None
     """When the last lease ended, its drain included; None once it has been taken up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from coordinator import events, wire
 from coordinator.commands import Log, RecordLease
@@ -10,6 +11,7 @@ from coordinator.scheduler import Settings
 from coordinator.state import MILLISECOND_NS, SECOND_NS
 from coordinator.testing import GPU, Desk
 from coordinator.wire import Sharing
+from scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
 from scheduler_policies.registry import create
 
 
@@ -32,6 +34,26 @@ def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:
     grant = b.granted()
     assert grant is not None
     assert grant.quantum_ns == 250 * MILLISECOND_NS
+
+
+class _AnHour(PolicyBase):
+    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
+        return Choice(waiting[0].client, 3600 * SECOND_NS)
+
+
+def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
+    """Broken: after `set policy` everybody would wait for a turn whose length the replaced policy chose."""
+    desk = Desk(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), Settings(policy="an_hour"))
+    desk.gpu()
+    a = desk.client(wanted=True)
+    b = desk.client(wanted=True)
+    desk.milliseconds(300)
+    assert not a.take(wire.Revoke)
+    desk.handle(events.PolicySet("round_robin"))
+    desk.milliseconds(100)
+    assert len(a.take(wire.Revoke)) == 1
+    a.release()
+    assert b.granted() is not None
 
 
 def test_a_quantum_may_be_for_one_gpu() -> None:
