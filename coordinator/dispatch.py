@@ -46,7 +46,16 @@ class LeaseJournal(Protocol):
 class Dispatcher:
     """Feeds the scheduler and carries out what it says."""
 
-    def __init__(self, scheduler: Scheduler, outbox: Outbox, journal: LeaseJournal, *, max_clients: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        outbox: Outbox,
+        journal: LeaseJournal,
+        *,
+        max_clients: int,
+        end_process: Callable[[int], None] | None = None,
+    ) -> None:
+        """`end_process` replaces SIGKILL where processes are models."""
         self.scheduler = scheduler
         self.deadline_ns: int | None = None
         self.awake_until_ns = 0
@@ -65,6 +74,7 @@ class Dispatcher:
         self._outbox = outbox
         self._journal = journal
         self._max_clients = max_clients
+        self._end_process = end_process or _end_process
         self._clients: dict[int, int] = {}  # connection -> process id
         self._processes: dict[int, int] = {}  # process id -> how many connections
         self._handoffs: dict[int, dict[str, int]] = {}  # by the connection that is or will be restored
@@ -265,16 +275,11 @@ class Dispatcher:
         log.log(command.level, "%s", command.text)
 
     def _kill(self, command: commands.Kill) -> None:
-        """By a pidfd, and only while the connection is known to be that process's: an id may have been reused."""
+        """Only while the connection is known to be that process's: an id may have been reused."""
         if command.process_id <= 1 or self._clients.get(command.client) != command.process_id:
             return
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(command.process_id)
-            try:
-                log.warning("killing process %d: %s", command.process_id, command.reason)
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            finally:
-                os.close(descriptor)
+        log.warning("killing process %d: %s", command.process_id, command.reason)
+        self._end_process(command.process_id)
 
     _carry_out: Final[dict[type[Any], Callable[[Any, Any], None]]] = {
         commands.Send: _send,
@@ -284,6 +289,16 @@ class Dispatcher:
         commands.Log: _log,
         commands.Kill: _kill,
     }
+
+
+def _end_process(process_id: int) -> None:
+    """By a pidfd, which cannot come to mean another process before the signal is sent."""
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(process_id)
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
 
 
 def _attached(client: int, m: wire.AttachGpu) -> events.Event:

@@ -18,7 +18,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,8 +46,14 @@ class Record:
 class Journal:
     """One file, one record for each GPU that this coordinator serves."""
 
-    def __init__(self, path: Path, uuids: Sequence[str]) -> None:
-        """Reads what an earlier coordinator left (`earlier`), then makes room for these GPUs.  Raises OSError."""
+    def __init__(
+        self, path: Path, uuids: Sequence[str], started_at: Callable[[int], int | None] | None = None
+    ) -> None:
+        """Reads what an earlier coordinator left (`earlier`), then makes room for these GPUs.  Raises OSError.
+
+        `started_at` replaces `start_time` where processes are models.
+        """
+        self._started_at = started_at or start_time
         self.earlier = _read(path)
         self.failure: OSError | None = None
         """Why the file does not say what it should; None while it does."""
@@ -81,7 +87,7 @@ class Journal:
         record = self.earlier.get(uuid)
         if record is not None and record.process_id < 0:
             return MANY_HOLDERS
-        if record is None or not record.process_id or start_time(record.process_id) != record.started_at:
+        if record is None or not record.process_id or self._started_at(record.process_id) != record.started_at:
             return None
         return record.process_id
 
@@ -94,7 +100,7 @@ class Journal:
         """Rewrites one record."""
         started = self._started.get(process_id)
         if started is None and process_id > 0:
-            started = self._started[process_id] = start_time(process_id) or 0
+            started = self._started[process_id] = self._started_at(process_id) or 0
         self._write(uuid, Record(lease_id, process_id, started or 0))
 
     def forget(self, process_id: int) -> None:

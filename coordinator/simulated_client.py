@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coordinator import events, wire
+from coordinator import wire
 from coordinator.simulated_host import HostShare
 from coordinator.simulated_plan import Plan as Plan
 from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.transport import Peer
 
 if TYPE_CHECKING:
     from coordinator.simulation import World
@@ -40,11 +41,16 @@ class Side:
     uuid: str
     ordinal: int
     lease_id: int = 0
+    newest_id: int = 0
+    released_id: int = 0
+    """Both of this connection: a coordinator whose journal is lost numbers anew."""
     open: bool = False
     closing: bool = False
     wanted: bool = False
     asked: bool = False
     busy_until_ns: int = 0
+    used: bool = False
+    """It has worked under the lease at hand."""
     waiters: int = 0
     excused: bool = False
     served: int = 0
@@ -79,49 +85,42 @@ class Process:
         self.sides = {ordinal: Side(uuid, ordinal) for ordinal, uuid in enumerate(uuids)}
         self.connection: int | None = None
         self.alive = True
+        self.number = 0
+        """Unique in its world, where process ids are used again."""
+        self.slot = ""
+        """Its container's."""
+        self.ending = False
+        """Its container ends."""
+        self.hidden = False
+        """The kernel does not tell its process id."""
         self.old = False
         """Its hook asks nobody before memory becomes immovable."""
         self.unhosted = False
         """It cannot run from the host."""
-        self.host = HostShare(lambda number, total: self.tell(events.HostAsked(self.connection or 0, number, total)))
+        self.host = HostShare(lambda number, total: self.tell(wire.ReserveHost(number, total)))
 
     def connect(self) -> None:
         """Hello, then claim what is held and ask for what is wanted."""
         world = self.world
         if not self.alive or self.connection is not None:
             return
-        if world.scheduler is None:
+        if world.shell is None:
             world.after(world.chance.randint(1, 50) * MILLISECOND_NS, self.connect)
             return
-        self.connection = world.new_connection(self)
-        number = self.connection
+        self.connection = world.network.open(self, world.shell)
         weight, gang = 1 + self.pid % 3, self.gang if world.plan.gangs_are_told else ""
-        self.tell(
-            events.ClientRegistered(
-                number,
-                f"p{self.pid}",
-                "model",
-                self.pid,
-                self.pid % world.plan.users,
-                self.priority,
-                self.mode,
-                0,
-                weight=weight,
-                gang=gang,
-            )
-        )
+        name, protocol = f"p{self.pid}", wire.PROTOCOL_VERSION
+        self.tell(wire.Hello(protocol, name, "model", 1, self.priority, self.mode, 0, "0", weight, gang))
         if self.mode is wire.MemoryMode.SWAP and world.plan.memory_bytes:
             self.host.ask(self._evictable())
         for side in self.sides.values():
             lease = side.lease_id if side.open or side.closing else 0
             side.asked = side.wanted and not lease
             side.attached = True
+            side.newest_id = side.released_id = 0
             pinned = side.resident if self.mode is wire.MemoryMode.DEVICE else side.pinned
-            self.tell(
-                events.GpuAttached(
-                    number, side.ordinal, side.uuid, lease, side.asked, side.allocated, side.resident, pinned
-                )
-            )
+            told = (lease, side.asked, side.allocated, side.resident, pinned)
+            self.tell(wire.AttachGpu(side.ordinal, side.uuid, world.plan.capacity_bytes, *told))
 
     def lost(self) -> None:
         """The connection is gone; the holder goes on, and everybody connects again."""
@@ -136,10 +135,19 @@ class Process:
                 self.world.after(0, lambda s=side: self.work(s) if s.open and not s.closing else None)  # type: ignore[misc]
         self.world.after(self.world.chance.randint(1, 800) * MILLISECOND_NS, self.connect)
 
-    def tell(self, event: events.Event) -> None:
+    @property
+    def peer(self) -> Peer:
+        """As the kernel says."""
+        return Peer(0 if self.hidden else self.pid, self.pid % self.world.plan.users, self.slot)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.kill(self)
+
+    def tell(self, message: wire.Message) -> None:
         """Send to the coordinator, if there is a connection."""
         if self.connection is not None:
-            self.world.send_up(self.connection, event)
+            self.world.network.send_up(self.connection, wire.encode(message))
 
     def hear(self, message: wire.Message) -> None:
         """A message has come."""
@@ -147,7 +155,7 @@ class Process:
             return
         side = self.sides.get(getattr(message, "gpu", -1))
         if isinstance(message, wire.Rejected):
-            refused = message.code == wire.Rejection.NOT_ALLOWED and not message.final
+            refused = message.code == wire.Rejection.NOT_ALLOWED and (self.ending or not message.final)
             assert refused, f"an honest process was rejected: {message}"
         elif isinstance(message, wire.HostReserved):
             self.host.answered(message)
@@ -192,7 +200,7 @@ class Process:
         """A thread submits: at once under a lease, else it waits for one."""
         chance = self.world.chance
         if side.open and not side.closing:
-            side.wanted = False
+            side.wanted, side.used = False, True
             side.served += 1
             side.busy_until_ns = self.world.now_ns + chance.choice((1, 5, 50, 400)) * MILLISECOND_NS
             self._allocate(side)
@@ -203,7 +211,7 @@ class Process:
         self._allocate_ahead(side)
         if not side.asked and not side.closing and self.connection is not None:
             side.asked = True
-            self.tell(events.Requested(self.connection, side.ordinal))
+            self.tell(wire.Request(side.ordinal))
 
     def _done(self, side: Side) -> None:
         if self.world.now_ns < side.busy_until_ns or not self.alive:
@@ -213,17 +221,17 @@ class Process:
         self.world.after(think, lambda: self.live(side))
 
     def _granted(self, side: Side, grant: wire.Grant) -> None:
+        assert grant.lease_id >= side.newest_id, f"lease ids only grow: {grant}, had {side.newest_id}"
         if side.open:
             assert grant.lease_id == side.lease_id, f"a second lease: {grant}, has {side.lease_id}"
-            side.waiters = grant.waiters
+            side.newest_id, side.waiters = grant.lease_id, grant.waiters
             return
-        if grant.lease_id == side.lease_id:
+        if grant.lease_id in (side.newest_id, side.released_id):
             return  # its claim was confirmed, but it has released meanwhile: the two messages crossed
-        assert grant.lease_id > side.lease_id, f"lease ids only grow: {grant}, had {side.lease_id}"
-        side.lease_id = grant.lease_id
+        side.lease_id = side.newest_id = grant.lease_id
         side.open = True
-        side.asked = False
-        side.excused = False
+        side.asked = side.used = False
+        side.excused = self.world.is_unrecorded(side.uuid, self.connection)
         side.waiters = grant.waiters
         if side.move is not None:  # what has not come stays where it is
             self._finish_move(side, side.move, 0)
@@ -237,14 +245,16 @@ class Process:
             self.work(side)
 
     def _missing(self, side: Side) -> int:
+        """Of what must be on the card: what does not fit at all runs from the host."""
         limit = side.settings.resident_limit_bytes if side.settings and not self.unhosted else 0
-        return max(0, min(side.allocated, limit or side.allocated) - side.resident)
+        most = min(side.allocated, self.world.plan.capacity_bytes)
+        return max(0, min(most, limit or most) - side.resident)
 
     def _ask_for_room(self, side: Side, total: int) -> None:
         assert self.connection is not None
         side.growing = total
         side.asked_for_room += 1
-        self.tell(events.ReservationAsked(self.connection, side.ordinal, side.asked_for_room, total))
+        self.tell(wire.ReserveMemory(side.ordinal, side.asked_for_room, total))
 
     def _consider_idle(self, side: Side) -> None:
         wait = side.settings.idle_release_ns if side.settings else 0
@@ -271,7 +281,7 @@ class Process:
         """Its drain is past the deadline: others may be let on."""
         side.excused = side.excused or (side.open and side.lease_id == lease)
 
-    def _finish(self, side: Side, *, idle: bool, drained: bool, used: bool = True) -> None:
+    def _finish(self, side: Side, *, idle: bool, drained: bool) -> None:
         """The gate is closed and the work done, or the deadline passed."""
         if not self.alive or not side.open:
             return
@@ -283,9 +293,10 @@ class Process:
         side.wanted = side.wanted or interrupted
         if self.connection is None:
             return
-        side.asked = side.wanted
+        side.asked, side.released_id = side.wanted, lease
         self._report(side)
-        self.tell(events.Released(self.connection, side.ordinal, lease, idle, drained, side.wanted, 1000, 0, int(used)))
+        reason = wire.ReleaseReason.IDLE if idle else wire.ReleaseReason.REVOKED
+        self.tell(wire.Release(side.ordinal, lease, reason, drained, side.wanted, 1000, 0, int(side.used)))
         if interrupted:
             return
         if idle or not side.wanted:
@@ -298,10 +309,10 @@ class Process:
             return
         pinned = side.resident if self.mode is wire.MemoryMode.DEVICE else side.pinned
         host = side.allocated - side.resident
-        mapped = host if side.settings and side.settings.resident_limit_bytes and not self.unhosted else 0
-        self.tell(
-            events.MemoryReported(self.connection, side.ordinal, side.allocated, side.resident, pinned, host, mapped)
-        )
+        limited = side.allocated > self.world.plan.capacity_bytes
+        limited = limited or (side.settings is not None and side.settings.resident_limit_bytes > 0)
+        mapped = host if limited and not self.unhosted else 0
+        self.tell(wire.MemoryReport(side.ordinal, side.allocated, side.resident, pinned, host, mapped))
 
     def _allocate(self, side: Side) -> None:
         """Grow or shrink.  In mode `managed` what does not fit on the card stays off it, as a driver's pager would have
@@ -324,7 +335,10 @@ class Process:
         self._report(side)
 
     def _within_room(self, side: Side, wanted: int) -> int:
-        """An allocation beyond what was told is out of memory, unless the hook is too old to have heard of it."""
+        """An allocation beyond what was told is out of memory, unless the hook is too old to have heard of it.  So is
+        one beyond the card for a process that cannot run from the host."""
+        if self.unhosted:
+            wanted = min(wanted, self.world.plan.capacity_bytes)
         room = side.settings.room_bytes if side.settings and not self.old else 0
         return min(wanted, room) if room else wanted
 
@@ -348,7 +362,7 @@ class Process:
             self._pin(side, total, asked=False)
         elif self.connection is not None and not side.pinning:
             side.pinning = total
-            self.tell(events.PinsAsked(self.connection, side.ordinal, 0, total))
+            self.tell(wire.ReservePins(side.ordinal, 0, total))
 
     def _pin(self, side: Side, allowed: int, *, asked: bool = True) -> None:
         """Answered, or not asked.  The gate stays open until the answer has come, so the memory is there."""
@@ -398,7 +412,7 @@ class Process:
 
     def _give_back(self, side: Side, lease: int) -> None:
         if side.open and not side.closing and side.lease_id == lease:
-            self._finish(side, idle=False, drained=True, used=False)
+            self._finish(side, idle=False, drained=True)
 
     def _more_credit(self, side: Side, message: wire.MoveCredit) -> None:
         move = side.move
@@ -442,7 +456,7 @@ class Process:
     def _tell_progress(self, side: Side, move: Move, *, finished: bool = False, error: int = 0) -> None:
         if self.connection is not None:
             moved = move.moved
-            self.tell(events.MoveProgressed(self.connection, side.ordinal, move.order_id, moved, 1000, finished, error))
+            self.tell(wire.MoveProgress(side.ordinal, move.order_id, moved, 1000, finished, error))
 
     def _finish_move(self, side: Side, move: Move, error: int) -> None:
         side.move = None

@@ -43,3 +43,15 @@ class Plan:
     """Of stopping for some seconds instead of going on with an order, as by SIGSTOP."""
     gangs_are_told: bool = True
     """False: the core does not hear of them, for comparison."""
+    hostiles: int = 0
+    """Processes that send anything at any time."""
+    torn_journal: bool = False
+    """The coordinator dies in the midst of a turn, and the last write to its journal is there in part."""
+    damage_chance: float = 0.0
+    """Of the journal being damaged or replaced while there is no coordinator."""
+    slot_share: float = 0.0
+    """Of processes that come by the socket of a slot."""
+    hidden_share: float = 0.0
+    """Of processes whose ids the kernel does not tell, since they are in another PID namespace."""
+    pids: int = 0
+    """Process ids are used again, out of this many; 0: never."""

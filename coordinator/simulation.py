@@ -1,19 +1,20 @@
-"""A seeded world: processes that live, work, hang and die, a network that delays, a coordinator that crashes, and the
-real core.
+"""A seeded world: processes that live, work, hang and die, a network that delays, a coordinator that is killed at any
+moment, and all of the coordinator that is not a socket.
 
 The processes are models of hooks: they hold a gate open between `Grant` and `Release`, so the world knows who could
-be using which GPU at every moment.  That is compared with what the core does, independently of what the core
-believes:
+be using which GPU at every moment.  They speak encoded messages through the real decoder and dispatcher
+(simulated_shell.py); beside them hostile clients send anything (simulated_hostile.py).  What the models see is compared
+with what the core does, independently of what the core believes:
 
 - invariant 1, 7: when the core grants an exclusive lease, no other process has its gate open or work unfinished on
   that GPU, except one that is excused (its drain is past the deadline; its connection broke while it was at work; it
-  was let in concurrently before);
+  was let in concurrently before; the journal was damaged or torn where it named it);
 - invariant 4: what is really on a card never exceeds its capacity, while the core knows of everybody (`occupy`);
 - gangs: how long members have had their gates open at the same time, and how long one had while another waited;
 - invariant 7: after everything has calmed down nobody waits, and every process that asked was served; but those who
   do not fit beside what others have that cannot move, and cannot run from the host, are named as such.
 
-The core's own checks (invariants.py) run after each event.
+The core's own checks (invariants.py) run after each event, and those of effort and work (simulated_bounds.py).
 
 Invariants: all chance comes from one seed; time is the queue's.  May not go here: assertions on single features
 (tests/).
@@ -23,15 +24,24 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from coordinator import commands, events, wire
 from coordinator.scheduler import PolicyFactory, Scheduler, Settings
+from coordinator.simulated_bounds import Bounds
 from coordinator.simulated_client import Plan, Process, Side
+from coordinator.simulated_hostile import HostileClient
+from coordinator.simulated_network import Network
+from coordinator.simulated_shell import Shell
+from coordinator.simulated_slots import Slots
 from coordinator.state import MILLISECOND_NS, SECOND_NS
 
-MICROSECOND_NS = 1000
-RECOVERY_NS = 2 * SECOND_NS
+FIRST_PID = 12_000_100
+"""Above every process id of Linux, so that nothing here can ever mean a real process.  A multiple of 12, and 100."""
+CALM_EVENTS = 20_000
+"""In the ten minutes of calm; a world that has more of them never comes to rest."""
 UNKNOWN_NS = 2 * SECOND_NS
 """After this a process that has lost its connection has certainly connected again and told what it has."""
 
@@ -46,10 +56,11 @@ class World:
         self.policies = policies
         self.now_ns = SECOND_NS
         self.calm = False
-        self.scheduler: Scheduler | None = None
-        self.journal: dict[str, tuple[int, int]] = {}
+        self.shell: Shell | None = None
+        self.network = Network(self)
         self.processes: dict[int, Process] = {}
-        self.connections: dict[int, Process] = {}
+        """By process id; the living."""
+        self.hostiles: list[HostileClient] = []
         self.handled = 0
         self.crashes = 0
         self.grants = 0
@@ -77,15 +88,19 @@ class World:
         A claim that brings more memory than fits beside the others' is confirmed, and ends sharing side by side: in the
         commands of one event its `Grant` comes first, side by side with theirs; then all are revoked, turns begin, and
         what is granted from there on is granted to one."""
-        self._next_connection = 1
-        self._next_pid = 100
-        self._timer = 0
-        self._expected: dict[str, int] = {}
-        self._peer: dict[int, Scheduler | None] = {}
-        """The coordinator at the other end of each connection, which may be dead."""
-        self._up_ns: dict[int, int] = {}
-        self._down_ns: dict[int, int] = {}
+        self._processes_made = 0
+        self._handled_before_calm = 0
+        self._unrecorded: set[str] = set()
+        self._journal = Path()
+        self._expected: dict[str, int | None] = {}
         self.uuids = [f"GPU-{number}" for number in range(plan.gpus)]
+        self.slots = Slots(self)
+        self.bounds = Bounds(self)
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """Of the present coordinator; None while there is none."""
+        return None if self.shell is None else self.shell.scheduler
 
     # --- time ---------------------------------------------------------------------------------------------------
 
@@ -96,29 +111,48 @@ class World:
 
     def run(self) -> None:
         """The whole plan, then calm: nothing new is wanted, everything that was is served."""
+        with tempfile.TemporaryDirectory(prefix="nvshare-world-") as directory:
+            self._journal = Path(directory) / "journal"
+            try:
+                self._run()
+            finally:
+                if self.shell is not None:
+                    self.shell.end()
+
+    def _run(self) -> None:
+        plan = self.plan
         self.start_coordinator()
-        for _ in range(self.plan.processes):
+        for _ in range(plan.processes):
             self.new_process()
-        if self.plan.crash_every_ns:
-            self.after(self.plan.crash_every_ns, self.crash)
-        if self.plan.admin_every_ns:
-            self.after(self.plan.admin_every_ns, self.meddle)
-        end_ns = self.now_ns + self.plan.duration_ns
+        for number in range(plan.hostiles):
+            self.hostiles.append(HostileClient(self, self._new_pid(), f"h{number}"))
+        if plan.crash_every_ns:
+            self.after(plan.crash_every_ns, self.crash)
+        if plan.admin_every_ns:
+            self.after(plan.admin_every_ns, self.meddle)
+        end_ns = self.now_ns + plan.duration_ns
         self._run_until(end_ns)
         self.calm = True
-        if self.scheduler is None:
-            self.start_coordinator()
-        for number, process in self.connections.items():
-            if process.alive:
+        self._handled_before_calm = self.handled
+        for hostile in self.hostiles:
+            hostile.end()
+        self.start_coordinator()
+        for number, endpoint in list(self.network.connections.items()):
+            if isinstance(endpoint, Process) and endpoint.alive:
                 self.give(events.Resumed(number))
         self._run_until(end_ns + 600 * SECOND_NS)
         self._check_end()
+        for process in list(self.processes.values()):
+            self.kill(process)
+        self._run_until(self.now_ns + 600 * SECOND_NS)
+        self.bounds.check_empty()
 
     def _run_until(self, end_ns: int) -> None:
         while self._queue and self._queue[0][0] <= end_ns:
             at_ns, _, action = heapq.heappop(self._queue)
             if self.plan.gangs:
                 self._watch_gangs(at_ns - self.now_ns)
+            self.bounds.pass_time(at_ns - self.now_ns)
             self.now_ns = at_ns
             action()
         self.now_ns = max(self.now_ns, end_ns if self._queue else self.now_ns)
@@ -127,59 +161,81 @@ class World:
 
     def start_coordinator(self) -> None:
         """A new one, with what the journal says."""
-        if self.scheduler is not None:
+        if self.shell is not None:
             return
-        self.scheduler = Scheduler(self.policies, self.settings)
         self._sharing = dict.fromkeys(self.uuids, self.settings.sharing)
-        for uuid in self.uuids:
-            lease, pid = self.journal.get(uuid, (0, 0))
-            self._expected[uuid] = pid
-            lives = pid == commands.MANY_HOLDERS or (pid in self.processes and self.processes[pid].alive)
-            capacity = self.plan.capacity_bytes
-            self.give(
-                events.GpuAdded(
-                    uuid, "Model", capacity, capacity, lease + 1, pid if lives else None, self.now_ns + RECOVERY_NS
-                )
-            )
+        self.shell = Shell(self, self._journal)
+        self.shell.begin()
 
     def crash(self) -> None:
-        """SIGKILL of the coordinator: what it sent may still arrive, what it was sent is lost."""
-        if self.calm or self.scheduler is None:
+        """SIGKILL of the coordinator, between two turns or in the midst of one."""
+        if self.calm or self.shell is None:
             return
+        if self.plan.torn_journal:
+            self.shell.kill_within(self.chance.randint(0, 12))
+        else:
+            self.died()
+
+    def died(self) -> None:
+        """The coordinator was killed: what it sent may still arrive, what it was sent is lost."""
+        assert self.shell is not None
+        torn = self.shell.torn
+        self.shell.end()
+        self.shell = None
         self.crashes += 1
         self.unknown_until_ns = self.now_ns + UNKNOWN_NS
-        self.scheduler = None
-        self._timer += 1
-        for number, process in list(self.connections.items()):
-            if self.chance.random() < 0.5:
-                self._down_ns.pop(number, None)
-                del self.connections[number]
-                process.lost()
-            else:
-                last_ns = max(0, self._down_ns.get(number, 0) - self.now_ns)
-                self.after(last_ns + 1, lambda n=number: self._cut(n))  # type: ignore[misc]
+        self._unrecorded.clear()
+        if torn is not None:
+            self.lose_record(torn)
+        for number in list(self.network.connections):
+            self.network.abandon(number)
+        if self.plan.damage_chance and self.chance.random() < self.plan.damage_chance:
+            self._damage_journal()
         self.after(self.chance.randint(1, 200) * MILLISECOND_NS, self.start_coordinator)
         self.after(self.plan.crash_every_ns, self.crash)
 
-    def _cut(self, number: int) -> None:
-        process = self.connections.pop(number, None)
-        if process is not None and process.connection == number:
-            process.lost()
+    def _damage_journal(self) -> None:
+        """By something else than its coordinator, at any byte."""
+        content, chance = bytearray(self._journal.read_bytes()), self.chance
+        where = chance.randint(0, len(content))
+        kind = chance.randint(0, 3)
+        if kind == 0:
+            del content[where:]
+        elif kind == 1:
+            content[where : where + 8] = chance.randbytes(8)
+        elif kind == 2:
+            content = bytearray(chance.randbytes(where))
+        else:
+            content += chance.randbytes(where)
+        self._journal.write_bytes(content)
+        for uuid in self.uuids:
+            self.lose_record(uuid)
 
-    def give(self, event: events.Event) -> None:
-        """Let the core have an event, and carry out what it says."""
-        if self.scheduler is None:
-            return
+    def lose_record(self, uuid: str) -> None:
+        """The journal of the coordinator that has died does not say who holds this GPU's lease: they are excused."""
+        self._unrecorded.add(uuid)
+        for process in self.processes.values():
+            for side in process.sides.values():
+                side.excused = side.excused or (side.open and side.uuid == uuid)
+
+    def is_unrecorded(self, uuid: str, connection: int | None) -> bool:
+        """Whether a grant that comes now is of a coordinator that has died, and not in its journal."""
+        late = connection is None or not self.network.reaches(connection, self.shell)
+        return late and uuid in self._unrecorded
+
+    def give(self, *given: events.Event) -> None:
+        """Let the core have events that no client sent."""
+        if self.shell is not None:
+            self.shell.give(*given)
+
+    def watch(self, event: events.Event, out: Sequence[commands.Command]) -> None:
+        """What the core does, command by command in their order."""
         self.handled += 1
-        out = self.scheduler.handle(event, self.now_ns)
+        restless = self.calm and self.handled > self._handled_before_calm + CALM_EVENTS
+        assert not restless, f"nothing new is wanted, and the world has not come to rest after {CALM_EVENTS} events"
         for command in out:
             if isinstance(command, commands.Send):
                 self._check_send(command)
-                self._send_down(command.client, command.message)
-            elif isinstance(command, commands.RecordLease):
-                self.journal[command.uuid] = (command.lease_id, command.process_id)
-            elif isinstance(command, commands.SetTimer):
-                self._set_timer(command.deadline_ns)
             elif isinstance(command, commands.Notify):
                 if command.kind == "sharing":
                     self._sharing[command.values["uuid"]] = wire.Sharing[str(command.values["sharing"]).upper()]
@@ -188,58 +244,39 @@ class World:
                 self.refused_in_calm += command.kind == "refused" and self.calm
                 self.lacking += command.kind == "lacks_room"
                 self.shut_out += command.kind == "shut_out"
-            elif isinstance(command, commands.Kill):
-                victim = self.connections.get(command.client)
-                if victim is not None:
-                    self.after(MILLISECOND_NS, lambda v=victim: self.kill(v))  # type: ignore[misc]
+        self.bounds.watch(event, out)
 
-    def _set_timer(self, deadline_ns: int | None) -> None:
-        self._timer += 1
-        number = self._timer
-        if deadline_ns is not None:
-            late_ns = self.chance.randint(0, 100) * MICROSECOND_NS
-            self.after(max(0, deadline_ns - self.now_ns) + late_ns, lambda: self._fire(number))
+    def waits_for(self, uuid: str, process_id: int | None) -> None:
+        """A new coordinator hears of the end of the process that held the lease."""
+        self._expected[uuid] = process_id
 
-    def _fire(self, number: int) -> None:
-        if number == self._timer:
-            self.give(events.TimerFired())
+    def started_at(self, process_id: int) -> int | None:
+        """When a process started; None when it does not live."""
+        return next((each.number for each in self._programs() if each.pid == process_id), None)
 
-    # --- the network --------------------------------------------------------------------------------------------
+    def end_process(self, process_id: int) -> None:
+        """SIGKILL by the coordinator."""
+        for each in self._programs():
+            if each.pid == process_id:
+                self.after(MILLISECOND_NS, each.kill)
 
-    def new_connection(self, process: Process) -> int:
-        """Numbers are never used again."""
-        number = self._next_connection
-        self._next_connection += 1
-        self.connections[number] = process
-        self._peer[number] = self.scheduler
-        return number
-
-    def send_up(self, number: int, event: events.Event) -> None:
-        """In order, after a delay, unless the coordinator or the connection is gone by then."""
-        at_ns = max(self._up_ns.get(number, 0), self.now_ns + self.chance.randint(5, 300) * MICROSECOND_NS)
-        self._up_ns[number] = at_ns
-        self.after(at_ns - self.now_ns, lambda: self._arrive(number, event))
-
-    def _arrive(self, number: int, event: events.Event) -> None:
-        if number in self.connections and self._peer[number] is self.scheduler:
-            self.give(event)
-
-    def _send_down(self, number: int, message: wire.Message) -> None:
-        wire.encode(message)
-        at_ns = max(self._down_ns.get(number, 0), self.now_ns + self.chance.randint(5, 300) * MICROSECOND_NS)
-        self._down_ns[number] = at_ns
-        self.after(at_ns - self.now_ns, lambda: self._deliver(number, message))
-
-    def _deliver(self, number: int, message: wire.Message) -> None:
-        process = self.connections.get(number)
-        if process is not None and process.connection == number:
-            process.hear(message)
+    def _programs(self) -> list[Process | HostileClient]:
+        """Those that live."""
+        return [*self.processes.values(), *(hostile for hostile in self.hostiles if hostile.alive)]
 
     # --- processes ----------------------------------------------------------------------------------------------
 
+    def _new_pid(self) -> int:
+        self._processes_made += 1
+        if not self.plan.pids:
+            return FIRST_PID + self._processes_made
+        used = {*self.processes, *(hostile.pid for hostile in self.hostiles)}
+        possible = (FIRST_PID + (self._processes_made + n) % self.plan.pids for n in range(self.plan.pids))
+        return next(pid for pid in possible if pid not in used)
+
     def new_process(self) -> None:
         """On some of the GPUs, working at once."""
-        self._next_pid += 1
+        pid = self._new_pid()
         count = self.chance.randint(1, len(self.uuids))
         kind = self.chance.random() if self.plan.device_share or self.plan.swap_share else 1.0
         mode = wire.MemoryMode.MANAGED
@@ -251,7 +288,13 @@ class World:
         gang = ""
         if self.plan.gangs and self.chance.random() < 0.7:
             gang = f"g{self.chance.randrange(self.plan.gangs)}"
-        process = Process(self, self._next_pid, uuids, mode, priority, gang)
+        slot = self.slots.choose()
+        if slot is not None:
+            uuids = [uuid for uuid in uuids if uuid in slot.gpus] or list(slot.gpus)
+        process = Process(self, pid, uuids, mode, priority, gang)
+        process.number, process.slot = self._processes_made, "" if slot is None else slot.slot
+        if self.plan.hidden_share:
+            process.hidden = self.chance.random() < self.plan.hidden_share
         if self.plan.pin_chance:
             process.old = self.chance.random() < self.plan.old_share
             process.unhosted = self.chance.random() < self.plan.unhosted_share
@@ -265,15 +308,16 @@ class World:
         if not process.alive:
             return
         process.alive = False
+        del self.processes[process.pid]
         number, process.connection = process.connection, None
         for side in process.sides.values():
             side.open = side.closing = side.wanted = False
             side.move = None
             side.resident = side.allocated = side.pinned = 0
         if number is not None:
-            self.after(MILLISECOND_NS, lambda: self._disconnected(number))
+            self.after(MILLISECOND_NS, lambda: self.network.break_off(number))
         for uuid in [uuid for uuid, pid in self._expected.items() if pid == process.pid]:
-            self.after(MILLISECOND_NS, lambda u=uuid: self.give(events.HolderGone(u)))  # type: ignore[misc]
+            self.after(MILLISECOND_NS, lambda u=uuid: self._holder_gone(u, process.pid))  # type: ignore[misc]
         if not self.calm:
             self.new_process()
 
@@ -285,14 +329,14 @@ class World:
         for side in process.sides.values():
             side.excused = side.excused or side.open
         if self.chance.random() < 0.5:
-            self._disconnected(number)
+            self.network.break_off(number)
         else:  # it is noticed late, perhaps after the process has connected again
-            self.after(self.chance.randint(1, 900) * MILLISECOND_NS, lambda: self._disconnected(number))
+            self.after(self.chance.randint(1, 900) * MILLISECOND_NS, lambda: self.network.break_off(number))
         process.lost()
 
-    def _disconnected(self, number: int) -> None:
-        if self.connections.pop(number, None) is not None and self._peer[number] is self.scheduler:
-            self.give(events.ClientGone(number))
+    def _holder_gone(self, uuid: str, process_id: int) -> None:
+        if self._expected.get(uuid) == process_id:
+            self.give(events.HolderGone(uuid))
 
     # --- the operator -------------------------------------------------------------------------------------------
 
@@ -301,7 +345,7 @@ class World:
         if self.calm:
             return
         chance = self.chance
-        client = chance.choice(list(self.connections) or [0])
+        client = chance.choice(list(self.network.connections) or [0])
         uuid = chance.choice([None, *self.uuids])
         choices: list[events.Event] = [
             events.QuantumSet(chance.choice([None, 20 * MILLISECOND_NS, 200 * MILLISECOND_NS]), uuid),
@@ -321,6 +365,7 @@ class World:
         if self.plan.pin_chance:  # some cannot run from the host, and who allocates without a lease has no share of it
             choices = [c for c in choices if not isinstance(c, events.HostBudgetSet | events.ResidentLimitSet)]
         self.give(chance.choice(choices))
+        self.slots.meddle()
         self.after(self.plan.admin_every_ns, self.meddle)
 
     # --- checks -------------------------------------------------------------------------------------------------
@@ -358,8 +403,8 @@ class World:
                 self.apart_ns += elapsed_ns
 
     def _check_send(self, command: commands.Send) -> None:
-        process, message = self.connections.get(command.client), command.message
-        if process is None:
+        process, message = self.network.connections.get(command.client), command.message
+        if not isinstance(process, Process):
             return
         if isinstance(message, wire.Restore | wire.MoveCredit):
             self.restores += isinstance(message, wire.Restore)
@@ -386,7 +431,7 @@ class World:
         assert self.scheduler is not None
         snapshot = self.scheduler.snapshot(self.now_ns)
         named = {
-            (client.process_id, seat.uuid)
+            (client.client, seat.uuid)
             for client in snapshot.clients
             for seat in client.seats
             if seat.shut_out and seat.lacking_bytes and seat.waiting_since_ns is not None
@@ -396,5 +441,5 @@ class World:
             assert waiting == 0, f"{waiting} wait for {gpu.uuid} for ever: {gpu}"
         for process in self.processes.values():
             for side in process.sides.values():
-                waits = process.alive and side.wanted and not side.open and (process.pid, side.uuid) not in named
+                waits = process.alive and side.wanted and not side.open and (process.connection, side.uuid) not in named
                 assert not waits, f"process {process.pid} was lost: {side}"
