@@ -1,0 +1,251 @@
+"""A short soak with fixed seeds, and that each of its checks can fail.
+
+A failure prints the command that runs its world again.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench import soak
+from coordinator import dispatch, lease, simulated_bounds, wire
+from coordinator.journal import Journal
+from coordinator.scheduler import Settings
+from coordinator.simulated_hostile import HostileClient
+from coordinator.simulated_plan import Plan
+from coordinator.simulated_policies import NONSENSE, with_nonsense
+from coordinator.simulated_shell import Shell
+from coordinator.simulation import World
+from coordinator.state import MILLISECOND_NS, SECOND_NS
+from coordinator.wire_codec import LIMITS, NAMES
+from scheduler_policies.registry import create
+
+WORLDS = 40
+SWAPPING = Plan(gpus=1, processes=5, memory_bytes=900, swap_share=1.0, duration_ns=4 * SECOND_NS)
+
+
+def world(plan: Plan, seed: int = 7, **settings: Any) -> World:
+    """A world with every check on."""
+    core = Settings(check_invariants=True, drain_deadline_ns=50 * MILLISECOND_NS, **settings)
+    return World(seed, plan, with_nonsense(create, seed), core)
+
+
+def test_a_short_soak_is_clean() -> None:
+    """Broken: whatever the message says; run its command."""
+    report = soak.Report()
+    for seed in range(WORLDS):
+        report.run(seed)
+    assert not report.failures, report.failures
+    assert report.events > WORLDS * 200, "the worlds must have lived"
+    met = {"gangs", "hostile", "memory", "nonsense", "operator", "restarts", "slots", "torn journal", "work and waits"}
+    assert set(report.by_kind) == met
+
+
+def test_a_failure_names_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a failure of a soak could not be run again, or would not fail the soak."""
+
+    def broken(client: int, message: wire.Request) -> None:
+        raise KeyError(client)
+
+    monkeypatch.setitem(dispatch._TRANSLATE, wire.Request, broken)
+    report = soak.Report()
+    report.run(3)
+    (failure,) = report.failures
+    assert failure["seed"] == 3
+    assert failure["command"] == "python -m bench.soak --replay 3"
+    assert failure["message"].startswith("KeyError")
+    with pytest.raises(KeyError):
+        soak.replay(3, 5)
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_the_same_seed_makes_the_same_world(seed: int) -> None:
+    """Broken: a seed that was printed would not lead to the failure again."""
+    first, second = soak.draw(seed), soak.draw(seed)
+    first.run()
+    second.run()
+    assert (first.handled, first.grants, first.now_ns) == (second.handled, second.grants, second.now_ns)
+
+
+# --- each trouble is met, and survived ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", sorted(NONSENSE))
+def test_a_policy_of_no_use_harms_nobody(policy: str) -> None:
+    """Broken: a policy that throttles, raises or answers nonsense could stop a GPU or the coordinator."""
+    failures = grants = 0
+    for seed in range(6):
+        lived = world(Plan(gpus=1, processes=4, duration_ns=2 * SECOND_NS), seed, policy=policy)
+        lived.run()
+        assert lived.scheduler is not None
+        grants += lived.grants
+        failures += sum(gpu.policy_failures for gpu in lived.scheduler.snapshot(lived.now_ns).gpus)
+    assert grants > 50
+    assert bool(failures) == (policy not in ("throttle", "restless")), "those two only use their rights"
+
+
+def test_hostile_clients_send_every_message_and_are_cut() -> None:
+    """Broken: hostile clients would be refused at the door and show nothing."""
+    handled: set[str] = set()
+    refused = 0
+    for seed in range(4):
+        plan = Plan(hostiles=2, slot_share=0.3, memory_bytes=600, swap_share=1.0, duration_ns=4 * SECOND_NS)
+        lived = world(plan, seed)
+        watch, refuse = lived.watch, lived.network.refuse
+
+        def see(event: Any, out: Any, lived: World = lived, watch: Any = watch) -> None:
+            if isinstance(lived.network.connections.get(getattr(event, "client", 0)), HostileClient):
+                handled.add(type(event).__name__)
+            watch(event, out)
+
+        def cut(number: int, refuse: Any = refuse) -> None:
+            nonlocal refused
+            refused += 1
+            refuse(number)
+
+        lived.watch, lived.network.refuse = see, cut  # type: ignore[method-assign]
+        lived.run()
+    events = {"GpuAttached", "Requested", "Released", "MemoryReported", "ReservationAsked", "PinsAsked", "HostAsked"}
+    assert events | {"ClientRegistered", "MoveProgressed"} <= handled
+    assert refused > 50
+
+
+def test_hostile_frames_reach_every_field_and_bound() -> None:
+    """Broken: the generator would leave out a message, or never send the highest number of a field."""
+    chance = random.Random(1)
+    around: Any = SimpleNamespace(
+        chance=chance, plan=Plan(), uuids=["GPU-0"], slots=SimpleNamespace(present=list), after=lambda *_: None
+    )
+    client = HostileClient(around, 1, "h")
+    seen: dict[type, set[str]] = {}
+    malformed = 0
+    for _ in range(20_000):
+        try:
+            message = wire.decode(client._frame(), wire.TO_COORDINATOR)
+        except wire.RemoteProtocolError:
+            malformed += 1
+            continue
+        if isinstance(message, int):
+            continue
+        cls = type(message)
+        seen.setdefault(cls, set())
+        for name, (kind, _, high) in zip(NAMES[cls], LIMITS[cls], strict=True):
+            if kind == 0 and getattr(message, name) == high:
+                seen[cls].add(name)
+    assert set(wire.TO_COORDINATOR.values()) <= set(seen)
+    assert {"resident_bytes", "allocated_bytes", "pinned_bytes", "host_bytes"} <= seen[wire.MemoryReport]
+    assert {"lease_id", "drain_ns", "opened_at_ns", "submissions"} <= seen[wire.Release]
+    assert malformed > 500
+
+
+def test_a_coordinator_dies_within_turns_and_its_journal_is_torn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: restarts would only ever happen between two events, with a whole journal."""
+    torn: list[bytes] = []
+    tear = Shell._tear
+
+    def watched(shell: Shell, uuid: str, before: bytes) -> None:
+        tear(shell, uuid, before)
+        torn.append(shell._path.read_bytes())
+
+    monkeypatch.setattr(Shell, "_tear", watched)
+    crashes = 0
+    for seed in range(6):
+        often_ns = 300 * MILLISECOND_NS
+        lived = world(Plan(crash_every_ns=often_ns, torn_journal=True, damage_chance=0.2), seed)
+        lived.run()
+        crashes += lived.crashes
+    assert crashes > 60
+    assert len(torn) > 5
+
+
+def test_a_torn_record_is_not_believed(tmp_path: Path) -> None:
+    """Broken: half of a record would name a holder that is none."""
+    path, uuid = tmp_path / "journal", "GPU-0"
+    journal = Journal(path, [uuid], lambda process_id: process_id * 3)
+    journal.record(uuid, 1, 1000)
+    before = path.read_bytes()
+    journal.record(uuid, 0x0203040506, 0x01020304)
+    after = path.read_bytes()
+    journal.close()
+    for cut in range(len(after) + 1):
+        path.write_bytes(after[:cut] + before[cut:])
+        again = Journal(path, [uuid], lambda process_id: process_id * 3)
+        found = (again.next_lease_id(uuid), again.holder(uuid))
+        again.close()
+        assert found in {(2, 1000), (0x0203040507, 0x01020304), (1, None)}, cut
+
+
+# --- each bound can be broken ---------------------------------------------------------------------------------------
+
+
+def test_a_timer_in_the_past_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a coordinator that spins would pass all worlds."""
+    real = lease.deadline_ns
+
+    def past(node: Any, gpu: Any, now_ns: int) -> int | None:
+        found = real(node, gpu, now_ns)
+        return None if found is None else min(found, now_ns - 1)
+
+    monkeypatch.setattr(lease, "deadline_ns", past)
+    with pytest.raises(Exception, match=r"due again|fired"):
+        world(Plan(gpus=1, processes=3)).run()
+
+
+def test_a_timer_that_fires_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a coordinator that polls would pass all worlds."""
+    real = lease.deadline_ns
+
+    def soon(node: Any, gpu: Any, now_ns: int) -> int | None:
+        found = real(node, gpu, now_ns)
+        return None if found is None else min(found, now_ns + 100_000)
+
+    monkeypatch.setattr(lease, "deadline_ns", soon)
+    with pytest.raises(Exception, match="times for nothing"):
+        world(Plan(gpus=1, processes=3)).run()
+
+
+def test_too_many_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: an event could make the coordinator write to everybody again and again."""
+    monkeypatch.setattr(simulated_bounds, "MESSAGES_PER_SEAT", 0)
+    with pytest.raises(Exception, match="messages for one event"):
+        world(Plan(gpus=1, processes=3)).run()
+
+
+def test_entries_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the coordinator's memory could grow with every client that has been there."""
+    gone = dispatch.Dispatcher.gone
+
+    def leaking(dispatcher: Any, connection: int, now_ns: int) -> None:
+        gone(dispatcher, connection, now_ns)
+        dispatcher.__dict__.setdefault("left", []).append([connection])
+
+    monkeypatch.setattr(dispatch.Dispatcher, "gone", leaking)
+    with pytest.raises(AssertionError, match="entries"):
+        world(Plan(gpus=1, processes=8, death_chance=0.3, duration_ns=20 * SECOND_NS)).run()
+
+
+def test_memory_that_moves_most_of_the_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: worlds in which nobody gets to work would pass."""
+    monkeypatch.setattr(simulated_bounds, "WORTHWHILE_QUANTUM_NS", 0)
+    with pytest.raises(AssertionError, match="nobody worked"):
+        world(SWAPPING, quantum_ns=2 * MILLISECOND_NS).run()
+
+
+def test_a_long_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: time in which memory moves would not count as waiting."""
+    monkeypatch.setattr(simulated_bounds, "TURN_COST_NS", -90 * MILLISECOND_NS)
+    with pytest.raises(AssertionError, match="at most"):
+        world(SWAPPING).run()
+
+
+def test_work_is_not_asked_of_worlds_that_cannot() -> None:
+    """Broken: the known case, or a world with trouble, would be taken for a failure; or nothing would be checked."""
+    assert world(SWAPPING).bounds.checks_work
+    assert world(Plan(), policy="priority").bounds.checks_work
+    assert not world(SWAPPING, policy="priority").bounds.checks_work
+    assert not world(Plan(hostiles=1)).bounds.checks_work
