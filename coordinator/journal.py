@@ -5,6 +5,7 @@ loses nothing of it, since the kernel keeps the pages; after a crash of the node
 
 Invariants: a record is believed only when its checksum fits, so a torn or foreign file costs no more than what it held;
 a holder is believed only if a process with that id *and* that start time lives, so a reused id is not taken for it.
+A record of this boot whose checksum does not fit may hide a holder: it counts as `MANY_HOLDERS`.
 The file's space is allocated before the first record.  A record that cannot be written is kept and written with the
 next one, and costs nothing else; so the file is not mapped, where a full file system is a SIGBUS and not an error.
 
@@ -187,7 +188,9 @@ def _read(path: Path) -> dict[str, Record]:
     same_boot = content[len(_MAGIC) : _HEADER_BYTES].rstrip(b"\0") == boot_id()
     for offset in range(_HEADER_BYTES, len(content) - _RECORD.size + 1, _RECORD.size):
         name, lease_id, process_id, started_at, checksum = _RECORD.unpack_from(content, offset)
-        if checksum == zlib.crc32(content[offset : offset + _BODY.size]) and name.rstrip(b"\0"):
-            uuid = name.rstrip(b"\0").decode("utf-8", "replace")
+        uuid = name.rstrip(b"\0").decode("utf-8", "replace")
+        if checksum != zlib.crc32(content[offset : offset + _BODY.size]):
+            lease_id, process_id, started_at = 0, MANY_HOLDERS, 0
+        if uuid:
             found[uuid] = Record(lease_id, process_id, started_at) if same_boot else Record(lease_id, 0, 0)
     return found

@@ -231,7 +231,7 @@ class Process:
         side.lease_id = side.newest_id = grant.lease_id
         side.open = True
         side.asked = side.used = False
-        side.excused = self.world.is_unrecorded(side.uuid, self.connection)
+        side.excused = self.world.is_unrecorded(self.connection)
         side.waiters = grant.waiters
         if side.move is not None:  # what has not come stays where it is
             self._finish_move(side, side.move, 0)

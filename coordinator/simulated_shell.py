@@ -59,8 +59,6 @@ class Shell:
         self._refused: list[int] = []
         self._greeted: set[int] = set()
         self._fuse: int | None = None
-        self.torn: str | None = None
-        """The GPU whose record was being written."""
         self._armed_ns: int | None = None
         self._timer = 0
         self.scheduler = _WatchedScheduler(world)
@@ -196,19 +194,17 @@ class Shell:
         before = self._path.read_bytes() if self._fuse == 0 else b""
         self._journal.record(uuid, lease_id, process_id)
         if before:
-            self._tear(uuid, before)
+            self._tear(before)
         self._step()
 
-    def _tear(self, uuid: str, before: bytes) -> None:
-        """The write that was under way is there up to some byte of what it changed.  What the record held is lost."""
+    def _tear(self, before: bytes) -> None:
+        """The write that was under way is there up to some byte of what it changed."""
         after = self._path.read_bytes()
         changed = [index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
         if changed:
             cut = self._world.chance.randint(changed[0], changed[-1] + 1)
             with self._path.open("r+b") as file:
                 file.write(after[:cut] + before[cut:])
-            if changed[0] < cut <= changed[-1]:
-                self.torn = uuid
 
     def forget(self, process_id: int) -> None:
         self._journal.forget(process_id)

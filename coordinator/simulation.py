@@ -8,7 +8,7 @@ with what the core does, independently of what the core believes:
 
 - invariant 1, 7: when the core grants an exclusive lease, no other process has its gate open or work unfinished on
   that GPU, except one that is excused (its drain is past the deadline; its connection broke while it was at work; it
-  was let in concurrently before; the journal was damaged or torn where it named it);
+  was let in concurrently before; a damaged journal did not name it);
 - invariant 4: what is really on a card never exceeds its capacity, while the core knows of everybody (`occupy`);
 - gangs: how long members have had their gates open at the same time, and how long one had while another waited;
 - invariant 7: after everything has calmed down nobody waits, and every process that asked was served; but those who
@@ -90,7 +90,8 @@ class World:
         what is granted from there on is granted to one."""
         self._processes_made = 0
         self._handled_before_calm = 0
-        self._unrecorded: set[str] = set()
+        self._unrecorded = False
+        """The journal of the coordinator that died last was damaged."""
         self._journal = Path()
         self._expected: dict[str, int | None] = {}
         self.uuids = [f"GPU-{number}" for number in range(plan.gpus)]
@@ -179,14 +180,11 @@ class World:
     def died(self) -> None:
         """The coordinator was killed: what it sent may still arrive, what it was sent is lost."""
         assert self.shell is not None
-        torn = self.shell.torn
         self.shell.end()
         self.shell = None
         self.crashes += 1
         self.unknown_until_ns = self.now_ns + UNKNOWN_NS
-        self._unrecorded.clear()
-        if torn is not None:
-            self.lose_record(torn)
+        self._unrecorded = False
         for number in list(self.network.connections):
             self.network.abandon(number)
         if self.plan.damage_chance and self.chance.random() < self.plan.damage_chance:
@@ -195,7 +193,7 @@ class World:
         self.after(self.plan.crash_every_ns, self.crash)
 
     def _damage_journal(self) -> None:
-        """By something else than its coordinator, at any byte."""
+        """By something else than its coordinator, at any byte.  The processes that it may have named are excused."""
         content, chance = bytearray(self._journal.read_bytes()), self.chance
         where = chance.randint(0, len(content))
         kind = chance.randint(0, 3)
@@ -208,20 +206,15 @@ class World:
         else:
             content += chance.randbytes(where)
         self._journal.write_bytes(content)
-        for uuid in self.uuids:
-            self.lose_record(uuid)
-
-    def lose_record(self, uuid: str) -> None:
-        """The journal of the coordinator that has died does not say who holds this GPU's lease: they are excused."""
-        self._unrecorded.add(uuid)
+        self._unrecorded = True
         for process in self.processes.values():
             for side in process.sides.values():
-                side.excused = side.excused or (side.open and side.uuid == uuid)
+                side.excused = side.excused or side.open
 
-    def is_unrecorded(self, uuid: str, connection: int | None) -> bool:
-        """Whether a grant that comes now is of a coordinator that has died, and not in its journal."""
+    def is_unrecorded(self, connection: int | None) -> bool:
+        """Whether a grant that comes now is of a coordinator that has died, and perhaps not in its journal."""
         late = connection is None or not self.network.reaches(connection, self.shell)
-        return late and uuid in self._unrecorded
+        return late and self._unrecorded
 
     def give(self, *given: events.Event) -> None:
         """Let the core have events that no client sent."""
