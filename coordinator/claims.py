@@ -33,7 +33,8 @@ from coordinator.wire import MemoryMode, Rejected, Rejection, RemoteProtocolErro
 
 NEAR_IDS: Final = 1 << 20
 """The journal is written before a grant is sent, so it knows the last id: a later one is honest only if the journal is
-lost or could not be written.  Numbering goes on behind a confirmed claim, so a bound keeps clients from exhausting the
+lost or could not be written.  Numbering goes on behind a claim, also behind a stray one: its hook takes a later grant
+of that id for a confirmation that its release has crossed, and ignores it.  The bound keeps clients from exhausting the
 ids."""
 
 
@@ -112,8 +113,10 @@ def _settle_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: 
     if _moved_over(node, gpu, seat, event.lease_id, now_ns):
         node.out.append(Notify("claimed", values))
         return
-    if _confirmed(gpu, event.lease_id, expected):
+    confirmed = _confirmed(gpu, event.lease_id, expected)
+    if event.lease_id < gpu.next_lease_id + NEAR_IDS:
         gpu.next_lease_id = max(gpu.next_lease_id, event.lease_id + 1)
+    if confirmed:
         gpu.last_holder = seat.client.client
         lease.take_up(node, gpu, seat, event.lease_id, gpu.quantum_ns, now_ns)
         node.out.append(Notify("claimed", values))

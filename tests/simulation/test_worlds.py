@@ -138,9 +138,11 @@ def test_who_asks_locks_nobody_out(crash_every_ns: int) -> None:
     assert sum(world.lacking for world in worlds) == 0
 
 
-def test_who_does_not_fit_is_named() -> None:
-    """Broken: where hooks ask nobody, somebody waits for ever and nobody knows why."""
-    plan = replace(CROWDED, old_share=0.5, unhosted_share=0.5)
+@pytest.mark.parametrize("hidden_share", [0.0, 1.0])
+def test_who_does_not_fit_is_named(hidden_share: float) -> None:
+    """Broken: where hooks ask nobody, somebody waits for ever and nobody knows why; or a process whose id the kernel
+    hides is taken for one that nobody names."""
+    plan = replace(CROWDED, old_share=0.5, unhosted_share=0.5, hidden_share=hidden_share)
     worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
     assert sum(world.lacking for world in worlds) > 20
     assert sum(world.shut_out for world in worlds) > 20
