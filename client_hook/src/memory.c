@@ -124,10 +124,10 @@ uint64_t nvs_memory_ceiling(uint32_t gpu)
     return ceiling_of(&nvs_ledgers[gpu]);
 }
 
-/* Others may have to move for it, so it is little where there is little. */
-static uint64_t reserve_step(uint32_t gpu)
+/* A reservation takes room from other programs, also where it is unused: a step is at most a 64th of the GPU. */
+static uint64_t reserve_step(nvs_ledger *of)
 {
-    uint64_t step = RESERVE_STEP, capacity = nvs_memory_backend(gpu)->chunked ? load(&nvs_ledgers[gpu].capacity) : 0;
+    uint64_t step = RESERVE_STEP, capacity = load(&of->capacity);
     while (capacity != 0 && step > NVS_CHARGE_GRAIN && step > capacity / 64)
         step /= 2;
     return step;
@@ -141,7 +141,7 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
     if (!atomic_load_explicit(&of->reserve, memory_order_relaxed) || total <= load(&of->reserved))
         return true;
     uint64_t limit = ceiling_of(of);
-    uint64_t grain = reserve_step(gpu);
+    uint64_t grain = reserve_step(of);
     uint64_t step = total > UINT64_MAX - grain ? total : (total + grain - 1) / grain * grain;
     if (limit != 0 && step > limit)
         step = limit;

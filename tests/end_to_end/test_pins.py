@@ -73,6 +73,17 @@ def test_an_export_that_would_lock_another_out_is_refused(node: Node) -> None:
     assert seat(node, "consumer")["lacking_bytes"] == 0
 
 
+def test_the_reservation_of_a_device_program_leaves_room_for_an_allocation(node: Node) -> None:
+    """Broken: the device program reserves far more than it allocates, and the other program is out of memory."""
+    node.start_coordinator("--quantum=20ms")
+    device = started(node, "device", "device")
+    held = filled(device, 8 * MIB, 1)
+    swap = started(node, "swap")
+    needed = filled(swap, 232 * MIB, 2)
+    assert ask(device, f"same {held} {8 * MIB} 1") is True
+    assert ask(swap, f"same {needed} {232 * MIB} 2") is True
+
+
 @pytest.mark.sanitizer
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
