@@ -38,15 +38,15 @@ enum { PHASE_NONE, PHASE_STARTING, PHASE_RUNNING, PHASE_FAILED };
 #define GOODBYE_NS 50000000u
 #define LEFT_BEHIND_NS 200000000u       /* a thread that submits work while the process ends waits so long */
 
-nvs_mailbox nvs_mail[NVS_MAX_GPUS];
-_Atomic int nvs_agent_eventfd = -1;
-_Atomic uint32_t nvs_agent_poked;
-_Atomic uint32_t nvs_agent_connected;
-_Atomic uint32_t nvs_agent_departing;
-_Atomic uint32_t nvs_agent_departed;
+NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+NVS_FORK_STATE _Atomic int nvs_agent_eventfd = -1;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_poked;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_connected;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_departing;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_departed;
 
-static _Atomic uint32_t phase; /* PHASE_*; RUNNING is released after what the agent needs, acquired by pokers */
-static _Atomic int leaver;     /* thread that called exit() */
+NVS_FORK_STATE static _Atomic uint32_t phase; /* PHASE_*; RUNNING is released after what the agent needs, acquired by pokers */
+NVS_FORK_STATE static _Atomic int leaver;     /* thread that called exit() */
 
 static int thread_id(void)
 {
@@ -322,7 +322,7 @@ void nvs_agent_goodbye(void)
     errno = saved;
 }
 
-void nvs_agent_after_fork(void)
+NVS_FORK_CODE void nvs_agent_after_fork(void)
 {
     static const nvs_mailbox empty;
     /* One thread, and the memory as it was at the fork: nothing here may take a lock. */

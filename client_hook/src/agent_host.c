@@ -12,7 +12,7 @@
 #define ANSWER_NS 2000000000u
 #define MODE_SWAP 2 /* the only one that keeps host memory */
 
-static struct {
+NVS_FORK_STATE static struct {
     pthread_mutex_t asking;    /* one question at a time; "agent mailbox" in the lock order of base.h */
     _Atomic uint64_t bytes;    /* wanted in all; written before `asked` */
     _Atomic uint32_t asked;    /* number of the question.  Release, pairs with the agent's acquire */
@@ -20,10 +20,10 @@ static struct {
 } mail = {.asking = PTHREAD_MUTEX_INITIALIZER};
 
 /* Of the agent thread. */
-static enum { NO_BUDGET, ASKED, BUDGET } state;
-static uint32_t sequence;       /* of the last message */
-static uint32_t question;       /* of the mailbox that it carried, or an earlier one did */
-static uint64_t unanswered_ns;  /* since when; 0: nothing is */
+NVS_FORK_STATE static enum { NO_BUDGET, ASKED, BUDGET } state;
+NVS_FORK_STATE static uint32_t sequence;       /* of the last message */
+NVS_FORK_STATE static uint32_t question;       /* of the mailbox that it carried, or an earlier one did */
+NVS_FORK_STATE static uint64_t unanswered_ns;  /* since when; 0: nothing is */
 
 /* --- an application's thread --- */
 
@@ -128,7 +128,7 @@ uint64_t nvs_budget_serve(uint64_t now_ns)
     return unanswered_ns + ANSWER_NS;
 }
 
-void nvs_budget_after_fork(void)
+NVS_FORK_CODE void nvs_budget_after_fork(void)
 {
     pthread_mutex_init(&mail.asking, NULL); /* a thread that does not exist here may have held it */
     atomic_store_explicit(&mail.asked, 0, memory_order_relaxed);

@@ -41,10 +41,10 @@ typedef struct desk {
     bool has_mover;
 } desk;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "moves" in the lock order of base.h */
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static desk desks[NVS_MAX_GPUS];
-static bool stopping;
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "moves" in the lock order of base.h */
+NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+NVS_FORK_STATE static desk desks[NVS_MAX_GPUS];
+NVS_FORK_STATE static bool stopping;
 
 /* --- carrying out --- */
 
@@ -311,7 +311,7 @@ bool nvs_moves_stop(uint64_t patience_ns)
     return quiet;
 }
 
-void nvs_moves_after_fork(void)
+NVS_FORK_CODE void nvs_moves_after_fork(void)
 {
     /* One thread, and no mover; the orders were the parent's. */
     pthread_mutex_init(&lock, NULL);

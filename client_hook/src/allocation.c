@@ -6,16 +6,16 @@
 #include <stdlib.h>
 
 /* Everything below is protected by `lock`, except where a comment says otherwise. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static nvs_allocation *roots[NVS_SPACES]; /* treaps: ordered by key, heaps by priority */
-static nvs_allocation *of_gpu[NVS_MAX_GPUS];
-static nvs_allocation *first_deferred[NVS_MAX_GPUS], *last_deferred[NVS_MAX_GPUS];
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+NVS_FORK_STATE static nvs_allocation *roots[NVS_SPACES]; /* treaps: ordered by key, heaps by priority */
+NVS_FORK_STATE static nvs_allocation *of_gpu[NVS_MAX_GPUS];
+NVS_FORK_STATE static nvs_allocation *first_deferred[NVS_MAX_GPUS], *last_deferred[NVS_MAX_GPUS];
 static uint64_t last_serial;
 static uint32_t dice = 0x9e3779b9u; /* any non-zero start: it only balances the trees */
 
 /* Written under the lock; read without it, where being a moment late only means that a free is reaped a moment later. */
-static _Atomic uint32_t deferred_count[NVS_MAX_GPUS];
-static _Atomic uint64_t deferred_bytes[NVS_MAX_GPUS];
+NVS_FORK_STATE static _Atomic uint32_t deferred_count[NVS_MAX_GPUS];
+NVS_FORK_STATE static _Atomic uint64_t deferred_bytes[NVS_MAX_GPUS];
 
 void nvs_registry_lock(void)
 {
@@ -430,7 +430,7 @@ uint64_t nvs_allocation_deferred_bytes(uint32_t gpu)
     return atomic_load_explicit(&deferred_bytes[gpu], memory_order_relaxed);
 }
 
-void nvs_allocation_after_fork(void)
+NVS_FORK_CODE void nvs_allocation_after_fork(void)
 {
     /* The parent's other threads do not exist here and one of them may have held the lock.  The entries stand for
      * memory that this process cannot use; they are left where they are, unreachable. */

@@ -494,7 +494,7 @@ void nvs_backend_swap_allow(uint32_t gpu, uint32_t accessor)
     nvs_swap_allow(gpu, accessor);
 }
 
-void nvs_backend_swap_after_fork(void)
+NVS_FORK_CODE void nvs_backend_swap_after_fork(void)
 {
     nvs_swap_segments_after_fork();
     nvs_swap_lanes_after_fork();

@@ -27,6 +27,11 @@
 #define NVS_LIKELY(x) __builtin_expect(!!(x), 1)
 #define NVS_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* Variables that the child of a fork writes as it begins stand together, and so do the functions that write them: each page that
+ * they touch is a page fault. */
+#define NVS_FORK_STATE __attribute__((section("nvs_fork")))
+#define NVS_FORK_CODE __attribute__((cold))
+
 #define NVS_MAX_GPUS 32u          /* as MAX_GPUS_PER_CLIENT in coordinator/wire.py */
 #define NVS_NO_GPU UINT32_MAX     /* "not known": the call falls through ungated */
 

@@ -28,13 +28,13 @@ typedef struct capture {
     CUcontext owner;   /* of a green context: the primary context that it is part of */
 } capture;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "captures" in the lock order of base.h */
-static capture *first;
-static uint32_t without_entry; /* the host had no memory for one */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "captures" in the lock order of base.h */
+NVS_FORK_STATE static capture *first;
+NVS_FORK_STATE static uint32_t without_entry; /* the host had no memory for one */
 
 static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
 
-static void after_fork_in_child(void)
+NVS_FORK_CODE static void after_fork_in_child(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     first = NULL;                    /* CUDA is not usable here */

@@ -34,13 +34,13 @@ typedef struct stream_entry {
     bool doomed; /* destroyed by the application, or with its context (then NULL), during a visit */
 } stream_entry;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t visited = PTHREAD_COND_INITIALIZER;
-static context_entry *contexts;
-static size_t context_count;
-static stream_entry *streams;
-static size_t stream_count;
-static struct {
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+NVS_FORK_STATE static pthread_cond_t visited = PTHREAD_COND_INITIALIZER;
+NVS_FORK_STATE static context_entry *contexts;
+NVS_FORK_STATE static size_t context_count;
+NVS_FORK_STATE static stream_entry *streams;
+NVS_FORK_STATE static size_t stream_count;
+NVS_FORK_STATE static struct {
     CUcontext context;
     CUcontext last; /* the same, or that was the last one */
     uint32_t references; /* that the hooks have seen */
@@ -48,9 +48,9 @@ static struct {
 static _Atomic bool any_green;
 static bool forgotten; /* there are contexts that found no place in the table */
 
-static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
+NVS_FORK_STATE static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
 
-static void after_fork_in_child(void)
+NVS_FORK_CODE static void after_fork_in_child(void)
 {
     /* Only the forking thread lives on; it may have forked while another one held the lock. */
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

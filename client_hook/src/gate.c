@@ -54,15 +54,15 @@ enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE
 enum { SPINS = 200, NAP_NS = 25000, SETTLE_NS = 1000000 };
 
 nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
-static _Atomic uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; from then on it stays.  Relaxed: each gate's word says what holds for it */
-nvs_gate nvs_gates[NVS_MAX_GPUS];
+NVS_FORK_STATE static _Atomic uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; from then on it stays.  Relaxed: each gate's word says what holds for it */
+NVS_FORK_STATE nvs_gate nvs_gates[NVS_MAX_GPUS];
 _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
 
 static _Atomic(nvs_slot *) slots;         /* head of the list of all slots; only grows */
 static _Atomic uint32_t first_slots_used;
 static pthread_key_t slot_key;
 static bool slot_key_made = false;
-static bool armed = false; /* written before any other thread exists, or by tests */
+NVS_FORK_STATE static bool armed = false; /* written before any other thread exists, or by tests */
 
 static uint32_t need_fences(void)
 {
@@ -447,7 +447,7 @@ void nvs_gate_wait_end(uint32_t gpu)
     }
 }
 
-void nvs_gate_after_fork(void)
+NVS_FORK_CODE void nvs_gate_after_fork(void)
 {
     /* Only this thread lives on.  Its own slot stays its own; those of the threads that are gone are free. */
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {

@@ -18,10 +18,10 @@ typedef struct entry {
     bool apart; /* it counts in nvs_graphs_apart */
 } entry;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "GPUs of graphs" in the lock order of base.h */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "GPUs of graphs" in the lock order of base.h */
 static entry *buckets[BUCKETS];
-static bool any_entry; /* some bucket was ever written to */
-_Atomic uint32_t nvs_graphs_apart;
+NVS_FORK_STATE static bool any_entry; /* some bucket was ever written to */
+NVS_FORK_STATE _Atomic uint32_t nvs_graphs_apart;
 
 static entry **link_of(const void *graph)
 {
@@ -125,7 +125,7 @@ void nvs_graph_leave_all(nvs_slot *slot, CUgraphExec ready, const nvs_graph_laun
         nvs_gate_also_leave(slot);
 }
 
-void nvs_graphs_after_fork(void)
+NVS_FORK_CODE void nvs_graphs_after_fork(void)
 {
     nvs_marks_after_fork();
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */

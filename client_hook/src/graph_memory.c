@@ -12,10 +12,10 @@
 #include <errno.h>
 #include <stdlib.h>
 
-_Atomic bool nvs_graphs_allocate;
+NVS_FORK_STATE _Atomic bool nvs_graphs_allocate;
 
 /* Charged beside the registry's entries.  Relaxed: whoever exchanges a value charges the difference. */
-static _Atomic uint64_t beyond[NVS_MAX_GPUS];
+NVS_FORK_STATE static _Atomic uint64_t beyond[NVS_MAX_GPUS];
 
 static bool any(void)
 {
@@ -188,7 +188,7 @@ bool nvs_graph_memory_trim(uint32_t gpu)
     return atomic_load_explicit(&beyond[gpu], memory_order_relaxed) < before; /* as above */
 }
 
-void nvs_graph_memory_after_fork(void)
+NVS_FORK_CODE void nvs_graph_memory_after_fork(void)
 {
     atomic_store_explicit(&nvs_graphs_allocate, false, memory_order_relaxed); /* one thread: any order will do */
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)

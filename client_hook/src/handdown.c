@@ -40,9 +40,9 @@ typedef struct parcel { /* what goes beside a descriptor */
 
 static giving_end giving[NVS_MAX_GPUS];
 static taking_end taking[NVS_MAX_GPUS];
-static _Atomic uint32_t used_ends; /* GPUs, by bit, of which an end was ever used.  Relaxed: as `kept` */
+NVS_FORK_STATE static _Atomic uint32_t used_ends; /* GPUs, by bit, of which an end was ever used.  Relaxed: as `kept` */
 static _Atomic int kept[MOST_KEPT]; /* 0: a free place.  Relaxed: each stands for itself, and only who put it there takes it out */
-static _Atomic uint32_t kept_count; /* relaxed: it only bounds how many there are */
+NVS_FORK_STATE static _Atomic uint32_t kept_count; /* relaxed: it only bounds how many there are */
 
 static void copy_uuid(char *to, const char *gpu_uuid)
 {
@@ -242,7 +242,7 @@ void nvs_descriptor_drop(int descriptor)
     }
 }
 
-void nvs_handdown_after_fork(void)
+NVS_FORK_CODE void nvs_handdown_after_fork(void)
 {
     const uint32_t used = atomic_exchange_explicit(&used_ends, 0, memory_order_relaxed);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)

@@ -34,22 +34,22 @@ typedef struct slab { /* memory of one growth; never moves while a grain is take
 } slab;
 
 /* All under the lock; "host pool" in the lock order of base.h, the innermost. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static slab slabs[MAX_SLABS];
-static uint32_t slab_count; /* entries that were ever used */
-static uint64_t reserved_bytes, grown_grains, taken_grains;
-static uint64_t growing_grains; /* that helpers are at */
-static uint64_t announced_grains; /* that an eviction under way will take */
+NVS_FORK_STATE static uint32_t slab_count; /* entries that were ever used */
+NVS_FORK_STATE static uint64_t reserved_bytes, grown_grains, taken_grains;
+NVS_FORK_STATE static uint64_t growing_grains; /* that helpers are at */
+NVS_FORK_STATE static uint64_t announced_grains; /* that an eviction under way will take */
 static uint32_t near_gpu;
-static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to be ready ahead of need */
-static bool grow_failed, keeps;
-static unsigned helpers; /* two, so that one registers while the other touches */
-static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* who asks for a larger share; "host share" in that order */
-static bool share_known; /* the coordinator has a budget */
-static uint64_t share_bytes;
-static uint64_t asked_bytes; /* by threads that ask for a larger share: not to be given back before they have taken it */
-static uint64_t available_bytes, looked_ns;
+NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to be ready ahead of need */
+NVS_FORK_STATE static bool grow_failed, keeps;
+NVS_FORK_STATE static unsigned helpers; /* two, so that one registers while the other touches */
+NVS_FORK_STATE static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* who asks for a larger share; "host share" in that order */
+NVS_FORK_STATE static bool share_known; /* the coordinator has a budget */
+NVS_FORK_STATE static uint64_t share_bytes;
+NVS_FORK_STATE static uint64_t asked_bytes; /* by threads that ask for a larger share: not to be given back before they have taken it */
+NVS_FORK_STATE static uint64_t available_bytes, looked_ns;
 
 /* --- room --- */
 
@@ -482,7 +482,7 @@ void nvs_host_context_gone(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_host_after_fork(void)
+NVS_FORK_CODE void nvs_host_after_fork(void)
 {
     /* The memory was not copied to the child (MADV_DONTFORK); the helper does not exist here. */
     pthread_mutex_init(&lock, NULL);

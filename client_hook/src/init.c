@@ -8,7 +8,8 @@
  *    still noticed, and begins as a fresh process: gates closed, no lease.  Nothing in the atfork handlers allocates or
  *    takes a lock that another thread may hold.  The
  *    handlers are registered when the agent begins: before that no GPU is known, so nothing has state that a child must lose.
- *    They write only to what the parent has written: the kernel copies each page that they touch.
+ *    They write only to what the parent has written, and that stands together (NVS_FORK_STATE): the kernel copies each page
+ *    that they touch.
  *  Exec: every descriptor of ours is close-on-exec; the new image runs the constructor again.
  *  Re-entrancy: a thread inside a gated call passes every gate (its slot says so); a signal handler that interrupts the fast
  *    path and calls CUDA is nested in it.  The agent thread uses real functions only and never passes a gate.
@@ -190,7 +191,7 @@ static void read_environment(void)
     nvs_config.loss_timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }
 
-static void in_child(void)
+NVS_FORK_CODE static void in_child(void)
 {
     int saved = errno;
     nvs_gate_after_fork();

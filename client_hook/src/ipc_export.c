@@ -31,9 +31,9 @@ struct nvs_ipc_export_entry {
     nvs_share share;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "exports" in the lock order of base.h */
-static nvs_ipc_export_entry *exports;
-static _Atomic uint32_t export_count; /* relaxed: a thread that frees memory has exported it, or was told of it, before */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "exports" in the lock order of base.h */
+NVS_FORK_STATE static nvs_ipc_export_entry *exports;
+NVS_FORK_STATE static _Atomic uint32_t export_count; /* relaxed: a thread that frees memory has exported it, or was told of it, before */
 
 static nvs_ipc_export_entry *find_address(uint32_t gpu, CUdeviceptr address)
 {
@@ -207,7 +207,7 @@ void nvs_ipc_answer_open(const nvs_ipc_export_entry *held, uint32_t first, nvs_i
     }
 }
 
-void nvs_ipc_exports_after_fork(void)
+NVS_FORK_CODE void nvs_ipc_exports_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     exports = NULL; /* what they pinned belongs to the parent; the child cannot use CUDA */

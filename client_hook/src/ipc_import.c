@@ -44,9 +44,9 @@ typedef struct import {
     nvs_ipc_import shown;
 } import;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "imports" in the lock order of base.h */
-static line *lines;
-static import *imports;
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "imports" in the lock order of base.h */
+NVS_FORK_STATE static line *lines;
+NVS_FORK_STATE static import *imports;
 static uint64_t last_serial;
 
 /* --- talking to an exporter --- */
@@ -461,7 +461,7 @@ void nvs_ipc_note_open(CUdeviceptr base, uint32_t gpu)
 
 /* --- fork --- */
 
-static void in_child(void)
+NVS_FORK_CODE static void in_child(void)
 {
     const int saved = errno;
     nvs_ipc_server_after_fork();
@@ -482,7 +482,7 @@ void nvs_ipc_prepare(void)
     (void)pthread_once(&once, prepare);
 }
 
-void nvs_ipc_imports_after_fork(void)
+NVS_FORK_CODE void nvs_ipc_imports_after_fork(void)
 {
     for (const line *at = lines; at != NULL; at = at->next)
         if (at->socket >= 0)

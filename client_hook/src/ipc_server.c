@@ -45,12 +45,12 @@ typedef struct house { /* of the thread alone */
 } house;
 
 enum { NONE, STARTING, RUNNING };
-static _Atomic uint32_t phase; /* futex.  RUNNING is released after `own_name`, acquired by who reads it */
+NVS_FORK_STATE static _Atomic uint32_t phase; /* futex.  RUNNING is released after `own_name`, acquired by who reads it */
 static nvs_ipc_secret own_name;
-static house *open_house; /* for a forked child, which closes its copies */
+NVS_FORK_STATE static house *open_house; /* for a forked child, which closes its copies */
 
 /* At the end of the process.  seq_cst: either the thread sees that it is ending, or who ends it sees that it is busy. */
-static _Atomic uint32_t ending, busy;
+NVS_FORK_STATE static _Atomic uint32_t ending, busy;
 
 static bool begin_driver(void)
 {
@@ -242,7 +242,7 @@ bool nvs_ipc_is_own(const nvs_ipc_secret *process)
     return atomic_load_explicit(&phase, memory_order_acquire) == RUNNING && nvs_ipc_same(process, &own_name);
 }
 
-void nvs_ipc_server_after_fork(void)
+NVS_FORK_CODE void nvs_ipc_server_after_fork(void)
 {
     if (open_house != NULL) { /* else the parent's guests would not notice its end; the thread is not here */
         for (uint32_t i = 0; i < open_house->count; i++)

@@ -22,10 +22,10 @@ typedef struct mark {
     bool dead; /* its context has ended, and its event with it */
 } mark;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks" in the lock order of base.h */
-static mark *first, **last = &first;
-static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the submissions that it has to wait for, as the gate orders them */
-static uint32_t since_forgotten; /* marks */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks" in the lock order of base.h */
+NVS_FORK_STATE static mark *first, **last = &first;
+NVS_FORK_STATE static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the submissions that it has to wait for, as the gate orders them */
+NVS_FORK_STATE static uint32_t since_forgotten; /* marks */
 static uint64_t newest;          /* the number of the mark made last */
 
 CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context)
@@ -238,7 +238,7 @@ void nvs_marks_context_gone(CUcontext context)
     }
 }
 
-void nvs_marks_after_fork(void)
+NVS_FORK_CODE void nvs_marks_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     since_forgotten = 0;

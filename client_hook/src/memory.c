@@ -18,11 +18,12 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const uint64_t RESERVE_STEP = UINT64_C(64) << 20;
 static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
 
-nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
+NVS_FORK_STATE nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
 
 static uint64_t load(_Atomic uint64_t *value)
 {
@@ -434,8 +435,9 @@ void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evi
     nvs_agent_memory_changed(gpu);
 }
 
-void nvs_memory_after_fork(void)
+NVS_FORK_CODE void nvs_memory_after_fork(void)
 {
+    static const nvs_ledger none;
     nvs_allocation_after_fork();
     nvs_backend_swap_after_fork();
     nvs_pins_after_fork();
@@ -444,6 +446,8 @@ void nvs_memory_after_fork(void)
     nvs_pool_book_after_fork();
     nvs_pools_go(NVS_POOLS_SHORT, NVS_POOLS_UNKNOWN);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
+        if (memcmp(&nvs_ledgers[gpu], &none, sizeof none) == 0)
+            continue;
         atomic_store_explicit(&nvs_ledgers[gpu].charged, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].freely, 0, memory_order_relaxed);
         atomic_store_explicit(&nvs_ledgers[gpu].to_report, 0, memory_order_relaxed);

@@ -28,9 +28,9 @@ enum {
 #define LONGEST_NAP_NS 2000000u
 #define RETRY_EVERY (1u << 16)      /* submissions to a stream that could not be paced */
 
-static _Atomic uint64_t totals[NVS_MAX_GPUS];       /* submissions that events stand for */
-static _Atomic uint64_t totals_ns[NVS_MAX_GPUS];    /* what they were thought to take */
-static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* when the work of all is done, by the estimates */
+NVS_FORK_STATE static _Atomic uint64_t totals[NVS_MAX_GPUS];       /* submissions that events stand for */
+NVS_FORK_STATE static _Atomic uint64_t totals_ns[NVS_MAX_GPUS];    /* what they were thought to take */
+NVS_FORK_STATE static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* when the work of all is done, by the estimates */
 
 /* Something failed: the stream, its context or the device is gone, or broken by the application.  Not ours to report. */
 static void forget(nvs_pace_stream *entry)
@@ -363,7 +363,7 @@ bool nvs_pace_stream_has_events(const nvs_pace_stream *entry)
     return has;
 }
 
-void nvs_pace_stream_after_fork(void)
+NVS_FORK_CODE void nvs_pace_stream_after_fork(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         atomic_store_explicit(&totals[gpu], 0, memory_order_relaxed);

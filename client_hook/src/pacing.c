@@ -57,13 +57,13 @@ typedef struct pace_thread {
     nvs_pace_stream streams[STREAMS];
 } pace_thread;
 
-static _Atomic uint64_t budgets[NVS_MAX_GPUS];      /* 0: nobody else is there */
-static _Atomic uint64_t lone_budgets[NVS_MAX_GPUS]; /* 0: not managed (yet): not paced */
-static _Atomic uint64_t crowds[NVS_MAX_GPUS];       /* window, threads in the one before, threads in it: 32, 16, 16 bits */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "ended threads" in the lock order of base.h: of the next three */
+NVS_FORK_STATE static _Atomic uint64_t budgets[NVS_MAX_GPUS];      /* 0: nobody else is there */
+NVS_FORK_STATE static _Atomic uint64_t lone_budgets[NVS_MAX_GPUS]; /* 0: not managed (yet): not paced */
+NVS_FORK_STATE static _Atomic uint64_t crowds[NVS_MAX_GPUS];       /* window, threads in the one before, threads in it: 32, 16, 16 bits */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "ended threads" in the lock order of base.h: of the next three */
 static _Atomic uint32_t generation; /* grows when events may have died */
 static CUcontext gone[GONE];        /* of each generation: the context that ended */
-static _Atomic(pace_thread *) ended; /* relaxed: looked at without the lock too, and again with it */
+NVS_FORK_STATE static _Atomic(pace_thread *) ended; /* relaxed: looked at without the lock too, and again with it */
 static _Thread_local pace_thread *mine __attribute__((tls_model("initial-exec")));
 static pthread_key_t key;
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
@@ -378,7 +378,7 @@ void nvs_pacing_context_gone(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_pacing_after_fork(void)
+NVS_FORK_CODE void nvs_pacing_after_fork(void)
 {
     nvs_pace_stream_after_fork();
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */

@@ -8,7 +8,7 @@
 
 /* Asked for and not settled.  Relaxed: a counter that stands for itself; it is raised before the figures are read, so that what becomes
  * pinned meanwhile may count twice for a moment, and never not at all. */
-static _Atomic uint64_t under_way[NVS_MAX_GPUS];
+NVS_FORK_STATE static _Atomic uint64_t under_way[NVS_MAX_GPUS];
 
 /* Beside what is under way, and `more` that nobody counts yet. */
 static bool may_stay(uint32_t gpu, uint64_t more)
@@ -54,7 +54,7 @@ CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uin
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void nvs_pins_after_fork(void)
+NVS_FORK_CODE void nvs_pins_after_fork(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) /* one thread: any order will do */
         atomic_store_explicit(&under_way[gpu], 0, memory_order_relaxed);

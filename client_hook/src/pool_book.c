@@ -7,7 +7,7 @@
 
 _Alignas(4096) nvs_pool_bucket nvs_pool_buckets[NVS_POOL_BUCKETS]; /* whole pages: see nvs_pool_book_after_fork */
 _Static_assert(NVS_POOL_FREE == 0, "zeroed pages hold free places");
-static _Atomic uint32_t ever; /* relaxed: a hint for who has made its calls after those of others */
+NVS_FORK_STATE static _Atomic uint32_t ever; /* relaxed: a hint for who has made its calls after those of others */
 
 void nvs_pool_book_begin(void)
 {
@@ -39,7 +39,7 @@ bool nvs_pool_book_take_of(CUcontext context, uint32_t *place, nvs_pool_memory *
     return false;
 }
 
-void nvs_pool_book_after_fork(void)
+NVS_FORK_CODE void nvs_pool_book_after_fork(void)
 {
     if (atomic_load_explicit(&ever, memory_order_relaxed) == 0)
         return;

@@ -18,9 +18,9 @@ struct nvs_pool_figures {
     uint64_t count;     /* of allocations that are given out */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "figures of pools" in the lock order of base.h */
-static nvs_pool_figures *pools;
-_Atomic bool nvs_pools_may_shrink;
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "figures of pools" in the lock order of base.h */
+NVS_FORK_STATE static nvs_pool_figures *pools;
+NVS_FORK_STATE _Atomic bool nvs_pools_may_shrink;
 
 /* Locked. */
 static nvs_pool_figures *find(CUmemoryPool pool)
@@ -180,7 +180,7 @@ void nvs_pools_shrink(void)
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_pool_figures_after_fork(void)
+NVS_FORK_CODE void nvs_pool_figures_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     pools = NULL;                    /* CUDA is not usable here */

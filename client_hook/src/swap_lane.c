@@ -6,10 +6,12 @@
  */
 #include "swap.h"
 
+#include <string.h>
+
 #include "context.h"
 #include "cuda_api.h"
 
-static nvs_lane lanes[NVS_MAX_GPUS]; /* of the GPU's mover; `context` under the lock of swap.h, for threads that report its end */
+NVS_FORK_STATE static nvs_lane lanes[NVS_MAX_GPUS]; /* of the GPU's mover; `context` under the lock of swap.h, for threads that report its end */
 
 static void forget_lane(nvs_lane *with)
 {
@@ -90,8 +92,10 @@ void nvs_swap_lanes_context_leaving(CUcontext context)
     }
 }
 
-void nvs_swap_lanes_after_fork(void)
+NVS_FORK_CODE void nvs_swap_lanes_after_fork(void)
 {
+    static const nvs_lane none;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        lanes[gpu] = (nvs_lane){0};
+        if (memcmp(&lanes[gpu], &none, sizeof none) != 0)
+            lanes[gpu] = none;
 }

@@ -10,10 +10,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "swap" in the lock order of base.h */
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* of a claim */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "swap" in the lock order of base.h */
+NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* of a claim */
 
 void nvs_swap_lock(void)
 {
@@ -441,10 +442,12 @@ bool nvs_swap_patience(uint64_t *waited_ns)
     return true;
 }
 
-void nvs_swap_segments_after_fork(void)
+NVS_FORK_CODE void nvs_swap_segments_after_fork(void)
 {
+    static const nvs_swap_gpu none;
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     pthread_cond_init(&changed, NULL);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        nvs_swap_gpus[gpu] = (nvs_swap_gpu){0};
+        if (memcmp(&nvs_swap_gpus[gpu], &none, sizeof none) != 0)
+            nvs_swap_gpus[gpu] = none;
 }

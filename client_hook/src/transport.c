@@ -40,8 +40,8 @@ static const uint8_t ready[] = "\x04\x29"
 /* The literal's own terminator is the last byte of Identity's length. */
 
 /* Read in the child of a fork, whose memory is a copy of ours at some moment. */
-static atomic_int connection = -1;
-static bool greeted, shaken, told, lost;
+NVS_FORK_STATE static atomic_int connection = -1;
+NVS_FORK_STATE static bool greeted, shaken, told, lost;
 static uint8_t incoming[INCOMING], outgoing[OUTGOING];
 static size_t in_begin, in_end, out_begin, out_end;
 
@@ -303,7 +303,7 @@ void nvs_transport_finish(int linger_ms)
     nvs_transport_close();
 }
 
-void nvs_transport_abandon(void)
+NVS_FORK_CODE void nvs_transport_abandon(void)
 {
     nvs_transport_close(); /* the child's copy only: the parent's connection lives on */
 }
