@@ -112,9 +112,9 @@ def draw(seed: int) -> World:
 def _host_is_plenty(plan: Plan) -> bool:
     """Two cases in which a limited host budget is not drawn.
 
-    A model that pins also allocates without a lease, and then it has no share of the host's memory.  Known case: a client
-    that comes back, after a restart of the coordinator or a broken connection, can be refused a share for what it has
-    pinned, because others have got it meanwhile.  Then that memory cannot move, and a client waits for ever.
+    A model that pins also allocates without a lease, and then it has no share of the host's memory.  Known case: a
+    client that comes back, after a restart of the coordinator or a broken connection, can be refused a share for what
+    it has pinned, because others have got it meanwhile.  Then that memory cannot move, and a client waits for ever.
     """
     return plan.pin_chance > 0 or plan.crash_every_ns > 0 or plan.drop_chance > 0
 

@@ -128,7 +128,7 @@ def test_the_systems_coordinator_user(start: StartClient, tmp_path: Path) -> Non
 
 @needs_root
 def test_a_coordinators_user_is_named(start: StartClient, tmp_path: Path) -> None:
-    """Broken: in a pod, whose shared directory everybody may write to, no container can use the sidecar's coordinator."""
+    """Broken: in a pod, whose directory everybody may write to, no container can use the sidecar's coordinator."""
     tmp_path.chmod(0o777)
     with another_user(tmp_path / "hooks.sock") as listener:
         named = {"NVSHARE_COORDINATOR_USER": str(OTHER_USER)}
