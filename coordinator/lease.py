@@ -108,6 +108,8 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
         moves.advance(node, gpu, now_ns)
         if gpu.switch is not None and gpu.switch.done and not gangs.holds_back(gpu):
             seat, quantum = gpu.switch.seat, gpu.switch.quantum_ns
+            if quantum is not None and gpu.switch.policy is not gpu.umpire.policy:  # as in `_end_quantum`
+                quantum = min(quantum, gpu.quantum_ns)
             moves.close(node, gpu, now_ns)
             grant(node, gpu, seat, quantum or _renew_quantum(node, gpu, seat, now_ns), now_ns)
             consider_preemption(node, gpu, now_ns)

@@ -33,6 +33,8 @@ class Switch:
     seat: Seat
     quantum_ns: int | None
     """As the policy chose it; None: the GPU's at the time of the grant."""
+    policy: object
+    """The one that chose; a replaced policy no longer decides how long a turn is."""
     started_ns: int
     deadline_ns: int
     out_before: int
@@ -89,7 +91,9 @@ def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
     if seat.order is not None or orders.missing_bytes(seat) > 0 or orders.above_limit_bytes(seat) > 0:
         deadline_ns = now_ns + node.settings.move_deadline_ns
         before = (gpu.evicted_bytes, gpu.restored_bytes)
-        gpu.switch = Switch(seat, quantum_ns, now_ns, deadline_ns, *before, fresh=seat.moved_out_bytes == 0)
+        gpu.switch = Switch(
+            seat, quantum_ns, gpu.umpire.policy, now_ns, deadline_ns, *before, fresh=seat.moved_out_bytes == 0
+        )
         advance(node, gpu, now_ns)
         if not gpu.switch.done:
             return True
@@ -102,7 +106,7 @@ def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
 def hold(gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """Nothing must move, but the grant waits for something else; see gathering.py."""
     before = (gpu.evicted_bytes, gpu.restored_bytes)
-    gpu.switch = Switch(seat, None, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns)
+    gpu.switch = Switch(seat, None, gpu.umpire.policy, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns)
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:

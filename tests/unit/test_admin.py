@@ -56,6 +56,24 @@ def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
     assert b.granted() is not None
 
 
+def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
+    """Broken: a policy that is replaced during a switch still decides the length of the turn that the switch leads to."""
+    desk = Desk(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), Settings(policy="an_hour"))
+    desk.gpu(capacity=100)
+    a, b = desk.client(), desk.client()
+    a.report(allocated=60, resident=20, host=40)
+    a.request()
+    (restore,) = a.take(wire.Restore)
+    desk.handle(events.PolicySet("round_robin"))
+    b.request()
+    a.moved(restore.order_id, 40)
+    grant = a.granted()
+    assert grant is not None
+    assert grant.quantum_ns == 100 * MILLISECOND_NS
+    desk.milliseconds(100)
+    assert len(a.take(wire.Revoke)) == 1
+
+
 def test_a_quantum_may_be_for_one_gpu() -> None:
     """Broken: setting one GPU's quantum would change the others."""
     desk = make_desk()

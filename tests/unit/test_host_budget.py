@@ -247,6 +247,37 @@ def test_nobody_is_told_to_evict_what_the_host_has_no_room_for() -> None:
     assert evict.bytes == 8
 
 
+def test_memory_from_before_a_restart_can_be_evicted_though_its_share_is_refused() -> None:
+    """Broken: shares exceed the budget, the coordinator restarts, and memory that nobody may evict blocks its GPU."""
+    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=50, host_fair_times=0))
+    desk.gpu(capacity=100)
+    a, b = desk.client(mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
+    assert ask(a, 60) == 50
+    assert ask(b, 80) == 0
+    b.report(allocated=80, resident=80)
+    a.report(allocated=60, resident=20, host=40)
+    a.request()
+    (evict,) = b.take(wire.Evict)
+    assert evict.bytes == 40
+    assert ask(b, 81, 2) == 0, "it is given no more"
+    assert shared(desk) == 50
+
+
+def test_a_claim_of_memory_from_before_a_restart_never_grows() -> None:
+    """Broken: a program that has freed memory puts more on the host than it has a share for."""
+    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=50, host_fair_times=0))
+    desk.gpu(capacity=100)
+    a, b = desk.client(), desk.client(mode=MemoryMode.SWAP)
+    ask(a, 50)
+    for sequence, size in enumerate((80, 10, 80)):
+        assert ask(b, size, sequence) == 0
+    b.report(allocated=80, resident=80)
+    a.report(allocated=60, resident=20, host=40)
+    a.request()
+    (evict,) = b.take(wire.Evict)
+    assert evict.bytes == 10
+
+
 def test_a_share_before_hello_is_nonsense() -> None:
     """Broken: a stranger could use up the budget."""
     desk = make_desk()
