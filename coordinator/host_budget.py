@@ -21,6 +21,9 @@ Rules:
   in which they come back (`SETTLE_NS`), as far as the rule could have led there: one owner to `t / (1 + t)` of the
   budget, and n owners together to all but `1 / (1 + t)^n`; and of a process that has lost its connection and is back
   within `RETURN_NS`, as much as it had.  Beyond that it is a wish as any other, for anybody could say so.
+- The amount of the first question (`host_claim_bytes`) can be evicted, whatever the share is: the hook has room for it
+  already.  Shares can exceed the budget after a reconnection or a lower budget, and the next coordinator counts less of
+  them.  Memory that nobody may evict then would block its GPU for ever.  A claim never grows.
 - A budget below what is out already takes nothing away; nothing more is given until enough has come back.
 
 May not go here: what a client uses its share for (orders.py, admission.py).
@@ -76,9 +79,9 @@ def most_bytes(node: Node, client: Client) -> int:
 
 
 def room_bytes(node: Node, client: Client) -> int:
-    """How much of that it has not put there yet."""
+    """How much it may still put there: of that, or of what it had when it connected."""
     used = sum(seat.host_bytes for seat in client.seats.values())
-    return max(0, most_bytes(node, client) - used)
+    return max(0, max(most_bytes(node, client), client.host_claim_bytes) - used)
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
@@ -88,8 +91,10 @@ def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[G
     """Answer a question for a share of so many bytes in all."""
     if not client.host_asked:
         client.host_asked = True
+        client.host_claim_bytes = event.total_bytes
         node.host_owners.setdefault(client.owner, HostOwner()).clients += 1
         _share(node, client, min(event.total_bytes, _pinned_bytes(node, client, now_ns)))
+    client.host_claim_bytes = min(client.host_claim_bytes, event.total_bytes)
     owner = node.host_owners[client.owner]
     refused = event.total_bytes > max(client.host_share_bytes, most_bytes(node, client))
     if not refused:

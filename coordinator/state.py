@@ -125,6 +125,8 @@ class Client:
     host_asked: bool = False
     """It takes part in the host budget: it has asked for a share of it."""
     host_share_bytes: int = 0
+    host_claim_bytes: int = 0
+    """The amount of its first question, or of a smaller one since: see host_budget.py."""
     seats: dict[int, Seat] = field(default_factory=dict)
     group: str = ""
     weight: int = 1
