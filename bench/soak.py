@@ -103,20 +103,11 @@ def draw(seed: int) -> World:
         sharing=Sharing.CONCURRENT if chance.random() < 0.12 else Sharing.EXCLUSIVE,
         overdue_action=chance.choice(list(OverdueAction)),
         drain_deadline_ns=chance.choice((50 * MILLISECOND_NS, SECOND_NS)),
-        host_budget_bytes=UNBOUNDED if _host_is_plenty(plan) else chance.choice((UNBOUNDED, 1_500, 4_000)),
+        # A model that pins also allocates without a lease, and then it has no share of the host's memory.
+        host_budget_bytes=UNBOUNDED if plan.pin_chance else chance.choice((UNBOUNDED, 1_500, 4_000)),
         host_fair_times=chance.choice((0, 1, 8)),
     )
     return World(seed, plan, with_nonsense(create, seed), settings)
-
-
-def _host_is_plenty(plan: Plan) -> bool:
-    """Two cases in which a limited host budget is not drawn.
-
-    A model that pins also allocates without a lease, and then it has no share of the host's memory.  Known case: a
-    client that comes back, after a restart of the coordinator or a broken connection, can be refused a share for what
-    it has pinned, because others have got it meanwhile.  Then that memory cannot move, and a client waits for ever.
-    """
-    return plan.pin_chance > 0 or plan.crash_every_ns > 0 or plan.drop_chance > 0
 
 
 def kinds(world: World) -> list[str]:

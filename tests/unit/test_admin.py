@@ -57,7 +57,7 @@ def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
 
 
 def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
-    """Broken: a policy that is replaced during a switch still decides the length of the turn that the switch leads to."""
+    """Broken: a policy that is replaced during a switch still decides the length of the turn after it."""
     desk = Desk(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), Settings(policy="an_hour"))
     desk.gpu(capacity=100)
     a, b = desk.client(), desk.client()
