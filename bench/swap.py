@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import random
+import secrets
 import select
 import statistics
 import subprocess
@@ -202,8 +203,9 @@ class Coordinator:
         `wiped`: physical memory does not pass from one to the other, but is freed and made.
         """
         room = max(0, self.capacity_bytes - held_bytes)
-        out = self.order(going, wire.Evict, heir=0 if wiped else coming.client)
-        into = self.order(coming, wire.Restore, credit_bytes=room)
+        ends = {"handoff_socket": secrets.randbits(64), "handoff_token": secrets.randbits(64)}
+        out = self.order(going, wire.Evict, **({} if wiped else {"heir": coming.client, **ends}))
+        into = self.order(coming, wire.Restore, credit_bytes=room, **({} if wiped else ends))
         done: dict[int, tuple[int, int]] = {}
         deadline = time.monotonic() + BOUND_S
         while len(done) < 2:
