@@ -460,11 +460,8 @@ def _tell_waiters(node: Node, gpu: Gpu) -> None:
 
 
 def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
-    """The next time at which `advance` must be called though nothing happens; None: no such time.
-
-    `advance` has just looked at the GPU.  A deadline that has passed by now waits for an event, not for the clock:
-    armed again, the timer would fire without end.
-    """
+    """The next time at which `advance`, which has just looked, must look though nothing happens; None: no such time.
+    A deadline that has passed waits for an event: armed again, its timer would fire without end."""
     due: list[int | None] = [gangs.deadline_ns(gpu), pins.deadline_ns(gpu)]
     due += [seat.drain_deadline_ns for seat in gpu.leases.values()]
     due += [seat.growth.deadline_ns for seat in gpu.growing.values() if seat.growth is not None]
