@@ -93,12 +93,12 @@ class Chaos:
 
     def kill_coordinator(self) -> None:
         """SIGKILL, every second time while memory moves; a new one is started at once."""
+        served = self.node.served()
         if self.chance.random() < 0.5:
             give_up_at = time.monotonic() + 0.5
             while not (moving := self.node.moving()) and time.monotonic() < give_up_at:
                 pause(0.002)
             self.done["coordinator_kills_while_memory_moves"] += moving
-        served = self.node.served()
         self.done["coordinator_kills"] += 1
         killed = time.monotonic()
         self.node.coordinator.kill()

@@ -37,6 +37,18 @@ def finished(coordinator: ScriptedCoordinator, order: int) -> int:
     return progress(coordinator, order, True).error
 
 
+def fill(client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
+    """The program has its memory and has written it; its lease is taken back."""
+    client.tell("make")
+    coordinator.welcome()
+    assert client.answer() == "0"
+    client.tell("fill")
+    coordinator.asked()
+    coordinator.grant(7)
+    assert client.answer() == "0"
+    coordinator.revoke(7)
+
+
 def test_a_context_ends_beside_moves(
     tmp_path: Path, built: Built, hook_env: dict[str, str], coordinator: ScriptedCoordinator
 ) -> None:
@@ -44,14 +56,7 @@ def test_a_context_ends_beside_moves(
     that have their handles now."""
     program = compile_c(tmp_path / "moves", PROGRAM, built.sim_dir / "libcuda.so.1")
     with ScriptedClient(program, hook_env | {"NVSHARE_MEMORY": "swap"}) as client:
-        client.tell("make")
-        coordinator.welcome()
-        assert client.answer() == "0"
-        client.tell("fill")
-        coordinator.asked()
-        coordinator.grant(7)
-        assert client.answer() == "0"
-        coordinator.revoke(7)
+        fill(client, coordinator)
         for order in range(1, 3 * ROUNDS, 3):
             coordinator.send(wire.Evict(gpu=0, order_id=order, bytes=ALL))
             assert finished(coordinator, order) == 0
@@ -86,14 +91,7 @@ def test_a_context_ends_in_the_middle_of_a_long_move(
     program = compile_c(tmp_path / "moves", PROGRAM, built.sim_dir / "libcuda.so.1")
     faults = f"slow:{slow}={int(EACH_S * 1e9)}"
     with ScriptedClient(program, hook_env | {"NVSHARE_MEMORY": mode, "NVSHARE_SIM_FAULTS": faults}) as client:
-        client.tell("make")
-        coordinator.welcome()
-        assert client.answer() == "0"
-        client.tell("fill")
-        coordinator.asked()
-        coordinator.grant(7)
-        assert client.answer() == "0"
-        coordinator.revoke(7)
+        fill(client, coordinator)
         if kind is wire.Restore:
             coordinator.send(wire.Evict(gpu=0, order_id=1, bytes=ALL))
             assert finished(coordinator, 1) == 0
