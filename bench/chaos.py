@@ -1,4 +1,4 @@
-"""Disturbs a node of real processes at random moments: `python -m bench.chaos --minutes N --json`.
+"""Disturbs a node of real processes at random moments: `python -m nvshare.bench.chaos --minutes N --json`.
 
 Jobs under the hook fill and check their memory in all memory modes on one simulated GPU that is too small for all of
 them.  Meanwhile the coordinator and the jobs are killed and stopped, also while memory moves; the coordinator's files
@@ -39,9 +39,9 @@ from typing import Any
 
 import zmq
 
-from bench.chaos_node import MAX_CLIENTS, Job, Node
-from bench.rig import BenchError, machine, percentile
-from coordinator import wire
+from nvshare.bench.chaos_node import MAX_CLIENTS, Job, Node
+from nvshare.bench.rig import BenchError, machine, percentile
+from nvshare.coordinator.protocol import messages
 
 CARD = "1x96MiB"
 JOBS = (("swap", 40), ("managed", 40), ("swap", 28), ("managed", 28), ("device", 8))
@@ -145,7 +145,7 @@ class Chaos:
             self._hello(peer)
             for _ in range(2000):
                 with suppress(zmq.Again):
-                    peer.send(wire.encode(wire.Request(0)), zmq.NOBLOCK)
+                    peer.send(messages.encode(messages.Request(0)), zmq.NOBLOCK)
             pause(self.chance.uniform(0.1, 1.0))
 
     def flood(self) -> None:
@@ -158,7 +158,7 @@ class Chaos:
                 for _ in range(500):
                     bytes_ = self.chance.randbytes(self.chance.randrange(64))
                     with suppress(zmq.Again):
-                        peer.send(self.chance.choice([bytes_, wire.encode(wire.Request(0))]), zmq.NOBLOCK)
+                        peer.send(self.chance.choice([bytes_, messages.encode(messages.Request(0))]), zmq.NOBLOCK)
 
     # What is done to the jobs
 
@@ -268,9 +268,9 @@ class Chaos:
         return peer
 
     def _hello(self, peer: zmq.Socket[bytes]) -> None:
-        hello = wire.Hello(wire.PROTOCOL_VERSION, "peer", "chaos", os.getpid(), 0, 0, 0, "0.1.0")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, "peer", "chaos", os.getpid(), 0, 0, 0, "0.1.0")
         with suppress(zmq.Again):
-            peer.send(wire.encode(hello), zmq.NOBLOCK)
+            peer.send(messages.encode(hello), zmq.NOBLOCK)
 
 
 def _percentiles(values: Sequence[float]) -> dict[str, Any] | None:
@@ -282,7 +282,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, Any] | None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.chaos", description="Kills, stops and floods a node")
+    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.chaos", description="Kills, stops and floods a node")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--minutes", type=float, default=1.0, help="how long (default 1)")
     parser.add_argument("--disturbances", type=int, metavar="N", help="end after so many (default: by time alone)")
@@ -290,7 +290,7 @@ def main() -> int:
     parser.add_argument("--quantum", default="20ms", help="default 20ms")
     options = parser.parse_args()
     seed = int.from_bytes(os.urandom(4)) if options.seed is None else options.seed
-    sys.stderr.write(f"bench.chaos: seed {seed}\n")
+    sys.stderr.write(f"nvshare.bench.chaos: seed {seed}\n")
     directory = Path(tempfile.mkdtemp(prefix="nvs-chaos-"))
     try:
         node = Node(directory, CARD, options.quantum)
@@ -300,7 +300,7 @@ def main() -> int:
         finally:
             node.close()
     except BenchError as error:
-        sys.stderr.write(f"bench.chaos: {error}\n")
+        sys.stderr.write(f"nvshare.bench.chaos: {error}\n")
         return 1
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The node that bench.chaos disturbs: a coordinator that can be killed, jobs under the hook, and two witnesses.
+"""The node that nvshare.bench.chaos disturbs: a coordinator that can be killed, jobs under the hook, and two witnesses.
 
 The witnesses are the coordinator's event stream, which names clients that are gone, and the trace of the simulated
 GPUs, which shows kernels of two processes at the same time.
@@ -27,13 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from bench.rig import BenchError
-from coordinator import control_api as api
-from coordinator.control import call
-from coordinator.control_api import ControlError
-from coordinator.runtime_dir import RuntimeDir
-from coordinator.transport_admin import EventReader, NoCoordinatorError
-from simulated_gpu.trace import Busy, read_trace, trace_length
+from nvshare.bench.rig import BenchError
+from nvshare.coordinator.cli.ctl import call
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control_api import ControlError
+from nvshare.coordinator.daemon.control_sockets import EventReader, NoCoordinatorError
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 
 START_S = 60.0
 MAX_CLIENTS = 64
@@ -125,7 +125,7 @@ class Node:
     def start_coordinator(self) -> None:
         """Returns when it serves.  Raises BenchError with its words."""
         ready, report = os.pipe()
-        command = [sys.executable, "-m", "coordinator.server", f"--simulate={self.simulate}"]
+        command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", f"--simulate={self.simulate}"]
         command += ["--quantum", self._quantum, f"--max-clients={MAX_CLIENTS}", "--ready-fd", str(report)]
         self._coordinator = subprocess.Popen(
             command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
@@ -172,8 +172,14 @@ class Node:
     def start_job(self, name: str, memory: str, mib: int) -> Job:
         """Under the hook; returns when nvshare-run has become the program."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in forget()
-        command = [sys.executable, "-m", "coordinator.run", f"--simulate={self.simulate}", f"--memory={memory}"]
-        command += ["--name", name, "--", sys.executable, "-m", "bench.workloads.resident"]
+        command = [
+            sys.executable,
+            "-m",
+            "nvshare.coordinator.cli.run",
+            f"--simulate={self.simulate}",
+            f"--memory={memory}",
+        ]
+        command += ["--name", name, "--", sys.executable, "-m", "nvshare.bench.workloads.resident"]
         command += [f"--mib={mib}", "--steps=1000000000", "--step-ms=2"]
         process = subprocess.Popen(
             command, env=self._environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -242,5 +248,5 @@ def _has_become(pid: int) -> bool:
     """Whether nvshare-run has become its program; the line is empty for a moment in each exec."""
     with suppress(OSError):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return line != b"" and b"coordinator.run" not in line
+        return line != b"" and b"nvshare.coordinator.cli.run" not in line
     return False

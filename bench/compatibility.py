@@ -1,4 +1,4 @@
-"""Which frameworks work under the hook, unchanged and at full speed: `python -m bench.compatibility --json`.
+"""Which frameworks work under the hook, unchanged and at full speed: `python -m nvshare.bench.compatibility --json`.
 
 For each case (compatibility_cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
 without the hook, alone under it, and two at a time under it with a quantum of 20 ms.  Their digests are compared with
@@ -32,13 +32,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench import compatibility_page
-from bench.compatibility_cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
-from bench.compatibility_verify import verify
-from bench.crew import Member, OutOfTime, closing, reserve_core, slowdown
-from bench.in_process import Plan, compare, switch_environment
-from bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
-from bench.startup import PAIRS_MIN, import_rows
+from nvshare.bench import compatibility_page
+from nvshare.bench.compatibility_cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
+from nvshare.bench.compatibility_verify import verify
+from nvshare.bench.crew import Member, OutOfTime, closing, reserve_core, slowdown
+from nvshare.bench.in_process import Plan, compare, switch_environment
+from nvshare.bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
+from nvshare.bench.startup import PAIRS_MIN, import_rows
 
 CASES_DIRECTORY = Path(__file__).with_name("compatibility_cases")
 READY_TIMEOUT_S = 90.0
@@ -146,8 +146,10 @@ def verdict(baseline: Mapping[str, Any], told: Mapping[str, Any]) -> str:
     if told["digest"] == baseline["digest"]:
         return "identical"
     ours, theirs, limit = told.get("values", []), baseline.get("values", []), baseline.get("tolerance", 0.0)
-    if limit and len(ours) == len(theirs) and all(
-        abs(a - b) <= limit * max(abs(a), abs(b), 1.0) for a, b in zip(ours, theirs, strict=True)
+    if (
+        limit
+        and len(ours) == len(theirs)
+        and all(abs(a - b) <= limit * max(abs(a), abs(b), 1.0) for a, b in zip(ours, theirs, strict=True))
     ):
         return "within tolerance"
     return "differs"
@@ -208,8 +210,13 @@ def attempt(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Se
 
     def member(place: Rig, kind: str, *, hooked: bool) -> Member:
         return Member(
-            place, command, hooked=hooked, name=f"{group.name}-{kind}", options=MODES[mode] if hooked else (),
-            extra=run.environment(group), deadline=run.deadline,
+            place,
+            command,
+            hooked=hooked,
+            name=f"{group.name}-{kind}",
+            options=MODES[mode] if hooked else (),
+            extra=run.environment(group),
+            deadline=run.deadline,
         )
 
     with ExitStack() as stack:
@@ -272,7 +279,7 @@ def command_of(run: Run, group: Group) -> list[str]:
     """Of a group's program."""
     if group.build:
         return [str(run.programs[group.build])]
-    return [sys.executable, "-m", "bench.compatibility_cases.host", group.modules[0]]
+    return [sys.executable, "-m", "nvshare.bench.compatibility_cases.host", group.modules[0]]
 
 
 def verify_all(run: Run, wanted: Sequence[str]) -> bool:
@@ -367,7 +374,9 @@ def measure(run: Run, modes: Sequence[str], wanted: Sequence[str]) -> bool:
 
 def parse() -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.compatibility", description="What works under the hook")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.compatibility", description="What works under the hook"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line (there is no other form)")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
@@ -405,7 +414,7 @@ def main() -> int:
     options = parse()
     if options.lines is not None:
         if options.markdown is None:
-            sys.stderr.write("bench.compatibility: --from needs --markdown\n")
+            sys.stderr.write("nvshare.bench.compatibility: --from needs --markdown\n")
             return 2
         write_page(options.markdown, options.lines)
         return 0
@@ -419,7 +428,7 @@ def main() -> int:
         try:
             switch = switch_environment(Path(scratch))
         except BenchError as error:  # every row says that it has no figure
-            sys.stderr.write(f"bench.compatibility: {error}\n")
+            sys.stderr.write(f"nvshare.bench.compatibility: {error}\n")
             switch = {}
         core = None if options.verify else reserve_core()
         plan = Plan(options.seconds, core, options.pin_all, turn_s=options.turn_ms / 1e3, keep_turns=options.turns)

@@ -1,4 +1,4 @@
-"""docs/compatibility.md from the lines of a run: `python -m bench.compatibility --from LINES --markdown FILE`.
+"""docs/compatibility.md from the lines of a run: `python -m nvshare.bench.compatibility --from LINES --markdown FILE`.
 
 Invariant: every figure and verdict on the page comes from a line; without a run on a card the page says so.  A
 line with a `note` was written by hand, where lines of several runs were put together, and is shown as it is.
@@ -33,11 +33,11 @@ processes of the same program, both without the hook, differ by 1 to 20 %, for a
 
 This page is written by the benchmark:
 
-    python -m bench.compatibility --json --processes 3 >lines.json
-    python -m bench.compatibility --json --verify >>lines.json
-    python -m bench.compatibility --from lines.json --markdown docs/compatibility.md
+    python -m nvshare.bench.compatibility --json --processes 3 >lines.json
+    python -m nvshare.bench.compatibility --json --verify >>lines.json
+    python -m nvshare.bench.compatibility --from lines.json --markdown docs/compatibility.md
 
-One case by itself: `python -m bench.compatibility --json --case "NAME"`, with a name of the first column. The
+One case by itself: `python -m nvshare.bench.compatibility --json --case "NAME"`, with a name of the first column. The
 programs are in [bench/compatibility_cases](../bench/compatibility_cases). In `managed` mode each has a limit of 96 MiB.
 """
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.compatibility_cases.catalog import MODES, Case, Group
-from bench.crew import Member
-from bench.rig import BenchError, Rig
+from nvshare.bench.compatibility_cases.catalog import MODES, Case, Group
+from nvshare.bench.crew import Member
+from nvshare.bench.rig import BenchError, Rig
 
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 30.0

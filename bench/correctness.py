@@ -1,4 +1,4 @@
-"""Do shared programs compute what they compute alone?  `python -m bench.correctness --json`, on a real card.
+"""Do shared programs compute what they compute alone?  `python -m nvshare.bench.correctness --json`, on a real card.
 
 For PyTorch and CuPy, as far as they are installed: one program (workloads/digest.py) without the hook, then two at
 once under it with a short quantum, in `device` mode and in `managed` mode.  All digests of a framework must be equal.
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import Any
 
-from bench.rig import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig
 
 LIMIT = "128MiB"
 MODES: dict[str, tuple[str, ...]] = {
@@ -37,7 +37,7 @@ def digest(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def compare(stand: Rig, framework: str, steps: int) -> dict[str, Any]:
     """One framework in all modes."""
-    command = [sys.executable, "-m", "bench.workloads.digest", framework, str(steps)]
+    command = [sys.executable, "-m", "nvshare.bench.workloads.digest", framework, str(steps)]
     alone = digest(stand.start(command, hooked=False))
     found: dict[str, Any] = {"alone": alone, "equal": True}
     for mode, options in MODES.items():
@@ -63,13 +63,13 @@ def handovers(stand: Rig) -> Any:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.correctness", description="Results alone and shared")
+    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.correctness", description="Results alone and shared")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--steps", type=int, default=2000, help="length of the programs (default 2000)")
     parser.add_argument("--quantum", default="20ms", help="default 20ms")
     options = parser.parse_args()
     if not real_card():
-        sys.stderr.write("bench.correctness: needs a real card: the simulated GPU computes nothing\n")
+        sys.stderr.write("nvshare.bench.correctness: needs a real card: the simulated GPU computes nothing\n")
         return 1
     result: dict[str, Any] = {"machine": machine(), "frameworks": {}}
     for framework in ("torch", "cupy"):

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bench.rig import BenchError, Rig
+from nvshare.bench.rig import BenchError, Rig
 
 QUOTE_CHARACTERS = 300
 
@@ -57,8 +57,13 @@ class Member:
         self._deadline = deadline
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._process = stand.start(
-            command, hooked=hooked, name=name, options=options, extra=extra,
-            stdin=subprocess.PIPE, errors=self._errors.fileno(),
+            command,
+            hooked=hooked,
+            name=name,
+            options=options,
+            extra=extra,
+            stdin=subprocess.PIPE,
+            errors=self._errors.fileno(),
         )
         self._pending = b""
 

@@ -1,4 +1,4 @@
-"""What a gang gives and costs: `python -m bench.gangs --json`.
+"""What a gang gives and costs: `python -m nvshare.bench.gangs --json`.
 
 Two ranks of one job, each on a GPU, exchange something after each step: over NCCL where PyTorch is and the GPUs are
 real, else a token through memory that both have mapped (`--exchange host`).  On each GPU a rival wants all of the time.
@@ -30,9 +30,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.crew import Member
-from bench.rig import BenchError, Rig, machine, real_card, rig, spread
-from bench.workloads.gang import FILE_BYTES, RANKS
+from nvshare.bench.crew import Member
+from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig, spread
+from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
 
 GANG: Final = "bench"
 SIMULATED: Final = "2x8GiB"
@@ -71,7 +71,7 @@ def start(stand: Rig, exchange: str, stack: ExitStack) -> Crew:
     """All programs, warmed up."""
 
     def member(name: str, *words: str, options: Sequence[str] = ()) -> Member:
-        command = [sys.executable, "-m", "bench.workloads.gang", *words]
+        command = [sys.executable, "-m", "nvshare.bench.workloads.gang", *words]
         made = Member(stand, command, hooked=True, name=name, options=options)
         stack.callback(made.kill)
         return made
@@ -198,7 +198,9 @@ def _want_gpus(stand: Rig) -> None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gangs", description="Two ranks on two GPUs beside rivals")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.gangs", description="Two ranks on two GPUs beside rivals"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--simulate", nargs="?", const=SIMULATED, metavar="GPUSxCAPACITY",
@@ -216,7 +218,7 @@ def main() -> int:
             _want_gpus(stand)
             found = compare(stand, start(stand, exchange, stack), options.seconds, options.repetitions)
     except BenchError as error:
-        sys.stderr.write(f"bench.gangs: {error}\n")
+        sys.stderr.write(f"nvshare.bench.gangs: {error}\n")
         return 1
     result = {
         **found,

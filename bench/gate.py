@@ -1,4 +1,4 @@
-"""What the gate adds to a call while the lease is held: `python -m bench.gate --json`.
+"""What the gate adds to a call while the lease is held: `python -m nvshare.bench.gate --json`.
 
 A small C loop (gate_loop.c) calls a cheap gated function through the pointer that the driver's lookup gives, without
 the hook and under it in turns; see bench/README.md for why this call and how the figures are made.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.rig import BenchError, Rig, compile_program, machine, real_card, rig, spread
+from nvshare.bench.rig import BenchError, Rig, compile_program, machine, real_card, rig, spread
 
 CANDIDATES = ("copy0", "memset0", "nofunction")
 """Gated calls that give the driver nothing to do; the cheapest that it accepts is measured."""
@@ -135,7 +135,9 @@ def measure(*, simulate: str | None, pairs: int, calls: int, rounds: int) -> dic
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gate", description="Cost of a call through the open gate")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.gate", description="Cost of a call through the open gate"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--pairs", type=int, default=7, help="runs without and with the hook, in turns (default 7)")
@@ -146,7 +148,7 @@ def main() -> int:
     try:
         result = measure(simulate=simulate, pairs=options.pairs, calls=options.calls, rounds=options.rounds)
     except BenchError as error:
-        sys.stderr.write(f"bench.gate: {error}\n")
+        sys.stderr.write(f"nvshare.bench.gate: {error}\n")
         return 1
     if options.json:
         print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""CUDA graphs under the hook, and what revoking from a deep queue takes and costs: `python -m bench.graphs --json`.
+"""CUDA graphs under the hook, and revoking from a deep queue: `python -m nvshare.bench.graphs --json`.
 
 1. `replay`: replays of a graph of 20 short kernels, of a graph of one kernel (nothing but its launch), and the same
    kernels launched one by one (replay.c), without the hook and under it with the lease held.
@@ -32,9 +32,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.crew import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
-from bench.in_process import Plan, compare, switch_environment
-from bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
+from nvshare.bench.crew import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
+from nvshare.bench.in_process import Plan, compare, switch_environment
+from nvshare.bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
 
 READY_TIMEOUT_S = 60.0
 CHUNK_S = 0.02
@@ -201,7 +201,9 @@ def deep_queues(simulate: str | None, scratch: Path, options: argparse.Namespace
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.graphs", description="Graphs, and drains of deep queues")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.graphs", description="Graphs, and drains of deep queues"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--only", choices=("replay", "drain"), help="one half of it")
@@ -223,7 +225,7 @@ def main() -> int:
             if options.only != "replay":
                 result |= deep_queues(simulate, Path(place), options)
     except (BenchError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"bench.graphs: {error}\n")
+        sys.stderr.write(f"nvshare.bench.graphs: {error}\n")
         return 1
     if options.json:
         print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""How long a GPU changes hands: `python -m bench.handover --json`.
+"""How long a GPU changes hands: `python -m nvshare.bench.handover --json`.
 
 Programs that saturate the GPU (saturate.c) under a small quantum.  One sample is the time from the coordinator's
 `revoked` event to the moment when the next holder's first call has come back from the driver (the program's own stamp),
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig
+from nvshare.bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig
 
 SOURCE = Path(__file__).with_name("saturate.c")
 
@@ -133,7 +133,9 @@ def in_us(values: Sequence[int]) -> dict[str, float] | None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.handover", description="Time from revoke to the next call")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.handover", description="Time from revoke to the next call"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long the programs run (default 10)")
@@ -147,11 +149,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch, rig(simulate=simulate, quantum=options.quantum) as stand:
             samples = run_programs(stand, compile_program(SOURCE, Path(scratch)), options)
     except BenchError as error:
-        sys.stderr.write(f"bench.handover: {error}\n")
+        sys.stderr.write(f"nvshare.bench.handover: {error}\n")
         return 1
     figures = in_us(samples.first_call_ns)
     if figures is None:
-        sys.stderr.write(f"bench.handover: no hand-over was measured ({dict(samples.without)})\n")
+        sys.stderr.write(f"nvshare.bench.handover: no hand-over was measured ({dict(samples.without)})\n")
         return 1
     result = {
         "handover_us": {"p50": figures["p50"], "p99": figures["p99"]},

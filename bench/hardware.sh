@@ -77,8 +77,8 @@ export -f build
 export python root work
 step build 120 build.log bash -c build
 export PYTHONPATH="$root:$work/site${PYTHONPATH:+:$PYTHONPATH}"
-export NVSHARE_HOOK_LIBRARY="$work/prefix/client_hook/lib/libnvshare_hook.so"
-export NVSHARE_SIM_LIBRARY_DIR="$work/prefix/simulated_gpu/lib"
+export NVSHARE_HOOK_LIBRARY="$work/prefix/nvshare/client_hook/lib/libnvshare_hook.so"
+export NVSHARE_SIM_LIBRARY_DIR="$work/prefix/nvshare/simulated_gpu/lib"
 export NVSHARE_TEST_BUILD="$work/build"
 
 step machine 20 machine.txt bash -c 'nvidia-smi; uname -a; nproc; "$python" --version
@@ -87,31 +87,31 @@ import importlib.metadata as m
 for name in (\"torch\", \"cupy-cuda13x\", \"pyzmq\", \"pydantic\", \"numpy\"):
     try: print(name, m.version(name))
     except m.PackageNotFoundError: print(name, \"not installed\")"'
-step demo 60 demo.json "$python" -m coordinator.demo --seconds 5 --json
-step gate 60 gate.json "$python" -m bench.gate --json --pairs 7
-step handover 40 handover.json "$python" -m bench.handover --json --seconds 10
-step handover3 40 handover3.json "$python" -m bench.handover --json --seconds 8 --programs 3
-step correctness 120 correctness.json "$python" -m bench.correctness --json --steps 1500
-step throughput 200 throughput.json "$python" -m bench.throughput --json --seconds 3 --repetitions 3 \
+step demo 60 demo.json "$python" -m nvshare.coordinator.cli.demo --seconds 5 --json
+step gate 60 gate.json "$python" -m nvshare.bench.gate --json --pairs 7
+step handover 40 handover.json "$python" -m nvshare.bench.handover --json --seconds 10
+step handover3 40 handover3.json "$python" -m nvshare.bench.handover --json --seconds 8 --programs 3
+step correctness 120 correctness.json "$python" -m nvshare.bench.correctness --json --steps 1500
+step throughput 200 throughput.json "$python" -m nvshare.bench.throughput --json --seconds 3 --repetitions 3 \
   --workload gemm --workload small --workload cupy-stream
-step infer 60 infer.json "$python" -m bench.throughput --json --seconds 2 --repetitions 2 --workload infer
+step infer 60 infer.json "$python" -m nvshare.bench.throughput --json --seconds 2 --repetitions 2 --workload infer
 if [ "$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" -ge 2 ]; then
-  step gangs 75 gangs.json "$python" -m bench.gangs --json --seconds 3 --repetitions 2
+  step gangs 75 gangs.json "$python" -m nvshare.bench.gangs --json --seconds 3 --repetitions 2
 fi
-step timeline 40 timeline.log "$python" -m bench.timeline --out "$out/timeline.png" --seconds 3
-named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json
-named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m bench.swap --json --checked 1000
-named alloc 120 alloc.json "$python" -m bench.alloc --json
-named resident 60 resident.json "$python" -m bench.resident --json
-named oversubscribe 240 oversubscribe.json "$python" -m bench.oversubscribe --json
-named startup 60 startup.json "$python" -m bench.startup --json
-named graphs 60 graphs.json "$python" -m bench.graphs --json --only replay
-named drain 90 drain.json "$python" -m bench.graphs --json --only drain --seconds 3
-named compatibility 430 compatibility.jsonl "$python" -m bench.compatibility --json --budget 410
-named escapes 125 escapes.jsonl "$python" -m bench.compatibility --json --verify --budget 110
+step timeline 40 timeline.log "$python" -m nvshare.bench.timeline --out "$out/timeline.png" --seconds 3
+named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.swap --json
+named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.swap --json --checked 1000
+named alloc 120 alloc.json "$python" -m nvshare.bench.alloc --json
+named resident 60 resident.json "$python" -m nvshare.bench.resident --json
+named oversubscribe 240 oversubscribe.json "$python" -m nvshare.bench.oversubscribe --json
+named startup 60 startup.json "$python" -m nvshare.bench.startup --json
+named graphs 60 graphs.json "$python" -m nvshare.bench.graphs --json --only replay
+named drain 90 drain.json "$python" -m nvshare.bench.graphs --json --only drain --seconds 3
+named compatibility 430 compatibility.jsonl "$python" -m nvshare.bench.compatibility --json --budget 410
+named escapes 125 escapes.jsonl "$python" -m nvshare.bench.compatibility --json --verify --budget 110
 cat "$out"/compatibility.jsonl "$out"/escapes.jsonl >"$work/lines" 2>/dev/null
 if [ -s "$work/lines" ]; then
-  "$python" -m bench.compatibility --from "$work/lines" --markdown "$out/compatibility.md"
+  "$python" -m nvshare.bench.compatibility --from "$work/lines" --markdown "$out/compatibility.md"
 fi
 # Only pytest itself is needed for these: plugins that the other tests want may be missing here.
 if [ -n "${GPU_TESTS:-}" ]; then read -ra marked <<<"$GPU_TESTS"; else

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.compatibility_cases.switch import LIBRARY
-from bench.crew import Member, nanoseconds, pinned, quiet, steps_for
-from bench.rig import BenchError
+from nvshare.bench.compatibility_cases.switch import LIBRARY
+from nvshare.bench.crew import Member, nanoseconds, pinned, quiet, steps_for
+from nvshare.bench.rig import BenchError
 
 BLOCKS_MIN: Final = 8
 TRIMMED: Final = 0.25

@@ -1,4 +1,4 @@
-/* Initialises CUDA when its standard input ends, has one kernel run, and prints when (CLOCK_MONOTONIC, ns): a program of bench.startup.
+/* Initialises CUDA when its standard input ends, has one kernel run, and prints when (CLOCK_MONOTONIC, ns): a program of nvshare.bench.startup.
  *
  * Many of them share one pipe as input, so that they all begin at the same moment.
  */

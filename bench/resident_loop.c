@@ -1,4 +1,4 @@
-/* The same kernels over memory in chunks (mode `swap`) and over the driver's own, in one process: the program of bench.resident.
+/* The same kernels over memory in chunks (mode `swap`) and over the driver's own, in one process: the program of nvshare.bench.resident.
  *
  * usage: resident_loop BYTES [LIBCUBLAS]
  *

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from client_hook.launcher import LaunchError
-from coordinator.temporary import temporary_coordinator
-from simulated_gpu.environment import simulated_environment
+from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
+from nvshare.simulated_gpu.environment import simulated_environment
 
 START_TIMEOUT_S = 60.0
 
@@ -76,7 +76,9 @@ def compile_program(source: Path, into: Path) -> Path:
     program = into / source.stem
     done = subprocess.run(
         [compiler, "-std=gnu11", "-O2", "-o", str(program), str(source), "-ldl", "-lpthread"],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise BenchError(f"{source.name} does not compile:\n{done.stderr}")
@@ -105,7 +107,7 @@ class Rig:
         options = ["--runtime-dir", str(self.directory), *options]
         options += ["--name", name] if name else []
         options += [f"--simulate={self.simulate}"] if self.simulate is not None else []
-        return [sys.executable, "-m", "coordinator.run", *options, "--", *command]
+        return [sys.executable, "-m", "nvshare.coordinator.cli.run", *options, "--", *command]
 
     def start(
         self,
@@ -124,15 +126,17 @@ class Rig:
         if hooked:  # nvshare-run puts the simulated libraries in front by itself
             environment = {**{k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}, **dict(extra or {})}
             environment.setdefault("NVSHARE_MEMORY", "device")
-        return subprocess.Popen(
-            line, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+        return subprocess.Popen(line, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=errors, text=True)
 
     def control(self, *words: str) -> Any:
         """One `nvshare-ctl` command; what it says as JSON."""
         done = subprocess.run(
-            [sys.executable, "-m", "coordinator.control", *words, "--json"],
-            env=self.environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
+            [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *words, "--json"],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
         )
         if done.returncode != 0:
             raise BenchError(f"nvshare-ctl {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
@@ -140,7 +144,7 @@ class Rig:
 
     def follow_events(self, into: IO[str]) -> subprocess.Popen[str]:
         """`nvshare-ctl events`, one JSON object a line, written to a file until it is terminated."""
-        command = [sys.executable, "-m", "coordinator.control", "events", "--json"]
+        command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", "--json"]
         return subprocess.Popen(command, env=self.environment(), stdout=into, stdin=subprocess.DEVNULL, text=True)
 
 

@@ -1,4 +1,4 @@
-/* Keeps a GPU busy with short kernels and notes every launch that had to wait: one of the programs of bench.handover.
+/* Keeps a GPU busy with short kernels and notes every launch that had to wait: one of the programs of nvshare.bench.handover.
  *
  * usage: saturate SECONDS KERNEL_NS DEPTH
  * Never more than DEPTH kernels in flight, by events of its own, so that a launch blocks for the lease and for nothing else.

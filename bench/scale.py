@@ -1,4 +1,4 @@
-"""How many hand-overs a second one coordinator makes, and in how much memory: `python -m bench.scale --json`.
+"""How many hand-overs a second one coordinator makes, and in how much memory: `python -m nvshare.bench.scale --json`.
 
 A real coordinator process (its loop, ZeroMQ sockets, scheduler, journal) with made-up GPUs, and scripted clients in
 another process, spread evenly over the GPUs, which always want the lease.  A client that is granted the lease gives it
@@ -26,11 +26,11 @@ from typing import Any
 
 import msgpack
 
-from bench.zmtp import Link
-from coordinator import control_api as api
-from coordinator import wire
-from coordinator.runtime_dir import RuntimeDir
-from coordinator.transport_admin import ControlCaller
+from nvshare.bench.zmtp import Link
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control_sockets import ControlCaller
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 GIB = 1 << 30
 
@@ -42,8 +42,8 @@ def uuid_of(gpu: int) -> str:
 
 def run_coordinator(directory: Path, gpus: int, ready_fd: int) -> None:
     """In the child: a coordinator as it is, but for where its GPUs come from."""
-    from coordinator import daemon
-    from coordinator.devices import Device
+    from nvshare.coordinator.daemon import main as daemon
+    from nvshare.coordinator.system.devices import Device
 
     devices = [Device(index, uuid_of(index), "made-up GPU", 80 * GIB) for index in range(gpus)]
     daemon.serve_devices(
@@ -59,13 +59,13 @@ def run_clients(socket_path: Path, clients: int, gpus: int, ready_fd: int) -> No
         link = Link(socket_path)
         links[link.socket.fileno()] = link
         poller.register(link.socket, select.EPOLLIN)
-        hello = wire.Hello(wire.PROTOCOL_VERSION, f"client {number}", "bench", os.getpid(), 0, 1, 0, "0")
+        hello = messages.Hello(messages.PROTOCOL_VERSION, f"client {number}", "bench", os.getpid(), 0, 1, 0, "0")
         uuid = uuid_of(number % gpus)
-        link.send(wire.encode(hello))
-        link.send(wire.encode(wire.AttachGpu(0, uuid, 80 * GIB, 0, True, 0, 0, 0)))
+        link.send(messages.encode(hello))
+        link.send(messages.encode(messages.AttachGpu(0, uuid, 80 * GIB, 0, True, 0, 0, 0)))
     os.write(ready_fd, b"\n")
     pack, unpack = msgpack.packb, msgpack.unpackb
-    grant, release, idle = wire.Grant.TYPE, wire.Release.TYPE, int(wire.ReleaseReason.IDLE)
+    grant, release, idle = messages.Grant.TYPE, messages.Release.TYPE, int(messages.ReleaseReason.IDLE)
     while True:
         for descriptor, _ in poller.poll():
             link = links[descriptor]
@@ -106,7 +106,7 @@ def measure(clients: int, gpus: int, seconds: float) -> dict[str, Any]:
 def _child(children: list[subprocess.Popen[bytes]], *words: str) -> subprocess.Popen[bytes]:
     """Starts one and waits until it says that it is ready."""
     ready, report = os.pipe()
-    command = [sys.executable, "-m", "bench.scale", "--child", *words, str(report)]
+    command = [sys.executable, "-m", "nvshare.bench.scale", "--child", *words, str(report)]
     child = subprocess.Popen(command, pass_fds=(report,))
     children.append(child)
     os.close(report)
@@ -144,7 +144,9 @@ def main() -> None:
     if words[:2] == ["--child", "clients"]:
         run_clients(Path(words[2]), int(words[3]), int(words[4]), int(words[5]))
         return
-    parser = argparse.ArgumentParser(prog="python -m bench.scale", description="hand-overs a second of one coordinator")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.scale", description="hand-overs a second of one coordinator"
+    )
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5.0)

@@ -1,6 +1,6 @@
-"""Seeded worlds with new seeds, on all cores, for as long as you like: `python -m bench.soak --minutes 60 --json`.
+"""Seeded worlds with new seeds, on all cores: `python -m nvshare.bench.soak --minutes 60 --json`.
 
-A world (coordinator/simulation.py) has everything of a coordinator but its sockets.  Its seed says what happens in it
+A world (world.py) has everything of a coordinator but its sockets.  Its seed says what happens in it
 and also how it is made: GPUs, processes, memory, policy, and which troubles meet (`draw`).  Every invariant is checked
 after every event, none is sampled.  A failure does not end the run: each is printed when it occurs, with the command
 that runs its world again, and in the end the exit code is 1.
@@ -23,13 +23,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from coordinator.scheduler import OverdueAction, Settings
-from coordinator.simulated_plan import Plan
-from coordinator.simulated_policies import NONSENSE, with_nonsense
-from coordinator.simulation import World
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.wire import UNBOUNDED, Sharing
-from scheduler_policies.registry import BUILT_IN, create
+from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol.messages import UNBOUNDED, Sharing
+from nvshare.coordinator.simulation.plan import Plan
+from nvshare.coordinator.simulation.policies import NONSENSE, with_nonsense
+from nvshare.coordinator.simulation.world import World
+from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 SHOWN_FAILURES = 20
 T = TypeVar("T")
@@ -141,7 +141,9 @@ class Report:
         except Exception as error:
             cause = error.__cause__ or error
             message = f"{type(cause).__name__}: {cause}".partition("\n")[0][:300]
-            self.failures.append({"seed": seed, "command": f"python -m bench.soak --replay {seed}", "message": message})
+            self.failures.append(
+                {"seed": seed, "command": f"python -m nvshare.bench.soak --replay {seed}", "message": message}
+            )
         self.worlds += 1
         self.events += world.handled
         self.by_kind.update(kinds(world))
@@ -215,7 +217,7 @@ def replay(seed: int, shown: int) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description="seeded worlds with new seeds")
+    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.soak", description="seeded worlds with new seeds")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replay", type=int, metavar="SEED", help="run this world again and show its last events")

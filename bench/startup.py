@@ -1,4 +1,4 @@
-"""What the hook costs a program before it computes: `python -m bench.startup --json`.
+"""What the hook costs a program before it computes: `python -m nvshare.bench.startup --json`.
 
 1. `idle`: programs that never use CUDA (a C program that returns at once, `python -c pass`), started with and without
    the hook in turns; `added_ms` is the median of the paired differences.  And that such a process has no thread and no
@@ -35,8 +35,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench.rig import BenchError, Rig, compile_program, machine, rig, spread
-from client_hook.launcher import ClientOptions, client_environment, find_hook
+from nvshare.bench.rig import BenchError, Rig, compile_program, machine, rig, spread
+from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 
 NOTHING = "int main(void)\n{\n    return 0;\n}\n"
 
@@ -133,9 +133,7 @@ def crowd(program: Path, environment: Mapping[str, str], processes: int, limit_s
     try:
         for number in range(processes):
             own = {**environment, "NVSHARE_NAME": f"crowd-{number}"}
-            crew.append(
-                subprocess.Popen([str(program)], env=own, stdin=waiting, stdout=subprocess.PIPE, text=True)
-            )
+            crew.append(subprocess.Popen([str(program)], env=own, stdin=waiting, stdout=subprocess.PIPE, text=True))
         for process in crew:
             assert process.stdout is not None
             if process.stdout.readline() != "waiting\n":
@@ -261,7 +259,9 @@ def paired(what: str, before: Sequence[float], after: Sequence[float]) -> dict[s
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.startup", description="What the hook costs at start-up")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.startup", description="What the hook costs at start-up"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--runs", type=int, default=200, help="pairs of starts of the C program (default 200)")
     parser.add_argument("--processes", type=int, default=200, help="that begin at once (default 200)")
@@ -276,7 +276,7 @@ def main() -> int:
             result["crowd"] = crowd(program, hooked_environment(stand), options.processes, options.limit)
             result["crowd"]["without_the_hook"] = plain
     except BenchError as error:
-        sys.stderr.write(f"bench.startup: {error}\n")
+        sys.stderr.write(f"nvshare.bench.startup: {error}\n")
         return 1
     result |= {"added_ms": result["idle"]["c"]["added_ms"], "simulated": True, "machine": machine()}
     result |= {name: result["crowd"][name] for name in ("processes", "all_ready_s")}

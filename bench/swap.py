@@ -1,4 +1,4 @@
-"""`python -m bench.swap`: how fast memory mode `swap` moves memory, beside plain pinned copies in the same run.
+"""`python -m nvshare.bench.swap`: how fast memory mode `swap` moves memory, beside plain pinned copies in the same run.
 
 Method: two programs under the hook, each with `--gib` of allocations of mixed sizes, told by a coordinator that is
 played here: it sends Evict and Restore and takes the time and bytes that the hook's last MoveProgress states.  A
@@ -34,24 +34,24 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from bench.rig import BenchError, machine, real_card
-from client_hook.launcher import ClientOptions, client_environment, find_hook
-from coordinator import wire
-from simulated_gpu.environment import simulated_environment
+from nvshare.bench.rig import BenchError, machine, real_card
+from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
+from nvshare.coordinator.protocol import messages
+from nvshare.simulated_gpu.environment import simulated_environment
 
 GIB, MIB = 1 << 30, 1 << 20
 BOUND_S = 60.0
 MEETING_NS = 2 * 10**9
 """After that two programs are ready to copy at the same moment."""
-WORKER = (sys.executable, "-m", "bench.workloads.swap_worker")
+WORKER = (sys.executable, "-m", "nvshare.bench.workloads.swap_worker")
 UNIT_SIZES = (1, 5, 37, 200, 500, 1000, 4000, 3_000_000, 20_971_520, 2_097_152, 67_108_864, 150_000_000)
 """A mixture, small and large; what is missing to the wanted sum is one more allocation."""
 
-M = TypeVar("M", bound=wire.Message)
+M = TypeVar("M", bound=messages.Message)
 
 
 class Program:
-    """bench.workloads.swap_worker, and its connection once it has spoken."""
+    """nvshare.bench.workloads.swap_worker, and its connection once it has spoken."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Program:
         )
         self.peer = b""
         self.client = 0
-        self.inbox: list[wire.Message] = []
+        self.inbox: list[messages.Message] = []
         self.answer()
 
     def tell(self, command: str) -> None:
@@ -105,9 +105,9 @@ class Coordinator:
     def __exit__(self, *_: object) -> None:
         self._context.destroy(linger=0)
 
-    def send(self, program: Program, message: wire.Message) -> None:
+    def send(self, program: Program, message: messages.Message) -> None:
         """To one of them."""
-        self._socket.send_multipart([program.peer, wire.encode(message)])
+        self._socket.send_multipart([program.peer, messages.encode(message)])
 
     def expect(self, program: Program, kind: type[M], newcomer: Program | None = None) -> M:
         """Its next message of this kind.  Who speaks for the first time is the newcomer."""
@@ -123,7 +123,7 @@ class Coordinator:
             if (taken := self._take(left, newcomer)) is not None:
                 taken[0].inbox.append(taken[1])
 
-    def _take(self, timeout_s: float, newcomer: Program | None = None) -> tuple[Program, wire.Message] | None:
+    def _take(self, timeout_s: float, newcomer: Program | None = None) -> tuple[Program, messages.Message] | None:
         """The next message of any program; host memory is granted on the way.  None: nothing that matters."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None
@@ -131,11 +131,11 @@ class Coordinator:
         if peer not in self._programs and newcomer is not None:
             self._programs[peer] = newcomer
             newcomer.peer = peer
-        message = wire.decode(frame, wire.TO_COORDINATOR)
-        if not isinstance(message, wire.Message) or peer not in self._programs:
+        message = messages.decode(frame, messages.TO_COORDINATOR)
+        if not isinstance(message, messages.Message) or peer not in self._programs:
             return None
-        if isinstance(message, wire.ReserveHost):
-            self.send(self._programs[peer], wire.HostReserved(message.sequence, message.bytes))
+        if isinstance(message, messages.ReserveHost):
+            self.send(self._programs[peer], messages.HostReserved(message.sequence, message.bytes))
         return self._programs[peer], message
 
     def _serve(self, program: Program) -> Any:
@@ -150,7 +150,7 @@ class Coordinator:
         """Nothing that slows, and so much host memory to have ready."""
         self.send(
             program,
-            wire.GpuSettings(
+            messages.GpuSettings(
                 gpu=0, memory_limit_bytes=0, capacity_bytes=self.capacity_bytes, reserve=False, pacing_budget_ns=0,
                 idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=prepare_bytes,
             ),
@@ -160,10 +160,10 @@ class Coordinator:
         """The program allocates, and becomes a client by it."""
         program.do("start")
         program.tell("alloc " + " ".join(map(str, sizes)))
-        self.expect(program, wire.Hello, newcomer=program)
+        self.expect(program, messages.Hello, newcomer=program)
         program.client = len(self._programs)
-        self.send(program, wire.Welcome(wire.PROTOCOL_VERSION, program.client))
-        self.expect(program, wire.AttachGpu)
+        self.send(program, messages.Welcome(messages.PROTOCOL_VERSION, program.client))
+        self.expect(program, messages.AttachGpu)
         self.settings(program)
         self._serve(program)
 
@@ -173,15 +173,15 @@ class Coordinator:
         lease = self._number
         program.inbox.clear()
         program.tell(command)
-        self.expect(program, wire.Request)
-        self.send(program, wire.Grant(gpu=0, lease_id=lease, quantum_ns=10**9, waiters=0))
+        self.expect(program, messages.Request)
+        self.send(program, messages.Grant(gpu=0, lease_id=lease, quantum_ns=10**9, waiters=0))
         answer = self._serve(program)
-        self.send(program, wire.Revoke(gpu=0, lease_id=lease, drain_deadline_ns=10**10))
-        self.expect(program, wire.Release)
+        self.send(program, messages.Revoke(gpu=0, lease_id=lease, drain_deadline_ns=10**10))
+        self.expect(program, messages.Release)
         return answer
 
     def order(
-        self, program: Program, kind: type[wire.Evict] | type[wire.Restore], size: int = 1 << 50, **more: int
+        self, program: Program, kind: type[messages.Evict] | type[messages.Restore], size: int = 1 << 50, **more: int
     ) -> int:
         """Sends an order, for everything unless said otherwise; its number."""
         self._number += 1
@@ -191,7 +191,7 @@ class Coordinator:
     def finished(self, program: Program, order: int, *, may_be_nothing: bool = False) -> tuple[int, int]:
         """(bytes, ns) of an order that must succeed."""
         while True:
-            progress = self.expect(program, wire.MoveProgress)
+            progress = self.expect(program, messages.MoveProgress)
             if progress.order_id == order and progress.finished:
                 return _moved(progress, may_be_nothing=may_be_nothing)
 
@@ -204,25 +204,25 @@ class Coordinator:
         """
         room = max(0, self.capacity_bytes - held_bytes)
         ends = {"handoff_socket": secrets.randbits(64), "handoff_token": secrets.randbits(64)}
-        out = self.order(going, wire.Evict, **({} if wiped else {"heir": coming.client, **ends}))
-        into = self.order(coming, wire.Restore, credit_bytes=room, **({} if wiped else ends))
+        out = self.order(going, messages.Evict, **({} if wiped else {"heir": coming.client, **ends}))
+        into = self.order(coming, messages.Restore, credit_bytes=room, **({} if wiped else ends))
         done: dict[int, tuple[int, int]] = {}
         deadline = time.monotonic() + BOUND_S
         while len(done) < 2:
             if time.monotonic() > deadline:
                 raise BenchError(f"a hand-over did not end within {BOUND_S:.0f} s")
             taken = self._take(1.0)
-            if taken is None or not isinstance(progress := taken[1], wire.MoveProgress):
+            if taken is None or not isinstance(progress := taken[1], messages.MoveProgress):
                 continue
             if progress.order_id == out:
-                credit = wire.UNBOUNDED if progress.finished else room + progress.moved_bytes
-                self.send(coming, wire.MoveCredit(gpu=0, order_id=into, credit_bytes=credit))
+                credit = messages.UNBOUNDED if progress.finished else room + progress.moved_bytes
+                self.send(coming, messages.MoveCredit(gpu=0, order_id=into, credit_bytes=credit))
             if progress.finished and progress.order_id in {out, into}:
                 done[progress.order_id] = _moved(progress)
         return list(done.values())
 
 
-def _moved(progress: wire.MoveProgress, *, may_be_nothing: bool = False) -> tuple[int, int]:
+def _moved(progress: messages.MoveProgress, *, may_be_nothing: bool = False) -> tuple[int, int]:
     if progress.error or not (progress.moved_bytes or may_be_nothing):
         raise BenchError(f"an order moved {progress.moved_bytes} bytes and ended with {progress.error}")
     return progress.moved_bytes, progress.elapsed_ns
@@ -243,24 +243,24 @@ def measure(coordinator: Coordinator, programs: Sequence[Program], sizes: Sequen
         if program is second:
             _have_ready(coordinator, program, sum(sizes))
         name = "first_evict_gib_s" if program is first else "first_evict_prepared_gib_s"
-        told[name] = rate([coordinator.finished(program, coordinator.order(program, wire.Evict))])
+        told[name] = rate([coordinator.finished(program, coordinator.order(program, messages.Evict))])
     evicts, restores, handovers, wiped = [], [], [], []
     for _ in range(rounds):
-        restores.append(rate([coordinator.finished(first, coordinator.order(first, wire.Restore))]))
-        evicts.append(rate([coordinator.finished(first, coordinator.order(first, wire.Evict))]))
-    coordinator.finished(first, coordinator.order(first, wire.Restore))
+        restores.append(rate([coordinator.finished(first, coordinator.order(first, messages.Restore))]))
+        evicts.append(rate([coordinator.finished(first, coordinator.order(first, messages.Evict))]))
+    coordinator.finished(first, coordinator.order(first, messages.Restore))
     for _ in range(rounds):
         for going, coming in ((first, second), (second, first)):
             handovers.append(rate(coordinator.hand_over(going, coming, sum(sizes))))
     for _ in range(rounds):
         for going, coming in ((first, second), (second, first)):
             wiped.append(rate(coordinator.hand_over(going, coming, sum(sizes), wiped=True)))
-    coordinator.finished(first, coordinator.order(first, wire.Evict))  # the checks bring in what they need
+    coordinator.finished(first, coordinator.order(first, messages.Evict))  # the checks bring in what they need
     wrong = 0
     for program in programs:
-        coordinator.finished(program, coordinator.order(program, wire.Restore))
+        coordinator.finished(program, coordinator.order(program, messages.Restore))
         wrong += coordinator.under_lease(program, "check")
-        coordinator.finished(program, coordinator.order(program, wire.Evict))
+        coordinator.finished(program, coordinator.order(program, messages.Evict))
     if wrong:
         raise BenchError(f"{wrong} parts of memory are not what was written")
     series = {"evict": evicts, "restore": restores, "handover": handovers, "handover_wiped": wiped}
@@ -311,10 +311,10 @@ def checked(coordinator: Coordinator, program: Program, rounds: int, seed: int) 
     for turn in range(1, rounds + 1):
         everything = turn % 3 == 0
         amount = 1 << 50 if everything else dice.randrange(MIB, 64 * MIB)
-        out = coordinator.order(program, wire.Evict, amount)
+        out = coordinator.order(program, messages.Evict, amount)
         moved += coordinator.finished(program, out)[0]
         if not everything:  # what this leaves out, the program finds missing and has brought in
-            into = coordinator.order(program, wire.Restore, dice.randrange(2 * MIB, 64 * MIB))
+            into = coordinator.order(program, messages.Restore, dice.randrange(2 * MIB, 64 * MIB))
             moved += coordinator.finished(program, into, may_be_nothing=True)[0]
         wrong += coordinator.under_lease(program, "check")
         sizes = " ".join(str(size()) for _ in range(3))
@@ -385,7 +385,7 @@ def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
 def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
     """The mode that compares and measures nothing."""
     seed = options.seed if options.seed is not None else random.randrange(2**32)
-    sys.stderr.write(f"bench.swap: seed {seed}\n")
+    sys.stderr.write(f"nvshare.bench.swap: seed {seed}\n")
     with scene(options, simulate, 128 * MIB) as (_, hooked, path), ExitStack() as stack:
         coordinator = stack.enter_context(Coordinator(path, 256 * MIB))
         program = stack.enter_context(started(hooked))
@@ -395,7 +395,7 @@ def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.swap", description="Speed of memory mode swap")
+    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.swap", description="Speed of memory mode swap")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--gib", type=float, help="what each program has (default 3.5, simulated 0.25)")
@@ -410,7 +410,7 @@ def main() -> int:
     try:
         result = (run_checked if options.checked else run)(options, simulate)
     except BenchError as error:
-        sys.stderr.write(f"bench.swap: {error}\n")
+        sys.stderr.write(f"nvshare.bench.swap: {error}\n")
         return 1
     if options.json or options.checked:
         print(json.dumps(result))

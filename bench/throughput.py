@@ -1,4 +1,4 @@
-"""What sharing costs and gains in real frameworks: `python -m bench.throughput --json`.
+"""What sharing costs and gains in real frameworks: `python -m nvshare.bench.throughput --json`.
 
 For each workload (workloads/steps.py) these cases, in turns in one run, so that each ratio has its baseline beside it:
 alone without the hook; alone under the hook; two at once without the hook (the card's own time slicing); two under the
@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from bench.rig import BenchError, Rig, machine, real_card, rig, spread
-from bench.workloads.steps import CUPY, TORCH
+from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig, spread
+from nvshare.bench.workloads.steps import CUPY, TORCH
 
 READY_TIMEOUT_S = 180.0
 
@@ -34,7 +34,7 @@ class Worker:
     """One process of a workload, warmed up, waiting to be told to run."""
 
     def __init__(self, stand: Rig, workload: str, *, hooked: bool, name: str) -> None:
-        command = [sys.executable, "-m", "bench.workloads.steps", workload]
+        command = [sys.executable, "-m", "nvshare.bench.workloads.steps", workload]
         self._process = stand.start(command, hooked=hooked, name=name, stdin=subprocess.PIPE)
         self._name = name
 
@@ -156,7 +156,9 @@ def available(wanted: Sequence[str]) -> list[str]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.throughput", description="Steps a second, shared and alone")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.throughput", description="Steps a second, shared and alone"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU (says nothing about a real one)")
     parser.add_argument("--workload", action="append", default=[], help="only this one; may be repeated")
@@ -178,7 +180,7 @@ def main() -> int:
             for name in available(options.workload)
         }
     except BenchError as error:
-        sys.stderr.write(f"bench.throughput: {error}\n")
+        sys.stderr.write(f"nvshare.bench.throughput: {error}\n")
         return 1
     if options.json:
         print(json.dumps(result))

@@ -1,10 +1,10 @@
-"""A picture of a real time line: `python -m bench.timeline --out timeline.png` (extra `plots`).
+"""A picture of a real time line: `python -m nvshare.bench.timeline --out timeline.png` (extra `plots`).
 
 Three programs (workloads/busy.py) run under the hook; drawn are, for each, its leases as its gate was open (the
 coordinator's events) and the work that really ran: the simulated GPU's trace, or on a card the kernels' own stamps.
 A card's clock is not the host's: each program measures the offset (about 20 us), and its stamps are moved by it.
 
-May not go here: judging the trace (coordinator/demo_proof.py).
+May not go here: judging the trace (coordinator/cli/demo_proof.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.rig import BenchError, Rig, machine, real_card, rig
-from bench.workloads.busy import read_log
-from simulated_gpu.trace import read_trace
+from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.workloads.busy import read_log
+from nvshare.simulated_gpu.trace import read_trace
 
 PROGRAMS = {
     "steady": ["--kernel-us=500", "--burst=400", "--copy-kib=64"],
@@ -61,7 +61,7 @@ def perform(stand: Rig, seconds: float, quantum: str) -> Scene:
     with log.open("w", encoding="utf-8") as stream:
         follower = stand.follow_events(stream)
         try:
-            busy = [sys.executable, "-m", "bench.workloads.busy", f"--seconds={seconds}"]
+            busy = [sys.executable, "-m", "nvshare.bench.workloads.busy", f"--seconds={seconds}"]
             running = {
                 name: stand.start([*busy, f"--log={stamps[name]}", *how], hooked=True, name=name)
                 for name, how in PROGRAMS.items()
@@ -123,7 +123,7 @@ def draw(scene: Scene, *, start_s: float, length_s: float, out: Path) -> None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.timeline", description="Draw who worked when")
+    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.timeline", description="Draw who worked when")
     parser.add_argument("--out", type=Path, default=Path("timeline.png"))
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--seconds", type=float, default=3.0, help="how long the programs run (default 3)")
@@ -132,14 +132,14 @@ def main() -> int:
     parser.add_argument("--quantum", default="50ms", help="default 50ms")
     options = parser.parse_args()
     if importlib.util.find_spec("matplotlib") is None:
-        sys.stderr.write("bench.timeline: matplotlib is not installed: pip install 'nvshare[plots]'\n")
+        sys.stderr.write("nvshare.bench.timeline: matplotlib is not installed: pip install 'nvshare[plots]'\n")
         return 1
     simulate = "1x8GiB" if options.simulate or not real_card() else None
     try:
         with rig(simulate=simulate, quantum=options.quantum) as stand:
             scene = perform(stand, options.seconds, options.quantum)
     except BenchError as error:
-        sys.stderr.write(f"bench.timeline: {error}\n")
+        sys.stderr.write(f"nvshare.bench.timeline: {error}\n")
         return 1
     draw(scene, start_s=options.start, length_s=options.length, out=options.out)
     print(options.out)

@@ -1,7 +1,8 @@
 """A hook's end of the wire over a plain Unix socket, and the pieces of ZMTP that a well-behaved peer never sends.
 
 For benchmarks and tests that need a thousand clients in one process at little cost, or a peer that misbehaves below the
-level of messages.  What comes is read by `coordinator.zmtp`; what goes out is put together here, and so may be wrong.
+level of messages.  What comes is read by the coordinator's own framing; what goes out is put together
+here, and so may be wrong.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from coordinator import zmtp
+from nvshare.coordinator.protocol import framing
 
-GREETING: Final = zmtp.GREETING
+GREETING: Final = framing.GREETING
 _LARGEST: Final = 65_536
 _ROUTER: Final = frozenset({b"ROUTER"})
 _SHORT_FRAME: Final = 255
@@ -43,7 +44,7 @@ class Link:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.connect(str(path))
         self.socket.settimeout(60)
-        self._protocol = zmtp.Connection(b"DEALER", _ROUTER, _LARGEST)
+        self._protocol = framing.Connection(b"DEALER", _ROUTER, _LARGEST)
         self._protocol.reply = GREETING + ready(identity)
         self._answer()
         while not self._protocol.shaken:

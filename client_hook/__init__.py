@@ -1,6 +1,6 @@
 """The Python side of the hook.  A program may ask the hook in its own process:
 
-    import client_hook
+    import nvshare.client_hook
     if client_hook.active():
         client_hook.yield_lease()   # a good moment: between two batches, before a long step on the CPU
 
@@ -12,7 +12,7 @@ May not go here: anything that runs on import.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from client_hook.api import GpuState, HookNotLoadedError, Lease, active, loaded, state, version, yield_lease
+    from nvshare.client_hook.api import GpuState, HookNotLoadedError, Lease, active, loaded, state, version, yield_lease
 
 __all__ = ["GpuState", "HookNotLoadedError", "Lease", "active", "loaded", "state", "version", "yield_lease"]
 
@@ -20,6 +20,6 @@ __all__ = ["GpuState", "HookNotLoadedError", "Lease", "active", "loaded", "state
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from client_hook import api
+    from nvshare.client_hook import api
 
     return getattr(api, name)

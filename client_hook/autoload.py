@@ -20,7 +20,10 @@ import sys
 MARKER = "NVSHARE_REEXEC"
 _HOOK = "libnvshare_hook.so"
 _OWN_TOOLS = ("nvshare-run", "nvshare-coordinator", "nvshare-ctl", "nvshare-demo")
-_OWN_MODULES = tuple(f"coordinator.{name}" for name in ("run", "server", "daemon", "control", "demo"))
+_OWN_MODULES = (
+    "nvshare.coordinator.daemon.main",
+    *(f"nvshare.coordinator.cli.{name}" for name in ("run", "ctl", "demo")),
+)
 
 
 def start() -> None:
@@ -43,8 +46,8 @@ def _start() -> None:
     arguments = _arguments()
     if arguments is None or _is_own_tool(arguments):
         return
-    from client_hook.embedded import Launch, prepare_client
-    from client_hook.obstacles import find_obstacle
+    from nvshare.client_hook.embedded import Launch, prepare_client
+    from nvshare.client_hook.obstacles import find_obstacle
 
     obstacle = find_obstacle(os.readlink("/proc/self/exe"))
     if obstacle is not None:

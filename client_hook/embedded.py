@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from client_hook.launcher import (
+from nvshare.client_hook.launcher import (
     ClientOptions,
     LaunchError,
     check_memory_mode,
@@ -36,8 +36,8 @@ from client_hook.launcher import (
     coordinator_environment,
     find_hook,
 )
-from coordinator.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir, RuntimeDirError, own_directory, prepare
-from coordinator.units import format_duration, format_size, parse_duration
+from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir, RuntimeDirError, own_directory, prepare
+from nvshare.coordinator.units import format_duration, format_size, parse_duration
 
 START_TIMEOUT_S = 30.0
 """A coordinator that is not ready by then has failed; also the bound for waiting until another launcher is done."""
@@ -99,8 +99,8 @@ def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]
 
 def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Also says which cards there are, so that a program that starts another under the hook need not."""
-    from simulated_gpu.environment import parse_cards, simulated_environment  # only these programs pay for it
-    from simulated_gpu.trace import read_cards
+    from nvshare.simulated_gpu.environment import parse_cards, simulated_environment  # only these programs pay for it
+    from nvshare.simulated_gpu.trace import read_cards
 
     try:
         made = simulated_environment(directory.simulated_gpu, simulate or None, environ)
@@ -254,7 +254,15 @@ def _start(
     log = _above_standard(_open_private(log_path, os.O_WRONLY | os.O_APPEND))
     log_start = os.fstat(log).st_size
     ready, report = map(_above_standard, os.pipe())
-    command = [sys.executable, "-P", "-m", "coordinator.server", "--embedded", "--runtime-dir", str(directory.path)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "nvshare.coordinator.daemon.main",
+        "--embedded",
+        "--runtime-dir",
+        str(directory.path),
+    ]
     command += ["--ready-fd", str(report), *arguments]
     if simulate is not None:
         command.append(f"--simulate={simulate}" if simulate else "--simulate")

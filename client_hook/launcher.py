@@ -7,7 +7,7 @@ Invariants:
 - Only the standard library, and of that only what is cheap: this runs before every command that a user starts.
 - The environment that comes in is never changed; functions give back a new one.
 
-May not go here: starting a coordinator (embedded.py), command lines (coordinator/run.py).
+May not go here: starting a coordinator (embedded.py), command lines (coordinator/cli/run.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ _SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
 _CLIENT_ONLY = frozenset(
     f"NVSHARE_{name}"
     for name in (
-        "SOCKET", "ENABLE", "REEXEC", "NAME", "PRIORITY", "WEIGHT", "GANG", "MEMORY", "MEMORY_LIMIT", "OVERSUBSCRIBE",
+        "SOCKET",
+        "ENABLE",
+        "REEXEC",
+        "NAME",
+        "PRIORITY",
+        "WEIGHT",
+        "GANG",
+        "MEMORY",
+        "MEMORY_LIMIT",
+        "OVERSUBSCRIBE",
     )
 )
 
@@ -47,8 +56,8 @@ class ClientOptions:
 
 
 def package_root() -> Path:
-    """The directory that holds our packages: site-packages, or a source checkout."""
-    return Path(__file__).absolute().parent.parent
+    """The directory that holds our packages: `nvshare` in site-packages, or a source checkout."""
+    return Path(__file__).resolve().parent.parent
 
 
 def find_hook(environ: Mapping[str, str]) -> Path:
@@ -66,7 +75,7 @@ def find_hook(environ: Mapping[str, str]) -> Path:
     path = package_root() / "client_hook" / "lib" / HOOK_NAME
     if path.is_file():
         return path
-    installed = _installed_file(f"client_hook/lib/{HOOK_NAME}")
+    installed = _installed_file(f"nvshare/client_hook/lib/{HOOK_NAME}")
     if installed is None:
         raise LaunchError(
             f"the hook library {HOOK_NAME} is not installed: run `pip install .` in the source tree, "
@@ -219,6 +228,6 @@ def coordinator_environment(base: Mapping[str, str]) -> dict[str, str]:
     """`base` for a coordinator: it is no client itself, and finds our packages also when they are not installed."""
     environ = {name: value for name, value in without_hook(base).items() if name not in _CLIENT_ONLY}
     root = package_root()
-    if root.name not in ("site-packages", "dist-packages"):
+    if (root / "nvshare").is_dir():  # a source checkout
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), base.get("PYTHONPATH"))))
     return environ

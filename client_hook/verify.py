@@ -8,7 +8,7 @@ Invariants:
   be seen.
 - The table goes to standard error: standard output belongs to the command.
 
-May not go here: the launching of ordinary commands (coordinator/run.py replaces itself by those).
+May not go here: the launching of ordinary commands (coordinator/cli/run.py replaces itself by those).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from client_hook.launcher import LaunchError, find_hook
+from nvshare.client_hook.launcher import LaunchError, find_hook
 
 ESCAPED = 3
 """Exit code when the command succeeded and its work did not all pass the gate, or nobody can know."""
@@ -86,7 +86,7 @@ def find_cupti(environ: Mapping[str, str]) -> Path:
             raise LaunchError(f"NVSHARE_CUPTI_LIBRARY names {named}, which does not exist; unset it or correct it")
         return Path(named).absolute()
     if "NVSHARE_SIM_STATE" in environ:
-        from simulated_gpu import library_directory
+        from nvshare.simulated_gpu import library_directory
 
         return library_directory() / _SIMULATED_CUPTI
     for directory in _cupti_directories(environ):

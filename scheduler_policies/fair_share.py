@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
 
 DEBT: Final = 4
 _SCALE: Final = 1 << 20
@@ -144,9 +144,14 @@ class FairShare(PolicyBase):
         places: list[tuple[bool, int, int, int]] = []
         for number, line in enumerate(lines):
             head = line.first()
-            by_tag = sorted(range(len(line.views)), key=lambda place, line=line, head=head: (  # type: ignore[misc]
-                place != head, line.tags[place], place
-            ))
+            by_tag = sorted(
+                range(len(line.views)),
+                key=lambda place, line=line, head=head: (  # type: ignore[misc]
+                    place != head,
+                    line.tags[place],
+                    place,
+                ),
+            )
             for nth, place in enumerate(by_tag):
                 later = number != first or nth > 0
                 places.append((later, line.tag + nth * line.turn, number, line.views[place].client))

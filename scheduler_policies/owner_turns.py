@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from scheduler_policies.api import ClientView
+from nvshare.scheduler_policies.api import ClientView
 
 REMEMBERED: Final = 1024
 """Owners; beyond that the one whose last turn is longest ago is forgotten."""

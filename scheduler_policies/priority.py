@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
-from scheduler_policies.owner_turns import OwnerTurns
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
+from nvshare.scheduler_policies.owner_turns import OwnerTurns
 
 
 def _waiting_since(view: ClientView) -> int:

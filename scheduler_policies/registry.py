@@ -16,13 +16,13 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from scheduler_policies.api import Policy
+from nvshare.scheduler_policies.api import Policy
 
 GROUP: Final = "nvshare.policies"
 BUILT_IN: Final = {
-    "fair_share": "scheduler_policies.fair_share:FairShare",
-    "priority": "scheduler_policies.priority:Priority",
-    "round_robin": "scheduler_policies.round_robin:RoundRobin",
+    "fair_share": "nvshare.scheduler_policies.fair_share:FairShare",
+    "priority": "nvshare.scheduler_policies.priority:Priority",
+    "round_robin": "nvshare.scheduler_policies.round_robin:RoundRobin",
 }
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
-from scheduler_policies.owner_turns import OwnerTurns
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
+from nvshare.scheduler_policies.owner_turns import OwnerTurns
 
 
 class RoundRobin(PolicyBase):

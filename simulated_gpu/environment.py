@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulated_gpu import library_directory
+from nvshare.simulated_gpu import library_directory
 
 MAX_GPUS = 32
 DEFAULT_CAPACITY_BYTES = 16 << 30

@@ -85,8 +85,8 @@ def built() -> Built:
     build_dir = Path(os.environ.get("NVSHARE_TEST_BUILD") or ROOT / "build" / "test").absolute()
     prefix = build(build_dir, "-DNVSHARE_WERROR=ON")
     made = Built(
-        hook=prefix / "client_hook" / "lib" / "libnvshare_hook.so",
-        sim_dir=prefix / "simulated_gpu" / "lib",
+        hook=prefix / "nvshare" / "client_hook" / "lib" / "libnvshare_hook.so",
+        sim_dir=prefix / "nvshare" / "simulated_gpu" / "lib",
         build_dir=build_dir,
     )
     os.environ["NVSHARE_HOOK_LIBRARY"] = str(made.hook)

@@ -18,12 +18,12 @@ import pytest
 from tests.conftest import ROOT, Built, build
 
 LIBRARIES = (
-    "client_hook/lib/libnvshare_hook.so",
-    "client_hook/lib64/libnvshare_hook.so",
-    f"client_hook/lib/{os.uname().machine}-linux-gnu/libnvshare_hook.so",
-    "client_hook/lib/libnvshare_verify.so",
-    "simulated_gpu/lib/libcuda.so.1",
-    "simulated_gpu/lib/libnvidia-ml.so.1",
+    "nvshare/client_hook/lib/libnvshare_hook.so",
+    "nvshare/client_hook/lib64/libnvshare_hook.so",
+    f"nvshare/client_hook/lib/{os.uname().machine}-linux-gnu/libnvshare_hook.so",
+    "nvshare/client_hook/lib/libnvshare_verify.so",
+    "nvshare/simulated_gpu/lib/libcuda.so.1",
+    "nvshare/simulated_gpu/lib/libnvidia-ml.so.1",
 )
 
 
@@ -55,7 +55,13 @@ def test_one_wheel_for_every_python(wheel: Path) -> None:
 def test_wheel_is_complete(wheel: Path) -> None:
     """What a missing file breaks shows on the user's machine only."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {*LIBRARIES, "coordinator/py.typed", "coordinator/server.py", "bench/gate_loop.c", "bench/saturate.c"}
+    wanted = {
+        *LIBRARIES,
+        "nvshare/coordinator/py.typed",
+        "nvshare/coordinator/daemon/main.py",
+        "nvshare/bench/gate_loop.c",
+        "nvshare/bench/saturate.c",
+    }
     assert not wanted - names, wanted - names
     assert [name for name in names if re.fullmatch(r"[^/]+\.pth", name)], "the opt-in's .pth must lie at the root"
     assert any(name.endswith("licenses/LICENSE") for name in names)

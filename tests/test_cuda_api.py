@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.find_cuda_header import candidates
+from nvshare.client_hook.find_cuda_header import candidates
 from tests.conftest import ROOT, Built
 
 TABLE = ROOT / "client_hook" / "src" / "cuda_api.def"

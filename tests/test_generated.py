@@ -6,15 +6,15 @@ import re
 import tomllib
 from pathlib import Path
 
-from coordinator import wire, wire_codegen
+from nvshare.coordinator.protocol import codegen, messages
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_header_is_up_to_date() -> None:
-    """Broken: wire.py was changed and the hook still speaks the old protocol."""
-    assert wire_codegen.TARGET.read_text() == wire_codegen.generate(), "run python -m coordinator.wire_codegen"
-    assert wire_codegen.main(["--check"]) == 0
+    """Broken: coordinator/protocol/messages.py was changed and the hook still speaks the old protocol."""
+    assert codegen.TARGET.read_text() == codegen.generate(), "run python -m nvshare.coordinator.protocol.codegen"
+    assert codegen.main(["--check"]) == 0
 
 
 def test_version_of_the_hook() -> None:
@@ -27,4 +27,4 @@ def test_version_of_the_hook() -> None:
 def test_gpu_bound_of_the_hook() -> None:
     """Broken: the hook uses ordinals that the coordinator refuses."""
     header = (ROOT / "client_hook/src/base.h").read_text()
-    assert f"#define NVS_MAX_GPUS {wire.MAX_GPUS_PER_CLIENT}u" in header
+    assert f"#define NVS_MAX_GPUS {messages.MAX_GPUS_PER_CLIENT}u" in header

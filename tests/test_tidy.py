@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import config, wire
-from coordinator.wire_fields import Field
+from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.fields import Field
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinator", "scheduler_policies", "client_hook", "simulated_gpu", "bench")
@@ -245,7 +246,7 @@ def test_protocol_document_is_complete() -> None:
     """Somebody who writes another client must find every message and field, with its number and bounds."""
     text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
     missing = []
-    for table in (wire.TO_COORDINATOR, wire.TO_CLIENT):
+    for table in (messages.TO_COORDINATOR, messages.TO_CLIENT):
         for number, message in table.items():
             heading = re.search(rf"^### {number} `{message.__name__}`$(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
             if heading is None:
@@ -254,14 +255,16 @@ def test_protocol_document_is_complete() -> None:
             for bound, field in zip(message.LAYOUT, fields(message), strict=True):  # type: ignore[arg-type]
                 if f"\n| `{field.name}` | {bounds_of(bound)} |" not in heading[1]:
                     missing.append(f"{message.__name__}.{field.name} ({bounds_of(bound)})")
-    assert f"version {wire.PROTOCOL_VERSION}" in text
+    assert f"version {messages.PROTOCOL_VERSION}" in text
     assert not missing, missing
 
 
 def test_every_setting_is_documented() -> None:
     """An operator finds settings in the handbook or not at all."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    missing = [key for key in config.KEYS if key != "gpu" and not re.search(rf"^\| `{key}` \|", text, re.MULTILINE)]
+    missing = [
+        key for key in settings_file.KEYS if key != "gpu" and not re.search(rf"^\| `{key}` \|", text, re.MULTILINE)
+    ]
     assert not missing, missing
 
 
@@ -302,7 +305,12 @@ def test_every_tool_answers_help(script: str) -> None:
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code, "--help"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout.lower(), done.stdout

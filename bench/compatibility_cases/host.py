@@ -1,4 +1,4 @@
-"""Runs cases on request: `python -m bench.compatibility_cases.host FRAMEWORK`.
+"""Runs cases on request: `python -m nvshare.bench.compatibility_cases.host FRAMEWORK`.
 
 The protocol is that of bench/crew.py.  A case is called FRAMEWORK.NAME; FRAMEWORK_cases is the module beside this, with
 `CASES` (name -> function that makes the Program) and `versions()`.  The one that is named at the start is imported
@@ -21,13 +21,13 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any
 
-from bench.compatibility_cases import switch
-from bench.compatibility_cases.program import Program, Skipped
+from nvshare.bench.compatibility_cases import switch
+from nvshare.bench.compatibility_cases.program import Program, Skipped
 
 
 def cases_of(framework: str) -> Any:
     """The module with a framework's cases."""
-    return importlib.import_module(f"bench.compatibility_cases.{framework}_cases")
+    return importlib.import_module(f"nvshare.bench.compatibility_cases.{framework}_cases")
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def serve(host: Host, answers: IO[str]) -> None:
 def main() -> int:
     """Command line."""
     if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m bench.compatibility_cases.host FRAMEWORK\n")
+        sys.stderr.write("usage: python -m nvshare.bench.compatibility_cases.host FRAMEWORK\n")
         return 2
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

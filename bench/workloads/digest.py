@@ -1,4 +1,4 @@
-"""Programs whose results must not depend on sharing: `python -m bench.workloads.digest torch|cupy [STEPS]`.
+"""Programs whose results must not depend on sharing: `python -m nvshare.bench.workloads.digest torch|cupy [STEPS]`.
 
 Deterministic by seed; prints one JSON object with a SHA-256 over everything computed, and how long it took.  Small:
 below 100 MiB of device memory.
@@ -75,7 +75,7 @@ def main() -> int:
     """Command line."""
     kinds = {"torch": torch_digest, "cupy": cupy_digest}
     if len(sys.argv) not in (2, 3) or sys.argv[1] not in kinds:
-        sys.stderr.write("usage: python -m bench.workloads.digest torch|cupy [STEPS]\n")
+        sys.stderr.write("usage: python -m nvshare.bench.workloads.digest torch|cupy [STEPS]\n")
         return 2
     start = time.monotonic()
     digest = kinds[sys.argv[1]](int(sys.argv[2]) if len(sys.argv) == 3 else 2000)

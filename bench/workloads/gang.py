@@ -1,8 +1,8 @@
-"""Programs for bench.gangs: a rank of a job that exchanges something after each step, and a rival that does not.
+"""Programs for nvshare.bench.gangs: a rank of a job that exchanges something after each step, and a rival.
 
-    python -m bench.workloads.gang rank NUMBER host FILE        kernels, then a token through a mapped file
-    python -m bench.workloads.gang rank NUMBER nccl FILE PORT   PyTorch: products, then an all-reduce over NCCL
-    python -m bench.workloads.gang rival GPU host|nccl          kernels, or products, and nobody to wait for
+    python -m nvshare.bench.workloads.gang rank NUMBER host FILE        kernels, then a token through a mapped file
+    python -m nvshare.bench.workloads.gang rank NUMBER nccl FILE PORT   PyTorch: products, then an all-reduce over NCCL
+    python -m nvshare.bench.workloads.gang rival GPU host|nccl          kernels, or products, and nobody to wait for
 
 There are two ranks, each on the GPU of its number.  They answer to bench/crew.py: a line `{"ready": true}`, then for
 each line `run SECONDS` one object: `steps`, `seconds`, `worst_ms` (the longest step).  The ranks end a run together.
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.workloads.busy import KERNEL_PTX, CudaError, Driver
+from nvshare.bench.workloads.busy import KERNEL_PTX, CudaError, Driver
 
 RANKS = 2
 KERNEL_NS, KERNELS = 500_000, 8

@@ -1,6 +1,6 @@
-"""Programs that `bench.throughput` compares: unmodified PyTorch or CuPy loops that count their steps.
+"""Programs that `nvshare.bench.throughput` compares: unmodified PyTorch or CuPy loops that count their steps.
 
-    python -m bench.workloads.steps WORKLOAD
+    python -m nvshare.bench.workloads.steps WORKLOAD
 
 Prints `ready` after its warm-up.  For each line of seconds on standard input it runs so long and prints one JSON
 object: `steps`, `seconds`, `steps_per_s`, and for workloads with a beat `latency_ms`.  Ends with the input.
@@ -144,7 +144,7 @@ def main() -> int:
     elif name in CUPY:
         workload = cupy_workload(name)
     else:
-        sys.stderr.write(f"usage: python -m bench.workloads.steps {'|'.join((*TORCH, *CUPY))}\n")
+        sys.stderr.write(f"usage: python -m nvshare.bench.workloads.steps {'|'.join((*TORCH, *CUPY))}\n")
         return 2
     run(workload, 1.0)
     print("ready", flush=True)

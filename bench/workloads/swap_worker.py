@@ -1,4 +1,4 @@
-"""A CUDA program for bench.swap and bench.prepare: fills device memory, checks it, times pinned copies, launches.
+"""A CUDA program for the swap benchmarks: fills device memory, checks it, times pinned copies, launches.
 
 It is told a line at a time.
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.workloads.busy import KERNEL_PTX, Driver
+from nvshare.bench.workloads.busy import KERNEL_PTX, Driver
 
 PATTERN_BYTES = 32 << 20
 PIECE_BYTES = 64 << 20

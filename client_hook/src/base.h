@@ -32,7 +32,7 @@
 #define NVS_FORK_STATE __attribute__((section("nvs_fork")))
 #define NVS_FORK_CODE __attribute__((cold))
 
-#define NVS_MAX_GPUS 32u          /* as MAX_GPUS_PER_CLIENT in coordinator/wire.py */
+#define NVS_MAX_GPUS 32u          /* as MAX_GPUS_PER_CLIENT in coordinator/protocol/messages.py */
 #define NVS_NO_GPU UINT32_MAX     /* "not known": the call falls through ungated */
 
 typedef void (*nvs_function)(void); /* some function; cast before use */

@@ -1,7 +1,7 @@
 /* msgpack as far as the messages need it: writers into a bounded buffer, readers of untrusted bytes.  wire.gen.h uses it.
  *
  * Readers accept every encoding of a value that fits, read nothing outside the frame, allocate nothing and do not recurse;
- * they accept exactly what decode() in coordinator/wire.py does.
+ * they accept exactly what decode() in coordinator/protocol/messages.py does.
  *
  * May not go here: messages.
  */

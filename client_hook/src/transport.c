@@ -1,5 +1,5 @@
 /* See transport.h.  ZMTP 3.1 with the NULL mechanism (https://rfc.zeromq.org/spec/37/), the client's side of it, over a
- * non-blocking Unix socket.  The coordinator's side is coordinator/zmtp.py.
+ * non-blocking Unix socket.  The coordinator's side is coordinator/protocol/framing.py.
  *
  * Why not libzmq: it brings two threads and a C++ runtime into somebody's process, and each message through it wakes one more
  * sleeping thread, which is most of what a hand-over costs (docs/decisions.md has the figures).

@@ -22,9 +22,7 @@ def run(module: str, *words: str) -> dict[str, Any]:
     """Its JSON object."""
     command = [sys.executable, "-m", module, "--json", *words]
     environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     return told
@@ -32,7 +30,7 @@ def run(module: str, *words: str) -> dict[str, Any]:
 
 def test_gate() -> None:
     """Without figures of the gate nobody would notice that it has become slow."""
-    told = run("bench.gate", "--simulate", "--pairs=1", "--calls=500", "--rounds=2")
+    told = run("nvshare.bench.gate", "--simulate", "--pairs=1", "--calls=500", "--rounds=2")
     assert {"baseline_ns", "hooked_ns", "added_ns", "added_instructions"} <= set(told)
     assert told["simulated"] is True
     assert told["baseline_ns"] > 0
@@ -41,7 +39,7 @@ def test_gate() -> None:
 
 def test_handover() -> None:
     """The same for hand-overs; none measured would be a failure."""
-    told = run("bench.handover", "--simulate", "--seconds=3")
+    told = run("nvshare.bench.handover", "--simulate", "--seconds=3")
     assert told["handovers"] > 0
     assert set(told["handover_us"]) == {"p50", "p99"}
 
@@ -49,7 +47,7 @@ def test_handover() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
 def test_throughput() -> None:
     """All four cases of one workload, with a real framework."""
-    told = run("bench.throughput", "--simulate", "--workload=cupy-small", "--seconds=0.5", "--repetitions=1")
+    told = run("nvshare.bench.throughput", "--simulate", "--workload=cupy-small", "--seconds=0.5", "--repetitions=1")
     found = told["workloads"]["cupy-small"]
     assert min(found[case] for case in ("alone", "alone_hooked", "two_native", "two_exclusive")) > 0
 
@@ -58,7 +56,15 @@ def test_throughput() -> None:
 def test_timeline(tmp_path: Path) -> None:
     """The picture in the README can be made again."""
     out = tmp_path / "timeline.png"
-    command = [sys.executable, "-m", "bench.timeline", "--simulate", "--seconds=1.5", "--start=0.5", f"--out={out}"]
+    command = [
+        sys.executable,
+        "-m",
+        "nvshare.bench.timeline",
+        "--simulate",
+        "--seconds=1.5",
+        "--start=0.5",
+        f"--out={out}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -66,7 +72,7 @@ def test_timeline(tmp_path: Path) -> None:
 
 def test_alloc() -> None:
     """Without figures nobody would notice that allocating in mode `swap` has become slow."""
-    told = run("bench.alloc", "--simulate", "--pairs=1", "--rounds=2")
+    told = run("nvshare.bench.alloc", "--simulate", "--pairs=1", "--rounds=2")
     assert set(told["sizes"]) == {"512", str(64 << 10), str(2 << 20), str(64 << 20)}
     assert all(one["plain_alloc_ns"] > 0 and one["swap_alloc_ns"] > 0 for one in told["sizes"].values())
     assert told["simulated"] is True
@@ -74,7 +80,7 @@ def test_alloc() -> None:
 
 def test_resident() -> None:
     """Both kinds of memory are there, and both compute the same; else the comparison is of nothing."""
-    told = run("bench.resident", "--simulate", "--seconds=0.1", "--mib=128")
+    told = run("nvshare.bench.resident", "--simulate", "--seconds=0.1", "--mib=128")
     assert set(told["kernels"]) == {"copy", "triad", "gather"}
     assert all(one["same"] and one["blocks"] > 0 for one in told["kernels"].values())
     assert told["piece_bytes"]["swap"] < told["piece_bytes"]["plain"] == 128 << 20
@@ -82,14 +88,14 @@ def test_resident() -> None:
 
 def test_prepare() -> None:
     """Without figures nobody would notice that making host memory ready slows the program beside it."""
-    told = run("bench.prepare", "--simulate", "--seconds=4.5", "--gib=0.03125")
+    told = run("nvshare.bench.prepare", "--simulate", "--seconds=4.5", "--gib=0.03125")
     assert all(told[phase]["whole_per_s"] > 0 for phase in ("before", "meanwhile", "after"))
     assert told["simulated"] is True
 
 
 def test_gangs() -> None:
     """All cases are measured, and only one of them has turns together; else the comparison is of nothing."""
-    told = run("bench.gangs", "--simulate=2x1GiB", "--seconds=1", "--repetitions=1", "--quantum=20ms")
+    told = run("nvshare.bench.gangs", "--simulate=2x1GiB", "--seconds=1", "--repetitions=1", "--quantum=20ms")
     assert (told["exchange"], told["simulated"]) == ("host", True)
     assert told["alone"]["steps_per_s"] > 0
     assert min(told["alone"]["rivals_steps_per_s"]) > 0
@@ -101,10 +107,10 @@ def test_gangs() -> None:
 
 def test_gangs_want_two_gpus() -> None:
     """Broken: with one GPU the figures would be of something else."""
-    command = [sys.executable, "-m", "bench.gangs", "--simulate=1x1GiB"]
+    command = [sys.executable, "-m", "nvshare.bench.gangs", "--simulate=1x1GiB"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 1
     assert "2 GPUs are needed" in done.stderr
-    command = [sys.executable, "-m", "bench.gangs", "--simulate", "--exchange=nccl"]
+    command = [sys.executable, "-m", "nvshare.bench.gangs", "--simulate", "--exchange=nccl"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert "NCCL needs" in done.stderr

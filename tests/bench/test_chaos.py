@@ -1,17 +1,17 @@
-"""bench.chaos: a short run without a failure, and witnesses that see failures."""
+"""nvshare.bench.chaos: a short run without a failure, and witnesses that see failures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bench.chaos_node import Trace
-from simulated_gpu.trace import Busy
+from nvshare.bench.chaos_node import Trace
+from nvshare.simulated_gpu.trace import Busy
 from tests.bench.test_benches_run import run
 
 
 def test_a_short_run_is_clean() -> None:
     """Broken if a death or a stop of coordinator or client cost another program its work, its data or its turn."""
-    told = run("bench.chaos", "--minutes=1", "--disturbances=8", "--seed=7")
+    told = run("nvshare.bench.chaos", "--minutes=1", "--disturbances=8", "--seed=7")
     assert told["coordinator_kills"] > 0
     assert told["client_kills"] > 0
     assert (told["app_failures"], told["double_holds"], told["data_mismatches"]) == (0, 0, 0), told["details"]

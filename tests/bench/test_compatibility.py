@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from bench import compatibility_page, startup
-from bench.compatibility import Run, run_group, verdict
-from bench.compatibility_cases.catalog import FIRST, SMALL, THEN, Case, Group
-from bench.compatibility_verify import totals
-from bench.graphs import drains_ms
-from bench.in_process import Plan
-from bench.rig import BenchError, rig
+from nvshare.bench import compatibility_page, startup
+from nvshare.bench.compatibility import Run, run_group, verdict
+from nvshare.bench.compatibility_cases.catalog import FIRST, SMALL, THEN, Case, Group
+from nvshare.bench.compatibility_verify import totals
+from nvshare.bench.graphs import drains_ms
+from nvshare.bench.in_process import Plan
+from nvshare.bench.rig import BenchError, rig
 from tests.conftest import ROOT, Built
 
 CASES = (Case("breaks", "breaks", SMALL, limit_s=20.0), Case("works", "works", SMALL, limit_s=20.0))
@@ -44,7 +44,12 @@ def run(module: str, *words: str) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", module, "--json", *words],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -97,7 +102,7 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
 
 def test_matrix_on_the_simulated_gpu(built: Built) -> None:
     """The matrix runs: baseline, alone, two at a time, with a program that really is under the hook."""
-    lines = run("bench.compatibility", "--simulate", "--case=driver", "--mode=device", "--seconds=0.2")
+    lines = run("nvshare.bench.compatibility", "--simulate", "--case=driver", "--mode=device", "--seconds=0.2")
     rows = compatibility_page.final_rows(lines)
     assert [(row["result"], row["alone"], row["two"]) for row in rows] == [("ok", "identical", ["identical"] * 2)] * 3
     assert sum(row["handovers"] for row in rows) > 0, "two at a time were never at the same time"
@@ -109,7 +114,7 @@ def test_matrix_on_the_simulated_gpu(built: Built) -> None:
 
 def test_detector_on_the_matrix(built: Built) -> None:
     """The matrix claims that nothing escapes: that must come from the detector, and from work that it saw."""
-    lines = run("bench.compatibility", "--simulate", "--case=driver", "--verify")
+    lines = run("nvshare.bench.compatibility", "--simulate", "--case=driver", "--verify")
     (told,) = [line for line in lines if "verify" in line]
     assert told["result"] == "clean"
     assert told["kernels"] == told["kernels_gated"] > 0
@@ -213,7 +218,7 @@ def test_starts_of_a_framework(built: Built, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_startup(built: Built) -> None:
     """An idle process with the hook has no thread and no socket; and a crowd that starts at once gets through."""
-    (told,) = run("bench.startup", "--runs=3", "--processes=8")
+    (told,) = run("nvshare.bench.startup", "--runs=3", "--processes=8")
     assert {"added_ms", "all_ready_s"} <= set(told)
     assert told["processes"] == 8
     assert told["idle"]["threads"] == 1
@@ -223,7 +228,7 @@ def test_startup(built: Built) -> None:
 def test_graphs(built: Built) -> None:
     """Replays compute the same under the hook, and drains are seen."""
     words = ("--seconds=1", "--repetitions=1", "--processes=1", "--replay-seconds=0.3")
-    (told,) = run("bench.graphs", "--simulate", *words)
+    (told,) = run("nvshare.bench.graphs", "--simulate", *words)
     assert {name: one["identical"] for name, one in told["replay"].items()} == dict.fromkeys(
         ("graph", "graph1", "launches"), True
     )

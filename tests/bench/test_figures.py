@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.crew import figures
-from bench.handover import evaluate, turns
-from bench.rig import percentile, spread
-from bench.summary import FILES
-from bench.timeline import leases
+from nvshare.bench.crew import figures
+from nvshare.bench.handover import evaluate, turns
+from nvshare.bench.rig import percentile, spread
+from nvshare.bench.summary import FILES
+from nvshare.bench.timeline import leases
 
 DRAINED = {"drained": True}
 EVENTS = [

@@ -1,4 +1,4 @@
-"""How bench.gangs agrees on the end of a run, and what it makes of the coordinator's counters.
+"""How nvshare.bench.gangs agrees on the end of a run, and what it makes of the coordinator's counters.
 
 May not go here: running it (test_benches_run.py).
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.gangs import Shares, _share
-from bench.workloads.gang import FILE_BYTES, RANKS, Tokens
+from nvshare.bench.gangs import Shares, _share
+from nvshare.bench.workloads.gang import FILE_BYTES, RANKS, Tokens
 
 RUNS = 3
 STEPS = 5

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from bench.crew import Member, closing, pinned
-from bench.in_process import Block, Plan, compare, figures, switch_environment
-from bench.rig import rig
+from nvshare.bench.crew import Member, closing, pinned
+from nvshare.bench.in_process import Block, Plan, compare, figures, switch_environment
+from nvshare.bench.rig import rig
 from tests.conftest import Built
 
 PROGRAM = """
 import ctypes, json, mmap, sys
-from bench.compatibility_cases import switch
+from nvshare.bench.compatibility_cases import switch
 
 cuda = ctypes.CDLL("libcuda.so.1")
 context, memory = ctypes.c_void_p(), ctypes.c_uint64()
@@ -220,7 +220,7 @@ def test_one_unproved_process_is_no_figure() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
 def test_cupy(built: Built, tmp_path: Path, switch: dict[str, str]) -> None:
     """A real libcudart keeps its addresses in tables of its own, which nobody told us of."""
-    command = [sys.executable, "-m", "bench.compatibility_cases.host", "cupy"]
+    command = [sys.executable, "-m", "nvshare.bench.compatibility_cases.host", "cupy"]
     with rig(simulate="1x1GiB") as stand:
         member = Member(stand, command, hooked=True, name="cupy", extra=switch)
         with closing([member]):

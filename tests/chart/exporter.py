@@ -10,14 +10,16 @@ import re
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator import events, metrics
-from coordinator.commands import Notify
-from coordinator.kubernetes import admission_server, plugin_metrics
-from coordinator.kubernetes.slot import PodRef, Slot
-from coordinator.scheduler import Scheduler
-from coordinator.slots import Figures, SlotPicture
-from coordinator.wire import MemoryMode
-from scheduler_policies import registry
+from nvshare.coordinator.daemon import metrics
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.kubernetes.cluster import admission_server
+from nvshare.coordinator.kubernetes.node import plugin_metrics
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
+from nvshare.coordinator.kubernetes.slots.slot_book import Figures, SlotPicture
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Notify
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies import registry
 
 SECOND = 1_000_000_000
 

@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from coordinator.kubernetes.pods import Timing
+from nvshare.coordinator.kubernetes.cluster.pods import Timing
 from tests.chart import exporter
 from tests.chart.conftest import Rendered, render
 

@@ -23,7 +23,7 @@ import typer
 import typer.main
 import yaml
 
-from coordinator import config
+from nvshare.coordinator.daemon import settings_file
 from tests.chart.conftest import LIBRARY, Rendered, mistakes, render, versions
 from tests.chart.pod import SCRIPTS, Pod
 from tests.chart.test_render import MATRIX, pods
@@ -33,7 +33,7 @@ from tests.waiting import eventually
 
 def program(name: str) -> Any:
     """The parser of one of our programs."""
-    module = "coordinator.daemon" if name == "nvshare-coordinator" else SCRIPTS[name].split(":")[0]
+    module = "nvshare.coordinator.daemon.main" if name == "nvshare-coordinator" else SCRIPTS[name].split(":")[0]
     return typer.main.get_command(importlib.import_module(module).app)
 
 
@@ -57,7 +57,7 @@ def test_environment_is_no_setting_by_accident() -> None:
     """A variable of the pod that a program reads as a setting would beat the file."""
     for container in render().one("DaemonSet")["spec"]["template"]["spec"]["containers"]:
         given = {entry["name"]: entry.get("value", "node-1") for entry in container["env"]}
-        assert config.load({}, given) == config.load({}, {})
+        assert settings_file.load({}, given) == settings_file.load({}, {})
 
 
 def free_ports(count: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator.kubernetes.annotations import Rules, findings
+from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings
 from tests.chart.conftest import CHART, EXAMPLES, mistakes, versions
 
 FILES = sorted(path.name for path in EXAMPLES.glob("*.yaml"))

@@ -5,7 +5,7 @@ May not go here: how they are computed (scale.py).
 
 from __future__ import annotations
 
-from coordinator.units import parse_duration
+from nvshare.coordinator.units import parse_duration
 from tests.chart import exporter, scale
 from tests.chart.conftest import render
 from tests.conftest import ROOT

@@ -16,7 +16,7 @@ import helm_python
 import pytest
 import yaml
 
-from simulated_gpu.trace import overlaps, read_trace
+from nvshare.simulated_gpu.trace import overlaps, read_trace
 from tests.chart.conftest import EXAMPLES, mistakes, versions
 from tests.chart.pod import Pod
 from tests.conftest import Built

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from coordinator import config
+from nvshare.coordinator.daemon import settings_file
 from tests.chart.conftest import CHART, refusal, render
 from tests.chart.test_render import MATRIX
 
@@ -135,9 +135,9 @@ def test_schema_knows_every_value() -> None:
 
 def test_settings_are_the_coordinators() -> None:
     """A setting that the coordinator learns must be settable here; one that it forgets must not."""
-    theirs = set(config.KEYS) - {"metrics_port", "metrics_address"}  # the chart's own
+    theirs = set(settings_file.KEYS) - {"metrics_port", "metrics_address"}  # the chart's own
     assert set(SCHEMA["properties"]["settings"]["properties"]) == theirs
-    of_one_gpu = {field.alias or name for name, field in config.GpuOverride.model_fields.items()}
+    of_one_gpu = {field.alias or name for name, field in settings_file.GpuOverride.model_fields.items()}
     assert set(SCHEMA["definitions"]["gpuOverride"]["properties"]) == of_one_gpu
 
 
@@ -148,7 +148,7 @@ def test_the_coordinator_reads_its_settings(name: str, tmp_path: Path) -> None:
     (found,) = [d for d in rendered.all("ConfigMap") if "nvshare.toml" in d["data"]]
     file = tmp_path / "nvshare.toml"
     file.write_text(found["data"]["nvshare.toml"], encoding="utf-8")
-    settings = config.load({}, {}, file)
+    settings = settings_file.load({}, {}, file)
     given = {"policy": "round_robin", "quantum": "100ms"} | MATRIX[name].get("settings", {})
     assert settings.policy == given["policy"]
     assert settings.quantum_ns == (None if given["quantum"] == "auto" else 100_000_000)

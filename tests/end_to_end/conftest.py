@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
-from simulated_gpu.environment import simulated_environment
-from simulated_gpu.trace import Busy, read_trace
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.environment import simulated_environment
+from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.conftest import ROOT, Built
 from tests.waiting import eventually
 
@@ -58,11 +58,21 @@ class Node:
     def start_coordinator(self, *options: str, variables: dict[str, str] | None = None) -> None:
         """Returns when it serves.  `variables` are for settings without an option."""
         ready, report = os.pipe()
-        command = [sys.executable, "-m", "coordinator.server", f"--simulate={self.simulate}", "--ready-fd", str(report)]
+        command = [
+            sys.executable,
+            "-m",
+            "nvshare.coordinator.daemon.main",
+            f"--simulate={self.simulate}",
+            "--ready-fd",
+            str(report),
+        ]
         with (self.directory / "coordinator.log").open("ab") as log:
             self.coordinator = subprocess.Popen(
                 [*command, *options],
-                env=self.environment() | (variables or {}), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.environment() | (variables or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 pass_fds=(report,),
             )
         os.close(report)
@@ -85,7 +95,15 @@ class Node:
         self, command: Sequence[str], *options: str, variables: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """A program under the hook; `options` are nvshare-run's."""
-        line = [sys.executable, "-m", "coordinator.run", f"--simulate={self.simulate}", *options, "--", *command]
+        line = [
+            sys.executable,
+            "-m",
+            "nvshare.coordinator.cli.run",
+            f"--simulate={self.simulate}",
+            *options,
+            "--",
+            *command,
+        ]
         return self._start(line, self.environment() | (variables or {}))
 
     def run_plain(self, command: Sequence[str]) -> subprocess.Popen[str]:
@@ -95,24 +113,26 @@ class Node:
     def _start(self, command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             command,
-            env=environment, cwd=self.directory, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment,
+            cwd=self.directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.started.append(process)
         return process
 
     def control(self, *words: str) -> Any:
         """One nvshare-ctl command that must succeed; its JSON."""
-        command = [sys.executable, "-m", "coordinator.control", *words, "--json"]
-        done = subprocess.run(
-            command, env=self.environment(), capture_output=True, text=True, timeout=60, check=False
-        )
+        command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *words, "--json"]
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, f"{words}: {done.stderr}{done.stdout}"
         return json.loads(done.stdout) if done.stdout.strip() else None
 
     def follow_events(self) -> None:
         """Gathers `nvshare-ctl events` in `events` from some moment after this call."""
-        command = [sys.executable, "-m", "coordinator.control", "events", "--json"]
+        command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", "--json"]
         process = self._start(command, self.environment())
         assert process.stdout is not None
         stream = process.stdout
@@ -137,9 +157,7 @@ class Node:
 
     def await_handovers(self, count: int) -> None:
         """Until the lease of the first GPU has gone from one program to another so many times."""
-        eventually(
-            lambda: self.control("status")["gpus"][0]["handovers"] >= count, f"{count} hand-overs\n{self.log()}"
-        )
+        eventually(lambda: self.control("status")["gpus"][0]["handovers"] >= count, f"{count} hand-overs\n{self.log()}")
 
     def close(self) -> None:
         """Ends everything."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.launcher import ClientOptions, client_environment
-from simulated_gpu.environment import simulated_environment
+from nvshare.client_hook.launcher import ClientOptions, client_environment
+from nvshare.simulated_gpu.environment import simulated_environment
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node, stop
 from tests.hook.test_memory_process import Client, start

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from simulated_gpu.trace import overlaps
+from nvshare.simulated_gpu.trace import overlaps
 from tests.end_to_end.conftest import Node, finish, stop
 from tests.waiting import eventually
 
@@ -36,8 +36,12 @@ def two(node: Node, saturate: Path) -> list[int]:
 def longest_hold_ns(node: Node) -> int:
     """How long the present holder of the lease has had it; 0 while it changes hands."""
     status = node.control("status")
-    held = [status["now_ns"] - seat["holding_since_ns"] for client in status["clients"] for seat in client["seats"]
-            if seat["holding_since_ns"] is not None]
+    held = [
+        status["now_ns"] - seat["holding_since_ns"]
+        for client in status["clients"]
+        for seat in client["seats"]
+        if seat["holding_since_ns"] is not None
+    ]
     return max(held, default=0)
 
 

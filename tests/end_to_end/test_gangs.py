@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from simulated_gpu.trace import Busy, overlaps
+from nvshare.simulated_gpu.trace import Busy, overlaps
 from tests.conftest import ROOT, Built
 from tests.end_to_end.conftest import Node, stop
 from tests.hook.compiled import compile_c

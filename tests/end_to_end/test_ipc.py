@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from simulated_gpu.trace import overlaps
+from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node, finish
 from tests.end_to_end.test_sanitized import COMPLAINTS, sanitized

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import Rig, rig
+from nvshare.bench.rig import Rig, rig
 
 PROGRAM = Path(__file__).parent / "programs" / "pool_counters.py"
 MODES = ("device", "managed", "swap")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simulated_gpu.trace import overlaps
+from nvshare.simulated_gpu.trace import overlaps
 from tests.end_to_end.conftest import Node, finish, stop
 from tests.waiting import eventually
 
@@ -75,8 +75,10 @@ def test_a_program_introduces_itself_while_the_driver_begins(node: Node) -> None
     assert process.stdout.readline() == "0 1\n"
     assert process.stdout.readline() == f"{NOT_INITIALIZED} 0\n"
     eventually(
-        lambda: [(client["name"], client["process_id"]) for client in node.control("status")["clients"]]
-        == [("early", process.pid)],
+        lambda: (
+            [(client["name"], client["process_id"]) for client in node.control("status")["clients"]]
+            == [("early", process.pid)]
+        ),
         "the program to be known",
     )
     eventually(lambda: node.control("status")["gpus"][0]["clients"] == 1, "its GPU to be known")

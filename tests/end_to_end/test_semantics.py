@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.launcher import ClientOptions, client_environment
-from simulated_gpu.environment import simulated_environment
-from simulated_gpu.trace import Overlap, overlaps
+from nvshare.client_hook.launcher import ClientOptions, client_environment
+from nvshare.simulated_gpu.environment import simulated_environment
+from nvshare.simulated_gpu.trace import Overlap, overlaps
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node
 from tests.hook.compiled import SOURCE, cuda_include

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
-from simulated_gpu.trace import overlaps
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.trace import overlaps
 from tests.end_to_end.conftest import Node, finish, stop
 from tests.waiting import eventually
 
 LONG = "100"
 """Seconds of a program that is stopped long before."""
-BUSY = [sys.executable, "-m", "bench.workloads.busy"]
+BUSY = [sys.executable, "-m", "nvshare.bench.workloads.busy"]
 
 
 def test_two_programs_take_turns(node: Node, saturate: Path) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from simulated_gpu.trace import overlaps
+from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node, finish
 from tests.hook.compiled import PROGRAMS, compile_c
 from tests.waiting import eventually
 
-BUSY = [sys.executable, "-m", "bench.workloads.busy"]
+BUSY = [sys.executable, "-m", "nvshare.bench.workloads.busy"]
 MIB = 1 << 20
 CARD = 256 * MIB
 

@@ -21,7 +21,14 @@ SLOW = {"NVSHARE_SIM_FAULTS": "slow:cuMemUnmap=5000000,slow:cuMemMap=5000000"}
 
 def job(node: Node) -> subprocess.Popen[str]:
     """One that works until it is stopped."""
-    command = [sys.executable, "-m", "bench.workloads.resident", f"--mib={JOB_MIB}", "--steps=1000000", "--step-ms=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "nvshare.bench.workloads.resident",
+        f"--mib={JOB_MIB}",
+        "--steps=1000000",
+        "--step-ms=2",
+    ]
     process = node.run(command, "--memory=swap", variables=SLOW)
     assert process.stdin is not None
     process.stdin.write("go\n")

@@ -21,7 +21,14 @@ def test_moving_memory_under_sanitizers(node: Node, kind: str) -> None:
     """Broken: a race or a use after free between the program's threads, the mover and the host pool's helpers."""
     variables = sanitized(kind)
     node.start_coordinator("--quantum=10ms")
-    busy = [sys.executable, "-m", "bench.workloads.busy", "--seconds=2", f"--copy-kib={160 * 1024}", "--burst=2"]
+    busy = [
+        sys.executable,
+        "-m",
+        "nvshare.bench.workloads.busy",
+        "--seconds=2",
+        f"--copy-kib={160 * 1024}",
+        "--burst=2",
+    ]
     both = [node.run(busy, "--memory=swap", variables=variables) for _ in range(2)]
     program = [sys.executable, str(ROOT / "tests" / "hook" / "programs" / "memory_program.py")]
     threads = node.run(program, "--memory=swap", variables=variables)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.zmtp import Connection, ZmtpError
+from nvshare.coordinator.protocol.framing import Connection, ZmtpError
 from tests.fuzz.targets import TARGETS, build_fuzzer, build_replay, read_corpus, unpack
 from tests.wire import codec
 

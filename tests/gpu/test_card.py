@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.rig import Rig, compile_program, rig
+from nvshare.bench.rig import Rig, compile_program, rig
 from tests.conftest import ROOT, Built
 from tests.waiting import eventually
 
@@ -27,7 +27,12 @@ def run(*command: str, seconds: float = 110) -> dict[str, Any]:
     environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"} | {"NVSHARE_MEMORY": "device"}
     done = subprocess.run(
         [sys.executable, *command],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -41,7 +46,7 @@ def holder(stand: Rig) -> object:
 
 def test_demo_on_the_card(built: Built) -> None:
     """Kernels' own stamps show no overlap: exclusivity holds on silicon, not only in the double."""
-    told = run("-m", "coordinator.demo", "--seconds", "3", "--json")
+    told = run("-m", "nvshare.coordinator.cli.demo", "--seconds", "3", "--json")
     assert told["simulated"] is False
     assert told["violations"] == 0
     assert told["handovers"] > 0
@@ -52,7 +57,7 @@ def test_demo_on_the_card(built: Built) -> None:
 )
 def test_frameworks_compute_the_same(built: Built) -> None:
     """Two unmodified PyTorch and CuPy programs give bit for bit what they give alone."""
-    told = run("-m", "bench.correctness", "--json", "--steps", "300")
+    told = run("-m", "nvshare.bench.correctness", "--json", "--steps", "300")
     assert told["equal"] is True
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.rig import Rig, compile_program, rig
-from client_hook.launcher import ClientOptions, client_environment
+from nvshare.bench.rig import Rig, compile_program, rig
+from nvshare.client_hook.launcher import ClientOptions, client_environment
 from tests.conftest import ROOT, Built
 from tests.end_to_end.test_dead_contexts import MIB, fault_beside
 from tests.hook.test_memory_process import start

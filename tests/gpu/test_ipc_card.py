@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT, Built
 from tests.end_to_end.test_ipc import PROGRAMS, ipc_program
 from tests.hook.test_interception_cudart import own_cudart
@@ -39,7 +39,7 @@ def run(runtime: RuntimeDir, built: Built) -> Run:
 
     def start(mode: str, *command: str) -> tuple[str, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "coordinator.run", f"--memory={mode}", "--", *command],
+            [sys.executable, "-m", "nvshare.coordinator.cli.run", f"--memory={mode}", "--", *command],
             env=environment, capture_output=True, text=True, timeout=4 * WAIT_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

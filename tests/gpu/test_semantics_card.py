@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT
 from tests.end_to_end.test_semantics import BOUND_S, LIMIT, MODES, cases, compiled
 from tests.launch.conftest import runtime
@@ -46,7 +46,7 @@ def start(runtime_dir: Path, mode: str, program: Path, case: str) -> subprocess.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment |= {"NVSHARE_RUNTIME_DIR": str(runtime_dir), "PYTHONPATH": path}
-    command = [sys.executable, "-m", "coordinator.run", *options, "--"] if mode else []
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.run", *options, "--"] if mode else []
     pipe = subprocess.PIPE
     return subprocess.Popen(
         [*command, str(program), case], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from client_hook.launcher import LaunchError
-from client_hook.verify import find_cupti
-from coordinator.runtime_dir import RuntimeDir
+from nvshare.client_hook.launcher import LaunchError
+from nvshare.client_hook.verify import find_cupti
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT, Built
 from tests.hook.compiled import compile_c
 from tests.hook.interception_programs import PROGRAMS
@@ -59,7 +59,7 @@ def hooked(runtime: RuntimeDir, built: Built) -> Command:
 
     def run(*arguments: str, data: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "coordinator.run", *arguments],
+            [sys.executable, "-m", "nvshare.coordinator.cli.run", *arguments],
             env=environment, input=data, capture_output=True, text=True, timeout=WAIT_S * 1.5, check=False,
         )  # fmt: skip
 

@@ -26,9 +26,27 @@ SANITIZE = os.environ.get("NVSHARE_TEST_SANITIZE", "")
 
 _numbers = itertools.count()
 STANDALONE = (
-    "gate", "lease", "agent", "agent_host", "agent_lease", "agent_link", "agent_loop", "agent_moves", "graph_gpus",
-    "dead", "handdown", "ipc_socket", "thread", "transport", "pacing", "pace_cost", "pace_stream", "drain", "init",
-    "log", "marks",
+    "gate",
+    "lease",
+    "agent",
+    "agent_host",
+    "agent_lease",
+    "agent_link",
+    "agent_loop",
+    "agent_moves",
+    "graph_gpus",
+    "dead",
+    "handdown",
+    "ipc_socket",
+    "thread",
+    "transport",
+    "pacing",
+    "pace_cost",
+    "pace_stream",
+    "drain",
+    "init",
+    "log",
+    "marks",
 )
 
 

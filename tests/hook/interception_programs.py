@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.find_cuda_header import candidates
+from nvshare.client_hook.find_cuda_header import candidates
 from tests.conftest import ROOT, Built
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"

@@ -20,12 +20,12 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 
 BOUND_S = 60.0
 """Longest wait for anything."""
 
-M = TypeVar("M", bound=wire.Message)
+M = TypeVar("M", bound=messages.Message)
 
 
 class ScriptedCoordinator:
@@ -35,7 +35,7 @@ class ScriptedCoordinator:
         self.path = path
         self._context = zmq.Context()
         self.peer = b""
-        self.received: list[wire.Message] = []
+        self.received: list[messages.Message] = []
         self.unasked = False
         """The client of the last AttachGpu has not asked for the lease of GPU 0."""
         self.has_host_budget = False
@@ -73,29 +73,29 @@ class ScriptedCoordinator:
         self.path.unlink(missing_ok=True)
         self._bind()
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """To the peer that spoke last."""
-        self.send_bytes(wire.encode(message))
+        self.send_bytes(messages.encode(message))
 
     def send_bytes(self, frame: bytes) -> None:
         """Anything at all."""
         self._socket.send_multipart([self.peer, frame])
 
-    def receive(self, timeout_s: float = BOUND_S) -> wire.Message | None:
+    def receive(self, timeout_s: float = BOUND_S) -> messages.Message | None:
         """The next message; None when the time is over."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None
         self.peer, frame = self._socket.recv_multipart()
-        message = wire.decode(frame, wire.TO_COORDINATOR)
-        assert isinstance(message, wire.Message)
+        message = messages.decode(frame, messages.TO_COORDINATOR)
+        assert isinstance(message, messages.Message)
         self.received.append(message)
         match message:
-            case wire.AttachGpu(gpu=0, lease_id=lease_id, wanted=wanted):
+            case messages.AttachGpu(gpu=0, lease_id=lease_id, wanted=wanted):
                 self.unasked = lease_id == 0 and not wanted
-            case wire.Request(gpu=0):
+            case messages.Request(gpu=0):
                 self.unasked = False
-        if isinstance(message, wire.ReserveHost) and not self.has_host_budget:
-            self.send(wire.Rejected(code=wire.Rejection.UNKNOWN_MESSAGE, final=False, text="unknown message"))
+        if isinstance(message, messages.ReserveHost) and not self.has_host_budget:
+            self.send(messages.Rejected(code=messages.Rejection.UNKNOWN_MESSAGE, final=False, text="unknown message"))
         return message
 
     def expect(self, kind: type[M]) -> M:
@@ -107,7 +107,7 @@ class ScriptedCoordinator:
                 return message
         pytest.fail(f"no {kind.__name__} came; heard {self.received}")
 
-    def nothing(self, kind: type[wire.Message]) -> None:
+    def nothing(self, kind: type[messages.Message]) -> None:
         """What came so far holds none of this kind."""
         while self.receive(0.0) is not None:
             pass
@@ -121,11 +121,11 @@ class ScriptedCoordinator:
         limit: int = 0,
         reserve: bool = False,
         limit_of_slot: bool = False,
-    ) -> wire.AttachGpu:
+    ) -> messages.AttachGpu:
         """Hello, AttachGpu and their answers."""
-        self.expect(wire.Hello)
-        self.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-        attach = self.expect(wire.AttachGpu)
+        self.expect(messages.Hello)
+        self.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+        attach = self.expect(messages.AttachGpu)
         self.settings(
             pacing_budget_ns=pacing_budget_ns,
             idle_release_ns=idle_release_ns,
@@ -146,7 +146,7 @@ class ScriptedCoordinator:
     ) -> None:
         """GpuSettings for GPU 0."""
         self.send(
-            wire.GpuSettings(
+            messages.GpuSettings(
                 gpu=0,
                 memory_limit_bytes=limit,
                 capacity_bytes=16 << 30,
@@ -162,16 +162,16 @@ class ScriptedCoordinator:
     def asked(self) -> None:
         """Until the client that was welcomed has asked for the lease: with its AttachGpu if a thread waits by then."""
         if self.unasked:
-            self.expect(wire.Request)
+            self.expect(messages.Request)
 
     def grant(self, lease_id: int, waiters: int = 0) -> None:
         """GPU 0 for a long time."""
-        self.send(wire.Grant(gpu=0, lease_id=lease_id, quantum_ns=10**9, waiters=waiters))
+        self.send(messages.Grant(gpu=0, lease_id=lease_id, quantum_ns=10**9, waiters=waiters))
 
-    def revoke(self, lease_id: int, deadline_ns: int = 10**10) -> wire.Release:
+    def revoke(self, lease_id: int, deadline_ns: int = 10**10) -> messages.Release:
         """Takes the lease back and waits for its release."""
-        self.send(wire.Revoke(gpu=0, lease_id=lease_id, drain_deadline_ns=deadline_ns))
-        release = self.expect(wire.Release)
+        self.send(messages.Revoke(gpu=0, lease_id=lease_id, drain_deadline_ns=deadline_ns))
+        release = self.expect(messages.Release)
         assert release.lease_id == lease_id
         return release
 

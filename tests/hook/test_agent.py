@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
-from simulated_gpu.trace import read_trace
+from nvshare.coordinator.protocol import messages
+from nvshare.simulated_gpu.trace import read_trace
 from tests.conftest import Built
 from tests.hook.conftest import StartClient
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
@@ -40,10 +40,10 @@ def test_waits_for_the_grant_and_releases_on_revoke(coordinator: ScriptedCoordin
     coordinator.grant(7)
     assert client.answer() == "launched"
     release = coordinator.revoke(7)
-    assert (release.drained, release.wanted, release.reason) == (True, False, wire.ReleaseReason.REVOKED)
+    assert (release.drained, release.wanted, release.reason) == (True, False, messages.ReleaseReason.REVOKED)
     assert release.submissions == 1
     client.tell("launch 1000")
-    assert coordinator.expect(wire.Request).gpu == 0
+    assert coordinator.expect(messages.Request).gpu == 0
     coordinator.grant(8)
     assert client.answer() == "launched"
 
@@ -66,8 +66,8 @@ def test_work_of_another_thread_passes_the_deadline(
     client = start(LD_LIBRARY_PATH=older_driver) if older else start()
     hold(coordinator, client)
     assert client.do("block-apart") == "blocked"
-    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=50 * MS))
-    assert not coordinator.expect(wire.Release).drained
+    coordinator.send(messages.Revoke(gpu=0, lease_id=7, drain_deadline_ns=50 * MS))
+    assert not coordinator.expect(messages.Release).drained
     assert client.do("unblock") == "unblocked"
 
 
@@ -81,8 +81,8 @@ def test_hello_says_who(coordinator: ScriptedCoordinator, start: StartClient) ->
         NVSHARE_GANG="pär",
     )
     client.tell("launch 1000")
-    hello = coordinator.expect(wire.Hello)
-    assert (hello.protocol, hello.process_id) == (wire.PROTOCOL_VERSION, client.process.pid)
+    hello = coordinator.expect(messages.Hello)
+    assert (hello.protocol, hello.process_id) == (messages.PROTOCOL_VERSION, client.process.pid)
     assert (hello.priority, hello.memory_limit_bytes) == (-3, 3 << 29)
     assert (hello.name, hello.program) == ("é" * 31, "client")
     assert (hello.weight, hello.gang) == (300, "pär")
@@ -99,8 +99,8 @@ def test_bad_environment_is_said_and_ignored(coordinator: ScriptedCoordinator, s
         NVSHARE_GANG="x" * 64,
     )
     client.tell("launch 1000")
-    hello = coordinator.expect(wire.Hello)
-    assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, wire.MemoryMode.MANAGED)
+    hello = coordinator.expect(messages.Hello)
+    assert (hello.priority, hello.memory_limit_bytes, hello.memory_mode) == (0, 0, messages.MemoryMode.MANAGED)
     assert (hello.weight, hello.gang) == (1, "")
     client.process.kill()
     _, errors = client.ended()
@@ -131,25 +131,25 @@ def test_inert(start: StartClient, changes: dict[str, str | None]) -> None:
 def test_idle_holder_releases_for_others(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: an idle program keeps a GPU that others wait for."""
     hold(coordinator, client, waiters=1, idle_release_ns=2 * MS)
-    release = coordinator.expect(wire.Release)
-    assert (release.lease_id, release.drained, release.reason) == (7, True, wire.ReleaseReason.IDLE)
+    release = coordinator.expect(messages.Release)
+    assert (release.lease_id, release.drained, release.reason) == (7, True, messages.ReleaseReason.IDLE)
 
 
 def test_idle_holder_keeps_the_lease_alone(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a program that is alone pays for leases."""
     hold(coordinator, client, idle_release_ns=2 * MS)
     assert client.answer(SHORT_S) == ""
-    coordinator.nothing(wire.Release)
-    coordinator.send(wire.Waiters(0, 7, 1))
-    assert coordinator.expect(wire.Release).reason == wire.ReleaseReason.IDLE
+    coordinator.nothing(messages.Release)
+    coordinator.send(messages.Waiters(0, 7, 1))
+    assert coordinator.expect(messages.Release).reason == messages.ReleaseReason.IDLE
 
 
 def test_long_kernel_is_not_idle(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a lease is given back while the GPU computes."""
     hold(coordinator, client, idle_release_ns=2 * MS)
     assert client.do(f"launch {300 * MS}") == "launched"
-    coordinator.send(wire.Waiters(0, 7, 1))
-    release = coordinator.expect(wire.Release)
+    coordinator.send(messages.Waiters(0, 7, 1))
+    release = coordinator.expect(messages.Release)
     assert release.submissions == 2
     assert release.drained
     client.tell("sync")
@@ -161,12 +161,12 @@ def test_yield(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None
     hold(coordinator, client)
     assert client.do("yield") == "yielded"
     assert client.answer(SHORT_S) == ""
-    coordinator.nothing(wire.Release)
-    coordinator.send(wire.Waiters(0, 7, 1))
+    coordinator.nothing(messages.Release)
+    coordinator.send(messages.Waiters(0, 7, 1))
     while not client.do("state").startswith("state 2 7 1"):
         pass
     assert client.do("yield") == "yielded"
-    assert coordinator.expect(wire.Release).reason == wire.ReleaseReason.IDLE
+    assert coordinator.expect(messages.Release).reason == messages.ReleaseReason.IDLE
 
 
 def test_drain_passes_its_deadline(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
@@ -188,7 +188,7 @@ def test_many_threads_wait(coordinator: ScriptedCoordinator, client: ScriptedCli
     assert [client.answer() for _ in range(20)] == ["background launched"] * 20
     coordinator.revoke(3)
     assert client.do("background 1000") == "begun"
-    coordinator.expect(wire.Request)
+    coordinator.expect(messages.Request)
     coordinator.grant(4)
     assert client.answer() == "background launched"
 
@@ -198,15 +198,15 @@ def test_waiting_thread_makes_the_release_a_request(coordinator: ScriptedCoordin
     hold(coordinator, client)
     coordinator.received.clear()
     assert client.do("block") == "blocked"
-    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=100_000 * MS))
+    coordinator.send(messages.Revoke(gpu=0, lease_id=7, drain_deadline_ns=100_000 * MS))
     while not client.do("state").startswith("state 3"):
         pass
     assert client.do("background 1000") == "begun"
     while client.do("state").split()[4] != "1":
         pass
     assert client.do("unblock") == "unblocked"
-    assert coordinator.expect(wire.Release).wanted
-    coordinator.nothing(wire.Request)
+    assert coordinator.expect(messages.Release).wanted
+    coordinator.nothing(messages.Request)
     coordinator.grant(8)
     assert client.answer() == "background launched"
 
@@ -222,7 +222,7 @@ def test_paced_work_and_captures(coordinator: ScriptedCoordinator, client: Scrip
     assert release.drained
     assert release.submissions > 3000 + 500
     client.tell("captured 50 10000")
-    coordinator.expect(wire.Request)
+    coordinator.expect(messages.Request)
     coordinator.grant(8)
     assert client.answer() == "captured 0"
 
@@ -232,7 +232,7 @@ def test_memory_is_reported_before_the_release(coordinator: ScriptedCoordinator,
     hold(coordinator, client)
     assert client.do(f"alloc {64 << 20}") == "allocated"
     coordinator.revoke(7)
-    reports = [m for m in coordinator.received if isinstance(m, wire.MemoryReport)]
+    reports = [m for m in coordinator.received if isinstance(m, messages.MemoryReport)]
     assert reports[-1].allocated_bytes == 64 << 20
     assert reports[-1].resident_bytes == 64 << 20
 
@@ -241,26 +241,26 @@ def test_reservation(coordinator: ScriptedCoordinator, client: ScriptedClient) -
     """Broken: memory is handed out that the coordinator refused, or refused that it admitted."""
     hold(coordinator, client, reserve=True)
     client.tell(f"alloc {64 << 20}")
-    ask = coordinator.expect(wire.ReserveMemory)
+    ask = coordinator.expect(messages.ReserveMemory)
     assert ask.bytes >= 64 << 20
-    coordinator.send(wire.MemoryReserved(0, ask.sequence, ask.bytes))
+    coordinator.send(messages.MemoryReserved(0, ask.sequence, ask.bytes))
     assert client.answer() == "allocated"
     client.tell(f"alloc {512 << 20}")
-    ask = coordinator.expect(wire.ReserveMemory)
-    coordinator.send(wire.MemoryReserved(0, ask.sequence, 64 << 20))
+    ask = coordinator.expect(messages.ReserveMemory)
+    coordinator.send(messages.MemoryReserved(0, ask.sequence, 64 << 20))
     assert client.answer() == "refused 2"
 
 
 def test_orders_to_move_memory(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: an order is never finished, or memory moves under a program that computes."""
     hold(coordinator, client)
-    coordinator.send(wire.Evict(0, 11, 1 << 20))
-    refused = coordinator.expect(wire.MoveProgress)
+    coordinator.send(messages.Evict(0, 11, 1 << 20))
+    refused = coordinator.expect(messages.MoveProgress)
     assert (refused.order_id, refused.finished, refused.moved_bytes, refused.error) == (11, True, 0, 800)
     coordinator.revoke(7)
-    for order, number in ((wire.Evict(0, 12, 1 << 20), 12), (wire.Restore(0, 13, 1 << 20), 13)):
+    for order, number in ((messages.Evict(0, 12, 1 << 20), 12), (messages.Restore(0, 13, 1 << 20), 13)):
         coordinator.send(order)
-        done = coordinator.expect(wire.MoveProgress)
+        done = coordinator.expect(messages.MoveProgress)
         assert (done.order_id, done.finished, done.error) == (number, True, 0)
 
 
@@ -268,7 +268,7 @@ def test_exit_of_a_holder(coordinator: ScriptedCoordinator, client: ScriptedClie
     """Broken: a program that ends in order looks like one that died, or leaves before its work is done."""
     hold(coordinator, client)
     client.tell("exit")
-    coordinator.expect(wire.Goodbye)
+    coordinator.expect(messages.Goodbye)
     assert client.ended()[0] == 0
 
 
@@ -279,7 +279,7 @@ def test_exit_while_threads_wait(coordinator: ScriptedCoordinator, client: Scrip
     coordinator.asked()
     client.tell("exit")
     assert client.ended()[0] == 0
-    coordinator.expect(wire.Goodbye)
+    coordinator.expect(messages.Goodbye)
 
 
 def test_exit_without_a_coordinator(client: ScriptedClient) -> None:
@@ -292,8 +292,8 @@ def test_exit_without_a_coordinator(client: ScriptedClient) -> None:
 def test_gpu_that_is_not_shared(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a GPU that the coordinator does not know cannot be used at all."""
     client.tell("launch 1000")
-    coordinator.expect(wire.AttachGpu)
-    coordinator.send(wire.Rejected(wire.Rejection.UNKNOWN_GPU, False, "no such GPU here"))
+    coordinator.expect(messages.AttachGpu)
+    coordinator.send(messages.Rejected(messages.Rejection.UNKNOWN_GPU, False, "no such GPU here"))
     assert client.answer() == "launched"
     client.tell("exit")
     code, errors = client.ended()
@@ -304,8 +304,8 @@ def test_gpu_that_is_not_shared(coordinator: ScriptedCoordinator, client: Script
 def test_refused_for_good(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a program that is refused does not learn why."""
     client.tell("launch 1000")
-    coordinator.expect(wire.Hello)
-    coordinator.send(wire.Rejected(wire.Rejection.PROTOCOL_VERSION, True, "install the same version"))
+    coordinator.expect(messages.Hello)
+    coordinator.send(messages.Rejected(messages.Rejection.PROTOCOL_VERSION, True, "install the same version"))
     coordinator.disconnected()
     assert client.answer(SHORT_S) == ""
     client.process.kill()
@@ -357,11 +357,11 @@ def test_bursts_lie_within_leases(
     client.tell("count 3 700000")
     while bursts or held:
         message = coordinator.receive(0.0005)
-        if isinstance(message, wire.Release):
+        if isinstance(message, messages.Release):
             assert message.drained
             windows.append((message.opened_at_ns, time.monotonic_ns()))
             held = False
-        if isinstance(message, wire.Request) or (isinstance(message, wire.Release) and message.wanted):
+        if isinstance(message, messages.Request) or (isinstance(message, messages.Release) and message.wanted):
             lease_id, held = lease_id + 1, True
             coordinator.grant(lease_id, waiters=1)
         if client.answer(0.0) == "counted":
@@ -378,12 +378,12 @@ def test_standby_changes_nothing_but_sleep(coordinator: ScriptedCoordinator, cli
     client.tell("launch 1000")
     coordinator.welcome()
     coordinator.asked()
-    coordinator.send(wire.Standby(0, 2**64 - 1))
+    coordinator.send(messages.Standby(0, 2**64 - 1))
     assert client.answer(SHORT_S) == ""
-    coordinator.send(wire.Standby(0, 5 * MS))
+    coordinator.send(messages.Standby(0, 5 * MS))
     coordinator.grant(7)
     assert client.answer() == "launched"
-    coordinator.send(wire.Standby(0, 5 * MS))
+    coordinator.send(messages.Standby(0, 5 * MS))
     assert client.do("launch 1000") == "launched"
     assert coordinator.revoke(7).submissions == 2
 
@@ -395,13 +395,13 @@ def test_two_gpus(coordinator: ScriptedCoordinator, start: StartClient) -> None:
     assert client.do(f"launch {20_000 * MS}") == "launched"
     assert client.do("gpu 1") == "gpu"
     assert client.do("background 1000") == "begun"
-    attach = coordinator.expect(wire.AttachGpu)
+    attach = coordinator.expect(messages.AttachGpu)
     assert attach.gpu == 1
     if not attach.wanted:  # told with the context, before there is work
-        assert coordinator.expect(wire.Request).gpu == 1
-    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10_000 * MS))
-    coordinator.send(wire.Grant(gpu=1, lease_id=3, quantum_ns=100 * MS, waiters=0))
+        assert coordinator.expect(messages.Request).gpu == 1
+    coordinator.send(messages.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10_000 * MS))
+    coordinator.send(messages.Grant(gpu=1, lease_id=3, quantum_ns=100 * MS, waiters=0))
     assert client.answer() == "background launched"
-    coordinator.send(wire.Revoke(gpu=1, lease_id=3, drain_deadline_ns=10_000 * MS))
-    release = coordinator.expect(wire.Release)
+    coordinator.send(messages.Revoke(gpu=1, lease_id=3, drain_deadline_ns=10_000 * MS))
+    release = coordinator.expect(messages.Release)
     assert (release.gpu, release.lease_id, release.drained) == (1, 3, True)

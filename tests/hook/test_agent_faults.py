@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.conftest import StartClient
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 from tests.hook.test_agent import MS, SHORT_S, hold
@@ -77,16 +77,23 @@ def test_runs_on_loss_if_asked_to(start: StartClient, coordinator: ScriptedCoord
 def test_stale_messages_change_nothing(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a message about an older lease takes the present one away."""
     hold(coordinator, client)
-    coordinator.send(wire.Revoke(0, 6, 0))
+    coordinator.send(messages.Revoke(0, 6, 0))
     coordinator.grant(6)
     assert client.do("launch 1000") == "launched"
-    coordinator.nothing(wire.Release)
+    coordinator.nothing(messages.Release)
     assert coordinator.revoke(7).submissions == 2
 
 
 @pytest.mark.parametrize(
     "frame",
-    [b"", b"\xc1", b"\x92\x42", wire.encode(wire.Grant(31, 9, 1, 0)), wire.encode(wire.Revoke(255, 7, 1)), b"x" * 3000],
+    [
+        b"",
+        b"\xc1",
+        b"\x92\x42",
+        messages.encode(messages.Grant(31, 9, 1, 0)),
+        messages.encode(messages.Revoke(255, 7, 1)),
+        b"x" * 3000,
+    ],
     ids=["empty", "no-msgpack", "short", "gpu-not-attached", "gpu-out-of-range", "too-long"],
 )
 def test_garbage(coordinator: ScriptedCoordinator, client: ScriptedClient, frame: bytes) -> None:
@@ -104,7 +111,7 @@ def test_unknown_message_is_skipped(coordinator: ScriptedCoordinator, client: Sc
     coordinator.send_bytes(b"\x92\xcc\xc8\x81\xa1x\x90")
     assert client.do("launch 1000") == "launched"
     assert coordinator.revoke(7).submissions == 2
-    assert not [m for m in coordinator.received[1:] if isinstance(m, wire.Hello)]
+    assert not [m for m in coordinator.received[1:] if isinstance(m, messages.Hello)]
 
 
 def test_random_frames(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
@@ -113,7 +120,7 @@ def test_random_frames(coordinator: ScriptedCoordinator, client: ScriptedClient)
     client.tell("background 1000")
     assert client.answer() == "begun"
     for _ in range(5):
-        coordinator.expect(wire.Hello)
+        coordinator.expect(messages.Hello)
         for _ in range(200):
             coordinator.send_bytes(codec.random_frame(rng))
     client.tell("exit")
@@ -125,11 +132,11 @@ def test_random_frames(coordinator: ScriptedCoordinator, client: ScriptedClient)
 def test_child_of_a_holder(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a child that uses CUDA runs under its parent's lease, or disturbs its parent's connection."""
     client.tell("fork")
-    hello = coordinator.expect(wire.Hello)
+    hello = coordinator.expect(messages.Hello)
     child = coordinator.peer
     assert hello.process_id != client.process.pid
-    coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-    coordinator.expect(wire.AttachGpu)
+    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.expect(messages.AttachGpu)
     coordinator.settings()
     coordinator.grant(3)
     assert client.answer() == "child 0"
@@ -151,7 +158,7 @@ def test_child_does_not_keep_the_connection(
         hold(coordinator, client)
     if state == "ending":
         assert client.do("block") == "blocked"
-        coordinator.send(wire.Revoke(0, 7, 100_000 * MS))
+        coordinator.send(messages.Revoke(0, 7, 100_000 * MS))
         while not client.do("state").startswith("state 3"):
             pass
     assert client.do("idle-child").startswith("child ")
@@ -164,10 +171,10 @@ def test_stopped_client_goes_on(coordinator: ScriptedCoordinator, client: Script
     hold(coordinator, client)
     client.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, client.process.pid, os.WSTOPPED)  # all of its threads
-    coordinator.send(wire.Revoke(0, 7, 10_000 * MS))
+    coordinator.send(messages.Revoke(0, 7, 10_000 * MS))
     assert coordinator.receive(SHORT_S) is None
     client.process.send_signal(signal.SIGCONT)
-    assert coordinator.expect(wire.Release).drained
+    assert coordinator.expect(messages.Release).drained
 
 
 def test_exec_ends_the_connection(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
@@ -196,11 +203,11 @@ def test_reservation_is_asked_again_after_a_loss(coordinator: ScriptedCoordinato
     """Broken: an allocation that was waiting for its answer when the coordinator died fails or hangs."""
     hold(coordinator, client, reserve=True)
     client.tell(f"alloc {64 << 20}")
-    asked = coordinator.expect(wire.ReserveMemory)
+    asked = coordinator.expect(messages.ReserveMemory)
     coordinator.stop()
     coordinator.restart()
     coordinator.welcome(reserve=True)
-    again = coordinator.expect(wire.ReserveMemory)
+    again = coordinator.expect(messages.ReserveMemory)
     assert again.bytes == asked.bytes
-    coordinator.send(wire.MemoryReserved(0, again.sequence, again.bytes))
+    coordinator.send(messages.MemoryReserved(0, again.sequence, again.bytes))
     assert client.answer() == "allocated"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.conftest import Built
 from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
@@ -50,7 +50,7 @@ def at_work(
 
 def revoke(coordinator: ScriptedCoordinator) -> None:
     """With a deadline that no test reaches."""
-    coordinator.send(wire.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10**11))
+    coordinator.send(messages.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10**11))
 
 
 def end(client: ScriptedClient) -> None:
@@ -61,10 +61,10 @@ def end(client: ScriptedClient) -> None:
 
 def released_after_the_end(client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
     """Once both the end and the drain have begun."""
-    coordinator.nothing(wire.Release)
+    coordinator.nothing(messages.Release)
     client.tell("unblock")
     assert [client.answer(), client.answer()] == ["0", "0"]
-    assert coordinator.expect(wire.Release).drained
+    assert coordinator.expect(messages.Release).drained
 
 
 def ends_during_the_drain(client: ScriptedClient, coordinator: ScriptedCoordinator) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
@@ -24,10 +24,10 @@ EACH_S = 0.4
 """Of a chunk or piece that is made to take long: several of them take longer than the hook once waited."""
 
 
-def progress(coordinator: ScriptedCoordinator, order: int, finished: bool) -> wire.MoveProgress:
+def progress(coordinator: ScriptedCoordinator, order: int, finished: bool) -> messages.MoveProgress:
     """The next word about an order, or the last."""
     while True:
-        told = coordinator.expect(wire.MoveProgress)
+        told = coordinator.expect(messages.MoveProgress)
         if told.order_id == order and told.finished >= finished:
             return told
 
@@ -58,12 +58,12 @@ def test_a_context_ends_beside_moves(
     with ScriptedClient(program, hook_env | {"NVSHARE_MEMORY": "swap"}) as client:
         fill(client, coordinator)
         for order in range(1, 3 * ROUNDS, 3):
-            coordinator.send(wire.Evict(gpu=0, order_id=order, bytes=ALL))
+            coordinator.send(messages.Evict(gpu=0, order_id=order, bytes=ALL))
             assert finished(coordinator, order) == 0
-            coordinator.send(wire.Restore(gpu=0, order_id=order + 1, bytes=ALL))
+            coordinator.send(messages.Restore(gpu=0, order_id=order + 1, bytes=ALL))
             assert finished(coordinator, order + 1) == 0
             client.tell("end")
-            coordinator.send(wire.Evict(gpu=0, order_id=order + 2, bytes=ALL))
+            coordinator.send(messages.Evict(gpu=0, order_id=order + 2, bytes=ALL))
             assert finished(coordinator, order + 2) == 0
             assert client.answer() == "0"
             assert client.do("make") == "0"
@@ -73,9 +73,9 @@ def test_a_context_ends_beside_moves(
 @pytest.mark.parametrize(
     ("mode", "kind", "slow"),
     [
-        ("swap", wire.Evict, "cuMemUnmap"),
-        ("swap", wire.Restore, "cuMemMap"),
-        ("managed", wire.Evict, "cuMemPrefetchAsync"),
+        ("swap", messages.Evict, "cuMemUnmap"),
+        ("swap", messages.Restore, "cuMemMap"),
+        ("managed", messages.Evict, "cuMemPrefetchAsync"),
     ],
 )
 def test_a_context_ends_in_the_middle_of_a_long_move(
@@ -84,7 +84,7 @@ def test_a_context_ends_in_the_middle_of_a_long_move(
     hook_env: dict[str, str],
     coordinator: ScriptedCoordinator,
     mode: str,
-    kind: type[wire.Evict] | type[wire.Restore],
+    kind: type[messages.Evict] | type[messages.Restore],
     slow: str,
 ) -> None:
     """Broken: a context is destroyed below the mover, which fails or crashes; or memory of another one stays behind."""
@@ -92,8 +92,8 @@ def test_a_context_ends_in_the_middle_of_a_long_move(
     faults = f"slow:{slow}={int(EACH_S * 1e9)}"
     with ScriptedClient(program, hook_env | {"NVSHARE_MEMORY": mode, "NVSHARE_SIM_FAULTS": faults}) as client:
         fill(client, coordinator)
-        if kind is wire.Restore:
-            coordinator.send(wire.Evict(gpu=0, order_id=1, bytes=ALL))
+        if kind is messages.Restore:
+            coordinator.send(messages.Evict(gpu=0, order_id=1, bytes=ALL))
             assert finished(coordinator, 1) == 0
         coordinator.send(kind(gpu=0, order_id=2, bytes=ALL))
         assert not progress(coordinator, 2, False).finished

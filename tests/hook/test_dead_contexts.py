@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import MIB, Client, attached, reported, simulated, start
 from tests.hook.test_swap_process import order
@@ -45,7 +45,7 @@ def test_calls_need_no_lease(
         assert client.ask("read", pointer, 4) == ILLEGAL_ADDRESS
         assert client.ask("alloc", MIB)[0] == ILLEGAL_ADDRESS
         assert client.ask("kernel_copy", pointer, pointer, 4) == ILLEGAL_ADDRESS
-        assert not [m for m in coordinator.received[before:] if isinstance(m, wire.Request)]
+        assert not [m for m in coordinator.received[before:] if isinstance(m, messages.Request)]
 
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
@@ -57,10 +57,10 @@ def test_memory_is_dropped(
         attached(client, coordinator)
         faulted(client, coordinator)
         moved = SIZE if mode == "swap" else 0
-        assert order(coordinator, wire.Evict, 5, SIZE) == (moved, 0)
+        assert order(coordinator, messages.Evict, 5, SIZE) == (moved, 0)
         report = reported(coordinator, resident=0)
         assert (report.allocated_bytes, report.pinned_bytes, report.host_bytes) == (0, 0, 0)
-        assert order(coordinator, wire.Restore, 6, SIZE) == (0, 0)
+        assert order(coordinator, messages.Restore, 6, SIZE) == (0, 0)
         assert reported(coordinator, resident=0).allocated_bytes == 0
     log = (tmp_path / "log").read_text()
     assert log.count("\n") == 1, log
@@ -81,9 +81,9 @@ def test_a_context_beside_a_dead_one(
         assert client.ask("kernel_copy", NOWHERE, NOWHERE, 4) == ILLEGAL_ADDRESS
         assert client.ask("switch", 0) == 0
         assert coordinator.revoke(1).drained
-        assert order(coordinator, wire.Evict, 5, SIZE) == (SIZE, 0)
+        assert order(coordinator, messages.Evict, 5, SIZE) == (SIZE, 0)
         client.tell(f"same {pointer} {SIZE} 3")
-        coordinator.expect(wire.Request)
-        assert order(coordinator, wire.Restore, 6, SIZE) == (SIZE, 0)
+        coordinator.expect(messages.Request)
+        assert order(coordinator, messages.Restore, 6, SIZE) == (SIZE, 0)
         coordinator.grant(2)
         assert client.result() is True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 from tests.test_cuda_api import ROWS
 
@@ -77,4 +77,4 @@ def test_every_error_is_heard_and_leaves_nothing(
         assert heard == {}
         assert lost == 0
         assert work == [0, 0, 0, 0]
-        assert coordinator.revoke(1).reason == wire.ReleaseReason.REVOKED
+        assert coordinator.revoke(1).reason == messages.ReleaseReason.REVOKED

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.conftest import ROOT, Built
 from tests.end_to_end.test_sanitized import COMPLAINTS, sanitized
 from tests.hook.compiled import compile_c
@@ -36,13 +36,13 @@ def serve(coordinator: ScriptedCoordinator, process: subprocess.Popen[str]) -> N
     lease = 0
     while process.poll() is None:
         match coordinator.receive(0.05):
-            case wire.Hello():
-                coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-            case wire.AttachGpu(wanted=wanted):
+            case messages.Hello():
+                coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+            case messages.AttachGpu(wanted=wanted):
                 coordinator.settings(limit=1 << 30)
                 if wanted:
                     coordinator.grant(lease := lease + 1)
-            case wire.Request() | wire.Release(wanted=True):
+            case messages.Request() | messages.Release(wanted=True):
                 coordinator.grant(lease := lease + 1)
             case _:
                 pass

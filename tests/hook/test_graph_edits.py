@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
@@ -52,7 +52,7 @@ def test_edits_need_no_lease(idle: ScriptedClient, coordinator: ScriptedCoordina
     for name in names():
         if not name.startswith("+"):
             assert idle.do(f"{name} 4").split()[0] == "0", name
-    coordinator.nothing(wire.Request)
+    coordinator.nothing(messages.Request)
 
 
 def test_what_may_submit_waits(idle: ScriptedClient, coordinator: ScriptedCoordinator) -> None:
@@ -61,7 +61,7 @@ def test_what_may_submit_waits(idle: ScriptedClient, coordinator: ScriptedCoordi
     assert len(waiting) == 4
     for lease, name in enumerate(waiting, start=2):
         idle.tell(f"{name} 1")
-        coordinator.expect(wire.Request)
+        coordinator.expect(messages.Request)
         coordinator.grant(lease)
         assert idle.answer().split()[0] == "0", name
         coordinator.revoke(lease)

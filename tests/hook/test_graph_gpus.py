@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
-from simulated_gpu.trace import read_trace
+from nvshare.coordinator.protocol import messages
+from nvshare.simulated_gpu.trace import read_trace
 from tests.conftest import Built
 from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
@@ -43,31 +43,31 @@ class TwoGpus:
     def grant(self, gpu: int) -> None:
         """For a long time."""
         self.leases[gpu] += 1
-        self.coordinator.send(wire.Grant(gpu=gpu, lease_id=self.leases[gpu], quantum_ns=10**9, waiters=0))
+        self.coordinator.send(messages.Grant(gpu=gpu, lease_id=self.leases[gpu], quantum_ns=10**9, waiters=0))
 
     def revoke(self, gpu: int) -> None:
         """Returns when it is given back."""
-        self.coordinator.send(wire.Revoke(gpu=gpu, lease_id=self.leases[gpu], drain_deadline_ns=10**10))
-        assert self.coordinator.expect(wire.Release).gpu == gpu
+        self.coordinator.send(messages.Revoke(gpu=gpu, lease_id=self.leases[gpu], drain_deadline_ns=10**10))
+        assert self.coordinator.expect(messages.Release).gpu == gpu
 
     def requested(self) -> int:
         """The GPU whose lease it asks for next."""
-        return self.coordinator.expect(wire.Request).gpu
+        return self.coordinator.expect(messages.Request).gpu
 
     def _serve(self) -> None:
         match self.coordinator.receive(0.0):
-            case wire.Hello():
-                self.coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-            case wire.AttachGpu(gpu=gpu, wanted=wanted):
+            case messages.Hello():
+                self.coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+            case messages.AttachGpu(gpu=gpu, wanted=wanted):
                 self.coordinator.send(
-                    wire.GpuSettings(
+                    messages.GpuSettings(
                         gpu=gpu, memory_limit_bytes=0, capacity_bytes=1 << 30, reserve=False, pacing_budget_ns=0,
                         idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
                     )
                 )  # fmt: skip
                 if wanted:
                     self.grant(gpu)
-            case wire.Request(gpu=gpu):
+            case messages.Request(gpu=gpu):
                 self.grant(gpu)
 
     def do(self, line: str) -> None:
@@ -145,7 +145,7 @@ def test_a_graph_on_one_gpu_waits_for_that_one(two: TwoGpus, kind: str) -> None:
     two.grant(1)
     assert two.client.answer() == "0"
     two.do("wait")
-    assert [message.gpu for message in two.coordinator.received if isinstance(message, wire.Request)] == [1]
+    assert [message.gpu for message in two.coordinator.received if isinstance(message, messages.Request)] == [1]
 
 
 def test_a_lease_that_is_lost_meanwhile_is_asked_for_again(two: TwoGpus) -> None:
@@ -197,7 +197,7 @@ def test_two_that_never_coincide_hang_nobody(two: TwoGpus) -> None:
     taken = []
     while not (said := two.client.answer(0.01)):
         match two.coordinator.receive(0.0):
-            case wire.Request(gpu=gpu):
+            case messages.Request(gpu=gpu):
                 if held is not None:
                     two.revoke(held)
                 two.grant(gpu)

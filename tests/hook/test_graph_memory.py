@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import (
     INVALID_VALUE,
@@ -152,7 +152,7 @@ def test_what_the_driver_keeps_for_graphs_gives_way(
         assert client.ask("graph_launch", executable) == client.ask("graph_end", executable) == 0
         coordinator.revoke(1)
         assert reported(coordinator, resident=64 * MIB).pinned_bytes == 64 * MIB
-        coordinator.send(wire.Evict(gpu=0, order_id=5, bytes=64 * MIB))
+        coordinator.send(messages.Evict(gpu=0, order_id=5, bytes=64 * MIB))
         assert finished(coordinator, 5) == (64 * MIB, 0)
         assert reported(coordinator, resident=0).allocated_bytes == 0
 

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.find_cuda_header import candidates
+from nvshare.client_hook.find_cuda_header import candidates
 from tests.hook.interception_programs import PROGRAMS, SOURCE, Programs, compile_c, compile_driver
 from tests.test_cuda_api import ROWS
 
 OLD_DRIVER = 12010
 """CUDA version of the older one, as intercept_program.c has it."""
-
 
 
 def complaints(output: str) -> tuple[list[str], int]:

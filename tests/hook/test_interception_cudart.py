@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.find_cuda_header import candidates
+from nvshare.client_hook.find_cuda_header import candidates
 from tests.conftest import Built
 from tests.hook.cudarts import STATIC, WHEELS, shared_library, static_library
 

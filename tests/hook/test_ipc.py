@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import Client, start
 from tests.hook.test_swap_process import GIB, MIB, attached, environment, hold, last_report, order
@@ -80,7 +80,7 @@ def opened(client: Client, handle: int) -> int:
 def await_pinned(coordinator: ScriptedCoordinator, size: int) -> None:
     """Until the exporter has reported so much as pinned."""
     while last_report(coordinator).pinned_bytes != size:
-        coordinator.expect(wire.MemoryReport)
+        coordinator.expect(messages.MemoryReport)
 
 
 def names_in(client: Client, folder: str) -> list[str]:
@@ -106,12 +106,12 @@ def test_both_see_the_same_bytes_while_the_rest_moves(
         mapped = opened(guest, handle)
         coordinator.revoke(1)
         await_pinned(coordinator, shared)
-        moved, error = order(coordinator, wire.Evict, 1, GIB)
+        moved, error = order(coordinator, messages.Evict, 1, GIB)
         assert (moved, error) == (rest, 0)
         assert guest.ask("same", mapped, shared, 1) is True
         assert guest.ask("write", mapped, shared, 3) == 0, "an importer works while the exporter has no lease"
         assert guest.ask("range", mapped + 5) == [0, mapped, shared]
-        assert order(coordinator, wire.Restore, 2, GIB) == (rest, 0)
+        assert order(coordinator, messages.Restore, 2, GIB) == (rest, 0)
         coordinator.grant(2)
         assert exporter.ask("same", pointer, shared, 3) is True
         assert exporter.ask("same", other, rest, 2) is True

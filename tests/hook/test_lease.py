@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
 
 MS = 1_000_000
@@ -137,7 +137,7 @@ def test_revoked(held: Lease) -> None:
     assert held.on(On.REVOKE, lease_id=5, number=10 * MS) == Do.NOTHING
     assert held.on(On.DRAINED, flag=True) == Do.RELEASE
     assert (held.get("released_id"), held.get("release_wanted")) == (5, 1)
-    assert held.get("reason") == wire.ReleaseReason.REVOKED
+    assert held.get("reason") == messages.ReleaseReason.REVOKED
     assert held.on(On.DRAINED) == Do.NOTHING
     assert held.on(On.WANTED) == Do.NOTHING, "the release asked already"
     assert held.on(On.GRANT, lease_id=6) == Do.OPEN
@@ -175,7 +175,7 @@ def test_idle_release(held: Lease) -> None:
     held.now_ns += MS
     assert held.on(On.TICK, number=3) == Do.CLOSE
     assert held.on(On.DRAINED) == Do.RELEASE
-    assert held.get("reason") == wire.ReleaseReason.IDLE
+    assert held.get("reason") == messages.ReleaseReason.IDLE
 
 
 def test_busy_after_all(held: Lease) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -103,14 +103,14 @@ def test_data_survives_eviction(
             assert result == 0
             assert client.ask("write", pointers[seed], size, seed) == 0
         coordinator.revoke(1)
-        report = [m for m in coordinator.received if isinstance(m, wire.MemoryReport)][-1]
+        report = [m for m in coordinator.received if isinstance(m, messages.MemoryReport)][-1]
         charged = 99 * MIB + 4608
         movable = charged if mode == "managed" else 0
         assert (report.allocated_bytes, report.pinned_bytes) == (charged, charged - movable)
-        coordinator.send(wire.Evict(gpu=0, order_id=5, bytes=charged))
+        coordinator.send(messages.Evict(gpu=0, order_id=5, bytes=charged))
         assert finished(coordinator, 5) == (movable, 0)
         assert reported(coordinator, resident=charged - movable).host_bytes == movable
-        coordinator.send(wire.Restore(gpu=0, order_id=6, bytes=charged))
+        coordinator.send(messages.Restore(gpu=0, order_id=6, bytes=charged))
         assert finished(coordinator, 6) == (movable, 0)
         coordinator.grant(2)
         for seed, size in sizes.items():
@@ -150,45 +150,45 @@ def test_data_survives_many_partial_moves(
             charged = 16 * GIB - client.ask("info")[1]
             assert charged == sum((size + 511) // 512 * 512 for _, size in held.values())
             coordinator.revoke(turn)
-            evicted = move(coordinator, wire.Evict(gpu=0, order_id=2 * turn, bytes=dice.randrange(1, 2 * charged)))
+            evicted = move(coordinator, messages.Evict(gpu=0, order_id=2 * turn, bytes=dice.randrange(1, 2 * charged)))
             restored = move(
-                coordinator, wire.Restore(gpu=0, order_id=2 * turn + 1, bytes=dice.randrange(1, 2 * charged))
+                coordinator, messages.Restore(gpu=0, order_id=2 * turn + 1, bytes=dice.randrange(1, 2 * charged))
             )
             assert evicted <= charged
             assert reported_last(coordinator).allocated_bytes == charged
             assert restored <= charged
 
 
-def move(coordinator: ScriptedCoordinator, order: wire.Evict | wire.Restore) -> int:
+def move(coordinator: ScriptedCoordinator, order: messages.Evict | messages.Restore) -> int:
     """Bytes that it moved; the reports agree."""
     before = reported_last(coordinator).host_bytes
     coordinator.send(order)
     moved, error = finished(coordinator, order.order_id)
     assert error == 0
     after = reported_last(coordinator).host_bytes
-    assert after - before == (moved if isinstance(order, wire.Evict) else -moved)
+    assert after - before == (moved if isinstance(order, messages.Evict) else -moved)
     return moved
 
 
-def reported_last(coordinator: ScriptedCoordinator) -> wire.MemoryReport:
+def reported_last(coordinator: ScriptedCoordinator) -> messages.MemoryReport:
     """The newest report that was read."""
-    return [m for m in coordinator.received if isinstance(m, wire.MemoryReport)][-1]
+    return [m for m in coordinator.received if isinstance(m, messages.MemoryReport)][-1]
 
 
 def finished(coordinator: ScriptedCoordinator, order_id: int) -> tuple[int, int]:
     """(bytes moved, CUresult) when an order has ended."""
     while True:
-        progress = coordinator.expect(wire.MoveProgress)
+        progress = coordinator.expect(messages.MoveProgress)
         assert progress.order_id == order_id
         if progress.finished:
             return progress.moved_bytes, progress.error
 
 
-def reported(coordinator: ScriptedCoordinator, resident: int) -> wire.MemoryReport:
+def reported(coordinator: ScriptedCoordinator, resident: int) -> messages.MemoryReport:
     """The report that says so; every wait inside is bounded."""
-    known = [m for m in coordinator.received if isinstance(m, wire.MemoryReport)]
+    known = [m for m in coordinator.received if isinstance(m, messages.MemoryReport)]
     while not known or known[-1].resident_bytes != resident:
-        known.append(coordinator.expect(wire.MemoryReport))
+        known.append(coordinator.expect(messages.MemoryReport))
     return known[-1]
 
 
@@ -245,16 +245,16 @@ def test_reservations_are_asked_for_and_obeyed(
     with start({**environment, "NVSHARE_MEMORY": "device"}, tmp_path) as client:
         attached(client, coordinator, reserve=True)
         client.tell("alloc 1000")
-        asked = coordinator.expect(wire.ReserveMemory)
+        asked = coordinator.expect(messages.ReserveMemory)
         assert asked.bytes == 64 * MIB
-        coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=64 * MIB))
+        coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=64 * MIB))
         assert client.result()[0] == 0
         assert client.ask("alloc", MIB)[0] == 0, "within the reservation nobody is asked"
         client.tell(f"alloc {100 * MIB}")
         for exact in (False, True):
-            asked = coordinator.expect(wire.ReserveMemory)
+            asked = coordinator.expect(messages.ReserveMemory)
             assert (asked.bytes == 101 * MIB + 1024) is exact
-            coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=64 * MIB))
+            coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=64 * MIB))
         assert client.result()[0] == OUT_OF_MEMORY
         assert client.ask("info")[1] == 16 * GIB - MIB - 1024
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.conftest import StartClient
@@ -91,7 +91,7 @@ def test_a_limit_that_others_of_a_slot_have_used_up(
     coordinator.welcome(limit=64 * MIB, reserve=True, limit_of_slot=True)
     while not (answer := client.answer(0.05)):
         message = coordinator.receive(0.05)
-        if isinstance(message, wire.ReserveMemory):
-            coordinator.send(wire.MemoryReserved(0, message.sequence, 0, by_limit))
+        if isinstance(message, messages.ReserveMemory):
+            coordinator.send(messages.MemoryReserved(0, message.sequence, 0, by_limit))
     assert answer == f"refused {OUT_OF_MEMORY}"
     assert len(complaints(client)) == by_limit

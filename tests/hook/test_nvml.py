@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
@@ -79,9 +79,7 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) 
 
 
 @pytest.mark.parametrize("mode", ["managed", "swap", "device"])
-def test_nvml_agrees_with_cuda_and_coordinator(
-    coordinator: ScriptedCoordinator, start_nvml: Start, mode: str
-) -> None:
+def test_nvml_agrees_with_cuda_and_coordinator(coordinator: ScriptedCoordinator, start_nvml: Start, mode: str) -> None:
     """Frameworks that size their pools by NVML would take memory that the quota does not give."""
     client = start_nvml(NVSHARE_MEMORY=mode)
     attached(client, coordinator, limit=4 * GIB)
@@ -90,9 +88,9 @@ def test_nvml_agrees_with_cuda_and_coordinator(
     free, total, of_device = client.ask("info")
     assert (free, total, of_device) == (4 * GIB - 300 * MIB, 4 * GIB, 4 * GIB)
     assert client.card() == (total, free, 300 * MIB)
-    report = coordinator.expect(wire.MemoryReport)
+    report = coordinator.expect(messages.MemoryReport)
     while report.allocated_bytes == 0:
-        report = coordinator.expect(wire.MemoryReport)
+        report = coordinator.expect(messages.MemoryReport)
     assert report.allocated_bytes == 300 * MIB
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import Client, start
 from tests.hook.test_swap_process import CAPACITY, MIB, environment, hold, last_report
@@ -23,7 +23,7 @@ OUT_OF_MEMORY = 2
 def settle(coordinator: ScriptedCoordinator, *, ask: bool = True, room: int = 0, limit: int = 0) -> None:
     """GpuSettings for GPU 0, of a coordinator that wants to be asked."""
     coordinator.send(
-        wire.GpuSettings(
+        messages.GpuSettings(
             gpu=0, memory_limit_bytes=0, capacity_bytes=CAPACITY, reserve=False, pacing_budget_ns=0,
             idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, resident_limit_bytes=limit, room_bytes=room,
             ask_pins=ask,
@@ -37,9 +37,9 @@ def client(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_pa
     with start(environment, tmp_path) as program:
         assert program.ask("start") == 0
         program.tell("info")
-        coordinator.expect(wire.Hello)
-        coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-        coordinator.expect(wire.AttachGpu)
+        coordinator.expect(messages.Hello)
+        coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+        coordinator.expect(messages.AttachGpu)
         settle(coordinator)
         assert program.result()[0] == 0
         hold(program, coordinator)
@@ -48,9 +48,9 @@ def client(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_pa
 
 def asked(coordinator: ScriptedCoordinator, *, allow: bool) -> int:
     """The next question, which is answered; how many bytes it was about."""
-    question = coordinator.expect(wire.ReservePins)
+    question = coordinator.expect(messages.ReservePins)
     allowed = question.bytes if allow else 0
-    coordinator.send(wire.PinsReserved(gpu=0, sequence=question.sequence, bytes=allowed))
+    coordinator.send(messages.PinsReserved(gpu=0, sequence=question.sequence, bytes=allowed))
     return question.bytes
 
 
@@ -101,16 +101,16 @@ def test_an_older_coordinator_is_not_asked(client: Client, coordinator: Scripted
     coordinator.revoke(1)  # so the settings have been read
     coordinator.grant(2)
     assert client.ask("ipc_get", pointer)[0] == 0
-    coordinator.nothing(wire.ReservePins)
+    coordinator.nothing(messages.ReservePins)
 
 
 def restart(coordinator: ScriptedCoordinator) -> None:
     """Another one, to which the program attaches; what it said so far is forgotten."""
     coordinator.stop()
     coordinator.restart()
-    coordinator.expect(wire.Hello)
-    coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-    coordinator.expect(wire.AttachGpu)
+    coordinator.expect(messages.Hello)
+    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.expect(messages.AttachGpu)
     coordinator.received.clear()
 
 
@@ -118,9 +118,9 @@ def test_the_question_survives_a_restart(client: Client, coordinator: ScriptedCo
     """Broken: a coordinator that dies before it answers leaves the caller without an answer, or with a wrong one."""
     pointer = allocated(client, 40 * MIB)
     client.tell(f"ipc_get {pointer}")
-    coordinator.expect(wire.ReservePins)
+    coordinator.expect(messages.ReservePins)
     restart(coordinator)
-    coordinator.nothing(wire.ReservePins)  # it does not know yet whether this one wants to be asked
+    coordinator.nothing(messages.ReservePins)  # it does not know yet whether this one wants to be asked
     settle(coordinator)
     assert asked(coordinator, allow=False) == 40 * MIB
     assert client.result()[0] == OUT_OF_MEMORY
@@ -130,11 +130,11 @@ def test_an_older_coordinator_comes_back(client: Client, coordinator: ScriptedCo
     """Broken: a question that was put to a newer coordinator is waited for though this one knows no answer."""
     pointer = allocated(client, 40 * MIB)
     client.tell(f"ipc_get {pointer}")
-    coordinator.expect(wire.ReservePins)
+    coordinator.expect(messages.ReservePins)
     restart(coordinator)
     settle(coordinator, ask=False)
     assert client.result()[0] == 0
-    coordinator.nothing(wire.ReservePins)
+    coordinator.nothing(messages.ReservePins)
 
 
 def test_an_answered_question_is_not_put_again(client: Client, coordinator: ScriptedCoordinator) -> None:
@@ -146,7 +146,7 @@ def test_an_answered_question_is_not_put_again(client: Client, coordinator: Scri
     settle(coordinator)
     coordinator.grant(2)
     coordinator.revoke(2)
-    coordinator.nothing(wire.ReservePins)
+    coordinator.nothing(messages.ReservePins)
 
 
 def test_a_program_is_told_that_it_runs_from_the_host(

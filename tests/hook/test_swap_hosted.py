@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import BOUND_S, ScriptedCoordinator
 from tests.hook.test_memory_process import Client, reported, start, until
 from tests.hook.test_swap_process import CAPACITY, GIB, MIB, attached, environment, hold, last_report, order, settle
@@ -30,7 +30,7 @@ def oversubscribed(environment: dict[str, str]) -> dict[str, str]:
 def bound(coordinator: ScriptedCoordinator, resident: int, limit: int = 0) -> None:
     """GpuSettings with a bound on what may be resident."""
     coordinator.send(
-        wire.GpuSettings(
+        messages.GpuSettings(
             gpu=0, memory_limit_bytes=limit, capacity_bytes=CAPACITY, reserve=False, pacing_budget_ns=0,
             idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, resident_limit_bytes=resident,
         )
@@ -77,9 +77,9 @@ def test_one_program_may_have_more_than_the_card(
         report = last_report(coordinator)
         assert (report.allocated_bytes, report.resident_bytes) == (held, CAPACITY)
         assert (report.mapped_bytes, report.host_bytes) == (held - CAPACITY, held - CAPACITY)
-        assert order(coordinator, wire.Evict, 1, GIB) == (CAPACITY, 0), "what is on the host already costs nothing"
+        assert order(coordinator, messages.Evict, 1, GIB) == (CAPACITY, 0), "what is on the host already costs nothing"
         assert reported(coordinator, resident=0).mapped_bytes == held - CAPACITY
-        assert order(coordinator, wire.Restore, 2, 100 * MIB)[1] == 0
+        assert order(coordinator, messages.Restore, 2, 100 * MIB)[1] == 0
         coordinator.grant(2)
         intact(client, sizes, pointers)
         assert last_report(coordinator).host_bytes >= held - CAPACITY
@@ -117,7 +117,7 @@ def test_what_others_hold_is_left_to_them(
         report = last_report(coordinator)
         assert report.resident_bytes <= 56 * MIB
         assert report.resident_bytes + report.mapped_bytes == report.allocated_bytes == 194 * MIB
-        assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
         coordinator.grant(2)
         intact(client, sizes | {9: 70 * MIB}, pointers | {9: pointer})
 
@@ -135,9 +135,9 @@ def test_no_more_than_its_bound_is_resident(
         assert client.ask("info")[0] == 0
         coordinator.revoke(1)
         assert last_report(coordinator).resident_bytes == 90 * MIB, "not under work that may run"
-        assert order(coordinator, wire.Evict, 1, MIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, MIB)[1] == 0
         assert last_report(coordinator).resident_bytes <= 64 * MIB
-        assert order(coordinator, wire.Restore, 2, GIB)[1] == 0
+        assert order(coordinator, messages.Restore, 2, GIB)[1] == 0
         coordinator.grant(2)
         intact(client, {1: sizes[1], 2: sizes[2]}, pointers)
         pointers |= filled(client, {3: sizes[3], 4: sizes[4]})
@@ -147,7 +147,7 @@ def test_no_more_than_its_bound_is_resident(
         assert report.resident_bytes + report.mapped_bytes == report.allocated_bytes == 112 * MIB
         assert other.ask("info")[1] == 512 * MIB - report.resident_bytes, "the rest takes nothing of the card"
         bound(coordinator, 0)
-        assert order(coordinator, wire.Restore, 3, GIB)[1] == 0, "what was hosted comes back when it may"
+        assert order(coordinator, messages.Restore, 3, GIB)[1] == 0, "what was hosted comes back when it may"
         report = last_report(coordinator)
         assert (report.resident_bytes, report.mapped_bytes) == (112 * MIB, 0)
         assert other.ask("info")[1] == 512 * MIB - 112 * MIB
@@ -192,7 +192,7 @@ def test_mapped_handles_run_from_the_host_too(
         assert result == 0
         assert client.ask("export", hosted, one)[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
-        assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
         coordinator.grant(2)
         for seed, address in zip((1, 2), places, strict=True):
             assert client.ask("same", address, size, seed) is True
@@ -226,15 +226,15 @@ def test_a_failing_call_loses_no_data(
         assert len(held) > 24, "more than the card holds"
         coordinator.revoke(1)
         numbers = iter(range(1, 1000))
-        settle(coordinator, wire.Evict, numbers, GIB, resident=0)
-        order(coordinator, wire.Restore, next(numbers), 150 * MIB)
+        settle(coordinator, messages.Evict, numbers, GIB, resident=0)
+        order(coordinator, messages.Restore, next(numbers), 150 * MIB)
         lease = 2
         coordinator.grant(lease)
         client.tell(f"same {held[0][0]} {held[0][1]} {held[0][2]}")
         deadline = time.monotonic() + BOUND_S
         while not client.answer(0.05):  # it gives the lease back while something is missing
             assert time.monotonic() < deadline, "the program waits for its lease"
-            if isinstance(coordinator.receive(0.05), wire.Release):
+            if isinstance(coordinator.receive(0.05), messages.Release):
                 lease += 1
                 coordinator.grant(lease)
         for pointer, size, number in held:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import Client, finished, start, until
 from tests.hook.test_swap_process import MIB, OUT_OF_MEMORY, attached, environment, hold, last_report, order, settings
@@ -34,13 +34,13 @@ def evicted(client: Client, coordinator: ScriptedCoordinator) -> int:
     assert result == 0
     assert client.ask("write", pointer, HELD, 7) == 0
     coordinator.revoke(1)
-    assert order(coordinator, wire.Evict, 1, HELD) == (HELD, 0)
+    assert order(coordinator, messages.Evict, 1, HELD) == (HELD, 0)
     return int(pointer)
 
 
 def restore(coordinator: ScriptedCoordinator, number: int, credit: int) -> None:
     """Everything, of which so much has room."""
-    coordinator.send(wire.Restore(gpu=0, order_id=number, bytes=HELD, credit_bytes=credit))
+    coordinator.send(messages.Restore(gpu=0, order_id=number, bytes=HELD, credit_bytes=credit))
 
 
 def is_whole(client: Client, coordinator: ScriptedCoordinator, pointer: int, lease: int) -> None:
@@ -57,9 +57,9 @@ def test_no_more_comes_in_than_there_is_credit_for(
         attached(client, coordinator)
         pointer = evicted(client, coordinator)
         restore(coordinator, 2, 30 * MIB)
-        coordinator.send(wire.MoveCredit(gpu=0, order_id=2, credit_bytes=41 * MIB))
-        coordinator.send(wire.MoveCredit(gpu=0, order_id=2, credit_bytes=10 * MIB))  # it never shrinks
-        coordinator.send(wire.MoveCredit(gpu=0, order_id=99, credit_bytes=HELD))  # of no order that there is
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=41 * MIB))
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=10 * MIB))  # it never shrinks
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=99, credit_bytes=HELD))  # of no order that there is
         coordinator.grant(2)
         assert finished(coordinator, 2) == (40 * MIB, 0)
         assert client.ask("same", pointer, HELD, 7) is True
@@ -77,7 +77,7 @@ def test_credit_lets_it_go_on_to_the_end(
         until(client, "info", [0, 200 * MIB - HELD, 200 * MIB, 200 * MIB])
         assert client.ask("alloc", 10 * MIB)[0] == 0, "without a lease, beside the move"
         for credit in range(0, HELD + 1, 16 * MIB):
-            coordinator.send(wire.MoveCredit(gpu=0, order_id=2, credit_bytes=credit))
+            coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=credit))
         assert finished(coordinator, 2) == (HELD, 0)
         is_whole(client, coordinator, pointer, 2)
 
@@ -90,7 +90,7 @@ def test_another_order_ends_the_waiting(
         attached(client, coordinator)
         pointer = evicted(client, coordinator)
         restore(coordinator, 2, 17 * MIB)
-        coordinator.send(wire.Evict(gpu=0, order_id=3, bytes=HELD))
+        coordinator.send(messages.Evict(gpu=0, order_id=3, bytes=HELD))
         assert finished(coordinator, 2) == (16 * MIB, 0)
         assert finished(coordinator, 3) == (16 * MIB, 0)
         is_whole(client, coordinator, pointer, 2)
@@ -112,8 +112,8 @@ def test_a_lost_coordinator_ends_it(
         assert attach.resident_bytes <= 8 * MIB
         is_whole(client, coordinator, pointer, 2)
         coordinator.revoke(2)
-        assert not any(isinstance(message, wire.MoveProgress) for message in coordinator.received)
-        assert order(coordinator, wire.Evict, 5, HELD) == (HELD, 0)
+        assert not any(isinstance(message, messages.MoveProgress) for message in coordinator.received)
+        assert order(coordinator, messages.Evict, 5, HELD) == (HELD, 0)
 
 
 def test_a_context_may_end_meanwhile(
@@ -139,7 +139,7 @@ def test_memory_may_be_freed_meanwhile(
         pointer = evicted(client, coordinator)
         restore(coordinator, 2, 9 * MIB)
         assert client.ask("free", pointer) == 0
-        coordinator.send(wire.MoveCredit(gpu=0, order_id=2, credit_bytes=HELD))
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=HELD))
         assert finished(coordinator, 2)[1] == 0
         coordinator.grant(2)
         assert client.ask("alloc", 256 * MIB)[0] == 0, "all of the card is free again"
@@ -171,8 +171,8 @@ def test_killed_while_it_evicts(
         _, pointer = client.ask("alloc", HELD)
         assert client.ask("write", pointer, HELD, 7) == 0
         coordinator.revoke(1)
-        coordinator.send(wire.Evict(gpu=0, order_id=1, bytes=HELD))
-        assert not coordinator.expect(wire.MoveProgress).finished, "it is in the middle"
+        coordinator.send(messages.Evict(gpu=0, order_id=1, bytes=HELD))
+        assert not coordinator.expect(messages.MoveProgress).finished, "it is in the middle"
         client.process.send_signal(signal.SIGKILL)
         coordinator.disconnected()
 
@@ -190,11 +190,11 @@ def test_a_lost_device_ends_every_order(
         assert client.ask("write", pointer, HELD, 7) == 0
         coordinator.revoke(1)
         before = last_report(coordinator).resident_bytes
-        moved, error = order(coordinator, wire.Evict, 1, HELD)
+        moved, error = order(coordinator, messages.Evict, 1, HELD)
         assert error == FAILED
         assert moved < HELD
         assert last_report(coordinator).resident_bytes == before - moved
-        assert order(coordinator, wire.Restore, 2, HELD)[1] == 0, "nothing had left"
+        assert order(coordinator, messages.Restore, 2, HELD)[1] == 0, "nothing had left"
         coordinator.grant(2)
         assert client.ask("free", pointer) in {0, LOST_DEVICE}
 
@@ -214,10 +214,10 @@ def test_no_host_memory(coordinator: ScriptedCoordinator, environment: dict[str,
         )
         bounds = resource.prlimit(client.process.pid, resource.RLIMIT_AS)
         resource.prlimit(client.process.pid, resource.RLIMIT_AS, (size + MIB, bounds[1]))
-        moved, error = order(coordinator, wire.Evict, 1, HELD)
+        moved, error = order(coordinator, messages.Evict, 1, HELD)
         assert (moved, error) == (0, OUT_OF_MEMORY)
         resource.prlimit(client.process.pid, resource.RLIMIT_AS, bounds)
-        assert order(coordinator, wire.Evict, 2, HELD) == (HELD, 0)
+        assert order(coordinator, messages.Evict, 2, HELD) == (HELD, 0)
         is_whole(client, coordinator, pointer, 2)
 
 
@@ -237,11 +237,11 @@ def test_managed_memory_obeys_credit(
         assert client.ask("same", pointer, HELD, 7) is True
         coordinator.revoke(2)
         restore(coordinator, 3, 0)
-        coordinator.send(wire.MoveCredit(gpu=0, order_id=3, credit_bytes=HELD))
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=3, credit_bytes=HELD))
         _, error = finished(coordinator, 3)
         assert (last_report(coordinator).resident_bytes, error) == (HELD, 0)
         restore(coordinator, 4, 0)
-        coordinator.send(wire.Evict(gpu=0, order_id=5, bytes=20 * MIB))
+        coordinator.send(messages.Evict(gpu=0, order_id=5, bytes=20 * MIB))
         assert finished(coordinator, 4) == (0, 0)
         assert finished(coordinator, 5) == (20 * MIB, 0)
         is_whole(client, coordinator, pointer, 3)
@@ -252,18 +252,18 @@ def test_managed_memory_obeys_credit(
 
 def reserved(coordinator: ScriptedCoordinator, wanted: int, granted: int) -> None:
     """The next question about host memory, answered."""
-    asked = coordinator.expect(wire.ReserveHost)
+    asked = coordinator.expect(messages.ReserveHost)
     assert asked.bytes == wanted
-    coordinator.send(wire.HostReserved(sequence=asked.sequence, bytes=granted))
+    coordinator.send(messages.HostReserved(sequence=asked.sequence, bytes=granted))
 
 
 def with_budget(client: Client, coordinator: ScriptedCoordinator) -> None:
     """As `attached`, with a coordinator that has a budget."""
     coordinator.has_host_budget = True
     attached(client, coordinator, capacity=1 << 40)
-    first = next(message for message in coordinator.received if isinstance(message, wire.ReserveHost))
+    first = next(message for message in coordinator.received if isinstance(message, messages.ReserveHost))
     assert first.bytes == 0
-    coordinator.send(wire.HostReserved(sequence=first.sequence, bytes=0))
+    coordinator.send(messages.HostReserved(sequence=first.sequence, bytes=0))
 
 
 def test_host_memory_is_asked_for_in_steps(
@@ -291,8 +291,8 @@ def test_host_memory_is_asked_for_in_steps(
         coordinator.stop()
         coordinator.received.clear()
         coordinator.restart()
-        coordinator.expect(wire.Hello)
-        coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
+        coordinator.expect(messages.Hello)
+        coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
         reserved(coordinator, 256 * MIB, 256 * MIB)
 
 
@@ -323,7 +323,7 @@ def test_host_memory_is_made_ready(
     """Broken: the first eviction has to find its memory first."""
 
     def prepare(size: int) -> None:
-        values: Any = wire.GpuSettings(
+        values: Any = messages.GpuSettings(
             gpu=0, memory_limit_bytes=0, capacity_bytes=256 * MIB, reserve=False, pacing_budget_ns=0,
             idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=size,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.end_to_end.two_gpus import COPIES
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import Client, finished, start
@@ -40,7 +40,7 @@ def environment(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str
 def settle(coordinator: ScriptedCoordinator, gpu: int) -> None:
     """GpuSettings."""
     coordinator.send(
-        wire.GpuSettings(
+        messages.GpuSettings(
             gpu=gpu, memory_limit_bytes=0, capacity_bytes=CAPACITY, reserve=False, pacing_budget_ns=0,
             idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
         )
@@ -49,24 +49,24 @@ def settle(coordinator: ScriptedCoordinator, gpu: int) -> None:
 
 def grant(coordinator: ScriptedCoordinator, gpu: int, lease: int) -> None:
     """A lease for a long time."""
-    coordinator.send(wire.Grant(gpu=gpu, lease_id=lease, quantum_ns=10**9, waiters=0))
+    coordinator.send(messages.Grant(gpu=gpu, lease_id=lease, quantum_ns=10**9, waiters=0))
 
 
 def revoke(coordinator: ScriptedCoordinator, gpu: int, lease: int) -> None:
     """Returns when it is given back."""
-    coordinator.send(wire.Revoke(gpu=gpu, lease_id=lease, drain_deadline_ns=10**10))
-    assert coordinator.expect(wire.Release).lease_id == lease
+    coordinator.send(messages.Revoke(gpu=gpu, lease_id=lease, drain_deadline_ns=10**10))
+    assert coordinator.expect(messages.Release).lease_id == lease
 
 
 def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
     """The program has both leases and memory on each GPU, that of GPU 0 filled; the pointers.  GPU 1 is current."""
     assert client.ask("start") == 0
     client.tell("info")
-    coordinator.expect(wire.Hello)
-    coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
+    coordinator.expect(messages.Hello)
+    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
     pointers = []
     for gpu in (0, 1):
-        assert coordinator.expect(wire.AttachGpu).gpu == gpu
+        assert coordinator.expect(messages.AttachGpu).gpu == gpu
         settle(coordinator, gpu)
         assert client.result()[0] == 0
         client.tell(f"alloc {SIZE}")
@@ -74,8 +74,8 @@ def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
         assert result == 0
         pointers.append(pointer)
         client.tell(f"write {pointer} {SIZE} {gpu + 1}")
-        assert coordinator.expect(wire.Request).gpu == gpu
-        coordinator.send(wire.Restore(gpu=gpu, order_id=100 + gpu, bytes=SIZE))
+        assert coordinator.expect(messages.Request).gpu == gpu
+        coordinator.send(messages.Restore(gpu=gpu, order_id=100 + gpu, bytes=SIZE))
         assert finished(coordinator, 100 + gpu)[1] == 0
         grant(coordinator, gpu, 10 + gpu)
         assert client.result() == 0
@@ -87,7 +87,7 @@ def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
 
 def evict(coordinator: ScriptedCoordinator, gpu: int, number: int) -> tuple[int, int]:
     """(bytes moved, CUresult) of an order for everything."""
-    coordinator.send(wire.Evict(gpu=gpu, order_id=number, bytes=CAPACITY))
+    coordinator.send(messages.Evict(gpu=gpu, order_id=number, bytes=CAPACITY))
     return finished(coordinator, number)
 
 
@@ -118,7 +118,7 @@ def test_what_is_allocated_later_is_there_at_once(
         revoke(coordinator, 0, 10)
         assert client.ask("use", 0) == 0
         client.tell(f"alloc {SIZE}")
-        assert coordinator.expect(wire.Request).gpu == 0
+        assert coordinator.expect(messages.Request).gpu == 0
         grant(coordinator, 0, 12)
         result, pointer = client.result()
         assert result == 0
@@ -139,8 +139,8 @@ def test_peer_access_waits_for_what_is_evicted(
         revoke(coordinator, 0, 10)
         assert evict(coordinator, 0, 1) == (SIZE, 0)
         client.tell("enable_peer 0")
-        assert coordinator.expect(wire.Request).gpu == 0
-        coordinator.send(wire.Restore(gpu=0, order_id=2, bytes=SIZE))
+        assert coordinator.expect(messages.Request).gpu == 0
+        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
         assert finished(coordinator, 2) == (SIZE, 0)
         grant(coordinator, 0, 12)
         assert client.result() == 0
@@ -160,8 +160,8 @@ def test_a_copy_between_gpus_finds_what_was_evicted(
         revoke(coordinator, 0, 10)
         assert evict(coordinator, 0, 1) == (SIZE, 0)
         client.tell(f"copy_between {kind} {here} {there} {SIZE}")
-        assert coordinator.expect(wire.Request).gpu == 0
-        coordinator.send(wire.Restore(gpu=0, order_id=2, bytes=SIZE))
+        assert coordinator.expect(messages.Request).gpu == 0
+        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
         assert finished(coordinator, 2) == (SIZE, 0)
         grant(coordinator, 0, 12)
         assert client.result() == 0
@@ -180,8 +180,8 @@ def test_a_call_on_the_other_gpus_memory_finds_what_was_evicted(
         revoke(coordinator, 0, 10)
         assert evict(coordinator, 0, 1) == (SIZE, 0)
         client.tell(call.format(there, SIZE))
-        assert coordinator.expect(wire.Request).gpu == 0
-        coordinator.send(wire.Restore(gpu=0, order_id=2, bytes=SIZE))
+        assert coordinator.expect(messages.Request).gpu == 0
+        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
         assert finished(coordinator, 2) == (SIZE, 0)
         grant(coordinator, 0, 12)
         assert client.result() == 0
@@ -204,8 +204,8 @@ def test_an_edit_waits_for_the_memory_that_it_names(
         assert evict(coordinator, 0, 1) == (SIZE, 0)
         half = SIZE // 2
         client.tell(f"copy_between {COPIES[name]} {there + half} {there} {half}")
-        assert coordinator.expect(wire.Request).gpu == 0
-        coordinator.send(wire.Restore(gpu=0, order_id=2, bytes=SIZE))
+        assert coordinator.expect(messages.Request).gpu == 0
+        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
         assert finished(coordinator, 2) == (SIZE, 0)
         grant(coordinator, 0, 12)
         assert client.result() == 0
@@ -223,7 +223,7 @@ def test_a_graph_over_two_gpus_finds_its_memory(
         revoke(coordinator, 0, 10)
         assert evict(coordinator, 0, 1) == (0, 0)
         client.tell("launch_spread")
-        assert coordinator.expect(wire.Request).gpu == 0
+        assert coordinator.expect(messages.Request).gpu == 0
         grant(coordinator, 0, 12)
         assert client.result() == 0
 
@@ -254,7 +254,7 @@ def test_memory_that_nobody_else_reaches_moves(
         assert client.ask("enable_peer", 0) == 0, "GPU 1 reaches GPU 0's memory, not the other way round"
         revoke(coordinator, 1, 11)
         assert evict(coordinator, 1, 1) == (SIZE, 0)
-        coordinator.send(wire.Restore(gpu=1, order_id=2, bytes=SIZE))
+        coordinator.send(messages.Restore(gpu=1, order_id=2, bytes=SIZE))
         assert finished(coordinator, 2) == (SIZE, 0)
 
 
@@ -270,8 +270,8 @@ def test_a_handle_that_another_gpu_may_use_stays(
         revoke(coordinator, 0, 10)
         assert evict(coordinator, 0, 1) == (2 * SIZE, 0), "its own GPU may"
         client.tell(f"allow {address} {SIZE} 1 {READ_WRITE}")
-        assert coordinator.expect(wire.Request).gpu == 0
-        coordinator.send(wire.Restore(gpu=0, order_id=2, bytes=2 * SIZE))
+        assert coordinator.expect(messages.Request).gpu == 0
+        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=2 * SIZE))
         assert finished(coordinator, 2) == (2 * SIZE, 0)
         grant(coordinator, 0, 12)
         assert client.result() == 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import Client, finished, reported, start, until
 
@@ -39,7 +39,7 @@ def settings(
 ) -> None:
     """GpuSettings for GPU 0."""
     coordinator.send(
-        wire.GpuSettings(
+        messages.GpuSettings(
             gpu=0, memory_limit_bytes=0, capacity_bytes=capacity, reserve=reserve, pacing_budget_ns=pacing,
             idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
         )
@@ -50,12 +50,12 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **values: Any) ->
     """Has the program use its GPU for the first time."""
     assert client.ask("start") == 0
     client.tell("info")
-    coordinator.expect(wire.Hello)
-    coordinator.send(wire.Welcome(wire.PROTOCOL_VERSION, 1))
-    coordinator.expect(wire.AttachGpu)
+    coordinator.expect(messages.Hello)
+    coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+    coordinator.expect(messages.AttachGpu)
     settings(coordinator, **values)
-    if not any(isinstance(message, wire.ReserveHost) for message in coordinator.received):
-        coordinator.expect(wire.ReserveHost)
+    if not any(isinstance(message, messages.ReserveHost) for message in coordinator.received):
+        coordinator.expect(messages.ReserveHost)
     assert client.result()[0] == 0
 
 
@@ -66,16 +66,16 @@ def hold(client: Client, coordinator: ScriptedCoordinator) -> None:
 
 
 def order(
-    coordinator: ScriptedCoordinator, kind: type[wire.Evict] | type[wire.Restore], number: int, size: int
+    coordinator: ScriptedCoordinator, kind: type[messages.Evict] | type[messages.Restore], number: int, size: int
 ) -> tuple[int, int]:
     """(bytes moved, CUresult) of an order."""
     coordinator.send(kind(gpu=0, order_id=number, bytes=size))
     return finished(coordinator, number)
 
 
-def last_report(coordinator: ScriptedCoordinator) -> wire.MemoryReport:
+def last_report(coordinator: ScriptedCoordinator) -> messages.MemoryReport:
     """The newest report that was read."""
-    return [m for m in coordinator.received if isinstance(m, wire.MemoryReport)][-1]
+    return [m for m in coordinator.received if isinstance(m, messages.MemoryReport)][-1]
 
 
 def test_data_survives_eviction(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_data_survives_eviction(coordinator: ScriptedCoordinator, environment: d
         held = 4 * MIB + 96 * MIB + 2 * MIB
         report = last_report(coordinator)
         assert (report.allocated_bytes, report.resident_bytes, report.pinned_bytes) == (held, held, 0)
-        assert order(coordinator, wire.Evict, 5, held) == (held, 0)
+        assert order(coordinator, messages.Evict, 5, held) == (held, 0)
         assert reported(coordinator, resident=0).host_bytes == held
-        assert order(coordinator, wire.Restore, 6, held) == (held, 0)
+        assert order(coordinator, messages.Restore, 6, held) == (held, 0)
         coordinator.grant(2)
         for seed, size in sizes.items():
             assert client.ask("same", pointers[seed], size, seed) is True
@@ -113,9 +113,9 @@ def test_an_allocation_without_a_lease_takes_no_memory_of_the_card(
         assert result == 0
         assert reported(coordinator, resident=0).allocated_bytes == 100 * MIB
         client.tell(f"write {pointer} {100 * MIB} 7")
-        coordinator.expect(wire.Request)
+        coordinator.expect(messages.Request)
         assert last_report(coordinator).host_bytes == 100 * MIB, "else nothing would be ordered to be restored"
-        assert order(coordinator, wire.Restore, 1, 100 * MIB) == (100 * MIB, 0)
+        assert order(coordinator, messages.Restore, 1, 100 * MIB) == (100 * MIB, 0)
         coordinator.grant(1)
         assert client.result() == 0
         assert client.ask("same", pointer, 100 * MIB, 7) is True
@@ -132,7 +132,7 @@ def test_the_gate_opens_with_all_memory_there(
         _, pointer = client.ask("alloc", 80 * MIB)
         assert client.ask("write", pointer, 80 * MIB, 3) == 0
         coordinator.revoke(1)
-        assert order(coordinator, wire.Evict, 1, 30 * MIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, 30 * MIB)[1] == 0
         coordinator.grant(2)
         assert client.ask("same", pointer, 80 * MIB, 3) is True
 
@@ -149,11 +149,11 @@ def test_without_room_the_lease_goes_back(
         assert client.ask("write", pointer, 60 * MIB, 3) == 0
         assert client.ask("alloc", 60 * MIB)[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
-        moved, error = order(coordinator, wire.Evict, 1, 60 * MIB)
+        moved, error = order(coordinator, messages.Evict, 1, 60 * MIB)
         assert (moved, error) == (60 * MIB, 0)
-        assert order(coordinator, wire.Restore, 2, 60 * MIB) == (0, OUT_OF_MEMORY)
+        assert order(coordinator, messages.Restore, 2, 60 * MIB) == (0, OUT_OF_MEMORY)
         coordinator.grant(2)
-        assert coordinator.expect(wire.Release).lease_id == 2, "so that others may make room"
+        assert coordinator.expect(messages.Release).lease_id == 2, "so that others may make room"
         assert client.ask("free", pointer) == 0, "who has nothing to wait for does not"
         coordinator.grant(3)
         assert client.ask("info")[1] == 1 << 40 or client.ask("synchronize") == 0
@@ -167,20 +167,20 @@ def test_growth_under_a_lease_asks_for_room(
         attached(client, coordinator, reserve=True)
         _, first = client.ask("alloc", 2 * MIB)
         client.tell(f"write {first} {2 * MIB} 1")
-        coordinator.expect(wire.Request)
-        assert order(coordinator, wire.Restore, 1, 2 * MIB) == (2 * MIB, 0)
+        coordinator.expect(messages.Request)
+        assert order(coordinator, messages.Restore, 1, 2 * MIB) == (2 * MIB, 0)
         coordinator.grant(1)
         assert client.result() == 0, "from here on the program knows that it holds the lease"
         client.tell(f"alloc {100 * MIB}")
-        asked = coordinator.expect(wire.ReserveMemory)
+        asked = coordinator.expect(messages.ReserveMemory)
         assert 102 * MIB <= asked.bytes <= 106 * MIB
-        coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
+        coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
         assert client.result()[0] == 0
         client.tell(f"alloc {20 * MIB}")
         for exact in (False, True):
-            asked = coordinator.expect(wire.ReserveMemory)
+            asked = coordinator.expect(messages.ReserveMemory)
             assert not exact or asked.bytes == 122 * MIB
-            coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=102 * MIB))
+            coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=102 * MIB))
             if asked.bytes == 122 * MIB:
                 break
         assert client.result()[0] == OUT_OF_MEMORY
@@ -199,22 +199,22 @@ def test_what_comes_in_at_a_grant_asks_for_room(
         _, pointer = client.ask("alloc", 60 * MIB)
         assert client.ask("write", pointer, 60 * MIB, 5) == 0
         coordinator.revoke(1)
-        assert order(coordinator, wire.Evict, 1, 60 * MIB) == (60 * MIB, 0)
+        assert order(coordinator, messages.Evict, 1, 60 * MIB) == (60 * MIB, 0)
         settings(coordinator, reserve=True)
         client.tell(f"same {pointer} {60 * MIB} 5")
-        coordinator.expect(wire.Request)
+        coordinator.expect(messages.Request)
         coordinator.grant(2)
         for _ in range(2):  # in a whole step, and then no more than is needed
-            asked = coordinator.expect(wire.ReserveMemory)
+            asked = coordinator.expect(messages.ReserveMemory)
             assert 60 * MIB <= asked.bytes <= 64 * MIB
-            coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=0))
+            coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=0))
             if asked.bytes == 60 * MIB:
                 break
-        assert coordinator.expect(wire.Release).lease_id == 2, "refused: the lease goes back, so that room is made"
+        assert coordinator.expect(messages.Release).lease_id == 2, "refused: the lease goes back, so that room is made"
         assert last_report(coordinator).resident_bytes == 0
         coordinator.grant(3)
-        asked = coordinator.expect(wire.ReserveMemory)
-        coordinator.send(wire.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
+        asked = coordinator.expect(messages.ReserveMemory)
+        coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
         assert client.result() is True
 
 
@@ -232,7 +232,7 @@ def test_what_could_not_be_evicted_is_not_admitted(
         assert client.ask("write", pointer, 60 * MIB, 3) == 0
         assert client.ask("alloc", 60 * MIB)[0] == OUT_OF_MEMORY
         coordinator.revoke(1)
-        assert order(coordinator, wire.Evict, 1, 60 * MIB) == (60 * MIB, 0)
+        assert order(coordinator, messages.Evict, 1, 60 * MIB) == (60 * MIB, 0)
         coordinator.grant(2)
         assert client.ask("same", pointer, 60 * MIB, 3) is True
 
@@ -260,7 +260,7 @@ def test_pointers_look_like_plain_device_memory(
             assert client.ask("range", small + 1) == [0, small, 1000]
             if turn == 0:
                 coordinator.revoke(1)
-                assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+                assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
 
 
 def test_a_reset_gives_everything_back(
@@ -287,7 +287,7 @@ def test_stream_ordered_memory(coordinator: ScriptedCoordinator, environment: di
         assert result == 0
         assert client.ask("write", pointer, 2 * MIB, 9) == 0
         coordinator.revoke(1)
-        assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
         coordinator.grant(2)
         assert client.ask("same", pointer, 2 * MIB, 9) is True
         assert client.ask("free_async", pointer) == 0
@@ -353,14 +353,14 @@ def partial_moves(coordinator: ScriptedCoordinator, dice: random.Random, turn: i
     """An eviction and a restoration of anything up to everything; what is told agrees."""
     before = last_report(coordinator)
     wanted = dice.randrange(1, 2 * before.allocated_bytes)
-    out, error = order(coordinator, wire.Evict, 2 * turn, wanted)
+    out, error = order(coordinator, messages.Evict, 2 * turn, wanted)
     after = last_report(coordinator)
     assert error == 0
     assert out >= min(wanted, before.resident_bytes - before.pinned_bytes)
     assert out < wanted + 32 * MIB
     assert after.resident_bytes == before.resident_bytes - out
     wanted = dice.randrange(1, 2 * before.allocated_bytes)
-    back, error = order(coordinator, wire.Restore, 2 * turn + 1, wanted)
+    back, error = order(coordinator, messages.Restore, 2 * turn + 1, wanted)
     assert error == 0
     assert back <= wanted
     assert last_report(coordinator).resident_bytes == after.resident_bytes + back
@@ -394,8 +394,8 @@ def test_a_failing_call_loses_no_data(
         numbers = iter(range(1, 1000))
         for _ in range(4):
             everything = last_report(coordinator).allocated_bytes
-            settle(coordinator, wire.Evict, numbers, everything, resident=0)
-            settle(coordinator, wire.Restore, numbers, everything, resident=everything)
+            settle(coordinator, messages.Evict, numbers, everything, resident=0)
+            settle(coordinator, messages.Restore, numbers, everything, resident=everything)
         coordinator.grant(2)
         for pointer, size, number in held:
             assert any(client.ask("same", pointer, size, number) for _ in range(3)), number
@@ -404,15 +404,19 @@ def test_a_failing_call_loses_no_data(
 
 
 def settle(
-    coordinator: ScriptedCoordinator, kind: type[wire.Evict] | type[wire.Restore], numbers: Iterator[int], size: int,
-    *, resident: int,
-) -> None:  # fmt: skip
+    coordinator: ScriptedCoordinator,
+    kind: type[messages.Evict] | type[messages.Restore],
+    numbers: Iterator[int],
+    size: int,
+    *,
+    resident: int,
+) -> None:
     """Gives an order again and again until all has moved; in between the figures fit what was told to have moved."""
     for _ in range(40):
         before = last_report(coordinator).resident_bytes
         moved, error = order(coordinator, kind, next(numbers), size)
         after = last_report(coordinator).resident_bytes
-        assert after == before - moved if kind is wire.Evict else after == before + moved
+        assert after == before - moved if kind is messages.Evict else after == before + moved
         if after == resident:
             return
         assert error != 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import Client, start, until
 from tests.hook.test_swap_process import CAPACITY, GIB, MIB, attached, environment, hold, last_report, order, settle
@@ -46,10 +46,10 @@ def test_a_handle_moves_with_all_its_mappings(
         coordinator.revoke(1)
         report = last_report(coordinator)
         assert (report.resident_bytes, report.pinned_bytes) == (size, 0)
-        assert order(coordinator, wire.Evict, 1, 50 * MIB)[1] == 0
-        assert order(coordinator, wire.Evict, 2, GIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, 50 * MIB)[1] == 0
+        assert order(coordinator, messages.Evict, 2, GIB)[1] == 0
         assert last_report(coordinator).resident_bytes == 0
-        assert order(coordinator, wire.Restore, 3, size) == (size, 0)
+        assert order(coordinator, messages.Restore, 3, size) == (size, 0)
         coordinator.grant(2)
         assert client.ask("same", second, size, 3) is True
         assert client.ask("write", second, size, 4) == 0
@@ -70,10 +70,10 @@ def test_without_a_lease_a_handle_takes_no_memory_of_the_card(
         assert result == 0
         address = mapped(client, handle, size)
         client.tell(f"write {address} {size} 7")
-        coordinator.expect(wire.Request)
+        coordinator.expect(messages.Request)
         assert last_report(coordinator).resident_bytes == 0
         assert last_report(coordinator).allocated_bytes == size
-        assert order(coordinator, wire.Restore, 1, size) == (size, 0)
+        assert order(coordinator, messages.Restore, 1, size) == (size, 0)
         coordinator.grant(1)
         assert client.result() == 0
         assert client.ask("same", address, size, 7) is True
@@ -93,7 +93,7 @@ def test_questions_are_answered_as_the_driver_would(
         assert client.ask("write", address, size, 5) == 0
         if not there:
             coordinator.revoke(1)
-            assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+            assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
         inside = address + 5 * MIB
         assert client.ask("retain", inside) == [0, handle]
         assert client.ask("release", handle) == 0
@@ -126,7 +126,7 @@ def test_questions_are_answered_as_the_driver_would(
             assert client.ask("attribute", attribute, inside) == [0, value, 0, value], attribute
         assert client.ask("descriptor", address, size) == NOT_SUPPORTED
         if not there:
-            assert order(coordinator, wire.Restore, 2, GIB)[1] == 0
+            assert order(coordinator, messages.Restore, 2, GIB)[1] == 0
             coordinator.grant(2)
             assert client.ask("allow", address, size, 1, READ_WRITE) == 0
         assert client.ask("access", inside, 1) == [0, READ_WRITE]
@@ -156,7 +156,7 @@ def test_what_others_know_of_stays(
         assert result == 0
         coordinator.revoke(1)
         assert last_report(coordinator).pinned_bytes == size
-        assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
         assert last_report(coordinator).resident_bytes == size
         result, other = client.ask("import", descriptor)
         assert result == 0
@@ -187,7 +187,7 @@ def test_attributes_survive_a_move(
         assert client.ask("set_sync", pointer, 1) == 0
         assert client.ask("write", pointer, 6 * MIB, 1) == 0
         coordinator.revoke(1)
-        assert order(coordinator, wire.Evict, 1, GIB)[1] == 0
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
         assert client.ask("attribute", sync_memops, pointer)[:2] == [0, 1]
         assert client.ask("set_sync", other, 1) == 0, "also while it is not there"
         coordinator.grant(2)
@@ -229,8 +229,8 @@ def test_a_failing_call_loses_no_data(
         numbers = iter(range(1, 1000))
         for _ in range(3):
             everything = last_report(coordinator).allocated_bytes
-            settle(coordinator, wire.Evict, numbers, everything, resident=0)
-            settle(coordinator, wire.Restore, numbers, everything, resident=everything)
+            settle(coordinator, messages.Evict, numbers, everything, resident=0)
+            settle(coordinator, messages.Restore, numbers, everything, resident=everything)
         coordinator.grant(2)
         for handle, places, number in held:
             for address in places:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import wire, zmtp
+from nvshare.coordinator.protocol import framing, messages
 from tests.hook.conftest import StartClient
 from tests.hook.scripted import BOUND_S, ScriptedClient
 from tests.hook.test_agent import MS, SHORT_S
 
-READY = zmtp.ready(b"ROUTER")
+READY = framing.ready(b"ROUTER")
 
 OTHER_USER = 65534
 LISTEN_AS_ANOTHER = """
@@ -170,18 +170,18 @@ def closed(connection: socket.socket) -> bool:
 
 def shake(connection: socket.socket) -> bytes:
     """The handshake; returns what the hook has said until its AttachGpu."""
-    connection.sendall(zmtp.GREETING + READY)
+    connection.sendall(framing.GREETING + READY)
     return taken(connection, b"GPU-")
 
 
 def grant(connection: socket.socket, piece: int) -> None:
     """All that the hook needs to run, in pieces."""
     answers = b"".join(
-        zmtp.frame(wire.encode(message))
+        framing.frame(messages.encode(message))
         for message in (
-            wire.Welcome(1, 1),
-            wire.GpuSettings(0, 0, 1 << 30, False, 0, 100_000 * MS, 10_000 * MS, 0),
-            wire.Grant(0, 1, 100 * MS, 0),
+            messages.Welcome(1, 1),
+            messages.GpuSettings(0, 0, 1 << 30, False, 0, 100_000 * MS, 10_000 * MS, 0),
+            messages.Grant(0, 1, 100 * MS, 0),
         )
     )
     for at in range(0, len(answers), piece):
@@ -202,7 +202,7 @@ def test_garbage_is_survived(server: Server, client: ScriptedClient) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    openings = [b"", b"\xff", zmtp.GREETING[:40], zmtp.GREETING, zmtp.GREETING + READY]
+    openings = [b"", b"\xff", framing.GREETING[:40], framing.GREETING, framing.GREETING + READY]
     for opening in openings:
         connection = server.accept()
         with contextlib.suppress(ConnectionError):
@@ -219,7 +219,7 @@ def test_garbage_is_survived(server: Server, client: ScriptedClient) -> None:
     [
         b"\x02" + (1 << 40).to_bytes(8, "big"),
         b"\x01\x01x",
-        zmtp.frame(b"x" * 5000),
+        framing.frame(b"x" * 5000),
     ],
     ids=["huge", "several parts", "longer than any message"],
 )
@@ -250,6 +250,6 @@ def test_a_ping_is_answered(server: Server, client: ScriptedClient) -> None:
 def test_nothing_is_said_before_the_handshake_is_over(server: Server, client: ScriptedClient) -> None:
     """Broken: messages would be sent to something that is no coordinator."""
     connection = server.accept()
-    connection.sendall(zmtp.GREETING)
+    connection.sendall(framing.GREETING)
     said = taken(connection, b"DEALER") + until_silent(connection)
     assert said.endswith(b"Identity\0\0\0\0")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from coordinator import wire
-from simulated_gpu.trace import read_trace
+from nvshare.coordinator.protocol import messages
+from nvshare.simulated_gpu.trace import read_trace
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_memory_process import finished, start
 
@@ -47,7 +47,7 @@ def test_memory_stays_while_work_runs(
         assert not release.drained
         outcomes = []
         for order_id in range(5, 15):
-            coordinator.send(wire.Evict(gpu=0, order_id=order_id, bytes=size))
+            coordinator.send(messages.Evict(gpu=0, order_id=order_id, bytes=size))
             outcomes.append(finished(coordinator, order_id))
             if outcomes[-1] != (0, NOT_READY):
                 break
@@ -57,7 +57,7 @@ def test_memory_stays_while_work_runs(
             one for one in read_trace(Path(environment["NVSHARE_SIM_STATE"])) if one.end_ns - one.start_ns >= KERNEL_NS
         )
         assert kernel.end_ns <= time.monotonic_ns()
-        coordinator.send(wire.Restore(gpu=0, order_id=99, bytes=size))
+        coordinator.send(messages.Restore(gpu=0, order_id=99, bytes=size))
         assert finished(coordinator, 99) == (size, 0)
         coordinator.grant(2)
         assert client.ask("same", pointer, size, 3) is True

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.verify import read_reports
-from coordinator import wire
+from nvshare.client_hook.verify import read_reports
+from nvshare.coordinator.protocol import messages
 from tests.conftest import ROOT, Built
 from tests.hook.compiled import SOURCE, cuda_include
 from tests.hook.scripted import ScriptedCoordinator
@@ -120,7 +120,10 @@ def test_the_hooks_own_moves_are_no_escape(
         assert result == 0
         assert client.ask("write", pointer, 96 << 20, 1) == 0
         coordinator.revoke(1)
-        for order in (wire.Evict(gpu=0, order_id=5, bytes=96 << 20), wire.Restore(gpu=0, order_id=6, bytes=96 << 20)):
+        for order in (
+            messages.Evict(gpu=0, order_id=5, bytes=96 << 20),
+            messages.Restore(gpu=0, order_id=6, bytes=96 << 20),
+        ):
             coordinator.send(order)
             assert finished(coordinator, order.order_id) == (96 << 20, 0)
         assert client.finish() == (0, "")

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import trustme
 
-from coordinator.kubernetes.pods import ApiAccess
+from nvshare.coordinator.kubernetes.cluster.pods import ApiAccess
 
 Json = dict[str, Any]
 _END: Final = object()

@@ -21,7 +21,7 @@ from typing import Any
 
 import grpc
 
-from coordinator.kubernetes import messages as m
+from nvshare.coordinator.kubernetes.node import messages as m
 from tests.waiting import eventually
 
 

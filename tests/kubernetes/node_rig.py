@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator import control_api as api
-from coordinator.control import call
-from coordinator.kubernetes.slot import Slot, read_all
-from coordinator.runtime_dir import RuntimeDir
-from simulated_gpu.trace import Busy, read_trace
+from nvshare.coordinator.cli.ctl import call
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.kubernetes.slots.slot import Slot, read_all
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.conftest import ROOT
 from tests.kubernetes.kubelet import Grant, Kubelet
 from tests.waiting import eventually
@@ -96,7 +96,7 @@ class Node:
 
     def install(self, hook: Path | None = None) -> str:
         """The init container; returns the version's name."""
-        command = [sys.executable, "-c", "from coordinator.kubernetes.library import main; main()"]
+        command = [sys.executable, "-c", "from nvshare.coordinator.kubernetes.node.library import main; main()"]
         done = subprocess.run(
             [*command, "--to", str(self.library_dir), "--slots-dir", str(self.slots_dir)],
             env=self.environment(NVSHARE_HOOK_LIBRARY=str(hook or self.hook)),
@@ -108,7 +108,14 @@ class Node:
     def start_coordinator(self, *options: str) -> None:
         """Returns when it serves."""
         ready, report = os.pipe()
-        command = [sys.executable, "-m", "coordinator.server", f"--simulate={self.simulate}", "--ready-fd", str(report)]
+        command = [
+            sys.executable,
+            "-m",
+            "nvshare.coordinator.daemon.main",
+            f"--simulate={self.simulate}",
+            "--ready-fd",
+            str(report),
+        ]
         paths = ["--runtime-dir", str(self.runtime.path), "--slots-dir", str(self.slots_dir)]
         with (self.directory / "coordinator.log").open("ab") as log:
             self.coordinator = subprocess.Popen(
@@ -121,7 +128,7 @@ class Node:
 
     def start_plugin(self, *options: str) -> None:
         """Returns when it runs; wait for what it registers."""
-        command = [sys.executable, "-m", "coordinator.kubernetes.plugin_main"]
+        command = [sys.executable, "-m", "nvshare.coordinator.kubernetes.node.plugin_main"]
         paths = [
             "--plugin-dir", str(self.kubelet.plugins), "--pod-resources-socket", str(self.kubelet.pod_resources),
             "--library-dir", str(self.library_dir), "--slots-dir", str(self.slots_dir),
@@ -180,7 +187,7 @@ class Node:
 
     def control(self, command: str) -> str:
         """What `nvshare-ctl` prints for people."""
-        line = [sys.executable, "-m", "coordinator.control", command, "--runtime-dir", str(self.runtime.path)]
+        line = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", command, "--runtime-dir", str(self.runtime.path)]
         done = subprocess.run(line, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -10,7 +10,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from coordinator.kubernetes.annotations import GPU_RESOURCE, HOOK_IN_CONTAINER, PREFIX, ClassDefaults, Rules
+from nvshare.coordinator.kubernetes.cluster.annotations import (
+    GPU_RESOURCE,
+    HOOK_IN_CONTAINER,
+    PREFIX,
+    ClassDefaults,
+    Rules,
+)
 
 Json = dict[str, Any]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from coordinator.kubernetes import admission
+from nvshare.coordinator.kubernetes.cluster import admission
 from tests.kubernetes.pod_shapes import PRIORITY_CLASS_VALUES, container, pod, review
 from tests.waiting import eventually
 
@@ -41,7 +41,13 @@ class Process:
         made = self.authority.issue_cert("localhost")
         (folder / "tls.key").write_bytes(made.private_key_pem.bytes())
         (folder / "tls.crt").write_bytes(made.cert_chain_pems[0].bytes())
-        words = [sys.executable, "-m", "coordinator.kubernetes.admission", "--certificate-dir", str(folder)]
+        words = [
+            sys.executable,
+            "-m",
+            "nvshare.coordinator.kubernetes.cluster.admission",
+            "--certificate-dir",
+            str(folder),
+        ]
         words += ["--port", "0", "--metrics-port", "0", "--address", "127.0.0.1", *options]
         self._log = folder / "log"
         with self._log.open("wb") as log:

@@ -22,8 +22,14 @@ from cel_expr_python import cel
 from helm_python import Chart, HelmRenderError
 from hypothesis import example, given, settings
 
-from coordinator.kubernetes.admission_review import Settings, pod_patch
-from coordinator.kubernetes.annotations import HOOK_IN_CONTAINER, Rules, findings, pod_asks_for, rules_from
+from nvshare.coordinator.kubernetes.cluster.admission_review import Settings, pod_patch
+from nvshare.coordinator.kubernetes.cluster.annotations import (
+    HOOK_IN_CONTAINER,
+    Rules,
+    findings,
+    pod_asks_for,
+    rules_from,
+)
 from tests.kubernetes.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, environment, pod, pods
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "nvshare"

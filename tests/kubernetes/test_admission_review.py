@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.kubernetes.admission_review import (
+from nvshare.coordinator.kubernetes.cluster.admission_review import (
     MAX_WARNING_CHARACTERS,
     MAX_WARNINGS,
     MalformedReviewError,
@@ -26,7 +26,7 @@ from coordinator.kubernetes.admission_review import (
     pod_patch,
     validate,
 )
-from coordinator.kubernetes.annotations import HOOK_IN_CONTAINER
+from nvshare.coordinator.kubernetes.cluster.annotations import HOOK_IN_CONTAINER
 from tests.kubernetes.pod_shapes import RULES, Json, container, environment, pod, pods, review
 
 SETTINGS = Settings(RULES)

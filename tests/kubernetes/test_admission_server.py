@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.kubernetes.admission_review import Settings
-from coordinator.kubernetes.admission_server import (
+from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
+from nvshare.coordinator.kubernetes.cluster.admission_server import (
     MAX_BODIES_BYTES,
     MAX_BODY_BYTES,
     MAX_VALUES,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.kubernetes.annotations import (
+from nvshare.coordinator.kubernetes.cluster.annotations import (
     ContainerSettings,
     Finding,
     Rules,
@@ -21,7 +21,7 @@ from coordinator.kubernetes.annotations import (
     rules_from,
     settings_of,
 )
-from coordinator.units import parse_size
+from nvshare.coordinator.units import parse_size
 from tests.kubernetes.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, pod, pods
 
 

@@ -10,7 +10,7 @@ import pytest
 
 WITHOUT_GRPC = """import sys
 sys.modules["grpc"] = sys.modules["google.protobuf"] = None
-from coordinator.kubernetes.plugin_main import main
+from nvshare.coordinator.kubernetes.node.plugin_main import main
 main(sys.argv[1:])
 """
 

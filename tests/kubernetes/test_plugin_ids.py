@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.devices import Device
-from coordinator.kubernetes import device_ids
-from coordinator.kubernetes import messages as m
-from coordinator.kubernetes.device_ids import RequestError, SlotId
-from coordinator.kubernetes.health import State
-from coordinator.kubernetes.options import OptionError, Options, socket_name
-from coordinator.kubernetes.resources import MemoryResource, TooLongError
+from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, socket_name
+from nvshare.coordinator.kubernetes.node import messages as m
+from nvshare.coordinator.kubernetes.node.health import State
+from nvshare.coordinator.kubernetes.node.resources import MemoryResource, TooLongError
+from nvshare.coordinator.kubernetes.slots import device_ids
+from nvshare.coordinator.kubernetes.slots.device_ids import RequestError, SlotId
+from nvshare.coordinator.system.devices import Device
 
 A, B, C = (f"GPU-{letter * 8}-0000-4000-8000-000000000000" for letter in "abc")
 MIG = "MIG-11111111-2222-3333-4444-555555555555"

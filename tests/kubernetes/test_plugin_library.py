@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from client_hook.launcher import HOOK_NAME
-from coordinator.kubernetes import library
-from coordinator.kubernetes import slot as slots
-from coordinator.kubernetes.allocation import new_slot
-from coordinator.kubernetes.device_ids import SlotId
-from coordinator.kubernetes.library import InstallError
+from nvshare.client_hook.launcher import HOOK_NAME
+from nvshare.coordinator.kubernetes.node import library
+from nvshare.coordinator.kubernetes.node.allocation import new_slot
+from nvshare.coordinator.kubernetes.node.library import InstallError
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.slots.device_ids import SlotId
 
 
 def hook(directory: Path, content: bytes) -> Path:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.kubernetes.slot import remove
-from simulated_gpu.trace import overlaps
+from nvshare.coordinator.kubernetes.slots.slot import remove
+from nvshare.simulated_gpu.trace import overlaps
 from tests.kubernetes.kubelet import AdmissionError
 from tests.kubernetes.node_rig import GPU, Node, finish
 from tests.waiting import eventually

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.devices import Device, NoGpuError
-from coordinator.kubernetes import allocation
-from coordinator.kubernetes import slot as slots
-from coordinator.kubernetes.allocation import SlotStore
-from coordinator.kubernetes.device_ids import SlotId
-from coordinator.kubernetes.health import Monitor
-from coordinator.kubernetes.options import Options
-from coordinator.kubernetes.plugin_process import Plugin
-from coordinator.kubernetes.slot import PodRef, Slot, SlotPolicy
-from coordinator.kubernetes.tenancy import KEEP_S, Tenancy, Tenant
+from nvshare.coordinator.kubernetes.cluster.options import Options
+from nvshare.coordinator.kubernetes.node import allocation
+from nvshare.coordinator.kubernetes.node.allocation import SlotStore
+from nvshare.coordinator.kubernetes.node.health import Monitor
+from nvshare.coordinator.kubernetes.node.plugin_process import Plugin
+from nvshare.coordinator.kubernetes.node.tenancy import KEEP_S, Tenancy, Tenant
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.slots.device_ids import SlotId
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
+from nvshare.coordinator.system.devices import Device, NoGpuError
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.node_rig import GPU, new_node
 from tests.waiting import eventually
@@ -176,7 +176,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Kubelet, Plugin, Driver]]:
     with new_node(tmp_path / "unused") as node:
         built = tmp_path / "libnvshare_hook.so"
         built.write_bytes(b"a library")
-        from coordinator.kubernetes import library
+        from nvshare.coordinator.kubernetes.node import library
 
         library.install(built, node.library_dir, node.slots_dir)
         options = Options(

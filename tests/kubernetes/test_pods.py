@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 
-from coordinator.kubernetes.pods import ApiAccess, NotInClusterError, PodWatch, Timing
+from nvshare.coordinator.kubernetes.cluster.pods import ApiAccess, NotInClusterError, PodWatch, Timing
 from tests.kubernetes.api_server import TOKEN, ApiServer, Reply
 from tests.kubernetes.pod_shapes import RULES, Json, container, pod
 from tests.waiting import eventually

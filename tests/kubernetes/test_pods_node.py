@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.kubernetes.admission_review import merged_preload
-from coordinator.kubernetes.annotations import HOOK_IN_CONTAINER
+from nvshare.coordinator.kubernetes.cluster.admission_review import merged_preload
+from nvshare.coordinator.kubernetes.cluster.annotations import HOOK_IN_CONTAINER
 from tests.kubernetes.api_server import ApiServer
 from tests.kubernetes.node_rig import GPU, Node
 from tests.kubernetes.pod_shapes import PRIORITY_CLASS_VALUES, Json, pod

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.kubernetes.allocation import Answer
-from coordinator.kubernetes.plugin import PluginServer
-from coordinator.kubernetes.registration import Registrar
+from nvshare.coordinator.kubernetes.node.allocation import Answer
+from nvshare.coordinator.kubernetes.node.plugin import PluginServer
+from nvshare.coordinator.kubernetes.node.registration import Registrar
 from tests.kubernetes.kubelet import Kubelet
 from tests.waiting import eventually
 

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
-from coordinator import events, slot_metrics, wire
-from coordinator.commands import Send
-from coordinator.kubernetes import slot as slots
-from coordinator.kubernetes.slot import PodRef, Slot, SlotError, SlotPolicy
-from coordinator.scheduler import Scheduler, Settings
-from coordinator.slot_watch import LOOK_AGAIN_NS, SlotWatch
-from coordinator.slots import SlotBook
-from coordinator.transport import HookListener, Limits
-from coordinator.wire import MemoryMode
-from scheduler_policies import registry
+from nvshare.coordinator.daemon.transport import HookListener, Limits
+from nvshare.coordinator.engine.scheduler import Scheduler, Settings
+from nvshare.coordinator.kubernetes.slots import metrics
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotError, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
+from nvshare.coordinator.kubernetes.slots.watch import LOOK_AGAIN_NS, SlotWatch
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Send
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies import registry
 from tests.waiting import eventually
 
 A, B = "GPU-a", "GPU-b"
@@ -175,8 +177,10 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
     assert (bound.weight, bound.gang) == (3, "ml/pair")
     back = book.put(a_slot())
     assert back == [
-        events.WeightSet(1, 1), events.GangSet(1, "slot:GPU-a--0/pair"),
-        events.WeightSet(2, 1), events.GangSet(2, "slot:GPU-a--0/pair"),
+        events.WeightSet(1, 1),
+        events.GangSet(1, "slot:GPU-a--0/pair"),
+        events.WeightSet(2, 1),
+        events.GangSet(2, "slot:GPU-a--0/pair"),
     ]
 
 
@@ -217,13 +221,13 @@ def test_processes_of_one_slot_share_its_limit() -> None:
             assert adopted is not None
             scheduler.handle(adopted, 0)
             told += scheduler.handle(events.GpuAttached(client, 0, A, 0, wanted=False), 0)
-        found = [c.message for c in told if isinstance(c, Send) and isinstance(c.message, wire.GpuSettings)]
+        found = [c.message for c in told if isinstance(c, Send) and isinstance(c.message, messages.GpuSettings)]
         assert all(each.reserve and each.memory_limit_bytes == GIB for each in found)
 
         def reserved(scheduler: Scheduler, client: int, size: int) -> int:
             sent = scheduler.handle(events.ReservationAsked(client, 0, 1, size), 1)
             answers = (c.message for c in sent if isinstance(c, Send))
-            return next(answer.bytes for answer in answers if isinstance(answer, wire.MemoryReserved))
+            return next(answer.bytes for answer in answers if isinstance(answer, messages.MemoryReserved))
 
         assert reserved(scheduler, 1, 600 << 20) == 600 << 20
         assert reserved(scheduler, 2, 600 << 20) == 0
@@ -241,7 +245,7 @@ def test_series_are_bounded_by_the_slots() -> None:
     for client in range(50):
         book.adopt("GPU-a--0", hello(client))
         book.leave(client, None)
-    found = [sample for family in slot_metrics.families(book.pictures(())) for sample in family.samples]
+    found = [sample for family in metrics.families(book.pictures(())) for sample in family.samples]
     assert len(found) == 3 * 13
     labels = {tuple(sample.labels[name] for name in ("namespace", "pod", "container")) for sample in found}
     assert labels == {("n", "p", "c")}
@@ -268,7 +272,7 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
         def none_left() -> Any:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr("coordinator.inotify.Inotify", none_left)
+        monkeypatch.setattr("nvshare.coordinator.kubernetes.slots.inotify.Inotify", none_left)
     directory = short / "slots"
     slots.prepare(directory)
     slots.write(directory, a_slot("early"))

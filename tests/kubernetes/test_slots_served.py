@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from coordinator import control_api as api
-from coordinator import wire
-from coordinator.control_view import host_lines
-from coordinator.kubernetes import slot as slots
-from coordinator.kubernetes.slot import PodRef, Slot, SlotPolicy
+from nvshare.coordinator.cli.ctl_view import host_lines
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
+from nvshare.coordinator.protocol import messages
 from tests.shell.made_up_gpus import uuid_of
 from tests.shell.shell_rig import Coordinators, Hook, Running
 from tests.waiting import eventually
@@ -67,17 +67,17 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     path = put(base, "a", memory_limit_bytes=GIB, policy=SlotPolicy(priority=-5), pod=pod)
     hook = Hook(context, path).hello(priority=99)
     hook.attach(1)
-    refused = hook.next(wire.Rejected)
-    assert (refused.code, refused.final) == (wire.Rejection.UNKNOWN_GPU, False)
+    refused = hook.next(messages.Rejected)
+    assert (refused.code, refused.final) == (messages.Rejection.UNKNOWN_GPU, False)
     assert refused.text == f"no GPU {uuid_of(1)} in slot a; it has {uuid_of(0)}"
     hook.attach(0)
-    settings = hook.next(wire.GpuSettings)
+    settings = hook.next(messages.GpuSettings)
     assert (settings.memory_limit_bytes, settings.reserve) == (GIB, True)
     put(base, "a", memory_limit_bytes=2 * GIB, policy=SlotPolicy(priority=3), pod=pod)
-    assert hook.next(wire.GpuSettings).memory_limit_bytes == 2 * GIB
+    assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 * GIB
     outside = Hook(context, running.directory.hooks_socket).hello("outside", priority=99)
     outside.attach(1)
-    outside.next(wire.GpuSettings)
+    outside.next(messages.GpuSettings)
     status = running.ask(api.Status())
     shown = {client["name"]: (client["group"], client["priority"]) for client in status["clients"]}
     assert shown == {"test": ("a", 3), "outside": ("", 99)}
@@ -92,7 +92,7 @@ def test_what_the_operator_set_for_a_slot_lasts_as_long_as_its_allocation(
     path = put(base, "a", policy=SlotPolicy(priority=1))
     hooks = [Hook(context, path).hello("one"), Hook(context, path).hello("two")]
     for hook in hooks:
-        hook.next(wire.Welcome)
+        hook.next(messages.Welcome)
     assert running.ask(api.Pause(client="one"))["slot"] == "a"
     running.ask(api.SetPriority(client="two", priority=7))
     put(base, "a", policy=SlotPolicy(priority=2, weight=5))
@@ -123,19 +123,19 @@ def test_a_slot_cannot_fill_the_host_budget(
     running.ask(api.SetHostBudget(budget_bytes=9 * GIB))
     first, second = (Hook(context, put(base, name)).hello(name) for name in ("a", "b"))
     for hook in (first, second):
-        hook.send(wire.ReserveHost(0, 0))  # as hooks do: what they have, soon after a start, is no question
-        hook.next(wire.HostReserved)
-    first.send(wire.ReserveHost(1, 9 * GIB))
-    assert first.next(wire.HostReserved).bytes == 0
-    first.send(wire.ReserveHost(2, 8 * GIB))
-    assert first.next(wire.HostReserved).bytes == 8 * GIB
-    second.send(wire.ReserveHost(1, GIB))
-    assert second.next(wire.HostReserved).bytes == 0
-    refused = second.next(wire.Rejected)
-    assert (refused.code, refused.final) == (wire.Rejection.NOT_ALLOWED, False)
+        hook.send(messages.ReserveHost(0, 0))  # as hooks do: what they have, soon after a start, is no question
+        hook.next(messages.HostReserved)
+    first.send(messages.ReserveHost(1, 9 * GIB))
+    assert first.next(messages.HostReserved).bytes == 0
+    first.send(messages.ReserveHost(2, 8 * GIB))
+    assert first.next(messages.HostReserved).bytes == 8 * GIB
+    second.send(messages.ReserveHost(1, GIB))
+    assert second.next(messages.HostReserved).bytes == 0
+    refused = second.next(messages.Rejected)
+    assert (refused.code, refused.final) == (messages.Rejection.NOT_ALLOWED, False)
     assert "slot b has 0B, 1GiB of 9GiB are left" in refused.text
-    second.send(wire.ReserveHost(2, GIB // 2))
-    assert second.next(wire.HostReserved).bytes == GIB // 2
+    second.send(messages.ReserveHost(2, GIB // 2))
+    assert second.next(messages.HostReserved).bytes == GIB // 2
     owners = {each["owner"]: each for each in running.status()["host_owners"]}
     assert [owners[f"slot {name}"]["shared_bytes"] for name in "ab"] == [8 * GIB, GIB // 2]
     assert (owners["slot a"]["spare_bytes"], owners["slot b"]["refused"]) == (0, 1)
@@ -149,13 +149,13 @@ def test_a_removed_slot_takes_nobody_new_and_harms_nobody(
     path = put(base, "a")
     hook = Hook(context, path).hello()
     hook.attach(0, wanted=True)
-    lease = hook.next(wire.Grant).lease_id
+    lease = hook.next(messages.Grant).lease_id
     slots.remove(base / "slots", "a")
     eventually(lambda: running.status()["slots"] == [], "the slot to go")
     with pytest.raises(OSError, match="No such file"), socket.socket(socket.AF_UNIX) as late:
         late.connect(str(path))
     hook.release(lease, wanted=True)
-    assert hook.next(wire.Grant).lease_id > lease
+    assert hook.next(messages.Grant).lease_id > lease
 
 
 def test_a_slot_made_again_in_another_directory_is_served(
@@ -168,14 +168,14 @@ def test_a_slot_made_again_in_another_directory_is_served(
         put(base, "a", allocation=str(round_number), memory_limit_bytes=GIB + round_number)
     hooks = [Hook(context, path).hello("again")]
     hooks[0].attach(0)
-    assert hooks[0].next(wire.GpuSettings).memory_limit_bytes == GIB + 19
+    assert hooks[0].next(messages.GpuSettings).memory_limit_bytes == GIB + 19
     put(base, "a", allocation="19", memory_limit_bytes=GIB)  # seen only if the new directory is watched
-    assert hooks[0].next(wire.GpuSettings).memory_limit_bytes == GIB
+    assert hooks[0].next(messages.GpuSettings).memory_limit_bytes == GIB
     shutil.rmtree(base / "slots", ignore_errors=True)
     eventually(lambda: running.status()["slots"] == [], "all slots to go")
     put(base, "b")
     hooks.append(Hook(context, base / "slots" / "b" / slots.SOCKET_FILE).hello("late"))
-    hooks[1].next(wire.Welcome)
+    hooks[1].next(messages.Welcome)
 
 
 def test_a_directory_that_cannot_hold_slots_is_said_at_once(base: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 60.0
@@ -73,7 +73,7 @@ def nvshare_run(environ: dict[str, str]) -> Start:
 
 def run_command(*arguments: str, simulate: bool = True) -> list[str]:
     """The command line of nvshare-run, from this checkout."""
-    return [sys.executable, "-m", "coordinator.run", *(["--simulate"] if simulate else []), *arguments]
+    return [sys.executable, "-m", "nvshare.coordinator.cli.run", *(["--simulate"] if simulate else []), *arguments]
 
 
 def command_lines() -> dict[int, list[bytes]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.launch.conftest import ROOT, WAIT_S
 
 PROBE = """
@@ -194,8 +194,8 @@ def test_a_worker_of_an_enabled_program_gets_a_lease(python: Path, enabled: dict
     """Else opting in would load the hook, and the work would run without the coordinator all the same."""
     (place / "train.py").write_text(
         "import multiprocessing\n"
-        "import client_hook\n"
-        "from bench.workloads.busy import Load, Program\n"
+        "from nvshare import client_hook\n"
+        "from nvshare.bench.workloads.busy import Load, Program\n"
         "def work():\n"
         "    program = Program(Load(kernel_ns=1000, burst=4, copy_bytes=4096))\n"
         "    program.iteration(7)\n"
@@ -213,6 +213,6 @@ def test_a_worker_of_an_enabled_program_gets_a_lease(python: Path, enabled: dict
 def test_our_own_modules_are_not_hooked(
     python: Path, enabled: dict[str, str], place: Path, runtime: RuntimeDir
 ) -> None:
-    """Else `python -m coordinator.control` would start a coordinator only to ask it something."""
-    assert call([python, "-m", "coordinator.run", "--help"], enabled, place).returncode == 0
+    """Else `python -m nvshare.coordinator.cli.ctl` would start a coordinator only to ask it something."""
+    assert call([python, "-m", "nvshare.coordinator.cli.run", "--help"], enabled, place).returncode == 0
     assert list(runtime.path.iterdir()) == []

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-import client_hook
+from nvshare import client_hook
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -26,7 +26,7 @@ def test_without_the_hook_it_says_so() -> None:
 def test_under_the_hook_before_cuda_is_used(nvshare_run: Run) -> None:
     """Else asking would start the agent in a process that never uses CUDA, or fail there."""
     program = (
-        "import client_hook, json\n"
+        "import json\nfrom nvshare import client_hook\n"
         "s = client_hook.state(0)\n"
         "seen = client_hook.loaded(), client_hook.active(), client_hook.version(), s.lease.name, s.lease_id\n"
         "print(json.dumps(seen))\n"
@@ -42,7 +42,7 @@ def test_under_the_hook_before_cuda_is_used(nvshare_run: Run) -> None:
 def test_impossible_gpus_are_refused(nvshare_run: Run) -> None:
     """Else a typing mistake would read memory that is not the hook's."""
     program = (
-        "import client_hook\n"
+        "from nvshare import client_hook\n"
         "for gpu in (-1, 32, 1 << 31, 1 << 40):\n"
         "    for call in (client_hook.state, client_hook.yield_lease):\n"
         "        try:\n"
@@ -58,8 +58,8 @@ def test_impossible_gpus_are_refused(nvshare_run: Run) -> None:
 def test_a_holder_sees_its_lease(nvshare_run: Run) -> None:
     """Else a program could not tell whether it has the GPU."""
     program = (
-        "import client_hook, json\n"
-        "from bench.workloads.busy import Load, Program\n"
+        "import json\nfrom nvshare import client_hook\n"
+        "from nvshare.bench.workloads.busy import Load, Program\n"
         "program = Program(Load(kernel_ns=1000, burst=4, copy_bytes=4096))\n"
         "program.iteration(7)\n"
         "program.finish()\n"

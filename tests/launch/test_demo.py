@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
-from simulated_gpu.environment import simulated_environment
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.environment import simulated_environment
 from tests.launch.conftest import WAIT_S, command_lines
 
 
 def demo(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "coordinator.demo", *arguments],
+        [sys.executable, "-m", "nvshare.coordinator.cli.demo", *arguments],
         env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -80,7 +80,7 @@ def test_nothing_is_left_of_a_demo_that_was_terminated(environ: dict[str, str]) 
     """Else each interrupted demo would leave programs, a coordinator and a directory behind."""
     with tempfile.TemporaryDirectory(prefix="nvs-") as place:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "coordinator.demo", "--simulate", "--seconds", "50"],
+            [sys.executable, "-u", "-m", "nvshare.coordinator.cli.demo", "--simulate", "--seconds", "50"],
             env=environ | {"TMPDIR": place},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.demo_ledger import ClientRecord, Ledger, percentile
-from coordinator.demo_proof import TIMER_RESOLUTION_NS, violations
-from coordinator.demo_view import STRIP_COLUMNS, STRIP_NS, strip
+from nvshare.coordinator.cli.demo_ledger import ClientRecord, Ledger, percentile
+from nvshare.coordinator.cli.demo_proof import TIMER_RESOLUTION_NS, violations
+from nvshare.coordinator.cli.demo_view import STRIP_COLUMNS, STRIP_NS, strip
 
 GPU = "GPU-1"
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from client_hook import embedded
-from client_hook.launcher import LaunchError
-from coordinator.runtime_dir import RuntimeDir
-from simulated_gpu.environment import simulated_environment
-from simulated_gpu.trace import read_cards
+from nvshare.client_hook import embedded
+from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.environment import simulated_environment
+from nvshare.simulated_gpu.trace import read_cards
 from tests.launch.conftest import command_lines, finish, launch, run_command, wait_for_end
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -27,7 +27,11 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def coordinators(runtime: RuntimeDir) -> list[int]:
     """Process ids of all coordinators of this directory."""
     directory = os.fsencode(runtime.path)
-    return [pid for pid, words in command_lines().items() if b"coordinator.server" in words and directory in words]
+    return [
+        pid
+        for pid, words in command_lines().items()
+        if b"nvshare.coordinator.daemon.main" in words and directory in words
+    ]
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def test_two_coordinators_without_the_launch_lock_still_become_one(
 ) -> None:
     """Else a coordinator that somebody starts by hand at the same moment would make a launcher fail."""
     by_hand = subprocess.Popen(
-        [sys.executable, "-m", "coordinator.server", "--simulate", "--runtime-dir", str(runtime.path)],
+        [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--simulate", "--runtime-dir", str(runtime.path)],
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -139,7 +143,7 @@ def test_a_simulated_program_does_not_join_a_coordinator_of_real_gpus(
 ) -> None:
     """Else it would wait for ever for the lease of a GPU that nobody serves."""
     as_if_real = simulated_environment(tmp_path / "cards", None, environ)
-    server = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(runtime.path)]
+    server = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--runtime-dir", str(runtime.path)]
     ready, report = os.pipe()
     by_hand = subprocess.Popen(
         [*server, "--ready-fd", str(report)], env=as_if_real, stdin=subprocess.DEVNULL, pass_fds=(report,)

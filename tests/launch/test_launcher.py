@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_hook import launcher
-from client_hook.launcher import ClientOptions, LaunchError
+from nvshare.client_hook import launcher
+from nvshare.client_hook.launcher import ClientOptions, LaunchError
 
 HOOK = Path("/opt/nvshare/libnvshare_hook.so")
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_hook.launcher import HOOK_NAME, names_hook_for_glibc_alone, preloadable, without_hook
-from client_hook.obstacles import find_obstacle
+from nvshare.client_hook.launcher import HOOK_NAME, names_hook_for_glibc_alone, preloadable, without_hook
+from nvshare.client_hook.obstacles import find_obstacle
 from tests.conftest import Built
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

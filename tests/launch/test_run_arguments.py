@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import run
+from nvshare.coordinator.cli import run
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from client_hook import embedded
-from client_hook.launcher import LaunchError
-from coordinator import runtime_dir
-from coordinator.runtime_dir import RuntimeDir
-from simulated_gpu.environment import simulated_environment
+from nvshare.client_hook import embedded
+from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.system import runtime_dir
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.environment import simulated_environment
 from tests.launch.conftest import WAIT_S
 from tests.waiting import eventually
 
@@ -160,7 +160,7 @@ def test_a_coordinator_waits_for_the_card_of_another_one(
     started = []
     try:
         for directory in directories:
-            command = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(directory.path)]
+            command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--runtime-dir", str(directory.path)]
             with log.open("wb") as output:
                 started.append(subprocess.Popen(command, env=as_if_real, stdin=subprocess.DEVNULL, stderr=output))
             if len(started) == 1:

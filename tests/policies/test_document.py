@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.scheduler import Settings
-from coordinator.testing import Desk
-from scheduler_policies import registry
-from scheduler_policies.api import ClientView, GpuView, Policy
-from scheduler_policies.fair_share import FairShare
-from scheduler_policies.priority import Priority
-from scheduler_policies.round_robin import RoundRobin
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.simulation.harness import Desk
+from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import ClientView, GpuView, Policy
+from nvshare.scheduler_policies.fair_share import FairShare
+from nvshare.scheduler_policies.priority import Priority
+from nvshare.scheduler_policies.round_robin import RoundRobin
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

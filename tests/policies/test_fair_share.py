@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.api import ClientView, GpuView
-from scheduler_policies.fair_share import DEBT, FairShare
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.api import ClientView, GpuView
+from nvshare.scheduler_policies.fair_share import DEBT, FairShare
+from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 VIEW = GpuView("GPU-0", 1, QUANTUM_MS * MILLISECOND_NS, True)
@@ -80,9 +81,9 @@ def test_a_heavy_client_keeps_the_gpu_for_its_turns() -> None:
     heavy = desk.client(wanted=True, weight=4)
     desk.client(wanted=True)
     desk.milliseconds(3 * QUANTUM_MS)
-    assert not heavy.take(wire.Revoke)
+    assert not heavy.take(messages.Revoke)
     desk.milliseconds(2 * QUANTUM_MS)
-    assert heavy.take(wire.Revoke)
+    assert heavy.take(messages.Revoke)
 
 
 def test_a_newcomer_cannot_claim_the_past() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.api import GpuView
-from scheduler_policies.priority import Priority
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.api import GpuView
+from nvshare.scheduler_policies.priority import Priority
+from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 AGE = 20
@@ -43,7 +44,7 @@ def test_a_higher_class_preempts_at_once() -> None:
     low = desk.client(wanted=True, priority=0)
     desk.milliseconds(1)
     high = desk.client(wanted=True, priority=1)
-    assert len(low.take(wire.Revoke)) == 1
+    assert len(low.take(messages.Revoke)) == 1
     low.release(wanted=True)
     assert high.granted() is not None
 
@@ -55,7 +56,7 @@ def test_the_same_or_a_lower_class_does_not_preempt() -> None:
     desk.client(wanted=True, priority=1)
     desk.client(wanted=True, priority=0)
     desk.milliseconds(QUANTUM_MS - 1)
-    assert not holder.take(wire.Revoke)
+    assert not holder.take(messages.Revoke)
 
 
 def test_the_highest_class_keeps_the_gpu_while_only_lower_ones_wait() -> None:
@@ -64,7 +65,7 @@ def test_the_highest_class_keeps_the_gpu_while_only_lower_ones_wait() -> None:
     high = desk.client(wanted=True, priority=5)
     desk.client(wanted=True, priority=0)
     desk.milliseconds((AGE - 1) * QUANTUM_MS)
-    assert not high.take(wire.Revoke)
+    assert not high.take(messages.Revoke)
 
 
 def test_turns_go_round_within_a_class() -> None:
@@ -96,9 +97,9 @@ def test_a_favoured_turn_is_not_preempted() -> None:
     assert low.granted() is not None
     desk.client(wanted=True, priority=9)
     desk.milliseconds(QUANTUM_MS - 1)
-    assert not low.take(wire.Revoke)
+    assert not low.take(messages.Revoke)
     desk.milliseconds(1)
-    assert len(low.take(wire.Revoke)) == 1
+    assert len(low.take(messages.Revoke)) == 1
 
 
 def test_a_changed_priority_counts_at_once() -> None:
@@ -107,7 +108,7 @@ def test_a_changed_priority_counts_at_once() -> None:
     a = desk.client(wanted=True, priority=0)
     b = desk.client(wanted=True, priority=0)
     desk.handle(events.PrioritySet(b.client, 1))
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
 
 
 def test_a_favoured_client_that_is_gone_is_forgotten() -> None:

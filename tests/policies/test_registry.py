@@ -9,27 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_policies import registry
-from scheduler_policies.api import Policy
+from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import Policy
 
 ROOT = Path(__file__).resolve().parents[2]
 
-THIRD_PARTY = '''
-from scheduler_policies.api import Choice, PolicyBase
+THIRD_PARTY = """
+from nvshare.scheduler_policies.api import Choice, PolicyBase
 
 class LastFirst(PolicyBase):
     name = "last_first"
 
     def choose(self, waiting, gpu, now_ns):
         return Choice(waiting[-1].client, 7_000_000)
-'''
+"""
 
 PROGRAM = """
 import json, sys
-from coordinator import wire
-from coordinator.scheduler import Settings
-from coordinator.testing import Desk
-from scheduler_policies import registry
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.simulation.harness import Desk
+from nvshare.scheduler_policies import registry
 
 report = {"offers": {o.name: o.origin for o in registry.offers().values()}}
 desk = Desk(registry.create, Settings(policy="last_first", check_invariants=True))
@@ -86,7 +85,7 @@ def test_a_policy_of_another_package_schedules(tmp_path: Path) -> None:
     assert report["no_class"][0] == "BrokenPolicyError"
     assert report["not_a_policy"][0] == "BrokenPolicyError"
     assert report["missing"][0] == "UnknownPolicyError"
-    assert report["round_robin"] == "scheduler_policies.round_robin", "built-in names cannot be taken"
+    assert report["round_robin"] == "nvshare.scheduler_policies.round_robin", "built-in names cannot be taken"
 
 
 def test_the_built_in_policies_are_always_there() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 

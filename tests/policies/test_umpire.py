@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies import registry
-from scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
 
 
 class Wild(PolicyBase):
@@ -77,7 +78,7 @@ def live(desk: Desk) -> tuple[ScriptedClient, ScriptedClient]:
     a.release(wanted=True)
     for _ in range(4):
         for client in (a, b, third):
-            for order in client.take(wire.Evict) + client.take(wire.Restore):
+            for order in client.take(messages.Evict) + client.take(messages.Restore):
                 client.moved(order.order_id, order.bytes)
     third.die()
     return a, b

@@ -6,12 +6,13 @@ import random
 
 import pytest
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.api import ClientView
-from scheduler_policies.owner_turns import REMEMBERED, OwnerTurns
-from scheduler_policies.registry import BUILT_IN, create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.api import ClientView
+from nvshare.scheduler_policies.owner_turns import REMEMBERED, OwnerTurns
+from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 POLICIES = sorted(BUILT_IN)
 
@@ -85,7 +86,7 @@ def test_weights_divide_within_a_user_alone() -> None:
     """Broken: two programs of the largest weight leave another user half a percent."""
     desk = make_desk("fair_share")
     mine = [desk.client(wanted=True, user_id=1, weight=weight) for weight in (1, 3)]
-    hogs = [desk.client(wanted=True, user_id=2, weight=wire.MAX_WEIGHT) for _ in range(2)]
+    hogs = [desk.client(wanted=True, user_id=2, weight=messages.MAX_WEIGHT) for _ in range(2)]
     for _ in range(300):
         step(desk)
     assert share(mine, hogs) == pytest.approx(0.5, abs=0.02)
@@ -123,7 +124,7 @@ def test_a_user_who_comes_back_cannot_claim_the_past() -> None:
 
 
 def test_a_turn_that_a_gang_interrupts_goes_on_before_other_users() -> None:
-    """Broken: a call costs the interrupted user a whole round; the proof in gangs.py has its turn go on next."""
+    """Broken: a call costs the interrupted user a whole round; the proof in coscheduling.py has its turn go on next."""
     desk = Desk(create, Settings(check_invariants=True))
     for uuid in "AB":
         desk.gpu(uuid)
@@ -157,8 +158,11 @@ def test_the_stated_bounds_hold_among_users(policy: str, seed: int) -> None:
 
     def come() -> ScriptedClient:
         return desk.client(
-            wanted=chance.random() < 0.8, weight=chance.choice([1, 1, 2, 5]), user_id=chance.randint(0, 2),
-            group=chance.choice(["", "", "", "a"]), priority=chance.randint(0, 1),
+            wanted=chance.random() < 0.8,
+            weight=chance.choice([1, 1, 2, 5]),
+            user_id=chance.randint(0, 2),
+            group=chance.choice(["", "", "", "a"]),
+            priority=chance.randint(0, 1),
         )
 
     clients = [come() for _ in range(chance.randint(2, 7))]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coordinator.dispatch import Dispatcher
+from nvshare.coordinator.daemon.dispatch import Dispatcher
 
 _hello = Dispatcher._hello
 

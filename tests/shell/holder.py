@@ -7,21 +7,21 @@ import os
 import sys
 from pathlib import Path
 
-from bench.zmtp import Link
-from coordinator import wire
+from nvshare.bench.zmtp import Link
+from nvshare.coordinator.protocol import messages
 
 
 def main(path: str, uuid: str, claimed: int) -> None:
     link = Link(Path(path))
     link.socket.settimeout(60)
-    link.send(wire.encode(wire.Hello(wire.PROTOCOL_VERSION, "holder", "test", os.getpid(), 0, 1, 0, "0")))
-    link.send(wire.encode(wire.AttachGpu(0, uuid, 8 << 30, claimed, not claimed, 0, 0, 0)))
+    link.send(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, "holder", "test", os.getpid(), 0, 1, 0, "0")))
+    link.send(messages.encode(messages.AttachGpu(0, uuid, 8 << 30, claimed, not claimed, 0, 0, 0)))
     while True:
         for frame in link.take():
-            message = wire.decode(frame, wire.TO_CLIENT)
+            message = messages.decode(frame, messages.TO_CLIENT)
             print(type(message).__name__, getattr(message, "lease_id", ""), flush=True)
-            if isinstance(message, wire.Revoke):
-                link.send(wire.encode(wire.Release(0, message.lease_id, 0, True, False, 0, 0, 0)))
+            if isinstance(message, messages.Revoke):
+                link.send(messages.encode(messages.Release(0, message.lease_id, 0, True, False, 0, 0, 0)))
 
 
 if __name__ == "__main__":

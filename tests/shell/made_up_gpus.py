@@ -2,8 +2,8 @@
 
 import sys
 
-from coordinator.daemon import serve_devices
-from coordinator.devices import Device
+from nvshare.coordinator.daemon.main import serve_devices
+from nvshare.coordinator.system.devices import Device
 
 UUID = "GPU-00000000-0000-0000-0000-{:012d}"
 

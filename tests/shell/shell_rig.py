@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 
 import zmq
 
-from coordinator import control_api as api
-from coordinator import wire
-from coordinator.control import call
-from coordinator.runtime_dir import RuntimeDir
-from coordinator.transport_admin import EventReader
+from nvshare.coordinator.cli.ctl import call
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control_sockets import EventReader
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.shell.made_up_gpus import uuid_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 60.0
 """No wait is longer; only a broken coordinator ever waits so long."""
 
-M = TypeVar("M", bound=wire.Message)
+M = TypeVar("M", bound=messages.Message)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -126,28 +126,28 @@ class Hook:
         if identity:
             self.socket.setsockopt(zmq.IDENTITY, identity)
         self.socket.connect(f"ipc://{path}")
-        self.seen: list[wire.Message] = []
+        self.seen: list[messages.Message] = []
 
-    def send(self, message: wire.Message) -> None:
-        self.socket.send(wire.encode(message))
+    def send(self, message: messages.Message) -> None:
+        self.socket.send(messages.encode(message))
 
     def hello(
         self,
         name: str = "test",
         *,
-        protocol: int = wire.PROTOCOL_VERSION,
+        protocol: int = messages.PROTOCOL_VERSION,
         priority: int = 0,
-        memory_mode: int = int(wire.MemoryMode.MANAGED),
+        memory_mode: int = int(messages.MemoryMode.MANAGED),
     ) -> Hook:
-        self.send(wire.Hello(protocol, name, "pytest", os.getpid(), priority, memory_mode, 0, "0.1.0"))
+        self.send(messages.Hello(protocol, name, "pytest", os.getpid(), priority, memory_mode, 0, "0.1.0"))
         return self
 
     def attach(self, gpu: int = 0, *, lease_id: int = 0, wanted: bool = False) -> Hook:
-        self.send(wire.AttachGpu(gpu, uuid_of(gpu), 8 << 30, lease_id, wanted, 0, 0, 0))
+        self.send(messages.AttachGpu(gpu, uuid_of(gpu), 8 << 30, lease_id, wanted, 0, 0, 0))
         return self
 
     def release(self, lease_id: int, *, wanted: bool = False, idle: bool = False) -> None:
-        self.send(wire.Release(0, lease_id, int(idle), True, wanted, 1_000, time.monotonic_ns(), 5))
+        self.send(messages.Release(0, lease_id, int(idle), True, wanted, 1_000, time.monotonic_ns(), 5))
 
     def next(self, kind: type[M]) -> M:
         """The next message of this kind; those before it are in `seen`."""
@@ -155,8 +155,8 @@ class Hook:
         while True:
             left_ms = max(0, int((give_up_at - time.monotonic()) * 1000))
             assert self.socket.poll(left_ms), f"no {kind.__name__}; seen: {self.seen}"
-            message = wire.decode(self.socket.recv(), wire.TO_CLIENT)
-            assert isinstance(message, wire.Message)
+            message = messages.decode(self.socket.recv(), messages.TO_CLIENT)
+            assert isinstance(message, messages.Message)
             self.seen.append(message)
             if isinstance(message, kind):
                 return message

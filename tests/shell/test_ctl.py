@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.shell.made_up_gpus import uuid_of
 from tests.shell.shell_rig import BOUND_S, Coordinators, Hook, Running, environment, until
 
@@ -21,7 +21,7 @@ Connect = Callable[..., Hook]
 
 
 def ctl(directory: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "coordinator.control", *before, *words]
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *before, *words]
     env = environment(NVSHARE_RUNTIME_DIR=str(directory))
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=BOUND_S, check=False)
 
@@ -36,9 +36,9 @@ def test_status_and_clients_show_what_there_is(coordinators: Coordinators, conne
     """Broken if the operator could not see who holds a GPU and who waits."""
     running = coordinators.start("--quantum", "60s", gpus=2)
     first = connect(running).hello("alpha").attach(wanted=True)
-    first.next(wire.Grant)
+    first.next(messages.Grant)
     second = connect(running).hello("beta").attach(wanted=True)
-    second.next(wire.GpuSettings)
+    second.next(messages.GpuSettings)
     status = answer(running, "status")
     assert [gpu["waiting"] for gpu in status["gpus"]] == [1, 0]
     assert status["gpus"][0]["uuid"] == uuid_of(0)
@@ -57,26 +57,26 @@ def test_the_quantum_changes_while_a_lease_is_held(coordinators: Coordinators, c
     """Broken if a new quantum waited for the next lease, or was not heard at all."""
     running = coordinators.start("--quantum", "60s")
     holder = connect(running).hello("holder").attach(wanted=True)
-    lease = holder.next(wire.Grant).lease_id
+    lease = holder.next(messages.Grant).lease_id
     waiting = connect(running).hello("waiting").attach(wanted=True)
-    waiting.next(wire.GpuSettings)
+    waiting.next(messages.GpuSettings)
     assert answer(running, "set", "quantum", "5ms")["quantum_ns"] == 5_000_000
-    assert holder.next(wire.Revoke).lease_id == lease
+    assert holder.next(messages.Revoke).lease_id == lease
 
 
 def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if a setting did not reach the coordinator, or the wrong GPU or client."""
     running = coordinators.start(gpus=2)
     hook = connect(running).hello("train").attach()
-    hook.next(wire.GpuSettings)
+    hook.next(messages.GpuSettings)
     answer(running, "set", "quantum", "auto", "--gpu", "1")
     answer(running, "set", "policy", "priority", "--gpu", uuid_of(1))
     answer(running, "set", "sharing", "concurrent", "--gpu", "0")
     answer(running, "set", "priority", "train", "-5")
     answer(running, "set", "weight", "train", "12")
-    assert hook.next(wire.GpuSettings).sharing == wire.Sharing.CONCURRENT
+    assert hook.next(messages.GpuSettings).sharing == messages.Sharing.CONCURRENT
     answer(running, "set", "limit", "train", "2GiB")
-    assert hook.next(wire.GpuSettings).memory_limit_bytes == 2 << 30
+    assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 << 30
     answer(running, "pause", str(os.getpid()))
     status = answer(running, "status")
     first, second = status["gpus"]
@@ -86,8 +86,8 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     assert (client["priority"], client["paused"], client["limit_bytes"]) == (-5, True, 2 << 30)
     assert (client["weight"], client["gang"], status["gangs"]) == (12, "", [])
     answer(running, "limit", "train", "--memory", "3GiB", "--resident", "1GiB")
-    assert hook.next(wire.GpuSettings).memory_limit_bytes == 3 << 30
-    assert hook.next(wire.GpuSettings).resident_limit_bytes == 1 << 30
+    assert hook.next(messages.GpuSettings).memory_limit_bytes == 3 << 30
+    assert hook.next(messages.GpuSettings).resident_limit_bytes == 1 << 30
     answer(running, "set", "switch-share", "2%", "--gpu", "1")
     answer(running, "set", "host-budget", "3GiB")
     status = answer(running, "status")
@@ -105,12 +105,12 @@ def test_who_is_refused_host_memory_is_shown(coordinators: Coordinators, connect
     """Broken if nobody could see who has the host's memory, or one's own coordinator kept a part for other users."""
     running = coordinators.start("--host-budget", "4GiB")
     hook = connect(running).hello("train")
-    hook.send(wire.ReserveHost(1, 4 << 30))
-    assert hook.next(wire.HostReserved).bytes == 4 << 30
+    hook.send(messages.ReserveHost(1, 4 << 30))
+    assert hook.next(messages.HostReserved).bytes == 4 << 30
     assert "user " not in ctl(running.directory.path, "status").stdout
-    hook.send(wire.ReserveHost(2, 5 << 30))
-    assert hook.next(wire.HostReserved).bytes == 4 << 30
-    assert "4GiB" in hook.next(wire.Rejected).text
+    hook.send(messages.ReserveHost(2, 5 << 30))
+    assert hook.next(messages.HostReserved).bytes == 4 << 30
+    assert "4GiB" in hook.next(messages.Rejected).text
     line = f"  user {os.getuid()}: 1 program with 4GiB, no more to be had; refused once\n"
     assert line in ctl(running.directory.path, "status").stdout
     assert line in ctl(running.directory.path, "memory").stdout
@@ -119,10 +119,10 @@ def test_who_is_refused_host_memory_is_shown(coordinators: Coordinators, connect
 def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running, connect: Connect) -> None:
     """Broken if the operator could not see where memory is, or thought that a limit had freed some."""
     hook = connect(coordinator).hello("train").attach()
-    hook.next(wire.GpuSettings)
-    hook.send(wire.MemoryReport(0, 6 << 30, 4 << 30, 0, 2 << 30))
-    hook.send(wire.ReserveHost(1, 2 << 30))
-    hook.next(wire.HostReserved)
+    hook.next(messages.GpuSettings)
+    hook.send(messages.MemoryReport(0, 6 << 30, 4 << 30, 0, 2 << 30))
+    hook.send(messages.ReserveHost(1, 2 << 30))
+    hook.next(messages.HostReserved)
     where = coordinator.directory.path
     shown = ctl(where, "memory").stdout
     assert "6GiB" in shown
@@ -132,8 +132,8 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
     assert "has 7GiB of GPU memory\n" in ctl(where, "limit", "train", "--memory", "7GiB").stdout
     assert "4GiB are there now" in ctl(where, "limit", "train", "--resident", "3GiB").stdout
     assert "nothing more is given" in ctl(where, "set", "host-budget", "1GiB").stdout
-    device = connect(coordinator).hello("fixed", memory_mode=int(wire.MemoryMode.DEVICE)).attach()
-    device.next(wire.GpuSettings)
+    device = connect(coordinator).hello("fixed", memory_mode=int(messages.MemoryMode.DEVICE)).attach()
+    device.next(messages.GpuSettings)
     refused = ctl(where, "limit", "fixed", "--resident", "1GiB")
     assert refused.returncode == 1
     assert "memory mode device" in refused.stderr
@@ -142,13 +142,13 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
 def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Connect) -> None:
     """Broken if pause did not take the lease away, or resume did not give it back."""
     hook = connect(coordinator).hello("job").attach(wanted=True)
-    lease = hook.next(wire.Grant).lease_id
+    lease = hook.next(messages.Grant).lease_id
     answer(coordinator, "pause", "job")
-    assert hook.next(wire.Revoke).lease_id == lease
+    assert hook.next(messages.Revoke).lease_id == lease
     hook.release(lease, wanted=True)
     until(lambda: not coordinator.status()["gpus"][0]["holders"], "the release")
     answer(coordinator, "resume", "job")
-    assert hook.next(wire.Grant).lease_id > lease
+    assert hook.next(messages.Grant).lease_id > lease
 
 
 def test_what_was_set_live_is_shown_and_undone(coordinators: Coordinators, connect: Connect) -> None:
@@ -156,7 +156,7 @@ def test_what_was_set_live_is_shown_and_undone(coordinators: Coordinators, conne
     running = coordinators.start("--quantum", "60s", gpus=2)
     where = running.directory.path
     hook = connect(running).hello("train", priority=3).attach()
-    hook.next(wire.GpuSettings)
+    hook.next(messages.GpuSettings)
     assert "set live" not in ctl(where, "status").stdout
     answer(running, "set", "quantum", "5ms")
     answer(running, "set", "policy", "priority", "--gpu", "1")
@@ -228,7 +228,7 @@ def test_mistakes_are_named(
     running = coordinators.start("--log-level", "error")
     twins = [connect(running).hello("twin"), connect(running).hello("twin")]
     for twin in twins:
-        twin.next(wire.Welcome)
+        twin.next(messages.Welcome)
     done = ctl(running.directory.path, *words)
     assert done.returncode == code
     assert said in " ".join(done.stderr.replace("│", " ").split())
@@ -261,14 +261,14 @@ def test_the_directory_may_be_named_in_front_or_behind(coordinator: Running, coo
 def test_events_are_followed(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if the stream missed grants, or its lines were no JSON."""
     running = coordinators.start("--quantum", "1ms")
-    command = [sys.executable, "-m", "coordinator.control", "events", "--json", "--count", "8"]
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", "--json", "--count", "8"]
     env = environment(NVSHARE_RUNTIME_DIR=str(running.directory.path))
     follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
     hook = connect(running).hello("busy").attach(wanted=True)
     # Leases come and go until the follower has seen its eight events and ends.
     ended = os.pidfd_open(follower.pid)
     while not select.select([ended], [], [], 0)[0]:
-        hook.release(hook.next(wire.Grant).lease_id, wanted=True)
+        hook.release(hook.next(messages.Grant).lease_id, wanted=True)
     os.close(ended)
     assert follower.stdout is not None
     events = [json.loads(line) for line in follower.stdout]
@@ -283,13 +283,13 @@ def test_events_are_followed(coordinators: Coordinators, connect: Connect) -> No
 def test_the_follower_ends_with_the_coordinator(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if `events` waited for ever for a coordinator that is gone."""
     running = coordinators.start()
-    command = [sys.executable, "-m", "coordinator.control", "events"]
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events"]
     env = environment(NVSHARE_RUNTIME_DIR=str(running.directory.path))
     follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     hook = connect(running).hello("busy").attach(wanted=True)
     assert follower.stdout is not None
     while not select.select([follower.stdout], [], [], 0)[0]:
-        hook.release(hook.next(wire.Grant).lease_id, wanted=True)
+        hook.release(hook.next(messages.Grant).lease_id, wanted=True)
     running.kill()
     _, said = follower.communicate(timeout=BOUND_S)
     assert follower.returncode == 3

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import control_api as api
-from coordinator import wire
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.protocol import messages
 from tests.shell.made_up_gpus import uuid_of
 from tests.shell.shell_rig import Coordinators, Holder, Hook, Running, Trace, until
 
@@ -42,33 +42,31 @@ def test_a_killed_holder_makes_room_for_the_next(
     holder = hold(running)
     first = lease_of(holder.next("Grant"))
     waiting = connect(running).hello("waiting").attach(wanted=True)
-    waiting.next(wire.GpuSettings)
+    waiting.next(messages.GpuSettings)
     trace = follow(running)
     holder.kill()
     gone = trace.next("gone", name="holder")
     granted = trace.next("granted", name="waiting")
     assert granted["seq"] > gone["seq"]
-    assert waiting.next(wire.Grant).lease_id > first
+    assert waiting.next(messages.Grant).lease_id > first
 
 
 def test_a_goodbye_frees_the_lease(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if a process that ends in order kept the GPU until its socket closed."""
     running = coordinators.start("--quantum", LONG)
     first = connect(running).hello("first").attach(wanted=True)
-    first.next(wire.Grant)
+    first.next(messages.Grant)
     second = connect(running).hello("second").attach(wanted=True)
-    second.next(wire.GpuSettings)
-    first.send(wire.Goodbye())
-    assert second.next(wire.Grant)
+    second.next(messages.GpuSettings)
+    first.send(messages.Goodbye())
+    assert second.next(messages.Grant)
 
 
-def test_a_holder_keeps_its_lease_over_a_restart(
-    coordinators: Coordinators, hold: Hold, connect: Connect
-) -> None:
+def test_a_holder_keeps_its_lease_over_a_restart(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
     """Broken if a killed coordinator's successor gave the lease to a second holder (invariant 7)."""
     before = coordinators.start("--quantum", LONG)
     holder = connect(before).hello("holder").attach(wanted=True)
-    lease = holder.next(wire.Grant).lease_id
+    lease = holder.next(messages.Grant).lease_id
     before.kill()
     after = coordinators.start("--quantum", LONG, NVSHARE_RECOVERY=LONG)
     waiting = hold(after)  # another process: the holder's own would be taken for the holder that comes back
@@ -77,7 +75,7 @@ def test_a_holder_keeps_its_lease_over_a_restart(
     assert gpu["recovering"]
     assert gpu["holders"] == []
     back = connect(after).hello("holder").attach(lease_id=lease)
-    assert back.next(wire.Grant).lease_id == lease
+    assert back.next(messages.Grant).lease_id == lease
     assert len(after.status()["gpus"][0]["holders"]) == 1
     back.release(lease)
     assert lease_of(waiting.next("Grant")) > lease
@@ -87,11 +85,11 @@ def test_libzmq_brings_a_client_back_to_a_restarted_coordinator(coordinators: Co
     """Broken if a client had to be started again when the coordinator was (invariant 7)."""
     before = coordinators.start()
     hook = connect(before).hello()
-    hook.next(wire.Welcome)
+    hook.next(messages.Welcome)
     before.kill()
     after = coordinators.start()
     hook.hello().attach(wanted=True)
-    assert hook.next(wire.Grant)
+    assert hook.next(messages.Grant)
     assert after.status()["clients"][0]["process_id"] == os.getpid()
 
 
@@ -106,7 +104,7 @@ def test_nobody_waits_for_a_holder_that_died_meanwhile(
     holder.kill()
     after = coordinators.start(NVSHARE_RECOVERY=LONG)
     newcomer = connect(after).hello().attach(wanted=True)
-    assert newcomer.next(wire.Grant).lease_id > lease
+    assert newcomer.next(messages.Grant).lease_id > lease
 
 
 def test_recovery_ends_with_the_death_of_the_expected_holder(
@@ -121,16 +119,18 @@ def test_recovery_ends_with_the_death_of_the_expected_holder(
     before.kill()
     after = coordinators.start(NVSHARE_RECOVERY=LONG)
     waiting = connect(after).hello().attach(wanted=True)
-    waiting.next(wire.GpuSettings)
+    waiting.next(messages.GpuSettings)
     assert after.status()["gpus"][0]["recovering"]
     holder.kill()
-    assert waiting.next(wire.Grant)
+    assert waiting.next(messages.Grant)
 
 
 def test_recovery_ends_with_its_time(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
     """Broken if a holder that runs but never comes back kept everybody waiting for ever."""
     before = coordinators.start("--quantum", LONG)
-    connect(before).hello().attach(wanted=True).next(wire.Grant)  # this process holds it, and says hello only when told
+    connect(before).hello().attach(wanted=True).next(
+        messages.Grant
+    )  # this process holds it, and says hello only when told
     before.kill()
     after = coordinators.start(NVSHARE_RECOVERY="50ms")
     hold(after).next("Grant")
@@ -148,7 +148,7 @@ def test_a_stopped_holder_keeps_its_lease_beyond_recovery(
     before.kill()
     after = coordinators.start(NVSHARE_RECOVERY=f"{recovery_ns}ns")
     waiting = connect(after).hello().attach(wanted=True)
-    waiting.next(wire.GpuSettings)
+    waiting.next(messages.GpuSettings)
     begun_ns = after.status()["now_ns"]
     until(lambda: after.status()["now_ns"] > begun_ns + 4 * recovery_ns, "several times the window")
     gpu = after.status()["gpus"][0]
@@ -156,19 +156,19 @@ def test_a_stopped_holder_keeps_its_lease_beyond_recovery(
     assert (gpu["expected_process"], gpu["expected_stopped"]) == (holder.process.pid, True)
     assert f"process {holder.process.pid}, which holds its lease, is stopped" in after.log.read_text()
     holder.process.send_signal(signal.SIGCONT)  # it finds that its connection has ended, and ends too
-    assert waiting.next(wire.Grant)
+    assert waiting.next(messages.Grant)
 
 
 def test_a_stop_in_order_is_recovered_from_like_a_crash(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if stopping a coordinator forgot who holds the lease, for an upgrade must not make two holders."""
     before = coordinators.start("--quantum", LONG)
     holder = connect(before).hello().attach(wanted=True)
-    lease = holder.next(wire.Grant).lease_id
+    lease = holder.next(messages.Grant).lease_id
     assert before.stop() == 0
     after = coordinators.start(NVSHARE_RECOVERY=LONG)
     assert after.status()["gpus"][0]["recovering"]
     holder.hello().attach(lease_id=lease)
-    assert holder.next(wire.Grant).lease_id == lease
+    assert holder.next(messages.Grant).lease_id == lease
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, os.urandom(4096), b"nvshare-journal1" + os.urandom(600)])
@@ -179,14 +179,12 @@ def test_a_journal_that_makes_no_sense_is_no_obstacle(
     directory = coordinators.base / "run"
     directory.mkdir(mode=0o700)
     (directory / "journal").write_bytes(content)
-    assert connect(coordinators.start()).hello().attach(wanted=True).next(wire.Grant)
+    assert connect(coordinators.start()).hello().attach(wanted=True).next(messages.Grant)
 
 
 def test_an_overdue_client_is_killed_when_configured(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
     """Broken if the configured end of a hung client did not come, or hit another process (invariant 10)."""
-    running = coordinators.start(
-        "--quantum", "1ms", NVSHARE_DRAIN_DEADLINE="50ms", NVSHARE_OVERDUE_ACTION="kill"
-    )
+    running = coordinators.start("--quantum", "1ms", NVSHARE_DRAIN_DEADLINE="50ms", NVSHARE_OVERDUE_ACTION="kill")
     holder = hold(running)
     holder.next("Grant")
     stop(holder)
@@ -215,19 +213,20 @@ def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordi
     coordinators.program = "crashing.py"
     running = coordinators.start("--quantum", LONG, NVSHARE_RECOVERY=LONG)
     holder = connect(running).hello("holder").attach(wanted=True)
-    lease = holder.next(wire.Grant).lease_id
+    lease = holder.next(messages.Grant).lease_id
     crashing = [connect(running).hello("crash")]
     until(lambda: running.log.read_text().count("serving 1 GPU(s)") == 2, "the restart")
     holder.hello("holder").attach(lease_id=lease)
-    assert holder.next(wire.Grant).lease_id == lease
+    assert holder.next(messages.Grant).lease_id == lease
     assert running.process.poll() is None  # the same process: exec
     # The crashing client's libzmq comes back, but it says hello only when told.
     while running.process.poll() is None:
         assert len(crashing) < 10
         crashing.append(connect(running).hello("crash"))
         until(
-            lambda: running.process.poll() is not None
-            or running.log.read_text().count("serving 1 GPU(s)") > len(crashing),
+            lambda: (
+                running.process.poll() is not None or running.log.read_text().count("serving 1 GPU(s)") > len(crashing)
+            ),
             "the next crash",
         )
     assert running.process.returncode == 1
@@ -270,7 +269,7 @@ def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connec
     options = ("--quantum", LONG, "--host-budget", "8GiB")
     running = coordinators.start(*options, gpus=2)
     hook = connect(running).hello("train").attach()
-    hook.next(wire.GpuSettings)
+    hook.next(messages.GpuSettings)
     before = what_is_set(running)
     set_everything(running)
     as_set = what_is_set(running)
@@ -339,21 +338,21 @@ def test_a_coordinator_goes_on_without_a_journal_and_says_so(coordinators: Coord
     """Broken if a journal that cannot be written any more stopped the coordinator, or went unseen."""
     running = coordinators.start("--quantum", LONG)
     hook = connect(running).hello("train").attach(wanted=True)
-    lease = hook.next(wire.Grant).lease_id
+    lease = hook.next(messages.Grant).lease_id
     assert running.status()["problems"] == []
     unlimited = resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))  # no file takes a byte
     hook.release(lease, wanted=True)
-    lease = hook.next(wire.Grant).lease_id
+    lease = hook.next(messages.Grant).lease_id
     (problem,) = running.status()["problems"]
     assert "journal cannot be written" in problem
     resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, unlimited)
     hook.release(lease, wanted=True)
-    lease = hook.next(wire.Grant).lease_id
+    lease = hook.next(messages.Grant).lease_id
     assert running.status()["problems"] == []
     assert running.stop() == 0
     # The record that was written last is the one that counts.
     after = coordinators.start(NVSHARE_RECOVERY=LONG)
     assert after.status()["gpus"][0]["recovering"]
     hook.hello().attach(lease_id=lease)
-    assert hook.next(wire.Grant).lease_id == lease
+    assert hook.next(messages.Grant).lease_id == lease

@@ -1,4 +1,4 @@
-"""`python -m bench.scale` measures something, in the form that others read.  Its figures are no matter of a test."""
+"""`nvshare.bench.scale` measures something, in the form that others read.  No test asserts its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.shell.shell_rig import BOUND_S, ROOT, environment
 
 def test_the_benchmark_gives_its_figures() -> None:
     """Broken if the benchmark did not run, counted nothing, or named its figures otherwise."""
-    words = [sys.executable, "-m", "bench.scale", "--json", "--clients", "12", "--gpus", "2", "--seconds", "1"]
+    words = [sys.executable, "-m", "nvshare.bench.scale", "--json", "--clients", "12", "--gpus", "2", "--seconds", "1"]
     done = subprocess.run(
         words, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=2 * BOUND_S, check=False
     )

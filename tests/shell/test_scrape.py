@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.shell.made_up_gpus import uuid_of
 from tests.shell.shell_rig import BOUND_S, Coordinators, Hook, Running, until
 
@@ -43,14 +43,14 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     """Broken if what happened did not arrive in Prometheus, or a client that is gone stayed there."""
     running = coordinators.start("--metrics-port", "0", "--quantum", "60s", gpus=2)
     first = connect(running).hello('a "quoted" \\name').attach(wanted=True)
-    lease = first.next(wire.Grant).lease_id
+    lease = first.next(messages.Grant).lease_id
     second = connect(running).hello("second").attach(wanted=True)
-    second.next(wire.GpuSettings)
-    first.send(wire.MemoryReport(0, 5_000, 3_000, 1_000, 2_000, 700))
-    first.send(wire.ReserveHost(1, 9_000))
-    assert first.next(wire.HostReserved).bytes == 9_000
+    second.next(messages.GpuSettings)
+    first.send(messages.MemoryReport(0, 5_000, 3_000, 1_000, 2_000, 700))
+    first.send(messages.ReserveHost(1, 9_000))
+    assert first.next(messages.HostReserved).bytes == 9_000
     first.release(lease, idle=True)
-    second.next(wire.Grant)
+    second.next(messages.Grant)
     metrics = scrape(running)
     gpu = uuid_of(0)
     assert value(metrics, "nvshare_clients") == 2

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import control_api as api
-from coordinator import wire
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.protocol import messages
 from tests.shell.made_up_gpus import uuid_of
 from tests.shell.shell_rig import BOUND_S, Coordinators, Hook, Running, until
 
@@ -22,13 +22,13 @@ Connect = Callable[..., Hook]
 def test_a_client_is_served_and_a_waiter_makes_the_holder_give_up(coordinator: Running, connect: Connect) -> None:
     """Broken if the path from a frame to a grant, or the quantum's timer, were."""
     first = connect(coordinator).hello("first").attach(wanted=True)
-    assert first.next(wire.Welcome).protocol == wire.PROTOCOL_VERSION
-    lease = first.next(wire.Grant)
+    assert first.next(messages.Welcome).protocol == messages.PROTOCOL_VERSION
+    lease = first.next(messages.Grant)
     second = connect(coordinator).hello("second").attach(wanted=True)
-    assert first.next(wire.Waiters).waiters == 1
-    assert first.next(wire.Revoke).lease_id == lease.lease_id
+    assert first.next(messages.Waiters).waiters == 1
+    assert first.next(messages.Revoke).lease_id == lease.lease_id
     first.release(lease.lease_id)
-    assert second.next(wire.Grant).lease_id > lease.lease_id
+    assert second.next(messages.Grant).lease_id > lease.lease_id
 
 
 def test_only_one_coordinator_serves_a_directory(coordinators: Coordinators, connect: Connect) -> None:
@@ -38,7 +38,7 @@ def test_only_one_coordinator_serves_a_directory(coordinators: Coordinators, con
     assert code == 1
     assert f"pid {running.process.pid}" in text
     assert "--runtime-dir" in text
-    assert connect(running).hello().next(wire.Welcome)
+    assert connect(running).hello().next(messages.Welcome)
 
 
 def test_sockets_of_a_dead_coordinator_are_replaced(coordinators: Coordinators, connect: Connect) -> None:
@@ -47,7 +47,7 @@ def test_sockets_of_a_dead_coordinator_are_replaced(coordinators: Coordinators, 
     dead.kill()
     assert dead.directory.hooks_socket.exists()
     running = coordinators.start()
-    assert connect(running).hello().next(wire.Welcome)
+    assert connect(running).hello().next(messages.Welcome)
 
 
 def test_a_plain_file_where_a_socket_belongs_is_replaced(coordinators: Coordinators, connect: Connect) -> None:
@@ -55,7 +55,7 @@ def test_a_plain_file_where_a_socket_belongs_is_replaced(coordinators: Coordinat
     directory = coordinators.base / "run"
     directory.mkdir(mode=0o700)
     (directory / "hooks.sock").write_text("old")
-    assert connect(coordinators.start()).hello().next(wire.Welcome)
+    assert connect(coordinators.start()).hello().next(messages.Welcome)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -143,7 +143,7 @@ def test_without_a_driver_the_remedy_is_named(coordinators: Coordinators) -> Non
 
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a driver here")
-    words = [sys.executable, "-m", "coordinator.server", "--runtime-dir", str(coordinators.base / "run")]
+    words = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--runtime-dir", str(coordinators.base / "run")]
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=BOUND_S, check=False)
     assert done.returncode == 1
     assert "--simulate" in done.stderr
@@ -218,7 +218,7 @@ def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coord
     running.ask(api.SetQuantum(quantum_ns=5_000_000))
     assert running.directory.live_settings.exists()
     client = connect(running).hello()
-    client.next(wire.Welcome)
+    client.next(messages.Welcome)
     os.close(keepalive)
     assert running.ask(api.Ping())["clients"] == 1  # the client alone keeps it
     client.close()
@@ -230,7 +230,7 @@ def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coord
 def test_an_idle_coordinator_sleeps(coordinator: Running, connect: Connect) -> None:
     """Broken if the loop polled: with a holder alone, no timer is set, so the process makes no system call."""
     client = connect(coordinator).hello().attach(wanted=True)
-    client.next(wire.Grant)
+    client.next(messages.Grant)
     coordinator.ask(api.Ping())
 
     def switches() -> int:
@@ -250,7 +250,7 @@ def test_half_open_connections_do_not_count_as_clients(coordinator: Running, con
     silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
     for connection in silent:
         connection.connect(str(coordinator.directory.hooks_socket))
-    assert connect(coordinator).hello().next(wire.Welcome)
+    assert connect(coordinator).hello().next(messages.Welcome)
     assert coordinator.ask(api.Ping())["clients"] == 1
     for connection in silent:
         connection.close()

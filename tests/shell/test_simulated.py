@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import Built
 from tests.shell.shell_rig import BOUND_S, Coordinators, Running, environment
 
@@ -18,7 +18,7 @@ from tests.shell.shell_rig import BOUND_S, Coordinators, Running, environment
 def simulated(base: Path, *words: str, built: Built) -> Running:
     ready, report = os.pipe()
     log = base / "simulated.log"
-    command = [sys.executable, "-m", "coordinator.server", *words, "--runtime-dir", str(base / "run")]
+    command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", *words, "--runtime-dir", str(base / "run")]
     env = environment(NVSHARE_SIM_LIBRARY_DIR=str(built.sim_dir))
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -50,7 +50,7 @@ def test_simulated_cards_are_served(
 
 def test_cards_that_cannot_be_simulated_are_a_wrong_command_line(coordinators: Coordinators, built: Built) -> None:
     """Broken if a misspelt simulation ran on something else."""
-    command = [sys.executable, "-m", "coordinator.server", "--simulate=twoxbig"]
+    command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--simulate=twoxbig"]
     command += ["--runtime-dir", str(coordinators.base / "run")]
     env = environment(NVSHARE_SIM_LIBRARY_DIR=str(built.sim_dir))
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=BOUND_S, check=False)

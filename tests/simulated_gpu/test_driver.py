@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulated_gpu.trace import read_trace
+from nvshare.simulated_gpu.trace import read_trace
 from tests.simulated_gpu.conftest import Run
 
 FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}

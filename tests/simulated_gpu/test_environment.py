@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulated_gpu import LIBRARIES, LibraryNotFoundError, library_directory
-from simulated_gpu.environment import SimulatedCards, parse_cards, simulated_environment
-from simulated_gpu.trace import StateFileError, read_trace
+from nvshare.simulated_gpu import LIBRARIES, LibraryNotFoundError, library_directory
+from nvshare.simulated_gpu.environment import SimulatedCards, parse_cards, simulated_environment
+from nvshare.simulated_gpu.trace import StateFileError, read_trace
 from tests.conftest import Built
 
 GIB = 1 << 30

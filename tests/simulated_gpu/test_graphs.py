@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulated_gpu.trace import read_trace
+from nvshare.simulated_gpu.trace import read_trace
 from tests.simulated_gpu.conftest import Run
 
 FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
+from nvshare.simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
 from tests.simulated_gpu.conftest import Run, Start
 from tests.waiting import eventually
 

@@ -2,7 +2,7 @@
 
 The worlds of test_gang_worlds.py work in bursts as programs do.  Here every client of a node may do anything at every
 step, at rates that the seed chooses, so that mates come and go in the middle of turns and turns are as short as they
-can be.  The core's own checks hold every wait against the bound that is proved at the top of gangs.py.
+can be.  The core's own checks hold every wait against the bound that is proved at the top of coscheduling.py.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from coordinator import events
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.registry import BUILT_IN, create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 SEEDS, STEPS = 10, 800
 

@@ -11,11 +11,12 @@ import random
 import statistics
 from dataclasses import dataclass, field
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 TICK_NS = MILLISECOND_NS // 10
 QUANTUM_MS = 100
@@ -40,9 +41,9 @@ class Program:
 
     def hear(self) -> None:
         """What has come since the last tick."""
-        for grant in self.client.take(wire.Grant):
+        for grant in self.client.take(messages.Grant):
             self.lease_id, self.open, self.asks_in = grant.lease_id, True, None
-        if self.client.take(wire.Revoke):
+        if self.client.take(messages.Revoke):
             self.close_in = self.chance.randint(1, 4)
         if self.asks_in is not None:
             self.asks_in -= 1

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from coordinator import foresight, wire
-from coordinator.scheduler import Settings
-from coordinator.simulated_client import Move
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.memory import expected_calls
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.client import Move
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 A, B = "GPU-0", "GPU-1"
 CAPACITY, SIZE, PER_MS = 1000, 450, 10
@@ -36,16 +37,16 @@ class Member:
 
     def step(self) -> None:
         """A millisecond: obey, and move as much as the link takes."""
-        for revoke in self.client.take(wire.Revoke):
+        for revoke in self.client.take(messages.Revoke):
             self.client.release(revoke.lease_id, wanted=True)
-        for out in self.client.take(wire.Evict):
+        for out in self.client.take(messages.Evict):
             self.move = Move(True, out.order_id, out.bytes, out.bytes)
-        for back in self.client.take(wire.Restore):
+        for back in self.client.take(messages.Restore):
             self.move = Move(False, back.order_id, back.bytes, back.credit_bytes)
-        for more in self.client.take(wire.MoveCredit):
+        for more in self.client.take(messages.MoveCredit):
             if self.move is not None and self.move.order_id == more.order_id:
                 self.move.credit = more.credit_bytes
-        if self.client.take(wire.Grant):
+        if self.client.take(messages.Grant):
             self.move = None
         if self.move is not None:
             self._move(self.move)
@@ -70,7 +71,7 @@ def live(milliseconds: int, policy: str) -> Desk:
     for uuid in (A, B):
         desk.gpu(uuid, capacity=CAPACITY)
     for uuid, gang in ((A, "pair"), (A, ""), (B, "pair"), (B, ""), (B, "")):
-        client = desk.client(attach=False, gang=gang, mode=wire.MemoryMode.SWAP)
+        client = desk.client(attach=False, gang=gang, mode=messages.MemoryMode.SWAP)
         client.attach(uuid)
         member = Member(client, SIZE if desk.sight(uuid).resident_bytes + SIZE <= CAPACITY else 0)
         member.report()
@@ -89,7 +90,7 @@ def live(milliseconds: int, policy: str) -> Desk:
 def test_memory_is_there_when_a_gang_is_called(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a gang's GPUs would wait at each of its turns for what could have moved while others computed."""
     seen = live(10_000, policy)
-    monkeypatch.setattr(foresight, "next_call", lambda *_: None)
+    monkeypatch.setattr(expected_calls, "next_call", lambda *_: None)
     blind = live(10_000, policy)
     exposed = [desk.sight(B).exposed_move_ns for desk in (seen, blind)]
     moved = [desk.sight(B).restored_bytes for desk in (seen, blind)]

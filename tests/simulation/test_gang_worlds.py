@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.scheduler import Settings
-from coordinator.simulated_client import Plan
-from coordinator.simulation import World
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from scheduler_policies.registry import BUILT_IN, create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.simulation.client import Plan
+from nvshare.coordinator.simulation.world import World
+from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 PLAN = Plan(gpus=3, processes=12, gangs=2, duration_ns=6 * SECOND_NS)
 

@@ -1,6 +1,6 @@
 """Host memory that several users compete for, and processes that stop: seeded worlds with every check on.
 
-The rule by which shares grow is checked by coordinator/invariants.py, that everybody is served in the end by the world.
+The rule by which shares grow is checked by invariants.py, that everybody is served in the end by the world.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.scheduler import Settings
-from coordinator.simulated_client import Plan
-from coordinator.simulation import World
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from scheduler_policies.registry import BUILT_IN, create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.simulation.client import Plan
+from nvshare.coordinator.simulation.world import World
+from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 PLAN = Plan(memory_bytes=600, swap_share=1.0, users=3, duration_ns=6 * SECOND_NS)
 SETTINGS = Settings(check_invariants=True, drain_deadline_ns=SECOND_NS, host_budget_bytes=2_000)

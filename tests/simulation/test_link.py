@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.scheduler import Settings
-from coordinator.simulated_link import GIB, Job, Link, LinkWorld, Makespan, Meter, Outcome, train
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.simulation.link import GIB, Job, Link, LinkWorld, Makespan, Meter, Outcome, train
+from nvshare.scheduler_policies.registry import create
 
 CAPACITY = 4 * GIB
 
@@ -86,7 +86,7 @@ def test_hidden_moves_do_not_lengthen_the_quantum() -> None:
 def trained(
     share: float, first_gib_s: float, *, seconds: float = 12.5, jobs: tuple[float, ...] = (0.9, 0.9)
 ) -> Makespan:
-    """Jobs of bench.oversubscribe on a link as it was measured with them; only the first evictions differ."""
+    """Jobs of nvshare.bench.oversubscribe on a link as it was measured with them; only the first evictions differ."""
     second = float(SECOND_NS)
     link = Link(both_ways=84 * GIB / second, first_out=first_gib_s * GIB / second, fresh=700 * GIB / second)
     settings = Settings(check_invariants=True, quantum_ns=None, switch_share=share)

@@ -12,19 +12,22 @@ from typing import Any
 
 import pytest
 
-from bench import soak
-from coordinator import dispatch, lease, simulated_bounds, wire
-from coordinator.commands import MANY_HOLDERS
-from coordinator.journal import Journal
-from coordinator.scheduler import Settings
-from coordinator.simulated_hostile import HostileClient
-from coordinator.simulated_plan import Plan
-from coordinator.simulated_policies import NONSENSE, with_nonsense
-from coordinator.simulated_shell import Shell
-from coordinator.simulation import World
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.wire_codec import LIMITS, NAMES
-from scheduler_policies.registry import create
+from nvshare.bench import soak
+from nvshare.coordinator.daemon import dispatch
+from nvshare.coordinator.engine import leases
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model.commands import MANY_HOLDERS
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.codec import LIMITS, NAMES
+from nvshare.coordinator.simulation import bounds
+from nvshare.coordinator.simulation.hostile import HostileClient
+from nvshare.coordinator.simulation.plan import Plan
+from nvshare.coordinator.simulation.policies import NONSENSE, with_nonsense
+from nvshare.coordinator.simulation.shell import Shell
+from nvshare.coordinator.simulation.world import World
+from nvshare.coordinator.system.journal import Journal
+from nvshare.scheduler_policies.registry import create
 
 WORLDS = 40
 SWAPPING = Plan(gpus=1, processes=5, memory_bytes=900, swap_share=1.0, duration_ns=4 * SECOND_NS)
@@ -50,15 +53,15 @@ def test_a_short_soak_is_clean() -> None:
 def test_a_failure_names_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a failure of a soak could not be run again, or would not fail the soak."""
 
-    def broken(client: int, message: wire.Request) -> None:
+    def broken(client: int, message: messages.Request) -> None:
         raise KeyError(client)
 
-    monkeypatch.setitem(dispatch._TRANSLATE, wire.Request, broken)
+    monkeypatch.setitem(dispatch._TRANSLATE, messages.Request, broken)
     report = soak.Report()
     report.run(3)
     (failure,) = report.failures
     assert failure["seed"] == 3
-    assert failure["command"] == "python -m bench.soak --replay 3"
+    assert failure["command"] == "python -m nvshare.bench.soak --replay 3"
     assert failure["message"].startswith("KeyError")
     with pytest.raises(KeyError):
         soak.replay(3, 5)
@@ -127,8 +130,8 @@ def test_hostile_frames_reach_every_field_and_bound() -> None:
     malformed = 0
     for _ in range(20_000):
         try:
-            message = wire.decode(client._frame(), wire.TO_COORDINATOR)
-        except wire.RemoteProtocolError:
+            message = messages.decode(client._frame(), messages.TO_COORDINATOR)
+        except messages.RemoteProtocolError:
             malformed += 1
             continue
         if isinstance(message, int):
@@ -138,9 +141,9 @@ def test_hostile_frames_reach_every_field_and_bound() -> None:
         for name, (kind, _, high) in zip(NAMES[cls], LIMITS[cls], strict=True):
             if kind == 0 and getattr(message, name) == high:
                 seen[cls].add(name)
-    assert set(wire.TO_COORDINATOR.values()) <= set(seen)
-    assert {"resident_bytes", "allocated_bytes", "pinned_bytes", "host_bytes"} <= seen[wire.MemoryReport]
-    assert {"lease_id", "drain_ns", "opened_at_ns", "submissions"} <= seen[wire.Release]
+    assert set(messages.TO_COORDINATOR.values()) <= set(seen)
+    assert {"resident_bytes", "allocated_bytes", "pinned_bytes", "host_bytes"} <= seen[messages.MemoryReport]
+    assert {"lease_id", "drain_ns", "opened_at_ns", "submissions"} <= seen[messages.Release]
     assert malformed > 500
 
 
@@ -186,33 +189,33 @@ def test_a_torn_record_is_not_believed(tmp_path: Path) -> None:
 
 def test_a_timer_in_the_past_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a coordinator that spins would pass all worlds."""
-    real = lease.deadline_ns
+    real = leases.deadline_ns
 
     def past(node: Any, gpu: Any, now_ns: int) -> int | None:
         found = real(node, gpu, now_ns)
         return None if found is None else min(found, now_ns - 1)
 
-    monkeypatch.setattr(lease, "deadline_ns", past)
+    monkeypatch.setattr(leases, "deadline_ns", past)
     with pytest.raises(Exception, match=r"due again|fired"):
         world(Plan(gpus=1, processes=3)).run()
 
 
 def test_a_timer_that_fires_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a coordinator that polls would pass all worlds."""
-    real = lease.deadline_ns
+    real = leases.deadline_ns
 
     def soon(node: Any, gpu: Any, now_ns: int) -> int | None:
         found = real(node, gpu, now_ns)
         return None if found is None else min(found, now_ns + 100_000)
 
-    monkeypatch.setattr(lease, "deadline_ns", soon)
+    monkeypatch.setattr(leases, "deadline_ns", soon)
     with pytest.raises(Exception, match="times for nothing"):
         world(Plan(gpus=1, processes=3)).run()
 
 
 def test_too_many_messages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: an event could make the coordinator write to everybody again and again."""
-    monkeypatch.setattr(simulated_bounds, "MESSAGES_PER_SEAT", 0)
+    monkeypatch.setattr(bounds, "MESSAGES_PER_SEAT", 0)
     with pytest.raises(Exception, match="messages for one event"):
         world(Plan(gpus=1, processes=3)).run()
 
@@ -232,14 +235,14 @@ def test_entries_that_are_kept_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_memory_that_moves_most_of_the_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: worlds in which nobody gets to work would pass."""
-    monkeypatch.setattr(simulated_bounds, "WORTHWHILE_QUANTUM_NS", 0)
+    monkeypatch.setattr(bounds, "WORTHWHILE_QUANTUM_NS", 0)
     with pytest.raises(AssertionError, match="nobody worked"):
         world(SWAPPING, quantum_ns=2 * MILLISECOND_NS).run()
 
 
 def test_a_long_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: time in which memory moves would not count as waiting."""
-    monkeypatch.setattr(simulated_bounds, "TURN_COST_NS", -90 * MILLISECOND_NS)
+    monkeypatch.setattr(bounds, "TURN_COST_NS", -90 * MILLISECOND_NS)
     with pytest.raises(AssertionError, match="at most"):
         world(SWAPPING).run()
 

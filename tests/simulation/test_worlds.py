@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coordinator.scheduler import OverdueAction, Settings
-from coordinator.simulated_client import Plan
-from coordinator.simulation import World
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.wire import Sharing
-from scheduler_policies.registry import BUILT_IN, create
+from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.simulation.client import Plan
+from nvshare.coordinator.simulation.world import World
+from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 SETTINGS = Settings(check_invariants=True, drain_deadline_ns=SECOND_NS)
 PLANS = {

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from coordinator import events, wire
-from coordinator.commands import Log, RecordLease
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.testing import GPU, Desk
-from coordinator.wire import Sharing
-from scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Log, RecordLease
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
+from nvshare.scheduler_policies.registry import create
 
 
 def make_desk(**settings: object) -> Desk:
@@ -29,7 +30,7 @@ def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:
     b = desk.client(wanted=True)
     desk.milliseconds(300)
     desk.handle(events.QuantumSet(250 * MILLISECOND_NS))
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
     a.release()
     grant = b.granted()
     assert grant is not None
@@ -48,10 +49,10 @@ def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
     a = desk.client(wanted=True)
     b = desk.client(wanted=True)
     desk.milliseconds(300)
-    assert not a.take(wire.Revoke)
+    assert not a.take(messages.Revoke)
     desk.handle(events.PolicySet("round_robin"))
     desk.milliseconds(100)
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
     a.release()
     assert b.granted() is not None
 
@@ -63,7 +64,7 @@ def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     a, b = desk.client(), desk.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()
-    (restore,) = a.take(wire.Restore)
+    (restore,) = a.take(messages.Restore)
     desk.handle(events.PolicySet("round_robin"))
     b.request()
     a.moved(restore.order_id, 40)
@@ -71,7 +72,7 @@ def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     assert grant is not None
     assert grant.quantum_ns == 100 * MILLISECOND_NS
     desk.milliseconds(100)
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
 
 
 def test_a_quantum_may_be_for_one_gpu() -> None:
@@ -117,9 +118,9 @@ def test_paused_means_granted_nothing_and_giving_back() -> None:
     a = desk.client(wanted=True)
     b = desk.client(wanted=True)
     desk.handle(events.Paused(b.client))
-    assert [w.waiters for w in a.take(wire.Waiters)] == [1, 0]
+    assert [w.waiters for w in a.take(messages.Waiters)] == [1, 0]
     desk.handle(events.Paused(a.client))
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
     a.release(wanted=True)
     assert b.granted() is None
     assert desk.timer_ns is None
@@ -156,13 +157,13 @@ def test_to_concurrent_all_who_wait_are_let_in() -> None:
     desk = make_desk()
     a = desk.client(wanted=True)
     b = desk.client(wanted=True)
-    a.take(wire.GpuSettings)
+    a.take(messages.GpuSettings)
     desk.handle(events.SharingSet(Sharing.CONCURRENT))
     assert b.granted() is not None
-    assert not a.take(wire.Revoke)
-    (told,) = a.take(wire.GpuSettings)
+    assert not a.take(messages.Revoke)
+    (told,) = a.take(messages.GpuSettings)
     assert (told.sharing, told.pacing_budget_ns) == (Sharing.CONCURRENT, 0)
-    assert [w.waiters for w in a.take(wire.Waiters)] == [1]
+    assert [w.waiters for w in a.take(messages.Waiters)] == [1]
 
 
 def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
@@ -175,7 +176,7 @@ def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
         assert client.granted() is not None
     desk.handle(events.SharingSet(Sharing.EXCLUSIVE))
     c.request()
-    assert len(a.take(wire.Revoke)) == len(b.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
     a.release(wanted=True)
     assert c.granted() is None
     b.release(wanted=True)
@@ -189,13 +190,13 @@ def test_to_exclusive_a_holder_alone_goes_on() -> None:
     a = desk.client(wanted=True)
     desk.advance(SECOND_NS)
     desk.handle(events.SharingSet(Sharing.EXCLUSIVE))
-    assert not a.take(wire.Revoke)
+    assert not a.take(messages.Revoke)
     record = [c for c in desk.commands if isinstance(c, RecordLease)][-1]
     assert record.process_id == a.process_id
     b = desk.client(wanted=True)
-    assert not a.take(wire.Revoke), "its quantum began with the switch"
+    assert not a.take(messages.Revoke), "its quantum began with the switch"
     desk.milliseconds(100)
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
     a.release()
     assert b.granted() is not None
 
@@ -203,10 +204,10 @@ def test_to_exclusive_a_holder_alone_goes_on() -> None:
 def test_a_limit_is_told_and_held() -> None:
     """Broken: `set limit` would show and not limit."""
     desk = make_desk()
-    a = desk.client(mode=wire.MemoryMode.MANAGED)
-    a.take(wire.GpuSettings)
+    a = desk.client(mode=messages.MemoryMode.MANAGED)
+    a.take(messages.GpuSettings)
     desk.handle(events.LimitSet(a.client, 500))
-    assert [s.memory_limit_bytes for s in a.take(wire.GpuSettings)] == [500]
+    assert [s.memory_limit_bytes for s in a.take(messages.GpuSettings)] == [500]
     assert a.reserve(501) == 0
     assert a.reserve(500) == 500
     desk.handle(events.LimitSet(a.client, 100))
@@ -224,7 +225,7 @@ def test_a_policy_changes_while_clients_wait() -> None:
     high = desk.client(wanted=True, priority=5)
     desk.handle(events.PolicySet("priority"))
     assert desk.sight().policy == "priority"
-    assert len(a.take(wire.Revoke)) == 1, "the higher class preempts from now on"
+    assert len(a.take(messages.Revoke)) == 1, "the higher class preempts from now on"
     a.release()
     assert high.granted() is not None
     high.release()

@@ -9,14 +9,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from coordinator import control_api as api
-from coordinator import events
-from coordinator.administration import Administration, plain
-from coordinator.dispatch import Dispatcher
-from coordinator.scheduler import Scheduler
-from coordinator.snapshot import Snapshot
-from coordinator.wire import MemoryMode
-from scheduler_policies import registry
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control_server import Administration, plain
+from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.engine.snapshot import Snapshot
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies import registry
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -48,7 +48,11 @@ def test_a_sum_beyond_64_bits_is_sent_as_the_largest_number() -> None:
     answer = api.decode_reply(api.encode_result({"seats": [{"submissions": 1 << 65, "used_ns": 5}], "phase": "idle"}))
     assert answer == {"seats": [{"submissions": (1 << 64) - 1, "used_ns": 5}], "phase": "idle"}
     assert api.decode_event(api.encode_event(1, 2, "moved", {"bytes": 1 << 65, "hidden": True})) == {
-        "seq": 1, "at_ns": 2, "kind": "moved", "bytes": (1 << 64) - 1, "hidden": True,
+        "seq": 1,
+        "at_ns": 2,
+        "kind": "moved",
+        "bytes": (1 << 64) - 1,
+        "hidden": True,
     }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.testing import Desk, ScriptedClient
-from coordinator.wire import MemoryMode
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 
 def make_desk(capacity: int = 100) -> Desk:
@@ -54,15 +55,15 @@ def test_only_device_mode_must_ask() -> None:
     desk = make_desk()
     a = desk.client()
     b = desk.client(mode=MemoryMode.DEVICE)
-    assert [s.reserve for s in a.take(wire.GpuSettings)][-1] is False
-    assert [s.reserve for s in b.take(wire.GpuSettings)][-1] is True
+    assert [s.reserve for s in a.take(messages.GpuSettings)][-1] is False
+    assert [s.reserve for s in b.take(messages.GpuSettings)][-1] is True
 
 
 def test_the_limit_of_the_hello_holds() -> None:
     """Broken: `--gpu-memory-limit` would be ignored."""
     desk = make_desk()
     a = desk.client(limit=50, mode=MemoryMode.DEVICE)
-    (told,) = a.take(wire.GpuSettings)
+    (told,) = a.take(messages.GpuSettings)
     assert told.memory_limit_bytes == 50
     assert a.reserve(51) == 0
     assert desk.notes("refused")[0]["why"] == "limit"
@@ -92,12 +93,16 @@ def test_a_refusal_names_the_limit() -> None:
     desk = make_desk()
     a, b = (desk.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
     alone = desk.client(mode=MemoryMode.DEVICE, limit=90)
-    assert [[s.limit_of_slot for s in each.take(wire.GpuSettings)][-1] for each in (a, b, alone)] == [True, True, False]
+    assert [[s.limit_of_slot for s in each.take(messages.GpuSettings)][-1] for each in (a, b, alone)] == [
+        True,
+        True,
+        False,
+    ]
     assert a.reserve(40) == 40
 
     def refused(client: ScriptedClient, total: int) -> bool:
         desk.handle(events.ReservationAsked(client.client, 0, 2, total))
-        (answer,) = client.take(wire.MemoryReserved)
+        (answer,) = client.take(messages.MemoryReserved)
         assert answer.bytes == 0
         return answer.by_limit
 

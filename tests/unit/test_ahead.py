@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from coordinator import events, wire
-from coordinator.ahead import PIECE_BYTES
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.testing import GPU, Desk, ScriptedClient
-from coordinator.wire import MemoryMode
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.memory.prefetch import PIECE_BYTES
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.simulation.harness import GPU, Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 MIB = 1 << 20
@@ -33,7 +34,7 @@ def three(unit: int = 1, *, priority: int = 0, **settings: object) -> tuple[Desk
     return desk, clients
 
 
-def finish(client: ScriptedClient, order: wire.Evict | wire.Restore) -> None:
+def finish(client: ScriptedClient, order: messages.Evict | messages.Restore) -> None:
     """As it was told."""
     client.moved(order.order_id, order.bytes)
 
@@ -41,12 +42,12 @@ def finish(client: ScriptedClient, order: wire.Evict | wire.Restore) -> None:
 def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing() -> None:
     """Broken: everybody waits for memory that could have moved before."""
     desk, (a, b, c) = three()
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     assert evict.bytes == 35, "what the next lacks, from the one behind it"
-    assert not a.take(wire.Evict), "nothing moves under running work"
-    assert not b.take(wire.Restore), "there is no room yet"
+    assert not a.take(messages.Evict), "nothing moves under running work"
+    assert not b.take(messages.Restore), "there is no room yet"
     finish(c, evict)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (35, 35)
     finish(b, restore)
     desk.milliseconds(QUANTUM_MS)
@@ -54,7 +55,7 @@ def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing()
     assert b.granted() is not None, "at once"
     gpu = desk.sight()
     assert (gpu.moved_ns, gpu.exposed_move_ns) == (0, 0)
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     assert evict.bytes == 35, "and the same for the one after it"
 
 
@@ -65,9 +66,9 @@ def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=20, host=40)
     b.request()
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (20, 20)
-    assert not a.take(wire.Evict)
+    assert not a.take(messages.Evict)
 
 
 def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_without_it() -> None:
@@ -77,17 +78,17 @@ def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_witho
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=20, host=40)
     b.request()
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 15)
-    assert not b.take(wire.Restore), "5 are left, and it has no piece so small"
+    assert not b.take(messages.Restore), "5 are left, and it has no piece so small"
     desk.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     assert b.granted() is None
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     assert evict.bytes == 20
     assert evict.heir == b.client
     finish(a, evict)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (25, 25)
     finish(b, restore)
     assert b.granted() is not None
@@ -97,23 +98,23 @@ def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_witho
 def test_memory_moves_in_pieces_so_that_a_change_of_mind_costs_little() -> None:
     """Broken: a large order for somebody who will not be next any more goes on to its end."""
     desk, (_, b, c) = three(unit=40 * MIB, quantum_ns=2000 * MILLISECOND_NS)
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     assert evict.bytes == PIECE_BYTES < 35 * 40 * MIB
     finish(c, evict)
-    (more,) = c.take(wire.Evict)
-    (restore,) = b.take(wire.Restore)
+    (more,) = c.take(messages.Evict)
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == PIECE_BYTES, "one comes in while the next one goes out"
     b.die()
     finish(c, more)
-    assert not c.take(wire.Evict), "nobody needs more"
+    assert not c.take(messages.Evict), "nobody needs more"
     assert desk.sight().failed_orders == 0
 
 
 def test_nothing_is_evicted_ahead_without_time_for_all_of_it() -> None:
     """Broken: with short quanta the same bytes would move ahead, and more of them at the switch."""
     _, (_, b, c) = three(unit=400 * MIB)
-    assert not c.take(wire.Evict), "14 GiB in 100 ms"
-    assert not b.take(wire.Restore)
+    assert not c.take(messages.Evict), "14 GiB in 100 ms"
+    assert not b.take(messages.Restore)
 
 
 def test_with_nobody_waiting_nothing_moves() -> None:
@@ -123,8 +124,8 @@ def test_with_nobody_waiting_nothing_moves() -> None:
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=0, host=60)
     a.report(allocated=60, resident=60)
-    assert not a.take(wire.Evict)
-    assert not b.take(wire.Restore)
+    assert not a.take(messages.Evict)
+    assert not b.take(messages.Restore)
     assert desk.timer_ns is None
 
 
@@ -136,35 +137,35 @@ def test_who_does_not_ask_gives_before_those_who_wait() -> None:
     a.report(allocated=50, resident=50)
     b.report(allocated=50, resident=20, host=30)
     b.request()
-    (evict,) = quiet.take(wire.Evict)
+    (evict,) = quiet.take(messages.Evict)
     assert evict.bytes == 30
 
 
 def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
     """Broken: memory for the old order of turns goes on moving, or the new next one waits for all of it."""
     desk, (_, b, c) = three(policy="priority")
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     high = desk.client(mode=MemoryMode.SWAP, priority=5)
     high.report(allocated=20, resident=0, host=20)
     desk.handle(events.PrioritySet(1, 5))  # the holder, so that it is not preempted
     high.request()
     finish(c, evict)
-    assert not b.take(wire.Restore)
-    (restore,) = high.take(wire.Restore)
+    assert not b.take(messages.Restore)
+    (restore,) = high.take(messages.Restore)
     assert restore.bytes == 20, "with the room that was made for another"
 
 
 def test_a_holder_that_grows_goes_first() -> None:
     """Broken: room that the holder needs now goes to one that needs it later, or growth finds no room at all."""
     desk, (a, b, c) = three()
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     desk.handle(events.ReservationAsked(a.client, 0, 1, 75))
-    assert not a.take(wire.MemoryReserved)
+    assert not a.take(messages.MemoryReserved)
     finish(c, evict)
-    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [75], "the whole room is its"
-    assert not b.take(wire.Restore)
-    finish(c, c.take(wire.Evict)[0])
-    (restore,) = b.take(wire.Restore)
+    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [75], "the whole room is its"
+    assert not b.take(messages.Restore)
+    finish(c, c.take(messages.Evict)[0])
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == 15, "only what is left"
 
 
@@ -175,55 +176,55 @@ def test_what_was_brought_in_ahead_makes_room_again() -> None:
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=0, host=60)
     b.request()
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     desk.handle(events.ReservationAsked(a.client, 0, 1, 80))
     finish(b, restore)
-    (evict,) = b.take(wire.Evict)
+    (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
     finish(b, evict)
-    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [80]
+    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [80]
 
 
 def test_growth_does_not_wait_for_ever_for_a_hung_neighbour() -> None:
     """Broken: a thread of the holder hangs in its allocation because another program is stopped."""
     desk, (a, _, c) = three(move_deadline_ns=500 * MILLISECOND_NS)
-    assert c.take(wire.Evict)
+    assert c.take(messages.Evict)
     desk.handle(events.ReservationAsked(a.client, 0, 1, 75))
     desk.milliseconds(600)
-    (answer,) = a.take(wire.MemoryReserved)
+    (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 75
 
 
 def test_a_failed_piece_is_not_ordered_again_and_again() -> None:
     """Broken: orders without end to a client that cannot obey."""
     desk, (_, _, c) = three()
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     c.moved(evict.order_id, 0, error=2)
     c.report(allocated=45, resident=45)
-    assert not c.take(wire.Evict)
+    assert not c.take(messages.Evict)
     assert desk.sight().failed_orders == c.seat().failed_orders == 1
 
 
 def test_a_turn_does_not_begin_while_the_clients_own_memory_moves() -> None:
     """Broken: invariant 3, an order would be carried out under running work."""
     desk, (a, b, c) = three()
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     b.die()
     a.release(wanted=True, idle=True)
     assert desk.sight().preparing == c.client
     finish(c, evict)
     assert c.granted() is None, "it comes back first"
-    finish(c, c.take(wire.Restore)[0])
+    finish(c, c.take(messages.Restore)[0])
     assert c.granted() is not None
 
 
 def test_hidden_and_exposed_time_are_told_apart() -> None:
     """Broken: the operator and the automatic quantum would be told that hidden moves cost time."""
     desk, (a, b, c) = three()
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     desk.milliseconds(10)
     finish(c, evict)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     desk.milliseconds(5)
     a.release(wanted=True, idle=True)
     assert desk.sight().preparing == b.client, "its last piece is still coming"
@@ -254,14 +255,14 @@ def test_after_a_restart_nothing_comes_in_before_all_can_be_back() -> None:
     b.request()
     assert desk.sight().preparing == b.client
     desk.milliseconds(500)
-    assert not b.take(wire.Restore)
+    assert not b.take(messages.Restore)
     late = desk.client(mode=MemoryMode.SWAP, memory=70)
     desk.milliseconds(499)
-    assert not b.take(wire.Restore)
+    assert not b.take(messages.Restore)
     desk.milliseconds(1)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (60, 30)
-    assert [evict.bytes for evict in late.take(wire.Evict)] == [30]
+    assert [evict.bytes for evict in late.take(messages.Evict)] == [30]
 
 
 def test_after_a_restart_growth_waits_for_those_who_may_come_back() -> None:
@@ -270,10 +271,10 @@ def test_after_a_restart_growth_waits_for_those_who_may_come_back() -> None:
     a = desk.client(mode=MemoryMode.SWAP, wanted=True)
     assert a.granted() is not None
     desk.handle(events.ReservationAsked(a.client, 0, 1, 80))
-    assert not a.take(wire.MemoryReserved)
+    assert not a.take(messages.MemoryReserved)
     desk.client(mode=MemoryMode.DEVICE, memory=50)
     desk.milliseconds(1000)
-    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [0], "there is no room for it after all"
+    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [0], "there is no room for it after all"
 
 
 def test_a_new_coordinator_without_survivors_lets_nobody_wait() -> None:
@@ -293,19 +294,19 @@ def test_a_resident_limit_takes_effect_at_the_next_drain() -> None:
     a = desk.client(wanted=True, mode=MemoryMode.SWAP)
     a.report(allocated=60, resident=60)
     assert a.granted() is not None
-    a.take(wire.GpuSettings)
+    a.take(messages.GpuSettings)
     desk.handle(events.ResidentLimitSet(a.client, 40))
-    assert [told.resident_limit_bytes for told in a.take(wire.GpuSettings)] == [40]
-    assert len(a.take(wire.Revoke)) == 1
-    assert not a.take(wire.Evict)
+    assert [told.resident_limit_bytes for told in a.take(messages.GpuSettings)] == [40]
+    assert len(a.take(messages.Revoke)) == 1
+    assert not a.take(messages.Evict)
     a.release(wanted=True)
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     assert evict.bytes == 20
     assert a.granted() is None
     a.report(allocated=60, resident=40, host=20, mapped=20)
     finish(a, evict)
     assert a.granted() is not None
-    assert not a.take(wire.Restore)
+    assert not a.take(messages.Restore)
     seat = a.seat()
     assert (seat.resident_bytes, seat.evicted_bytes, seat.mapped_bytes) == (40, 20, 20)
 
@@ -315,11 +316,11 @@ def test_a_capped_client_without_a_lease_shrinks_at_once() -> None:
     desk = make_desk()
     a = desk.client(memory=60, mode=MemoryMode.SWAP)
     desk.handle(events.ResidentLimitSet(a.client, 40, GPU))
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     finish(a, evict)
     desk.handle(events.ResidentLimitSet(a.client, 0, GPU))
     a.request()
-    (restore,) = a.take(wire.Restore)
+    (restore,) = a.take(messages.Restore)
     assert restore.bytes == 20, "without the limit everything comes back"
 
 
@@ -331,12 +332,12 @@ def test_only_what_may_be_resident_counts_as_missing() -> None:
     b.report(allocated=60, resident=20, host=40)
     desk.handle(events.ResidentLimitSet(b.client, 30))
     b.request()
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == 10
     finish(b, restore)
     a.release(wanted=True)
     assert b.granted() is not None
-    assert not a.take(wire.Evict)
+    assert not a.take(messages.Evict)
 
 
 # --- host memory to have ready --------------------------------------------------------------------------------------
@@ -344,7 +345,7 @@ def test_only_what_may_be_resident_counts_as_missing() -> None:
 
 def prepared(client: ScriptedClient) -> list[int]:
     """What it was told since the last call."""
-    return [told.prepare_host_bytes for told in client.take(wire.GpuSettings)]
+    return [told.prepare_host_bytes for told in client.take(messages.GpuSettings)]
 
 
 def test_clients_hear_how_much_host_memory_to_have_ready() -> None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import commands, events, wire
-from coordinator.scheduler import Scheduler, Settings
-from coordinator.testing import GPU, Desk
-from coordinator.wire import MemoryMode, RemoteProtocolError
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Scheduler, Settings
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
+from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.scheduler_policies.registry import create
 
 
 def make_desk(**more: object) -> Desk:
@@ -65,8 +66,8 @@ def test_an_unknown_gpu_is_answered_with_those_that_there_are() -> None:
     desk = make_desk()
     a = desk.client(attach=False)
     a.attach("GPU-nowhere")
-    (rejected,) = a.take(wire.Rejected)
-    assert rejected.code == wire.Rejection.UNKNOWN_GPU
+    (rejected,) = a.take(messages.Rejected)
+    assert rejected.code == messages.Rejection.UNKNOWN_GPU
     assert not rejected.final
     assert GPU in rejected.text
     a.attach(GPU, wanted=True)
@@ -78,8 +79,8 @@ def test_a_client_too_many_is_told_so_and_not_registered() -> None:
     desk = make_desk(max_clients=1)
     desk.client()
     late = desk.client(attach=False)
-    (rejected,) = late.take(wire.Rejected)
-    assert rejected.code == wire.Rejection.TOO_MANY_CLIENTS
+    (rejected,) = late.take(messages.Rejected)
+    assert rejected.code == messages.Rejection.TOO_MANY_CLIENTS
     assert rejected.final
     desk.handle(events.ClientGone(late.client))
     assert len(desk.scheduler.snapshot(desk.clock.now_ns).clients) == 1
@@ -89,9 +90,9 @@ def test_attaching_again_repeats_the_settings() -> None:
     """Broken: a hook that lost its settings could not get them again."""
     desk = make_desk()
     a = desk.client()
-    a.take(wire.GpuSettings)
+    a.take(messages.GpuSettings)
     a.attach(wanted=True)
-    assert len(a.take(wire.GpuSettings)) == 1
+    assert len(a.take(messages.GpuSettings)) == 1
     assert a.granted() is not None
 
 
@@ -107,8 +108,18 @@ def any_event() -> st.SearchStrategy[events.Event]:
     policy = st.sampled_from(["round_robin", "priority", "fair_share", "?"])
     return st.one_of(
         st.builds(
-            events.ClientRegistered, client, name, name, st.integers(10, 13), small, gpu, mode, small,
-            st.sampled_from(["", "slot"]), st.integers(1, 3), gang,
+            events.ClientRegistered,
+            client,
+            name,
+            name,
+            st.integers(10, 13),
+            small,
+            gpu,
+            mode,
+            small,
+            st.sampled_from(["", "slot"]),
+            st.integers(1, 3),
+            gang,
         ),
         st.builds(events.GpuAttached, client, gpu, st.sampled_from("AB"), st.integers(0, 9), flag, small, small, small),
         st.builds(events.Requested, client, gpu),
@@ -123,7 +134,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
         st.builds(events.HolderStopped, st.sampled_from("AB"), st.booleans(), st.integers(0, 1 << 40)),
         st.builds(events.QuantumSet, st.none() | st.integers(1, 50), st.none() | st.sampled_from("ABX")),
         st.builds(events.PolicySet, policy, st.just({}), st.none()),
-        st.builds(events.SharingSet, st.sampled_from(wire.Sharing), st.none() | st.sampled_from("ABX")),
+        st.builds(events.SharingSet, st.sampled_from(messages.Sharing), st.none() | st.sampled_from("ABX")),
         st.builds(events.PrioritySet, client, gpu),
         st.builds(events.WeightSet, client, st.integers(1, 9)),
         st.builds(events.GangSet, client, gang),
@@ -154,6 +165,6 @@ def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -
             continue
         for command in out:
             if isinstance(command, commands.Send):
-                wire.encode(command.message)
+                messages.encode(command.message)
     snapshot = scheduler.snapshot(now)
     assert {gpu.uuid for gpu in snapshot.gpus} == {"A", "B"}

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from coordinator import card_lock
+from nvshare.coordinator.system import card_lock
 from tests.conftest import ROOT
 from tests.waiting import eventually
 
 HOLD = """import sys
-from coordinator import card_lock
+from nvshare.coordinator.system import card_lock
 held = card_lock.hold(sys.argv[1:], 0)
 print("held", flush=True)
 sys.stdin.read()

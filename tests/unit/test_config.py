@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import KEYS, Settings, SettingsError, load
-from coordinator.state import OverdueAction
-from coordinator.wire import Sharing
+from nvshare.coordinator.daemon.settings_file import KEYS, Settings, SettingsError, load
+from nvshare.coordinator.model.state import OverdueAction
+from nvshare.coordinator.protocol.messages import Sharing
 
 
 def mistakes(

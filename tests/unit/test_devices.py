@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import simulated_gpu
-from coordinator.devices import NoGpuError, discover, put_double_in_front
+from nvshare import simulated_gpu
+from nvshare.coordinator.system.devices import NoGpuError, discover, put_double_in_front
 
 
 class NvmlError(Exception):
@@ -104,6 +104,6 @@ def test_a_simulation_that_is_not_built_is_named_with_a_remedy(monkeypatch: pyte
     def nowhere() -> Path:
         raise simulated_gpu.LibraryNotFoundError("in none of: here. Install the package")
 
-    monkeypatch.setattr("simulated_gpu.environment.library_directory", nowhere)
+    monkeypatch.setattr("nvshare.simulated_gpu.environment.library_directory", nowhere)
     with pytest.raises(NoGpuError, match="Install the package"):
         put_double_in_front(tmp_path / "state", None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.api import Choice, ClientView, GpuView
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView
+from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 A, B, C = "GPU-0", "GPU-1", "GPU-2"
@@ -40,7 +41,7 @@ def holder(desk: Desk, uuid: str) -> int | None:
 def obey(desk: Desk, *, but: tuple[ScriptedClient, ...] = ()) -> None:
     """Everybody who was asked for a lease gives it back, and wants it again."""
     for each in list(desk.clients.values()):
-        for revoke in each.take(wire.Revoke):
+        for revoke in each.take(messages.Revoke):
             if each not in but:
                 each.release(revoke.lease_id, gpu=revoke.gpu, wanted=True)
 
@@ -118,7 +119,7 @@ def test_a_member_runs_alone_where_nobody_comes_back(comes_back: bool) -> None:
     one, two = client(desk, A, gang="pair"), client(desk, B, gang="pair")
     pass_time(desk, QUANTUM_MS - 1)
     desk.milliseconds(1)
-    (revoke,) = rival.take(wire.Revoke)
+    (revoke,) = rival.take(messages.Revoke)
     rival.release(revoke.lease_id)
     assert holder(desk, A) is None
     desk.milliseconds(1)
@@ -161,7 +162,7 @@ def test_who_is_interrupted_keeps_its_place_and_has_the_rest() -> None:
     one = client(desk2, A, gang="pair")
     obey(desk2)
     assert (holder(desk2, A), holder(desk2, B)) == (one.client, two.client)
-    rival.take(wire.Grant)
+    rival.take(messages.Grant)
     pass_time(desk2, QUANTUM_MS)
     assert holder(desk2, B) == rival.client
     grant = rival.granted()
@@ -264,10 +265,10 @@ def test_leases_end_in_one_moment() -> None:
     pass_time(desk, 1000)
     while (holder(desk, A), holder(desk, B)) != (one.client, two.client):
         pass_time(desk, 1)
-    while not one.take(wire.Revoke):
-        assert not two.take(wire.Revoke)
+    while not one.take(messages.Revoke):
+        assert not two.take(messages.Revoke)
         desk.milliseconds(1)
-    assert two.take(wire.Revoke)
+    assert two.take(messages.Revoke)
     assert min(rival.seat().leases, late.seat().leases) >= 3
     turns = [note for note in desk.notes("gang_gathered") if note["gpus"] == 2]
     assert turns[-1]["quantum_ns"] == QUANTUM_MS * MILLISECOND_NS, "as long as the longest quantum of its GPUs"
@@ -316,7 +317,7 @@ def test_memory_comes_before_the_common_grant() -> None:
     """Broken: a member whose memory is there would run while the other one's still moves."""
     desk = make_desk()
     one = client(desk, A, gang="pair", wanted=False)
-    two = desk.client(attach=False, gang="pair", mode=wire.MemoryMode.SWAP)
+    two = desk.client(attach=False, gang="pair", mode=messages.MemoryMode.SWAP)
     two.attach(B)
     two.report(allocated=1000, resident=0, host=1000)
     client(desk, A)
@@ -324,7 +325,7 @@ def test_memory_comes_before_the_common_grant() -> None:
     one.request()
     two.request()
     pass_time(desk, QUANTUM_MS)
-    (order,) = two.take(wire.Restore)
+    (order,) = two.take(messages.Restore)
     assert (holder(desk, A), holder(desk, B)) == (None, None), "both wait for the memory"
     desk.milliseconds(20)
     two.moved(order.order_id, 1000)
@@ -343,8 +344,8 @@ def test_a_preempted_member_takes_the_others_along() -> None:
     client(desk, A)
     pass_time(desk, 10)
     client(desk, B, priority=5)
-    assert two.take(wire.Revoke)
-    assert one.take(wire.Revoke)
+    assert two.take(messages.Revoke)
+    assert one.take(messages.Revoke)
 
 
 def test_a_snapshot_tells_what_a_gang_does() -> None:
@@ -403,7 +404,7 @@ def test_calls_take_no_more_time_than_the_policys_turns() -> None:
         for each in brief:
             if each.seat().phase == "holding":
                 each.release(idle=True, wanted=True)
-                each.take(wire.Revoke)
+                each.take(messages.Revoke)
         obey(desk)
     used = [each.seat().used_ns // MILLISECOND_NS for each in (one, two, patient)]
     assert used[0] >= 2500, "on the other one it is chosen whenever it can be"
@@ -516,13 +517,13 @@ def test_who_waits_for_its_mates_may_be_idle_longer() -> None:
     """Broken: a rank that waits some milliseconds for another one would lose the turn of both to a rival."""
     desk = make_desk(idle_release_ns=2 * MILLISECOND_NS)
     one, two = client(desk, A, gang="pair"), client(desk, B, wanted=False)
-    assert one.take(wire.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS, "it has no mates"
+    assert one.take(messages.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS, "it has no mates"
     desk.handle(events.GangSet(two.client, "pair"))
     rival = client(desk, A)
     pass_time(desk, 2 * QUANTUM_MS + 5)
     assert holder(desk, A) == one.client
-    assert one.take(wire.GpuSettings)[-1].idle_release_ns == 16 * MILLISECOND_NS
-    assert rival.take(wire.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS
+    assert one.take(messages.GpuSettings)[-1].idle_release_ns == 16 * MILLISECOND_NS
+    assert rival.take(messages.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS
     desk.handle(events.GangSet(two.client, ""))
     pass_time(desk, 2 * QUANTUM_MS)
-    assert one.take(wire.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS
+    assert one.take(messages.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS

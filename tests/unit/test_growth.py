@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.testing import Desk, ScriptedClient
-from coordinator.wire import MemoryMode
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 
 def crowded() -> tuple[Desk, ScriptedClient, ScriptedClient]:
@@ -30,18 +31,18 @@ def test_what_fits_is_granted_at_once() -> None:
     """Broken: each allocation moves somebody, or is refused."""
     _, a, b = crowded()
     assert a.reserve(50) == 50
-    assert not b.take(wire.Evict)
+    assert not b.take(messages.Evict)
 
 
 def test_others_make_room_for_the_holder() -> None:
     """Broken: a program that grows is out of memory though others could move, or too much is moved."""
     desk, a, b = crowded()
     ask(desk, a, 70)
-    (evict,) = b.take(wire.Evict)
+    (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
-    assert not a.take(wire.MemoryReserved), "not before the room is there"
+    assert not a.take(messages.MemoryReserved), "not before the room is there"
     b.moved(evict.order_id, 20)
-    (answer,) = a.take(wire.MemoryReserved)
+    (answer,) = a.take(messages.MemoryReserved)
     assert (answer.sequence, answer.bytes) == (7, 70)
 
 
@@ -50,9 +51,9 @@ def test_what_cannot_be_made_is_refused() -> None:
     desk, a, b = crowded()
     b.report(allocated=50, resident=50, pinned=45)
     ask(desk, a, 70)
-    (answer,) = a.take(wire.MemoryReserved)
+    (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 70
-    assert not b.take(wire.Evict)
+    assert not b.take(messages.Evict)
     assert desk.notes("refused")[0]["why"] == "capacity"
 
 
@@ -60,9 +61,9 @@ def test_a_failed_eviction_is_a_refusal() -> None:
     """Broken: the question is never answered."""
     desk, a, b = crowded()
     ask(desk, a, 70)
-    (evict,) = b.take(wire.Evict)
+    (evict,) = b.take(messages.Evict)
     b.moved(evict.order_id, 5)
-    (answer,) = a.take(wire.MemoryReserved)
+    (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 70
 
 
@@ -71,7 +72,7 @@ def test_a_death_makes_room() -> None:
     desk, a, b = crowded()
     ask(desk, a, 70)
     b.die()
-    (answer,) = a.take(wire.MemoryReserved)
+    (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes == 70
 
 
@@ -79,6 +80,6 @@ def test_the_end_of_the_lease_answers_too() -> None:
     """Broken: a thread of the program hangs in its allocation after its lease has ended."""
     desk, a, b = crowded()
     ask(desk, a, 70)
-    assert b.take(wire.Evict)
+    assert b.take(messages.Evict)
     a.release()
-    assert len(a.take(wire.MemoryReserved)) == 1
+    assert len(a.take(messages.MemoryReserved)) == 1

@@ -5,11 +5,12 @@ May not go here: who may get memory (test_ahead.py), the sockets (tests/hook/tes
 
 from __future__ import annotations
 
-from coordinator import commands, events, wire
-from coordinator.dispatch import Dispatcher
-from coordinator.scheduler import Scheduler
-from coordinator.transport import Peer
-from scheduler_policies.round_robin import RoundRobin
+from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.daemon.transport import Peer
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.protocol import messages
+from nvshare.scheduler_policies.round_robin import RoundRobin
 
 A, B, RECEIVER = 1, 2, 3
 
@@ -18,11 +19,11 @@ class Ends:
     """Outbox and journal; keeps the orders that are sent."""
 
     def __init__(self) -> None:
-        self.sent: list[wire.Evict | wire.Restore] = []
+        self.sent: list[messages.Evict | messages.Restore] = []
 
     def send(self, connection: int, frame: bytes) -> None:
-        message = wire.decode(frame, wire.TO_CLIENT)
-        if isinstance(message, wire.Evict | wire.Restore):
+        message = messages.decode(frame, messages.TO_CLIENT)
+        if isinstance(message, messages.Evict | messages.Restore):
             self.sent.append(message)
 
     def greeted(self, connection: int) -> None: ...
@@ -51,17 +52,17 @@ def test_both_ends_get_the_same_numbers_once() -> None:
     ends, core = Ends(), Core(lambda name, uuid: RoundRobin())
     dispatcher = Dispatcher(core, ends, ends, max_clients=3)
     for client in (A, B, RECEIVER):
-        hello = wire.Hello(wire.PROTOCOL_VERSION, "x", "x", 0, 0, int(wire.MemoryMode.SWAP), 0, "")
-        dispatcher.frame(client, wire.encode(hello), 0)
+        hello = messages.Hello(messages.PROTOCOL_VERSION, "x", "x", 0, 0, int(messages.MemoryMode.SWAP), 0, "")
+        dispatcher.frame(client, messages.encode(hello), 0)
 
     def switch() -> list[tuple[int, int]]:
         ends.sent.clear()
         core.says = (
-            commands.Send(A, wire.Evict(0, 1, 100, RECEIVER)),
-            commands.Send(RECEIVER, wire.Restore(0, 2, 100, 50)),
-            commands.Send(B, wire.Evict(0, 3, 100, RECEIVER)),
-            commands.Send(B, wire.Evict(0, 4, 100)),
-            commands.Send(A, wire.Restore(0, 5, 100, 100)),
+            commands.Send(A, messages.Evict(0, 1, 100, RECEIVER)),
+            commands.Send(RECEIVER, messages.Restore(0, 2, 100, 50)),
+            commands.Send(B, messages.Evict(0, 3, 100, RECEIVER)),
+            commands.Send(B, messages.Evict(0, 4, 100)),
+            commands.Send(A, messages.Restore(0, 5, 100, 100)),
         )
         dispatcher.event(events.TimerFired(), 0)
         core.says = ()
@@ -72,7 +73,7 @@ def test_both_ends_get_the_same_numbers_once() -> None:
     assert all(first)
     assert others == [(0, 0), (0, 0)]
     assert switch()[0] == first, "the receiver has not finished"
-    dispatcher.frame(RECEIVER, wire.encode(wire.MoveProgress(0, 2, 100, 1, True, 0)), 0)
+    dispatcher.frame(RECEIVER, messages.encode(messages.MoveProgress(0, 2, 100, 1, True, 0)), 0)
     second = switch()[0]
     assert not set(second) & set(first)
     dispatcher.gone(RECEIVER, 0)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import transport, zmtp
-from coordinator.transport import HookListener, Limits
+from nvshare.coordinator.daemon import transport
+from nvshare.coordinator.daemon.transport import HookListener, Limits
+from nvshare.coordinator.protocol import framing
 
 BOUND_S = 60.0
 FOR_EVER_NS = 10**18
@@ -32,15 +33,15 @@ class Client:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))
         self.socket.settimeout(BOUND_S)
-        self._protocol = zmtp.Connection(b"DEALER", frozenset({b"ROUTER"}), 1 << 20)
-        self.shaken = zmtp.GREETING + zmtp.ready(b"DEALER")
+        self._protocol = framing.Connection(b"DEALER", frozenset({b"ROUTER"}), 1 << 20)
+        self.shaken = framing.GREETING + framing.ready(b"DEALER")
         """To be sent for the handshake."""
 
     def close(self) -> None:
         self.socket.close()
 
     def send(self, *messages: bytes) -> None:
-        self.socket.sendall(b"".join(map(zmtp.frame, messages)))
+        self.socket.sendall(b"".join(map(framing.frame, messages)))
 
     def heard(self) -> list[bytes]:
         """All that was said until the other end closed."""
@@ -302,7 +303,7 @@ def test_a_breach_after_the_handshake_is_handed_on_as_an_empty_frame(bench: Make
     client.socket.sendall(bad)
     stand.until(lambda: len(stand.frames) > 1, "the breach")
     assert stand.frames[1:] == [(number, b"")]
-    client.socket.sendall(zmtp.frame(b"more"))
+    client.socket.sendall(framing.frame(b"more"))
     for _ in range(5):
         stand.turn()
     assert len(stand.frames) == 2
@@ -310,7 +311,7 @@ def test_a_breach_after_the_handshake_is_handed_on_as_an_empty_frame(bench: Make
     assert client.heard() == [b"malformed"]
 
 
-@pytest.mark.parametrize("bad", [b"GET / HTTP/1.1\r\n", zmtp.GREETING + zmtp.frame(b"early")])
+@pytest.mark.parametrize("bad", [b"GET / HTTP/1.1\r\n", framing.GREETING + framing.frame(b"early")])
 def test_a_breach_before_the_handshake_is_cut(bench: Make, bad: bytes) -> None:
     """Broken: something that is no ZeroMQ peer reaches the coordinator, or is kept."""
     stand = bench()

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import events, wire
-from coordinator.host_memory import LEAST_BYTES, default_budget_bytes
-from coordinator.scheduler import Settings
-from coordinator.testing import Desk, ScriptedClient
-from coordinator.wire import MemoryMode
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.system.host_memory import LEAST_BYTES, default_budget_bytes
+from nvshare.scheduler_policies.registry import create
 
 
 def make_desk(budget: int = 100, times: int = 8) -> Desk:
@@ -25,7 +26,7 @@ def make_desk(budget: int = 100, times: int = 8) -> Desk:
 def ask(client: ScriptedClient, size: int, sequence: int = 1) -> int:
     """The share that it has afterwards."""
     client.desk.handle(events.HostAsked(client.client, sequence, size))
-    (answer,) = client.take(wire.HostReserved)
+    (answer,) = client.take(messages.HostReserved)
     assert answer.sequence == sequence
     return answer.bytes
 
@@ -113,10 +114,10 @@ def test_a_refusal_says_why_to_the_program_too() -> None:
     desk = make_desk(9 << 30)
     a, b = desk.client(user_id=1), desk.client(user_id=2)
     assert ask(a, 4 << 30) == 4 << 30
-    b.take(wire.Rejected)
+    b.take(messages.Rejected)
     assert ask(b, 5 << 30) == 0
-    (why,) = b.take(wire.Rejected)
-    assert why.code == wire.Rejection.NOT_ALLOWED
+    (why,) = b.take(messages.Rejected)
+    assert why.code == messages.Rejection.NOT_ALLOWED
     assert not why.final
     assert "user 2 has 0B, 5GiB of 9GiB are left" in why.text
     assert "8 times" in why.text
@@ -243,7 +244,7 @@ def test_nobody_is_told_to_evict_what_the_host_has_no_room_for() -> None:
     desk.milliseconds(100)
     b.request()
     a.release(wanted=True)
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     assert evict.bytes == 8
 
 
@@ -257,7 +258,7 @@ def test_memory_from_before_a_restart_can_be_evicted_though_its_share_is_refused
     b.report(allocated=80, resident=80)
     a.report(allocated=60, resident=20, host=40)
     a.request()
-    (evict,) = b.take(wire.Evict)
+    (evict,) = b.take(messages.Evict)
     assert evict.bytes == 40
     assert ask(b, 81, 2) == 0, "it is given no more"
     assert shared(desk) == 50
@@ -274,14 +275,14 @@ def test_a_claim_of_memory_from_before_a_restart_never_grows() -> None:
     b.report(allocated=80, resident=80)
     a.report(allocated=60, resident=20, host=40)
     a.request()
-    (evict,) = b.take(wire.Evict)
+    (evict,) = b.take(messages.Evict)
     assert evict.bytes == 10
 
 
 def test_a_share_before_hello_is_nonsense() -> None:
     """Broken: a stranger could use up the budget."""
     desk = make_desk()
-    with pytest.raises(wire.RemoteProtocolError):
+    with pytest.raises(messages.RemoteProtocolError):
         desk.handle(events.HostAsked(99, 1, 100))
 
 

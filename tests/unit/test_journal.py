@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.commands import MANY_HOLDERS
-from coordinator.journal import Journal, start_time
+from nvshare.coordinator.model.commands import MANY_HOLDERS
+from nvshare.coordinator.system.journal import Journal, start_time
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 OTHER = "MIG-11111111-0000-0000-0000-000000000000"
@@ -159,7 +159,7 @@ def test_a_record_that_cannot_be_believed_may_hide_a_holder(
     content[64 + 96] ^= 1  # the lease id of the first record
     path.write_bytes(content)
     if not same_boot:
-        monkeypatch.setattr("coordinator.journal.boot_id", lambda: b"another boot")
+        monkeypatch.setattr("nvshare.coordinator.system.journal.boot_id", lambda: b"another boot")
     for _ in range(2):  # a second restart within the window knows the same
         again = Journal(path, [GPU, OTHER])
         found = {uuid: (again.holder(uuid), again.next_lease_id(uuid)) for uuid in (GPU, OTHER)}

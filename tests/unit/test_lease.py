@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import events, wire
-from coordinator.commands import Kill, RecordLease, SetTimer
-from coordinator.scheduler import OverdueAction, Settings
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.testing import GPU, Desk
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Kill, RecordLease, SetTimer
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 
@@ -36,7 +37,7 @@ def test_settings_come_before_the_grant() -> None:
     desk = make_desk()
     a = desk.client(wanted=True)
     kinds = [type(message) for message in a.inbox]
-    assert kinds == [wire.Welcome, wire.GpuSettings, wire.Grant]
+    assert kinds == [messages.Welcome, messages.GpuSettings, messages.Grant]
 
 
 def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
@@ -44,7 +45,7 @@ def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
     desk = make_desk()
     a = desk.client(wanted=True)
     desk.advance(3600 * SECOND_NS)
-    assert not a.take(wire.Revoke)
+    assert not a.take(messages.Revoke)
     assert desk.sight().revokes == 0
 
 
@@ -54,12 +55,12 @@ def test_the_quantum_counts_from_the_grant() -> None:
     a = desk.client(wanted=True)
     desk.milliseconds(40)
     b = desk.client(wanted=True)
-    (waiters,) = a.take(wire.Waiters)
+    (waiters,) = a.take(messages.Waiters)
     assert waiters.waiters == 1
     desk.milliseconds(59)
-    assert not a.take(wire.Revoke)
+    assert not a.take(messages.Revoke)
     desk.milliseconds(1)
-    (revoke,) = a.take(wire.Revoke)
+    (revoke,) = a.take(messages.Revoke)
     assert revoke.lease_id == 1
     assert b.granted() is None, "not before the other has released"
     a.release(wanted=True)
@@ -74,7 +75,7 @@ def test_a_holder_past_its_quantum_is_revoked_when_somebody_comes() -> None:
     a = desk.client(wanted=True)
     desk.milliseconds(5 * QUANTUM_MS)
     desk.client(wanted=True)
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
 
 
 def test_waiters_are_told_when_contention_ends() -> None:
@@ -82,13 +83,13 @@ def test_waiters_are_told_when_contention_ends() -> None:
     desk = make_desk()
     a = desk.client(wanted=True)
     b = desk.client(wanted=True)
-    assert [message.waiters for message in a.take(wire.Waiters)] == [1]
+    assert [message.waiters for message in a.take(messages.Waiters)] == [1]
     c = desk.client(wanted=True)
-    assert not a.take(wire.Waiters), "from one to two is no news"
+    assert not a.take(messages.Waiters), "from one to two is no news"
     b.die()
-    assert not a.take(wire.Waiters)
+    assert not a.take(messages.Waiters)
     c.die()
-    assert [message.waiters for message in a.take(wire.Waiters)] == [0]
+    assert [message.waiters for message in a.take(messages.Waiters)] == [0]
     assert desk.timer_ns is None
 
 
@@ -113,7 +114,7 @@ def test_a_release_may_be_a_request() -> None:
     a.release(wanted=True)
     b.granted()
     desk.milliseconds(QUANTUM_MS)
-    a.take(wire.Grant)
+    a.take(messages.Grant)
     b.release()
     assert a.granted() is not None
 
@@ -206,7 +207,7 @@ def test_the_journal_is_written_before_the_grant_is_sent() -> None:
     desk = make_desk()
     desk.client(wanted=True)
     kinds = [type(c) if not hasattr(c, "message") else type(c.message) for c in desk.commands]
-    assert kinds.index(RecordLease) < kinds.index(wire.Grant)
+    assert kinds.index(RecordLease) < kinds.index(messages.Grant)
 
 
 def test_a_drain_past_its_deadline_lets_others_on() -> None:
@@ -232,8 +233,8 @@ def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
     """Broken: a client in device mode would be let on a card that is full of a hung client's memory."""
     desk = make_desk(drain_deadline_ns=SECOND_NS)
     a = desk.client(wanted=True, memory=1 << 29)
-    big = desk.client(wanted=True, mode=wire.MemoryMode.DEVICE, memory=(1 << 29) + 1)
-    small = desk.client(wanted=True, mode=wire.MemoryMode.DEVICE, memory=1)
+    big = desk.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=(1 << 29) + 1)
+    small = desk.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=1)
     desk.milliseconds(QUANTUM_MS + 1000)
     assert big.granted() is None
     assert small.granted() is not None
@@ -260,10 +261,10 @@ def test_demotion_lasts_until_a_release_in_time() -> None:
     a = desk.client(wanted=True)
     b = desk.client(wanted=True)
     desk.milliseconds(QUANTUM_MS + 1000)
-    a.take(wire.Grant)
+    a.take(messages.Grant)
     a.release(wanted=True)
     c = desk.client(wanted=True)
-    b.take(wire.Grant)
+    b.take(messages.Grant)
     b.release(wanted=True)
     assert c.granted() is not None, "the demoted waits though its turn had come"
     c.release()
@@ -335,17 +336,17 @@ def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
     """Broken: a client alone would be slowed down, or a crowd would have unbounded drains."""
     desk = make_desk()
     a = desk.client(wanted=True)
-    assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [0]
+    assert [s.pacing_budget_ns for s in a.take(messages.GpuSettings)] == [0]
     desk.client()
-    assert not a.take(wire.GpuSettings), "a program that only looked at the card is nobody to be paced for"
+    assert not a.take(messages.GpuSettings), "a program that only looked at the card is nobody to be paced for"
     b = desk.client(wanted=True)
-    assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [10 * MILLISECOND_NS]
-    assert [s.pacing_budget_ns for s in b.take(wire.GpuSettings)][-1] == 10 * MILLISECOND_NS
+    assert [s.pacing_budget_ns for s in a.take(messages.GpuSettings)] == [10 * MILLISECOND_NS]
+    assert [s.pacing_budget_ns for s in b.take(messages.GpuSettings)][-1] == 10 * MILLISECOND_NS
     c = desk.client(wanted=True)
-    assert not a.take(wire.GpuSettings), "unchanged settings are not sent again"
+    assert not a.take(messages.GpuSettings), "unchanged settings are not sent again"
     c.die()
     b.die()
-    assert [s.pacing_budget_ns for s in a.take(wire.GpuSettings)] == [0]
+    assert [s.pacing_budget_ns for s in a.take(messages.GpuSettings)] == [0]
 
 
 def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
@@ -354,16 +355,16 @@ def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
     a = desk.client(wanted=True)
     b, c = desk.client(wanted=True), desk.client(wanted=True)
     desk.milliseconds(QUANTUM_MS - 2)
-    assert not a.take(wire.Standby)
+    assert not a.take(messages.Standby)
     desk.milliseconds(1)
-    (ending,) = a.take(wire.Standby)
-    (coming,) = b.take(wire.Standby)
+    (ending,) = a.take(messages.Standby)
+    (coming,) = b.take(messages.Standby)
     assert MILLISECOND_NS <= ending.within_ns <= 5 * MILLISECOND_NS
     assert MILLISECOND_NS <= coming.within_ns <= 20 * MILLISECOND_NS
     desk.milliseconds(1)
-    assert a.take(wire.Revoke)
-    assert not b.take(wire.Standby), "once for each lease"
-    assert not c.take(wire.Standby)
+    assert a.take(messages.Revoke)
+    assert not b.take(messages.Standby), "once for each lease"
+    assert not c.take(messages.Standby)
 
 
 def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
@@ -372,14 +373,14 @@ def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
     a = desk.client(wanted=True)
     desk.milliseconds(5 * QUANTUM_MS)
     b = desk.client(wanted=True)
-    assert a.take(wire.Revoke)
-    assert not a.take(wire.Standby)
-    assert len(b.take(wire.Standby)) == 1
+    assert a.take(messages.Revoke)
+    assert not a.take(messages.Standby)
+    assert len(b.take(messages.Standby)) == 1
 
 
 def test_concurrent_sharing_grants_everybody() -> None:
     """Broken: `--sharing concurrent` would still take turns."""
-    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
     clients = [desk.client(wanted=True) for _ in range(3)]
     grants = [client.granted() for client in clients]
     assert [grant.lease_id for grant in grants if grant] == [1, 2, 3]
@@ -399,7 +400,7 @@ def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
     desk.handle(events.TimerFired())
     assert desk.timer_ns == due_ns
     desk.milliseconds(QUANTUM_MS)
-    assert len(a.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == 1
 
 
 def test_the_timer_is_the_least_of_all_gpus_and_is_set_only_when_it_changes() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import events
-from coordinator.live_settings import NODE, LiveSettings, Owner
-from coordinator.wire import MemoryMode, Sharing
+from nvshare.coordinator.daemon.live_settings import NODE, LiveSettings, Owner
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -186,13 +186,11 @@ def test_nothing_outlives_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "live"
     LiveSettings(path).put(NODE, "sharing", "concurrent", [GPU])
     assert LiveSettings(path).node() == {("sharing", GPU): "concurrent"}
-    monkeypatch.setattr("coordinator.live_settings.boot_id", lambda: b"another")
+    monkeypatch.setattr("nvshare.coordinator.daemon.live_settings.boot_id", lambda: b"another")
     assert LiveSettings(path).all() == []
 
 
-def test_a_file_that_cannot_be_written_costs_only_what_lasts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_written_costs_only_what_lasts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Broken if a full or vanished directory made a command fail, or the operator believed that it lasts."""
     folder = tmp_path / "gone"
     live = LiveSettings(folder / "live")
@@ -209,7 +207,7 @@ def test_a_file_that_cannot_be_written_costs_only_what_lasts(
 
 def test_the_values_of_the_file_are_those_of_the_events(tmp_path: Path) -> None:
     """Broken if a name in the file became another value than the command did."""
-    from coordinator.live_settings import NODE_EVENTS
+    from nvshare.coordinator.daemon.live_settings import NODE_EVENTS
 
     assert NODE_EVENTS["sharing"]("concurrent", GPU) == events.SharingSet(Sharing.CONCURRENT, GPU)
     assert NODE_EVENTS["quantum"](None, GPU) == events.QuantumSet(None, GPU)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.memory_plan import Eviction, Figures, Plan, Room, evictions, plan_ahead, plan_switch
+from nvshare.coordinator.memory.planner import Eviction, Figures, Plan, Room, evictions, plan_ahead, plan_switch
 
 Sizes = tuple[int, ...]
 Cost = tuple[int, int]

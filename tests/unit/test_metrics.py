@@ -8,11 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator import events, metrics
-from coordinator.commands import Notify
-from coordinator.scheduler import Scheduler
-from coordinator.wire import MemoryMode
-from scheduler_policies import registry
+from nvshare.coordinator.daemon import metrics
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Notify
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies import registry
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 MS = 1_000_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import wire
-from coordinator.events import Paused, Resumed
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model.events import Paused, Resumed
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 
@@ -37,17 +37,17 @@ def oversubscribed(idle_release_ns: int = 2 * MILLISECOND_NS) -> tuple[Desk, Scr
 def test_evict_then_restore_then_grant() -> None:
     """Broken: the next client would run before its memory is there, or memory move too early."""
     desk, a, b = oversubscribed()
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     assert evict.bytes == 20, "the overflow, not the working set"
     assert b.granted() is None
     assert desk.sight().preparing == b.client
-    assert not b.take(wire.Restore), "there is no room yet"
+    assert not b.take(messages.Restore), "there is no room yet"
     a.moved(evict.order_id, 10, finished=False)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (20, 10), "what has left makes room at once"
     desk.milliseconds(5)
     a.moved(evict.order_id, 20)
-    assert [credit.credit_bytes for credit in b.take(wire.MoveCredit)] == [20]
+    assert [credit.credit_bytes for credit in b.take(messages.MoveCredit)] == [20]
     assert b.granted() is None
     desk.milliseconds(5)
     b.moved(restore.order_id, 20)
@@ -62,7 +62,7 @@ def test_evict_then_restore_then_grant() -> None:
 def test_reports_and_progress_count_once(report_first: bool) -> None:
     """Broken: moved bytes would be counted twice, depending on which message comes first."""
     desk, a, b = oversubscribed()
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     if report_first:
         a.report(allocated=60, resident=40, host=20)
         a.moved(evict.order_id, 20)
@@ -70,7 +70,7 @@ def test_reports_and_progress_count_once(report_first: bool) -> None:
         a.moved(evict.order_id, 20)
         a.report(allocated=60, resident=40, host=20)
     assert a.seat().resident_bytes == 40
-    assert len(b.take(wire.Restore)) == 1
+    assert len(b.take(messages.Restore)) == 1
     assert desk.sight().resident_bytes == 80
 
 
@@ -94,7 +94,7 @@ def test_what_was_evicted_comes_back_when_there_is_room_again() -> None:
     a = desk.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()
-    (restore,) = a.take(wire.Restore)
+    (restore,) = a.take(messages.Restore)
     assert restore.bytes == 40
     a.moved(restore.order_id, 40)
     assert a.granted() is not None
@@ -112,13 +112,13 @@ def test_one_that_moves_less_is_passed_over() -> None:
     b.request()
     desk.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
-    (evict,) = c.take(wire.Evict)
+    (evict,) = c.take(messages.Evict)
     assert evict.bytes == 20, "who does not ask for the GPU is farthest away"
     c.moved(evict.order_id, 5, error=2)
-    (more,) = a.take(wire.Evict)
+    (more,) = a.take(messages.Evict)
     assert more.bytes == 15, "what is still missing, from the next one"
     a.moved(more.order_id, 15)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == 20
     b.moved(restore.order_id, 20)
     assert b.granted() is not None
@@ -128,26 +128,26 @@ def test_one_that_moves_less_is_passed_over() -> None:
 def test_when_nobody_can_move_the_next_runs_with_what_there_is() -> None:
     """Broken: a failed eviction would stop the GPU."""
     _, a, b = oversubscribed()
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     a.moved(evict.order_id, 0, error=999)
-    assert not b.take(wire.Restore), "there is no room"
+    assert not b.take(messages.Restore), "there is no room"
     assert b.granted() is not None
 
 
 def test_a_failed_restoration_does_not_keep_the_client_from_running() -> None:
     """Broken: a client whose restoration fails would be asked for ever."""
     _, a, b = oversubscribed()
-    a.moved(a.take(wire.Evict)[0].order_id, 20)
-    b.moved(b.take(wire.Restore)[0].order_id, 7, error=2)
+    a.moved(a.take(messages.Evict)[0].order_id, 20)
+    b.moved(b.take(messages.Restore)[0].order_id, 7, error=2)
     assert b.granted() is not None
-    assert not b.take(wire.Restore)
+    assert not b.take(messages.Restore)
 
 
 def test_a_dead_clients_memory_is_free() -> None:
     """Broken: invariant 6, the switch would wait for a dead client, or count its memory."""
     desk, a, b = oversubscribed()
     a.die()
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == 20
     b.moved(restore.order_id, 20)
     assert b.granted() is not None
@@ -161,9 +161,9 @@ def test_the_next_client_may_die_while_memory_moves_for_it() -> None:
     b.die()
     assert desk.sight().preparing == a.client, "a waited and is next"
     assert a.granted() is None, "but its memory is being moved"
-    a.moved(a.take(wire.Evict)[0].order_id, 20)
+    a.moved(a.take(messages.Evict)[0].order_id, 20)
     assert a.seat().resident_bytes == 40
-    a.moved(a.take(wire.Restore)[0].order_id, 20)
+    a.moved(a.take(messages.Restore)[0].order_id, 20)
     assert a.granted() is not None
 
 
@@ -172,9 +172,9 @@ def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
     desk, a, b = oversubscribed()
     a.granted()
     desk.handle(Paused(b.client))
-    a.moved(a.take(wire.Evict)[0].order_id, 20)
+    a.moved(a.take(messages.Evict)[0].order_id, 20)
     assert desk.sight().preparing == a.client
-    a.moved(a.take(wire.Restore)[0].order_id, 20)
+    a.moved(a.take(messages.Restore)[0].order_id, 20)
     assert a.granted() is not None
     desk.handle(Resumed(b.client))
     assert b.seat().phase == "waiting"
@@ -183,26 +183,26 @@ def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
 def test_a_move_that_takes_too_long_is_not_waited_for() -> None:
     """Broken: invariant 10 for memory, a hung client would hang the others by not moving."""
     desk, a, b = oversubscribed()
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     desk.advance(SECOND_NS)
     assert b.granted() is not None
     assert desk.sight().late_switches == 1
     assert desk.notes("late") == [{"uuid": "GPU-0", "client": b.client}]
     a.moved(evict.order_id, 20)
     assert a.seat().resident_bytes == 40
-    assert not a.take(wire.Restore)
+    assert not a.take(messages.Restore)
 
 
 def test_device_memory_is_never_ordered_out() -> None:
     """Broken: a client that cannot evict would be asked to."""
     desk = make_desk()
-    a = desk.client(wanted=True, mode=wire.MemoryMode.DEVICE, memory=60)
+    a = desk.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=60)
     b = desk.client()
     b.report(allocated=60, resident=10, host=50)
     b.request()
     a.release(idle=True)
-    assert not a.take(wire.Evict)
-    (restore,) = b.take(wire.Restore)
+    assert not a.take(messages.Evict)
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == 30
 
 
@@ -219,9 +219,9 @@ def test_the_last_in_turn_order_gives_first() -> None:
     b.request()  # the quantum is over: there is no time to move anything before the switch
     c.request()
     a.release(wanted=True)
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     assert evict.bytes == 45, "a has just run, so its next turn is farthest away"
-    assert not c.take(wire.Evict)
+    assert not c.take(messages.Evict)
 
 
 def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
@@ -235,9 +235,9 @@ def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
     recent.release(idle=True)
     following.report(allocated=45, resident=0, host=45)
     following.request()
-    (evict,) = old.take(wire.Evict)
+    (evict,) = old.take(messages.Evict)
     assert evict.bytes == 45
-    assert not recent.take(wire.Evict)
+    assert not recent.take(messages.Evict)
 
 
 @pytest.mark.parametrize("idle_release_ns", [2 * MILLISECOND_NS, 0])
@@ -245,13 +245,13 @@ def test_idle_holders_keep_longer_what_is_dear_to_move(idle_release_ns: int) -> 
     """Broken: a client that pauses for a moment would give up gigabytes and fetch them again, or one that should never
     give up its lease early would."""
     desk, a, b = oversubscribed(idle_release_ns)
-    a.take(wire.GpuSettings)
-    b.take(wire.GpuSettings)
-    (evict,) = a.take(wire.Evict)
+    a.take(messages.GpuSettings)
+    b.take(messages.GpuSettings)
+    (evict,) = a.take(messages.Evict)
     desk.milliseconds(100)
     a.moved(evict.order_id, 20)
-    b.moved(b.take(wire.Restore)[0].order_id, 20)
-    told = b.take(wire.GpuSettings)
+    b.moved(b.take(messages.Restore)[0].order_id, 20)
+    told = b.take(messages.GpuSettings)
     if idle_release_ns:
         assert [settings.idle_release_ns >= 200 * MILLISECOND_NS for settings in told] == [True]
     else:
@@ -270,10 +270,10 @@ def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
     desk.milliseconds(QUANTUM_MS)
     a.release()
     high = desk.client(wanted=True, priority=9)
-    a.moved(a.take(wire.Evict)[0].order_id, 20)
-    b.moved(b.take(wire.Restore)[0].order_id, 20)
+    a.moved(a.take(messages.Evict)[0].order_id, 20)
+    b.moved(b.take(messages.Restore)[0].order_id, 20)
     assert b.granted() is not None
-    assert len(b.take(wire.Revoke)) == 1
+    assert len(b.take(messages.Revoke)) == 1
     b.release()
     assert high.granted() is not None
 
@@ -288,15 +288,15 @@ def test_a_client_that_hangs_is_not_waited_for() -> None:
     desk.milliseconds(QUANTUM_MS)
     b.request()
     a.release(wanted=True)
-    (evict,) = stopped.take(wire.Evict)
+    (evict,) = stopped.take(messages.Evict)
     desk.milliseconds(60)
     stopped.moved(evict.order_id, 10, finished=False)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 10, finished=False)
     desk.milliseconds(60)
-    assert not a.take(wire.Evict), "it has been heard of"
+    assert not a.take(messages.Evict), "it has been heard of"
     desk.milliseconds(60)
-    (more,) = a.take(wire.Evict)
+    (more,) = a.take(messages.Evict)
     assert more.bytes == 20, "from another one instead"
     a.moved(more.order_id, 20)
     b.moved(restore.order_id, 30)
@@ -314,24 +314,28 @@ def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
     a = desk.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()
-    assert a.take(wire.Restore)
+    assert a.take(messages.Restore)
     desk.milliseconds(110)
     assert a.granted() is not None
 
 
 @pytest.mark.parametrize(
     ("mode", "user", "inherits"),
-    [(wire.MemoryMode.SWAP, 7, True), (wire.MemoryMode.SWAP, 8, False), (wire.MemoryMode.MANAGED, 7, False)],
+    [
+        (messages.MemoryMode.SWAP, 7, True),
+        (messages.MemoryMode.SWAP, 8, False),
+        (messages.MemoryMode.MANAGED, 7, False),
+    ],
 )
-def test_memory_is_handed_on_only_within_one_user(mode: wire.MemoryMode, user: int, inherits: bool) -> None:
+def test_memory_is_handed_on_only_within_one_user(mode: messages.MemoryMode, user: int, inherits: bool) -> None:
     """Broken: physical memory would pass to somebody else's process, or never."""
     desk = make_desk()
-    a = desk.client(wanted=True, mode=wire.MemoryMode.SWAP, user_id=7)
+    a = desk.client(wanted=True, mode=messages.MemoryMode.SWAP, user_id=7)
     b = desk.client(mode=mode, user_id=user)
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=40, host=20)
     desk.milliseconds(QUANTUM_MS)
     b.request()
     a.release(wanted=True)
-    (evict,) = a.take(wire.Evict)
+    (evict,) = a.take(messages.Evict)
     assert evict.heir == (b.client if inherits else 0)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import control_view, events, wire
-from coordinator.administration import plain
-from coordinator.pins import RETRY_NS
-from coordinator.scheduler import Settings
-from coordinator.state import SETTLE_NS
-from coordinator.testing import Desk, ScriptedClient
-from coordinator.wire import MemoryMode
-from scheduler_policies.registry import create
+from nvshare.coordinator.cli import ctl_view
+from nvshare.coordinator.daemon.control_server import plain
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.memory.pinning import RETRY_NS
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import SETTLE_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 
 def make_desk() -> Desk:
@@ -34,14 +36,14 @@ def swapping(desk: Desk, memory: int, **more: int | str | bool) -> ScriptedClien
 def pins(client: ScriptedClient, total: int) -> int:
     """What it may have immovable after asking for so much."""
     client.desk.handle(events.PinsAsked(client.client, 0, 9, total))
-    (answer,) = client.take(wire.PinsReserved)
+    (answer,) = client.take(messages.PinsReserved)
     assert answer.sequence == 9
     return answer.bytes
 
 
-def settings(client: ScriptedClient) -> wire.GpuSettings:
+def settings(client: ScriptedClient) -> messages.GpuSettings:
     """What it was told last."""
-    return client.take(wire.GpuSettings)[-1]
+    return client.take(messages.GpuSettings)[-1]
 
 
 def stuck(desk: Desk) -> tuple[ScriptedClient, ScriptedClient]:
@@ -175,7 +177,7 @@ def test_who_does_not_fit_is_bounded_and_named() -> None:
     _, b = stuck(desk)
     assert b.seat().lacking_bytes == 30
     assert b.granted() is None, "its memory comes first"
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == 40, "the rest runs from the host"
     assert settings(b).resident_limit_bytes == 40
     assert desk.notes("lacks_room")[0]["client"] == b.client
@@ -186,16 +188,16 @@ def test_the_bound_ends_with_the_pins() -> None:
     """Broken: a program runs from host memory for ever after there is room again."""
     desk = make_desk()
     a, b = stuck(desk)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 40)
     assert b.granted()
     b.report(allocated=70, resident=40, host=30, mapped=30)
     a.report(allocated=0, resident=0)
     assert settings(b).resident_limit_bytes == 0
     assert desk.notes("has_room")[0]["client"] == b.client
-    (revoke,) = b.take(wire.Revoke)
+    (revoke,) = b.take(messages.Revoke)
     b.release(revoke.lease_id, wanted=True)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     assert restore.bytes == 30
 
 
@@ -203,7 +205,7 @@ def test_who_cannot_run_from_the_host_is_shut_out() -> None:
     """Broken: half of the turns go to a program that can do nothing with them."""
     desk = make_desk()
     a, b = stuck(desk)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 40)
     assert b.granted()
     bounce(b)
@@ -211,7 +213,7 @@ def test_who_cannot_run_from_the_host_is_shut_out() -> None:
     a.request()
     assert a.granted(), "nobody else waits"
     desk.milliseconds(200)
-    assert not a.take(wire.Revoke), "and no turn ends for it"
+    assert not a.take(messages.Revoke), "and no turn ends for it"
     (client,) = [client for client in _status(desk)["clients"] if client["client"] == b.client]
     assert client["seats"][0]["shut_out"] is True
 
@@ -220,13 +222,13 @@ def test_who_is_shut_out_comes_back_with_the_room() -> None:
     """Broken: a program waits though there is room for it now."""
     desk = make_desk()
     a, b = stuck(desk)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 40)
     assert b.granted()
     bounce(b)
     assert b.granted() is None
     a.report(allocated=10, resident=10)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 30)
     assert b.granted()
     assert not b.seat().shut_out
@@ -236,7 +238,7 @@ def test_who_is_shut_out_is_tried_again() -> None:
     """Broken: host memory that has come free since helps nobody."""
     desk = make_desk()
     _, b = stuck(desk)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 40)
     assert b.granted()
     bounce(b)
@@ -250,7 +252,7 @@ def test_a_death_and_a_pause_while_shut_out() -> None:
     """Broken: the figures of who is shut out outlive them, or a pause puts them back into the line."""
     desk = make_desk()
     _, b = stuck(desk)
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 40)
     assert b.granted()
     bounce(b)
@@ -268,14 +270,14 @@ def test_a_preempting_policy_sees_who_is_back() -> None:
     a, b = swapping(desk, 60), swapping(desk, 70, priority=5)
     a.report(allocated=60, resident=60, pinned=60)
     b.request()
-    (restore,) = b.take(wire.Restore)
+    (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 40)
     assert b.granted()
     bounce(b)
     a.request()
     assert a.granted()
     a.report(allocated=20, resident=20)
-    assert a.take(wire.Revoke)
+    assert a.take(messages.Revoke)
 
 
 def test_nothing_is_allowed_while_clients_may_be_missing() -> None:
@@ -284,10 +286,10 @@ def test_nothing_is_allowed_while_clients_may_be_missing() -> None:
     desk.gpu(capacity=100, next_lease_id=7)
     a = desk.client(mode=MemoryMode.SWAP, memory=60)
     desk.handle(events.PinsAsked(a.client, 0, 9, 60))
-    assert not a.take(wire.PinsReserved)
+    assert not a.take(messages.PinsReserved)
     desk.client(mode=MemoryMode.SWAP, memory=70)
     desk.advance(SETTLE_NS)
-    (answer,) = a.take(wire.PinsReserved)
+    (answer,) = a.take(messages.PinsReserved)
     assert (answer.sequence, answer.bytes) == (9, 0)
 
 
@@ -306,7 +308,7 @@ def test_people_are_told_why() -> None:
     """Broken: `nvshare-ctl status` shows that a program waits, and not for what."""
     desk = make_desk()
     stuck(desk)
-    (line,) = control_view.room_lines(_status(desk))
+    (line,) = ctl_view.room_lines(_status(desk))
     assert line.startswith("c2 (1002) needs 70B of GPU 0 and has room for 40B: it runs the rest from host memory")
     assert "Immovable: c1 (1001) 60B" in line
     assert "nvshare-ctl limit CLIENT --resident" in line

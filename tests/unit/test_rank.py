@@ -6,14 +6,15 @@ import os
 
 import pytest
 
-from coordinator import config, wire
-from coordinator.configured import core_settings
-from coordinator.dispatch import Dispatcher
-from coordinator.kubernetes.slot import Slot, SlotPolicy
-from coordinator.scheduler import Scheduler
-from coordinator.slots import SlotBook
-from coordinator.transport import Peer
-from scheduler_policies import registry
+from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.daemon.core_settings import core_settings
+from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.daemon.transport import Peer
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotPolicy
+from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
+from nvshare.coordinator.protocol import messages
+from nvshare.scheduler_policies import registry
 
 OTHER = os.geteuid() + 1000
 
@@ -23,13 +24,13 @@ class Connections:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
-        self.sent: list[wire.Message | int] = []
+        self.sent: list[messages.Message | int] = []
 
     def peer(self, connection: int) -> Peer:
         return self._peer
 
     def send(self, connection: int, frame: bytes) -> None:
-        self.sent.append(wire.decode(frame, wire.TO_CLIENT))
+        self.sent.append(messages.decode(frame, messages.TO_CLIENT))
 
     def greeted(self, connection: int) -> None:
         pass
@@ -53,9 +54,11 @@ def greet(peer: Peer, priority: int, weight: int, policy: SlotPolicy | None = No
     if peer.slot:
         slot = Slot(slot=peer.slot, allocation="1", allocated_at_s=0, gpus=("G",), device_ids=("G::0",))
         dispatcher.slots.put(slot.model_copy(update={"policy": policy}) if policy else slot)
-    dispatcher.frame(1, wire.encode(wire.Hello(1, "job", "python", 1, priority, 1, 0, "", weight)), 1)
+    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, priority, 1, 0, "", weight)), 1)
     (client,) = dispatcher.scheduler.snapshot(2).clients
-    told = [message.text for message in connections.sent if isinstance(message, wire.Rejected) and not message.final]
+    told = [
+        message.text for message in connections.sent if isinstance(message, messages.Rejected) and not message.final
+    ]
     return client.priority, client.weight, told
 
 
@@ -82,12 +85,14 @@ def test_a_slot_has_its_annotations() -> None:
 
 def test_the_defaults_divide_by_user_and_give_nobody_priority() -> None:
     """Broken: a node with several users has to be told that they do not trust each other."""
-    settings = config.load({}, {})
+    settings = settings_file.load({}, {})
     assert (settings.max_priority, settings.max_weight) == (0, 100)
     assert core_settings(settings, several=True).users_first
-    told = config.load({}, {"NVSHARE_SHARE_BY": "program", "NVSHARE_MAX_PRIORITY": "-3", "NVSHARE_MAX_WEIGHT": "7"})
+    told = settings_file.load(
+        {}, {"NVSHARE_SHARE_BY": "program", "NVSHARE_MAX_PRIORITY": "-3", "NVSHARE_MAX_WEIGHT": "7"}
+    )
     assert not core_settings(told, several=True).users_first
     assert (told.max_priority, told.max_weight) == (-3, 7)
     for key, wrong in (("share_by", "group"), ("max_weight", 0), ("max_weight", 10_001), ("max_priority", 1 << 31)):
-        with pytest.raises(config.SettingsError, match=key.replace("_", "-")):
-            config.load({key: wrong}, {})
+        with pytest.raises(settings_file.SettingsError, match=key.replace("_", "-")):
+            settings_file.load({key: wrong}, {})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator import events, wire
-from coordinator.claims import NEAR_IDS
-from coordinator.commands import MANY_HOLDERS, RecordLease
-from coordinator.scheduler import Settings
-from coordinator.state import SECOND_NS
-from coordinator.testing import GPU, Desk
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.recovery import NEAR_IDS
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import MANY_HOLDERS, RecordLease
+from nvshare.coordinator.model.state import SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.scheduler_policies.registry import create
 
 HOLDER = 77
 
@@ -43,7 +44,7 @@ def test_nothing_is_granted_until_the_holder_has_claimed() -> None:
     assert (confirmed.lease_id, confirmed.waiters) == (6, 1)
     assert waiter.granted() is None
     desk.milliseconds(100)
-    assert len(holder.take(wire.Revoke)) == 1, "its quantum counts from the confirmation"
+    assert len(holder.take(messages.Revoke)) == 1, "its quantum counts from the confirmation"
     holder.release()
     grant = waiter.granted()
     assert grant is not None
@@ -105,7 +106,7 @@ def test_a_claim_of_another_process_is_stray() -> None:
     liar = desk.client(process_id=5, attach=False)
     liar.attach(lease_id=6)
     assert liar.granted() is None
-    assert [r.lease_id for r in liar.take(wire.Revoke)] == [6]
+    assert [r.lease_id for r in liar.take(messages.Revoke)] == [6]
     holder = desk.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6)
     assert holder.granted() is not None, "a stray does not keep the real holder from its lease"
@@ -121,7 +122,7 @@ def test_a_stray_holds_up_the_next_grant_until_its_drain_is_overdue_at_most() ->
     b = desk.client(wanted=True)
     stray = desk.client(attach=False)
     stray.attach(lease_id=1)
-    assert len(stray.take(wire.Revoke)) == 1
+    assert len(stray.take(messages.Revoke)) == 1
     a.release()
     assert b.granted() is None
     desk.advance(SECOND_NS)
@@ -156,7 +157,7 @@ def test_a_claim_from_before_a_lost_journal_is_confirmed_while_the_gpu_is_free()
     assert confirmed.lease_id == 57
     second = desk.client(attach=False)
     second.attach(lease_id=58, wanted=True)
-    assert len(second.take(wire.Revoke)) == 1
+    assert len(second.take(messages.Revoke)) == 1
     assert second.granted() is None
     second.release(58, wanted=True)
     holder.release()
@@ -171,7 +172,7 @@ def test_an_id_that_a_stray_has_released_is_not_given_again() -> None:
     recovering(desk)
     stray = desk.client(attach=False)
     stray.attach(lease_id=7, wanted=True)
-    assert len(stray.take(wire.Revoke)) == 1
+    assert len(stray.take(messages.Revoke)) == 1
     stray.release(7, wanted=True)
     desk.handle(events.HolderGone(GPU))
     grant = stray.granted()
@@ -180,9 +181,9 @@ def test_an_id_that_a_stray_has_released_is_not_given_again() -> None:
     assert records(desk)[-1] == (8, stray.process_id)
 
 
-@pytest.mark.parametrize("sharing", list(wire.Sharing))
+@pytest.mark.parametrize("sharing", list(messages.Sharing))
 @pytest.mark.parametrize("named", [False, True])
-def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: wire.Sharing, named: bool) -> None:
+def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: messages.Sharing, named: bool) -> None:
     """Broken: one claim of a huge id exhausts the ids, and after a restart the honest holder's claim is refused."""
     desk = make_desk(sharing=sharing)
     if named:
@@ -193,7 +194,7 @@ def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: wir
         liar = desk.client(process_id=HOLDER, attach=False)
         liar.attach(lease_id=lease_id)
         assert liar.granted() is None
-        assert len(liar.take(wire.Revoke)) == 1
+        assert len(liar.take(messages.Revoke)) == 1
         liar.die()
     grant = desk.client(wanted=True).granted()
     assert grant is not None
@@ -208,7 +209,7 @@ def test_an_old_claim_is_never_confirmed_outside_recovery() -> None:
     late = desk.client(attach=False)
     late.attach(lease_id=9)
     assert late.granted() is None
-    assert len(late.take(wire.Revoke)) == 1
+    assert len(late.take(messages.Revoke)) == 1
 
 
 def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
@@ -218,7 +219,7 @@ def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
     waiter = desk.client(wanted=True)
     one = desk.client(attach=False)
     one.attach(lease_id=3)
-    assert len(one.take(wire.Revoke)) == 1
+    assert len(one.take(messages.Revoke)) == 1
     one.release(3)
     desk.advance(2 * SECOND_NS - 1)
     assert waiter.granted() is None
@@ -228,7 +229,7 @@ def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
 
 def test_concurrent_claims_are_confirmed_together() -> None:
     """Broken: a restart would interrupt processes that share concurrently anyway."""
-    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
     recovering(desk, MANY_HOLDERS)
     one, two, thief = (desk.client(attach=False) for _ in range(3))
     one.attach(lease_id=3)
@@ -236,13 +237,13 @@ def test_concurrent_claims_are_confirmed_together() -> None:
     thief.attach(lease_id=6)
     confirmed = [client.granted() for client in (one, two, thief)]
     assert [grant.lease_id if grant else None for grant in confirmed] == [3, 6, None]
-    assert len(thief.take(wire.Revoke)) == 1
+    assert len(thief.take(messages.Revoke)) == 1
     assert not records(desk), "the journal says (6, MANY_HOLDERS) already"
 
 
 def test_the_journal_numbers_on_from_the_newest_lease() -> None:
     """Broken: after a restart an id would be given twice, because an older lease ended last."""
-    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
     desk.gpu()
     one = desk.client(wanted=True)
     two = desk.client(wanted=True)
@@ -268,7 +269,7 @@ def test_the_journal_keeps_the_expected_holder_through_recovery() -> None:
 
 def test_the_journal_covers_all_who_are_let_in_during_recovery() -> None:
     """Broken: sharing concurrently while the old holder has not claimed yet, a second crash would forget it."""
-    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
     recovering(desk)
     a = desk.client(wanted=True)
     assert a.granted() is not None
@@ -280,11 +281,11 @@ def test_the_journal_covers_all_who_are_let_in_during_recovery() -> None:
 
 def test_the_journal_names_several_until_the_last_has_released() -> None:
     """Broken: a crash while a concurrent GPU becomes exclusive would forget those who still drain."""
-    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
     desk.gpu()
     a = desk.client(wanted=True)
     b = desk.client(wanted=True)
-    desk.handle(events.SharingSet(wire.Sharing.EXCLUSIVE))
+    desk.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
     assert records(desk)[-1] == (2, MANY_HOLDERS)
     a.release()
     assert records(desk)[-1] == (2, b.process_id)
@@ -303,12 +304,12 @@ def test_a_process_of_many_that_died_does_not_end_the_window() -> None:
 
 def test_who_was_let_in_during_recovery_gives_way_when_the_gpu_becomes_exclusive() -> None:
     """Broken: invariant 1, it would stay the holder beside the one whom the GPU waits for and who is at work."""
-    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
     recovering(desk)
     early = desk.client(wanted=True)
     assert early.granted() is not None
-    desk.handle(events.SharingSet(wire.Sharing.EXCLUSIVE))
-    assert [r.lease_id for r in early.take(wire.Revoke)] == [7]
+    desk.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    assert [r.lease_id for r in early.take(messages.Revoke)] == [7]
     early.release(7, wanted=True)
     assert early.granted() is None, "nobody is granted before the expected holder has spoken"
     holder = desk.client(process_id=HOLDER, attach=False)
@@ -318,14 +319,14 @@ def test_who_was_let_in_during_recovery_gives_way_when_the_gpu_becomes_exclusive
 
 def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> None:
     """Broken: invariant 1, its claim would make it the holder beside those who still drain from concurrent sharing."""
-    desk = make_desk(sharing=wire.Sharing.CONCURRENT)
+    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
     recovering(desk)
     a, b = desk.client(wanted=True), desk.client(wanted=True)
-    desk.handle(events.SharingSet(wire.Sharing.EXCLUSIVE))
+    desk.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
     holder = desk.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6, wanted=True)
     assert holder.granted() is None
-    assert len(holder.take(wire.Revoke)) == 1
+    assert len(holder.take(messages.Revoke)) == 1
     for client in (a, b):
         client.release()
     assert desk.sight().holders == (holder.client,)
@@ -335,8 +336,8 @@ def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> No
     assert grant.lease_id > 6
 
 
-@pytest.mark.parametrize("sharing", list(wire.Sharing))
-def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: wire.Sharing) -> None:
+@pytest.mark.parametrize("sharing", list(messages.Sharing))
+def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: messages.Sharing) -> None:
     """Broken: a process that connects again before its old connection is seen to end would be cut short as a stray."""
     desk = make_desk(sharing=sharing)
     desk.gpu()
@@ -348,7 +349,7 @@ def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: wire.Sharin
     confirmed = new.granted()
     assert confirmed is not None
     assert confirmed.lease_id == lease
-    assert not new.take(wire.Revoke)
+    assert not new.take(messages.Revoke)
     assert desk.sight().holders == (new.client,)
     old.die()
     assert desk.sight().holders == (new.client,)
@@ -366,7 +367,7 @@ def test_a_lease_that_is_being_revoked_moves_over_and_is_revoked_again() -> None
     new = desk.client(process_id=old.process_id, attach=False)
     new.attach(lease_id=1)
     assert new.granted() is not None
-    assert [revoke.lease_id for revoke in new.take(wire.Revoke)] == [1]
+    assert [revoke.lease_id for revoke in new.take(messages.Revoke)] == [1]
     assert waiter.granted() is None
     new.release(1)
     assert waiter.granted() is not None
@@ -391,9 +392,9 @@ def test_a_paused_client_that_claims_its_lease_is_told_to_give_it_back() -> None
     holder = desk.client(process_id=HOLDER, attach=False)
     desk.handle(events.Paused(holder.client))
     holder.attach(lease_id=6, wanted=True)
-    assert len(holder.take(wire.Revoke)) == 1
+    assert len(holder.take(messages.Revoke)) == 1
     holder.release(wanted=True)
-    assert len(holder.take(wire.Grant)) == 1, "the claim was confirmed, and nothing was granted since"
+    assert len(holder.take(messages.Grant)) == 1, "the claim was confirmed, and nothing was granted since"
     waiter = desk.client(wanted=True)
     assert waiter.granted() is not None
     desk.handle(events.Resumed(holder.client))

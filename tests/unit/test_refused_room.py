@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator import events, wire
-from coordinator.administration import plain
-from coordinator.control_view import room_lines
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from coordinator.wire import MemoryMode, Sharing
-from scheduler_policies.registry import create
+from nvshare.coordinator.cli.ctl_view import room_lines
+from nvshare.coordinator.daemon.control_server import plain
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 PATIENCE_NS = 200 * MILLISECOND_NS
 """How long a hook keeps a lease that it can do nothing with, after the first attempts."""
@@ -49,12 +50,12 @@ def try_to_run(client: ScriptedClient, size: int) -> bool:
     return False
 
 
-def beside_one_that_hangs(desk: Desk) -> tuple[ScriptedClient, ScriptedClient, wire.Evict]:
+def beside_one_that_hangs(desk: Desk) -> tuple[ScriptedClient, ScriptedClient, messages.Evict]:
     """Two that do not fit together; one has been stopped, and moves nothing; the other one wants to run."""
     stopped, willing = swapping(desk, resident=60), swapping(desk, resident=40, host=20)
     willing.request()
-    (evict,) = stopped.take(wire.Evict)
-    desk.until(lambda: bool(willing.take(wire.Grant)))
+    (evict,) = stopped.take(messages.Evict)
+    desk.until(lambda: bool(willing.take(messages.Grant)))
     assert not try_to_run(willing, 60)
     return stopped, willing, evict
 
@@ -66,7 +67,7 @@ def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
     desk.commands.clear()
     began_ns, tries = desk.clock.now_ns, 0
     while desk.clock.now_ns < began_ns + 120 * SECOND_NS:
-        desk.until(lambda: bool(willing.take(wire.Grant)))
+        desk.until(lambda: bool(willing.take(messages.Grant)))
         assert not try_to_run(willing, 60)
         tries += 1
     assert 3 <= tries <= 32, "now and then, since an eviction that failed may not fail for ever"
@@ -81,9 +82,9 @@ def test_it_is_tried_as_soon_as_others_can_be_moved() -> None:
     (line,) = room_lines(shown(desk))
     assert line.startswith("c2 (1002) finds no room on GPU 0")
     stopped.moved(evict.order_id, 20)
-    (restore,) = willing.take(wire.Restore)
+    (restore,) = willing.take(messages.Restore)
     willing.moved(restore.order_id, 20)
-    assert willing.take(wire.Grant)
+    assert willing.take(messages.Grant)
     assert not willing.seat().shut_out
 
 
@@ -93,7 +94,7 @@ def test_the_death_of_the_one_that_hangs_is_enough() -> None:
     stopped, willing, _ = beside_one_that_hangs(desk)
     assert willing.seat().shut_out
     stopped.die()
-    assert willing.take(wire.Restore)
+    assert willing.take(messages.Restore)
 
 
 def test_the_others_have_their_turns_meanwhile() -> None:
@@ -101,10 +102,10 @@ def test_the_others_have_their_turns_meanwhile() -> None:
     desk = make_desk()
     _, willing, _ = beside_one_that_hangs(desk)
     other = desk.client(mode=MemoryMode.SWAP, wanted=True)
-    assert other.take(wire.Grant)
+    assert other.take(messages.Grant)
     desk.handle(events.PrioritySet(willing.client, 5))
     desk.milliseconds(50)
-    assert not other.take(wire.Revoke)
+    assert not other.take(messages.Revoke)
 
 
 def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
@@ -117,11 +118,11 @@ def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     small.request()
     desk.handle(events.ReservationAsked(small.client, 0, 1, 50))
     assert not desk.notes("refused")
-    assert large.take(wire.Revoke), "they take turns, in which promises end"
+    assert large.take(messages.Revoke), "they take turns, in which promises end"
     large.release(wanted=True)
     small.release(wanted=True)
     desk.milliseconds(1)
-    assert small.take(wire.MemoryReserved)[-1].bytes == 50
+    assert small.take(messages.MemoryReserved)[-1].bytes == 50
     assert desk.sight().sharing is Sharing.CONCURRENT, "and then they run side by side again"
     assert small.reserve(50, sequence=2) == 50
 
@@ -131,9 +132,9 @@ def test_one_that_hangs_in_an_eviction_gets_no_credit_for_it() -> None:
     desk = make_desk()
     hanging, other = swapping(desk, resident=60, host=20), swapping(desk, resident=40, host=20)
     other.request()
-    assert hanging.take(wire.Evict)
-    desk.until(lambda: bool(other.take(wire.Grant)))
+    assert hanging.take(messages.Evict)
+    desk.until(lambda: bool(other.take(messages.Grant)))
     hanging.request()
     other.die()
-    assert hanging.take(wire.Grant), "there is room, but nothing comes in before it has ended what it is at"
-    assert not hanging.take(wire.MoveCredit)
+    assert hanging.take(messages.Grant), "there is room, but nothing comes in before it has ended what it is at"
+    assert not hanging.take(messages.MoveCredit)

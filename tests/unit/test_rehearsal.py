@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.rehearsal import Rehearsal
+from nvshare.coordinator.daemon.rehearsal import Rehearsal
 
 
 def test_each_play_is_one_hand_over() -> None:

@@ -12,11 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import runtime_dir
-from coordinator.control import check_reachable
-from coordinator.control_api import ControlError
-from coordinator.runtime_dir import RuntimeDir, RuntimeDirError, client_directory, lock, own_directory, prepare
-from coordinator.transport_admin import NoCoordinatorError
+from nvshare.coordinator.cli.ctl import check_reachable
+from nvshare.coordinator.daemon.control_api import ControlError
+from nvshare.coordinator.daemon.control_sockets import NoCoordinatorError
+from nvshare.coordinator.system import runtime_dir
+from nvshare.coordinator.system.runtime_dir import (
+    RuntimeDir,
+    RuntimeDirError,
+    client_directory,
+    lock,
+    own_directory,
+    prepare,
+)
 
 
 @pytest.fixture

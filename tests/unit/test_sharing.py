@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.testing import Desk, ScriptedClient
-from coordinator.wire import MemoryMode, Sharing
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies.registry import create
 
 
 def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Desk, ScriptedClient, ScriptedClient]:
@@ -25,10 +26,10 @@ def in_turns() -> tuple[Desk, ScriptedClient, ScriptedClient]:
     """`a` has asked for 70 bytes in all, and has given its lease back; `b` has it, or is about to."""
     desk, a, b = side_by_side()
     desk.handle(events.ReservationAsked(a.client, 0, 7, 70))
-    assert len(a.take(wire.Revoke)) == len(b.take(wire.Revoke)) == 1
-    assert not a.take(wire.MemoryReserved), "neither refused nor granted yet"
+    assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
+    assert not a.take(messages.MemoryReserved), "neither refused nor granted yet"
     a.release(wanted=True)
-    (answer,) = a.take(wire.MemoryReserved)
+    (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes == 70, "without a lease it needs no physical memory"
     a.report(allocated=70, resident=40, host=30)
     b.release(wanted=True)
@@ -40,7 +41,7 @@ def test_what_fits_runs_side_by_side() -> None:
     desk, a, b = side_by_side()
     assert a.reserve(50) == 50
     assert desk.sight().sharing is Sharing.CONCURRENT
-    assert not b.take(wire.Revoke)
+    assert not b.take(messages.Revoke)
 
 
 def test_growth_beyond_the_card_begins_turns() -> None:
@@ -50,9 +51,9 @@ def test_growth_beyond_the_card_begins_turns() -> None:
     assert desk.sight().sharing is Sharing.EXCLUSIVE
     assert desk.logged("take turns")
     first, second = (a, b) if a.seat().phase in {"next", "holding"} else (b, a)
-    for evict in second.take(wire.Evict):
+    for evict in second.take(messages.Evict):
         second.moved(evict.order_id, evict.bytes)
-    for restore in first.take(wire.Restore):
+    for restore in first.take(messages.Restore):
         first.moved(restore.order_id, restore.bytes)
     assert first.granted() is not None
     assert second.granted() is None
@@ -64,10 +65,10 @@ def test_the_other_one_first() -> None:
     desk, a, b = side_by_side()
     desk.handle(events.ReservationAsked(a.client, 0, 7, 70))
     b.release(wanted=False)
-    (evict,) = b.take(wire.Evict)
+    (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
     b.moved(evict.order_id, 20)
-    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [70]
+    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [70]
     a.release(wanted=True)
 
 
@@ -76,10 +77,10 @@ def test_alone_on_the_card_nobody_is_revoked() -> None:
     desk, a, b = side_by_side()
     b.release(wanted=False)
     desk.handle(events.ReservationAsked(a.client, 0, 7, 70))
-    (evict,) = b.take(wire.Evict)
+    (evict,) = b.take(messages.Evict)
     b.moved(evict.order_id, evict.bytes)
-    assert [answer.bytes for answer in a.take(wire.MemoryReserved)] == [70]
-    assert not a.take(wire.Revoke)
+    assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [70]
+    assert not a.take(messages.Revoke)
 
 
 def test_pages_that_would_thrash_take_turns() -> None:
@@ -87,7 +88,7 @@ def test_pages_that_would_thrash_take_turns() -> None:
     desk, a, b = side_by_side(MemoryMode.MANAGED)
     a.report(allocated=70, resident=50)
     assert desk.sight().sharing is Sharing.EXCLUSIVE
-    assert len(a.take(wire.Revoke)) == len(b.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
 
 
 def test_side_by_side_again_when_there_is_room() -> None:
@@ -99,7 +100,7 @@ def test_side_by_side_again_when_there_is_room() -> None:
     assert desk.sight().sharing is Sharing.CONCURRENT
     for client in (a, b):
         if client.seat().phase != "holding":
-            for restore in client.take(wire.Restore):
+            for restore in client.take(messages.Restore):
                 client.moved(restore.order_id, restore.bytes)
     assert a.seat().phase == b.seat().phase == "holding"
 
@@ -108,7 +109,7 @@ def test_exclusive_stays_exclusive() -> None:
     """Broken: what the operator wants is overruled."""
     desk, a, b = side_by_side()
     desk.handle(events.SharingSet(Sharing.EXCLUSIVE))
-    assert len(a.take(wire.Revoke)) == len(b.take(wire.Revoke)) == 1
+    assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
     a.release()
     b.release()
     a.report(allocated=10, resident=10)

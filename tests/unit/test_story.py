@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import events
-from coordinator.scheduler import InvariantError, Scheduler, Settings
-from coordinator.simulated_client import Plan
-from coordinator.simulation import World
-from coordinator.state import HOLDING, SECOND_NS
-from coordinator.story import Story, read, replay
-from coordinator.testing import GPU, Desk
-from coordinator.wire import Revoke, Sharing
-from scheduler_policies.api import Choice, ClientView, GpuView, Policy
-from scheduler_policies.registry import create
+from nvshare.coordinator.engine.event_log import Story, read, replay
+from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler, Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import HOLDING, SECOND_NS
+from nvshare.coordinator.protocol.messages import Revoke, Sharing
+from nvshare.coordinator.simulation.client import Plan
+from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.coordinator.simulation.world import World
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy
+from nvshare.scheduler_policies.registry import create
 
 SETTINGS = Settings(check_invariants=True, story_length=1_000_000)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator import events, wire
-from coordinator.scheduler import Settings
-from coordinator.state import MILLISECOND_NS, SECOND_NS
-from coordinator.testing import Desk, ScriptedClient
-from scheduler_policies import registry
-from scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
+from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
 
-SWAP = wire.MemoryMode.SWAP
+SWAP = messages.MemoryMode.SWAP
 DRAIN_NS = 20 * MILLISECOND_NS
 
 
@@ -103,9 +104,9 @@ def test_an_order_that_hangs_is_noticed_though_everything_fits_by_now() -> None:
     hung.report(allocated=600, resident=600)
     other.report(allocated=600, resident=0, host=600)
     other.request()
-    assert len(hung.take(wire.Evict)) == 1
+    assert len(hung.take(messages.Evict)) == 1
     hung.report(allocated=300, resident=300)
-    order_id = max(order.order_id for order in other.take(wire.Restore))
+    order_id = max(order.order_id for order in other.take(messages.Restore))
     other.moved(order_id, 600)
     other.report(allocated=600, resident=600)
     desk.advance(6 * SECOND_NS)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.units import (
+from nvshare.coordinator.units import (
     format_duration,
     format_share,
     format_size,

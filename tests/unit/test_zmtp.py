@@ -16,7 +16,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.zmtp import GREETING, Connection, ZmtpError, frame, ready
+from nvshare.coordinator.protocol.framing import GREETING, Connection, ZmtpError, frame, ready
 
 LARGEST = 1024
 DEALERS = frozenset({b"DEALER"})

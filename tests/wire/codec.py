@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgpack
 
-from coordinator import wire
-from coordinator.wire_codegen import snake
-from coordinator.wire_fields import Field, limits
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.codegen import snake
+from nvshare.coordinator.protocol.fields import Field, limits
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "client_hook" / "src"
 
-TABLES = {"to_coordinator": wire.TO_COORDINATOR, "to_client": wire.TO_CLIENT}
+TABLES = {"to_coordinator": messages.TO_COORDINATOR, "to_client": messages.TO_CLIENT}
 
 OK, UNKNOWN, MALFORMED = 0, 1, 2
 
@@ -88,7 +88,7 @@ def compile_program(directory: Path) -> Path:
 
 def c_decode(library: ctypes.CDLL, direction: str, frame: bytes) -> tuple[int, bytes]:
     """Verdict, and the message encoded again (OK) or its type (UNKNOWN)."""
-    out = ctypes.create_string_buffer(wire.MAX_FRAME_BYTES)
+    out = ctypes.create_string_buffer(messages.MAX_FRAME_BYTES)
     size = ctypes.c_size_t()
     function = getattr(library, f"test_{direction}")
     verdict = function(frame, ctypes.c_size_t(len(frame)), out, ctypes.c_size_t(len(out)), ctypes.byref(size))
@@ -96,14 +96,14 @@ def c_decode(library: ctypes.CDLL, direction: str, frame: bytes) -> tuple[int, b
 
 
 def python_decode(direction: str, frame: bytes) -> tuple[int, bytes]:
-    """The same by wire.py."""
+    """The same by coordinator/protocol/messages.py."""
     try:
-        message = wire.decode(frame, TABLES[direction])
-    except wire.RemoteProtocolError:
+        message = messages.decode(frame, TABLES[direction])
+    except messages.RemoteProtocolError:
         return MALFORMED, b""
     if isinstance(message, int):
         return UNKNOWN, bytes([message])
-    return OK, wire.encode(message)
+    return OK, messages.encode(message)
 
 
 def random_value(rng: random.Random, bound: Field) -> object:
@@ -117,9 +117,9 @@ def random_value(rng: random.Random, bound: Field) -> object:
     return rng.choice([low, high, rng.randint(low, high), rng.randint(0, min(high, 300))])
 
 
-def random_message(rng: random.Random) -> wire.Message:
+def random_message(rng: random.Random) -> messages.Message:
     """Any message of either direction."""
-    cls = rng.choice([*wire.TO_COORDINATOR.values(), *wire.TO_CLIENT.values()])
+    cls = rng.choice([*messages.TO_COORDINATOR.values(), *messages.TO_CLIENT.values()])
     return cls(*(random_value(rng, bound) for bound in cls.LAYOUT))
 
 
@@ -142,7 +142,7 @@ def loose_text(rng: random.Random, text: str) -> bytes:
     return bytes([code]) + len(raw).to_bytes(size, "big") + raw
 
 
-def loose_frame(rng: random.Random, message: wire.Message) -> bytes:
+def loose_frame(rng: random.Random, message: messages.Message) -> bytes:
     """Another encoding of the same message, with extra fields of any type."""
     values = [message.TYPE, *(getattr(message, f.name) for f in fields(message))]  # type: ignore[arg-type]
     parts = []
@@ -206,11 +206,11 @@ def random_frame(rng: random.Random) -> bytes:
     """Valid, loose, mutated or plain nonsense."""
     choice = rng.randint(0, 4)
     if choice == 0:
-        return wire.encode(random_message(rng))
+        return messages.encode(random_message(rng))
     if choice == 1:
         return loose_frame(rng, random_message(rng))
     if choice == 2:
-        return mutated(rng, wire.encode(random_message(rng)))
+        return mutated(rng, messages.encode(random_message(rng)))
     if choice == 3:
         return mutated(rng, loose_frame(rng, random_message(rng)))
     body = bytes([rng.choice([0x91, 0x92, 0x93, 0xDC, 0xDD]), rng.choice([1, 2, 8, 64, 72, 200])])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.wire import codec
 
 
@@ -34,7 +34,7 @@ def test_made_frames(library: ctypes.CDLL, seed: int) -> None:
 
 
 @settings(max_examples=1000, deadline=None, derandomize=True)
-@given(st.binary(max_size=wire.MAX_FRAME_BYTES + 8))
+@given(st.binary(max_size=messages.MAX_FRAME_BYTES + 8))
 def test_any_bytes(library: ctypes.CDLL, frame: bytes) -> None:
     """Broken: garbage makes the two sides disagree, or crashes one of them."""
     agree(library, frame)
@@ -44,7 +44,7 @@ def test_any_bytes(library: ctypes.CDLL, frame: bytes) -> None:
 @given(st.binary(max_size=64))
 def test_any_text(library: ctypes.CDLL, text: bytes) -> None:
     """Broken: the sides disagree about what is valid UTF-8."""
-    rejected = wire.encode(wire.Rejected(1, True, ""))[:-1]
+    rejected = messages.encode(messages.Rejected(1, True, ""))[:-1]
     agree(library, rejected + b"\xd9" + bytes([len(text)]) + text)
 
 
@@ -87,11 +87,11 @@ def test_loose_encodings_keep_their_value(library: ctypes.CDLL) -> None:
     for _ in range(500):
         message = codec.random_message(rng)
         frame = codec.loose_frame(rng, message)
-        if len(frame) > wire.MAX_FRAME_BYTES:
+        if len(frame) > messages.MAX_FRAME_BYTES:
             continue
         direction = next(d for d, table in codec.TABLES.items() if message.TYPE in table)
-        assert wire.decode(frame, codec.TABLES[direction]) == message
-        assert codec.c_decode(library, direction, frame) == (codec.OK, wire.encode(message))
+        assert messages.decode(frame, codec.TABLES[direction]) == message
+        assert codec.c_decode(library, direction, frame) == (codec.OK, messages.encode(message))
 
 
 def test_under_sanitizers(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_hook_keeps_to_the_ranges(tmp_path: Path) -> None:
     program = tmp_path / "most"
     subprocess.run(["gcc", *flags, str(tmp_path / "most.c"), "-o", str(program)], check=True)
     frame = subprocess.run([str(program)], capture_output=True, check=True).stdout
-    assert wire.decode(frame, wire.TO_COORDINATOR) == wire.ReserveMemory(3, 7, wire.MOST_BYTES)
+    assert messages.decode(frame, messages.TO_COORDINATOR) == messages.ReserveMemory(3, 7, messages.MOST_BYTES)
 
 
 def test_defaults_are_used(tmp_path: Path) -> None:
@@ -130,22 +130,22 @@ def test_defaults_are_used(tmp_path: Path) -> None:
 import subprocess, sys
 from dataclasses import dataclass
 from pathlib import Path
-from coordinator import wire, wire_codec, wire_codegen
-from coordinator.wire_fields import BOOL, I32, NAME, U8, U32, declare, limits
-@declare(wire.TO_CLIENT, 99, U8, U32, I32, BOOL, NAME)
+from nvshare.coordinator.protocol import codec, codegen, messages
+from nvshare.coordinator.protocol.fields import BOOL, I32, NAME, U8, U32, declare, limits
+@declare(messages.TO_CLIENT, 99, U8, U32, I32, BOOL, NAME)
 @dataclass(frozen=True, slots=True)
-class Later(wire.Message):
+class Later(messages.Message):
     gpu: int
     count: int = 70000
     level: int = -5
     flag: bool = True
     text: str = 'a "quoted" one'
-wire_codec.NAMES[Later] = ("gpu", "count", "level", "flag", "text")
-wire_codec.LIMITS[Later] = tuple(limits(b) for b in Later.LAYOUT)
+codec.NAMES[Later] = ("gpu", "count", "level", "flag", "text")
+codec.LIMITS[Later] = tuple(limits(b) for b in Later.LAYOUT)
 out = Path(sys.argv[1])
-(out / "wire.gen.h").write_text(wire_codegen.generate())
+(out / "wire.gen.h").write_text(codegen.generate())
 frame = bytes([0x92, 99, 3])
-assert wire.decode(frame, wire.TO_CLIENT) == Later(3)
+assert messages.decode(frame, messages.TO_CLIENT) == Later(3)
 (out / "t.c").write_text('''#include "wire.gen.h"
 int main(void) { const uint8_t f[] = {0x92, 99, 3}; nvs_to_client m;
 return nvs_decode_to_client(f, 3, &m) == NVS_WIRE_OK && m.later.gpu == 3 && m.later.count == 70000

@@ -9,12 +9,12 @@ import ctypes
 
 import pytest
 
-from coordinator import wire
+from nvshare.coordinator.protocol import messages
 from tests.wire import codec
 
-GOLDEN: list[tuple[wire.Message, str]] = [
+GOLDEN: list[tuple[messages.Message, str]] = [
     (
-        wire.Hello(
+        messages.Hello(
             protocol=1,
             name="trainer",
             program="python3",
@@ -29,7 +29,7 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "9b0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972",
     ),
     (
-        wire.AttachGpu(
+        messages.AttachGpu(
             gpu=0,
             uuid="GPU-51a1c0de-0000-4000-8000-000000000000",
             total_bytes=17179869184,
@@ -43,11 +43,11 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "00040000000007c3ce40000000ce20000000cd1000",
     ),
     (
-        wire.Request(gpu=3),
+        messages.Request(gpu=3),
         "920303",
     ),
     (
-        wire.Release(
+        messages.Release(
             gpu=0,
             lease_id=7,
             reason=0,
@@ -60,7 +60,7 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "9904000700c3c2ce0016e360cf00007048860ddf79cd03e8",
     ),
     (
-        wire.MemoryReport(
+        messages.MemoryReport(
             gpu=0,
             allocated_bytes=1073741824,
             resident_bytes=536870912,
@@ -71,35 +71,35 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "970500ce40000000ce20000000cd1000ce10000000ce08000000",
     ),
     (
-        wire.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592),
+        messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592),
         "940601ce00010000cf0000000200000000",
     ),
     (
-        wire.MoveProgress(gpu=0, order_id=12, moved_bytes=268435456, elapsed_ns=5000000, finished=True, error=2),
+        messages.MoveProgress(gpu=0, order_id=12, moved_bytes=268435456, elapsed_ns=5000000, finished=True, error=2),
         "9707000cce10000000ce004c4b40c302",
     ),
     (
-        wire.ReserveHost(sequence=5, bytes=1073741824),
+        messages.ReserveHost(sequence=5, bytes=1073741824),
         "930905ce40000000",
     ),
     (
-        wire.HostReserved(sequence=5, bytes=1073741824),
+        messages.HostReserved(sequence=5, bytes=1073741824),
         "934b05ce40000000",
     ),
     (
-        wire.MoveCredit(gpu=31, order_id=14, credit_bytes=134217728),
+        messages.MoveCredit(gpu=31, order_id=14, credit_bytes=134217728),
         "944a1f0ece08000000",
     ),
     (
-        wire.Goodbye(),
+        messages.Goodbye(),
         "9108",
     ),
     (
-        wire.Welcome(protocol=1, client_id=99),
+        messages.Welcome(protocol=1, client_id=99),
         "93400163",
     ),
     (
-        wire.GpuSettings(
+        messages.GpuSettings(
             gpu=0,
             memory_limit_bytes=4294967296,
             capacity_bytes=17179869184,
@@ -118,23 +118,25 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "ce20000000c3c3",
     ),
     (
-        wire.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
+        messages.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
         "95420008ce05f5e10002",
     ),
     (
-        wire.Revoke(gpu=0, lease_id=8, drain_deadline_ns=10000000000),
+        messages.Revoke(gpu=0, lease_id=8, drain_deadline_ns=10000000000),
         "94430008cf00000002540be400",
     ),
     (
-        wire.Waiters(gpu=0, lease_id=8, waiters=1),
+        messages.Waiters(gpu=0, lease_id=8, waiters=1),
         "9444000801",
     ),
     (
-        wire.Evict(gpu=0, order_id=13, bytes=1073741824, heir=7, handoff_socket=81985529216486895, handoff_token=255),
+        messages.Evict(
+            gpu=0, order_id=13, bytes=1073741824, heir=7, handoff_socket=81985529216486895, handoff_token=255
+        ),
         "9745000dce4000000007cf0123456789abcdefccff",
     ),
     (
-        wire.Restore(
+        messages.Restore(
             gpu=31,
             order_id=14,
             bytes=18446744073709551615,
@@ -145,23 +147,23 @@ GOLDEN: list[tuple[wire.Message, str]] = [
         "97461f0ecfffffffffffffffffce04000000cf0123456789abcdefccff",
     ),
     (
-        wire.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592, by_limit=True),
+        messages.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592, by_limit=True),
         "954701ce00010000cf0000000200000000c3",
     ),
     (
-        wire.ReservePins(gpu=2, sequence=77, bytes=134217728),
+        messages.ReservePins(gpu=2, sequence=77, bytes=134217728),
         "940a024dce08000000",
     ),
     (
-        wire.PinsReserved(gpu=2, sequence=77, bytes=67108864),
+        messages.PinsReserved(gpu=2, sequence=77, bytes=67108864),
         "944c024dce04000000",
     ),
     (
-        wire.Standby(gpu=1, within_ns=3000000),
+        messages.Standby(gpu=1, within_ns=3000000),
         "934901ce002dc6c0",
     ),
     (
-        wire.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
+        messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
         "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
     ),
 ]
@@ -174,27 +176,27 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def test_every_message_has_a_vector() -> None:
     """Broken: a message was added without pinning its bytes."""
-    assert {type(message) for message, _ in GOLDEN} == {*wire.TO_COORDINATOR.values(), *wire.TO_CLIENT.values()}
+    assert {type(message) for message, _ in GOLDEN} == {*messages.TO_COORDINATOR.values(), *messages.TO_CLIENT.values()}
 
 
 @pytest.mark.parametrize(("message", "text"), GOLDEN, ids=lambda value: type(value).__name__)
-def test_golden(library: ctypes.CDLL, message: wire.Message, text: str) -> None:
+def test_golden(library: ctypes.CDLL, message: messages.Message, text: str) -> None:
     """Broken: a released hook or coordinator would misread this message."""
     frame = bytes.fromhex(text)
     direction = next(d for d, table in codec.TABLES.items() if message.TYPE in table)
-    assert wire.encode(message) == frame
-    assert wire.decode(frame, codec.TABLES[direction]) == message
+    assert messages.encode(message) == frame
+    assert messages.decode(frame, codec.TABLES[direction]) == message
     assert codec.c_decode(library, direction, frame) == (codec.OK, frame)
 
 
 def test_a_hello_from_before_weights_is_understood(library: ctypes.CDLL) -> None:
     """Broken: a hook of an earlier version would be refused."""
     frame = bytes.fromhex("990101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30")
-    message = wire.decode(frame, wire.TO_COORDINATOR)
-    assert isinstance(message, wire.Hello)
+    message = messages.decode(frame, messages.TO_COORDINATOR)
+    assert isinstance(message, messages.Hello)
     assert (message.weight, message.gang) == (1, "")
     verdict, read = codec.c_decode(library, "to_coordinator", frame)
-    assert (verdict, wire.decode(read, wire.TO_COORDINATOR)) == (codec.OK, message)
+    assert (verdict, messages.decode(read, messages.TO_COORDINATOR)) == (codec.OK, message)
 
 
 def test_settings_from_before_pins_are_understood(library: ctypes.CDLL) -> None:
@@ -202,32 +204,32 @@ def test_settings_from_before_pins_are_understood(library: ctypes.CDLL) -> None:
     frame = bytes.fromhex(
         "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
     )
-    message = wire.decode(frame, wire.TO_CLIENT)
-    assert isinstance(message, wire.GpuSettings)
+    message = messages.decode(frame, messages.TO_CLIENT)
+    assert isinstance(message, messages.GpuSettings)
     assert (message.room_bytes, message.ask_pins) == (0, False)
     verdict, read = codec.c_decode(library, "to_client", frame)
-    assert (verdict, wire.decode(read, wire.TO_CLIENT)) == (codec.OK, message)
+    assert (verdict, messages.decode(read, messages.TO_CLIENT)) == (codec.OK, message)
 
 
 def test_a_reservation_from_before_reasons_is_understood(library: ctypes.CDLL) -> None:
     """Broken: with a coordinator of an earlier version a program gets no memory."""
     frame = bytes.fromhex("944701ce00010000cf0000000200000000")
-    message = wire.decode(frame, wire.TO_CLIENT)
-    assert isinstance(message, wire.MemoryReserved)
+    message = messages.decode(frame, messages.TO_CLIENT)
+    assert isinstance(message, messages.MemoryReserved)
     assert (message.bytes, message.by_limit) == (8 << 30, False)
     verdict, read = codec.c_decode(library, "to_client", frame)
-    assert (verdict, wire.decode(read, wire.TO_CLIENT)) == (codec.OK, message)
+    assert (verdict, messages.decode(read, messages.TO_CLIENT)) == (codec.OK, message)
 
 
 @pytest.mark.parametrize("text", ["9545000dce4000000007", "95461f0ecfffffffffffffffffce04000000"])
 def test_orders_from_before_tokens_are_understood(library: ctypes.CDLL, text: str) -> None:
     """Broken: with a coordinator of an earlier version memory would not move."""
     frame = bytes.fromhex(text)
-    message = wire.decode(frame, wire.TO_CLIENT)
-    assert isinstance(message, wire.Evict | wire.Restore)
+    message = messages.decode(frame, messages.TO_CLIENT)
+    assert isinstance(message, messages.Evict | messages.Restore)
     assert (message.handoff_socket, message.handoff_token) == (0, 0)
     verdict, read = codec.c_decode(library, "to_client", frame)
-    assert (verdict, wire.decode(read, wire.TO_CLIENT)) == (codec.OK, message)
+    assert (verdict, messages.decode(read, messages.TO_CLIENT)) == (codec.OK, message)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_malformed(library: ctypes.CDLL, text: str, why: str) -> None:
 
 def test_encode_refuses_what_breaks_a_bound() -> None:
     """Broken: we send what the peer must refuse."""
-    long, zero = wire.Rejected(1, True, "x" * 256), wire.Rejected(1, True, "\0")
-    for message in (wire.Request(256), wire.Request(-1), long, zero):
+    long, zero = messages.Rejected(1, True, "x" * 256), messages.Rejected(1, True, "\0")
+    for message in (messages.Request(256), messages.Request(-1), long, zero):
         with pytest.raises(AssertionError):
-            wire.encode(message)
+            messages.encode(message)

@@ -25,8 +25,8 @@ import pytest
 import trustme
 from hypothesis import HealthCheck, given, settings
 
-from coordinator.kubernetes.admission_review import Settings, pod_patch
-from coordinator.kubernetes.annotations import HOOK_IN_CONTAINER, findings, pod_asks_for
+from nvshare.coordinator.kubernetes.cluster.admission_review import Settings, pod_patch
+from nvshare.coordinator.kubernetes.cluster.annotations import HOOK_IN_CONTAINER, findings, pod_asks_for
 from tests.chart.conftest import render
 from tests.conftest import ROOT
 from tests.kubernetes.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, environment, pod, pods
@@ -83,7 +83,13 @@ class Server:
         (folder / "tls.key").write_bytes(made.private_key_pem.bytes())
         (folder / "tls.crt").write_bytes(made.cert_chain_pems[0].bytes())
         self.ca_bundle = base64.b64encode(authority.cert_pem.bytes()).decode()
-        words = [sys.executable, "-m", "coordinator.kubernetes.admission", "--certificate-dir", str(folder)]
+        words = [
+            sys.executable,
+            "-m",
+            "nvshare.coordinator.kubernetes.cluster.admission",
+            "--certificate-dir",
+            str(folder),
+        ]
         words += ["--port", "0", "--metrics-port", "0", "--address", "127.0.0.1", "--priority-classes", str(values)]
         self._log = folder / "log"
         with self._log.open("wb") as log:

@@ -15,8 +15,8 @@ from typing import cast
 
 import pytest
 
-from coordinator.runtime_dir import RuntimeDir
-from simulated_gpu.trace import overlaps
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import Built
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.node_rig import GPU, Node, new_node

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.kubernetes.pods import ApiAccess, ApiError, PodWatch, Timing
-from coordinator.kubernetes.slot import SlotPolicy
+from nvshare.coordinator.kubernetes.cluster.pods import ApiAccess, ApiError, PodWatch, Timing
+from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
 from tests.chart.conftest import render
 from tests.kubernetes.pod_shapes import RULES, Json, container, pod
 from tests.kubernetes.real.control_plane import ControlPlane, control_plane, free_port

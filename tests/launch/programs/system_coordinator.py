@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from coordinator import daemon, runtime_dir
+from nvshare.coordinator.daemon import main
+from nvshare.coordinator.system import runtime_dir
 
 if __name__ == "__main__":
     runtime_dir.SYSTEM_DIRECTORY = Path(sys.argv[1])  # type: ignore[misc]
-    daemon.main(["--runtime-dir", *sys.argv[1:]])
+    main.main(["--runtime-dir", *sys.argv[1:]])

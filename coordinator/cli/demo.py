@@ -1,0 +1,261 @@
+"""`nvshare-demo`: a coordinator and three unmodified programs that share one GPU, watched live, judged at the end.
+
+Purpose: show on anybody's machine, in seconds, that programs take turns; on the real card if there is one, else on the
+simulated GPU, and it says which.  The programs (bench/workloads/busy.py) are started as `nvshare-run` starts them.
+
+The exit code is 0 only if no work of two programs overlapped (demo_proof.py), every program had leases and none failed.
+
+May not go here: what events mean (cli/demo_ledger.py), how it looks (cli/demo_view.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from nvshare.bench.workloads.busy import read_log
+from nvshare.client_hook.embedded import Launch, prepare_client
+from nvshare.client_hook.launcher import ClientOptions, LaunchError
+from nvshare.coordinator.cli.demo_ledger import Ledger, percentile
+from nvshare.coordinator.cli.demo_proof import violations
+from nvshare.coordinator.cli.demo_view import live, summary
+from nvshare.coordinator.daemon.control_api import decode_event
+from nvshare.coordinator.daemon.control_sockets import EventReader
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
+from nvshare.coordinator.units import parse_quantum
+from nvshare.simulated_gpu.trace import overlaps, read_trace
+
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "steady": ("--kernel-us=300", "--burst=16"),
+    "copies": ("--kernel-us=150", "--burst=12", "--copy-kib=4096"),
+    "bursty": ("--kernel-us=400", "--burst=8", "--ahead=1", "--gap-every=6", "--gap-ms=12"),
+}
+MAX_SECONDS = 120.0
+"""Traces are rings: a longer run could overwrite its beginning, and prove only its end."""
+_REDRAW_S = 0.1
+_GRACE_S = 60.0
+"""How much longer than asked for the programs may take, start and end together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the demo runs: its own directory, a coordinator in it, and which GPU."""
+
+    directory: RuntimeDir
+    simulate: str | None
+
+    @property
+    def where(self) -> str:
+        return "simulated GPU (no card is used)" if self.simulate is not None else "real GPU"
+
+    def log(self, name: str) -> Path:
+        return self.directory.path / f"{name}.times"
+
+    def output(self, name: str) -> Path:
+        return self.directory.path / f"{name}.out"
+
+
+def real_card() -> bool:
+    """Whether NVML finds a card here."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        found: int = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return False
+    return found > 0
+
+
+@contextlib.contextmanager
+def stage(simulate: str | None, policy: str | None, quantum: str) -> Iterator[Stage]:
+    """A coordinator for the length of the block."""
+    with tempfile.TemporaryDirectory(prefix="nvshare-demo-") as path:
+        made = Stage(RuntimeDir(Path(path)), simulate)
+        options = ["--embedded"]  # should we be killed, it leaves by itself
+        options += ["--quantum", quantum, "--sharing", "exclusive"]
+        options += ["--policy", policy] if policy else []
+        options += [f"--simulate={simulate}"] if simulate is not None else []
+        with temporary_coordinator(Path(path), options, log=made.output("coordinator")):
+            yield made
+
+
+def start(scene: Stage, name: str, seconds: float) -> subprocess.Popen[bytes]:
+    """One program, under the hook."""
+    launch = Launch(str(scene.directory.path), scene.simulate, ClientOptions(name=name))
+    environ = dict(os.environ)
+    environ.setdefault("NVSHARE_MEMORY", "device")
+    environ = prepare_client(launch, environ)
+    command = [sys.executable, "-m", "nvshare.bench.workloads.busy", f"--seconds={seconds}", *PROGRAMS[name]]
+    command += [f"--seed={len(name)}", f"--log={scene.log(name)}"]
+    with scene.output(name).open("wb") as output:
+        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+def play(scene: Stage, seconds: float, console: Console | None) -> tuple[Ledger, dict[str, str]]:
+    """Runs the programs to their end.  Returns what the events told, and for each program that failed why."""
+    ledger = Ledger(list(PROGRAMS))
+    reader = EventReader(scene.directory.events_socket)
+    terminal = console is not None and console.is_terminal
+    view = Live(console=console, refresh_per_second=8) if terminal else None
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    begun = time.monotonic()
+    try:
+        with view or contextlib.nullcontext():
+            running.update({name: start(scene, name, seconds) for name in PROGRAMS})
+            shown = 0.0
+            while any(process.poll() is None for process in running.values()):
+                if time.monotonic() > begun + seconds + _GRACE_S:
+                    break
+                for frame in reader.frames(int(_REDRAW_S * 1000)):
+                    ledger.take(decode_event(frame))
+                    if time.monotonic() - shown > _REDRAW_S:
+                        break
+                shown = time.monotonic()
+                if view is not None:
+                    view.update(live(ledger, scene.where, begun + seconds - shown))
+            for frame in reader.frames(200):
+                ledger.take(decode_event(frame))
+        failures = {name: _failure(scene, name, process) for name, process in running.items()}
+    finally:
+        reader.close()
+        for process in running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return ledger, {name: text for name, text in failures.items() if text}
+
+
+def _failure(scene: Stage, name: str, process: subprocess.Popen[bytes]) -> str:
+    status = process.poll()
+    if status == 0:
+        return ""
+    said = scene.output(name).read_text(errors="replace").strip()
+    return f"{'did not end in time' if status is None else f'ended with {status}'}: {said[-500:]}"
+
+
+def judge(scene: Stage) -> tuple[int, int]:
+    """How often work of two programs overlapped, and of how many programs there is any trace of work at all."""
+    if scene.simulate is not None:
+        trace = read_trace(scene.directory.simulated_gpu)
+        return len(overlaps(trace)), len({busy.process_id for busy in trace})
+    logs = {name: read_log(scene.log(name)) for name in PROGRAMS if scene.log(name).exists()}
+    return violations(logs), sum(bool(times) for times in logs.values())
+
+
+def result_of(scene: Stage, ledger: Ledger, overlapping: int) -> dict[str, Any]:
+    """The figures, as `--json` prints them."""
+    p50, p99 = (percentile(ledger.handover_ns, share) for share in (0.50, 0.99))
+    return {
+        "simulated": scene.simulate is not None,
+        "gpus": max(1, ledger.gpus),
+        "clients": [
+            {
+                "name": record.name,
+                "leases": record.leases,
+                "gpu_seconds": round(record.held_ns / 1e9, 4),
+                "max_wait_ms": round(record.max_wait_ns / 1e6, 3),
+            }
+            for record in ledger.clients.values()
+        ],
+        "handovers": ledger.handovers,
+        "violations": overlapping,
+        "handover_us": {
+            "p50": None if p50 is None else round(p50 / 1e3, 1),
+            "p99": None if p99 is None else round(p99 / 1e3, 1),
+        },
+    }
+
+
+def verdict_of(result: dict[str, Any], failures: dict[str, str], traced: int) -> tuple[bool, str]:
+    """Whether the demo shows what it should, and one sentence on it."""
+    faults = [f"{name} {text}" for name, text in failures.items()]
+    if traced < len(PROGRAMS):
+        faults.append(f"only {traced} of {len(PROGRAMS)} programs left a trace of work, so nothing is proved")
+    if result["violations"]:
+        faults.append(f"work of two programs overlapped {result['violations']} times")
+    faults += [f"{client['name']} never had a lease" for client in result["clients"] if not client["leases"]]
+    if faults:
+        return False, "FAILED: " + "; ".join(faults)
+    how = "the simulated GPU's trace" if result["simulated"] else "the GPU's own clock"
+    return True, f"No overlap: by {how}, no two programs ever used the GPU at the same time."
+
+
+def _quantum(text: str) -> str:
+    try:
+        parse_quantum(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def demo(
+    seconds: Annotated[float, typer.Option(min=0.5, max=MAX_SECONDS, help="How long the programs run.")] = 6.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
+    ] = False,
+    policy: Annotated[str | None, typer.Option(help="Who runs next: a policy's name.")] = None,
+    quantum: Annotated[
+        str, typer.Option(callback=_quantum, help="How long a lease is meant to last: 50ms, or auto.")
+    ] = "50ms",
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Use the simulated GPU although there is a card.")
+    ] = False,
+) -> None:
+    """Three programs share one GPU: see them take turns, with proof that they never overlap."""
+    console = Console()
+    errors = Console(stderr=True)
+    try:
+        with stage(None if real_card() and not simulate else "1x16GiB", policy, quantum) as scene:
+            if not as_json:
+                console.print(f"Three programs on one [bold]{scene.where}[/bold], a lease for {quantum} at a time.")
+            ledger, failures = play(scene, seconds, None if as_json else console)
+            overlapping, traced = judge(scene)
+            result = result_of(scene, ledger, overlapping)
+            fine, verdict = verdict_of(result, failures, traced)
+    except LaunchError as error:
+        errors.print(f"nvshare-demo: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps(result))
+    else:
+        console.print(summary(result, scene.where, verdict))
+        if ledger.lost:
+            console.print(f"{ledger.lost} events were lost on the way, so the figures are too low.")
+    if not fine and as_json:
+        errors.print(verdict, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(0 if fine else 1)
+
+
+def _terminated(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def main() -> None:
+    """The command `nvshare-demo`."""
+    signal.signal(signal.SIGTERM, _terminated)  # so that the coordinator and the programs end too
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(demo)
+    app(prog_name="nvshare-demo")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""The coordinator's side of the control protocol: requests become admin events, snapshots become plain values.
+
+Invariants: a request is answered at once, from what is known now; one that is refused has changed nothing; what it
+costs is bounded by the number of clients; what it sets lasts (live_settings.py), or the answer says when it `ends`.
+
+May not go here: sockets, printing, what an admin event does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import operator
+import os
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.live_settings import NODE
+from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.daemon.dispatch import Dispatcher
+    from nvshare.coordinator.daemon.live_settings import Key, LiveSettings, Value
+    from nvshare.coordinator.engine.snapshot import Snapshot
+    from nvshare.coordinator.system.devices import Device
+
+log: Final = logging.getLogger("nvshare")
+
+MakePolicy = Callable[[str, str], object]
+"""(name, uuid) -> a policy; raises with a sentence for a name that is not known or cannot be loaded."""
+
+_SAMPLES: Final = ("recent_handovers_ns", "recent_drains_ns")
+
+
+class Administration:
+    """Answers nvshare-ctl."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        devices: Sequence[Device],
+        make_policy: MakePolicy,
+        facts: dict[str, Any],
+        live: LiveSettings,
+        configured: Callable[[], dict[Key, events.Event]],
+        problems: Callable[[], list[str]],
+    ) -> None:
+        """`facts`: what `ping` and `status` say of this coordinator besides.  `configured`: what gives each GPU what
+        the settings say.  `problems`: what the coordinator cannot do now."""
+        self._dispatcher = dispatcher
+        self._devices = {device.uuid: device for device in devices}
+        self._make_policy = make_policy
+        self._live = live
+        self._configured = configured
+        self._problems = problems
+        self._facts = {"pid": os.getpid(), **facts}
+
+    def answer(self, frame: bytes, now_ns: int) -> bytes:
+        """The reply to one request."""
+        try:
+            request = api.decode_request(frame)
+            return api.encode_result(_ANSWERS[type(request)](self, request, now_ns))
+        except api.ControlError as error:
+            return api.encode_error(error)
+        except Exception:
+            if not isinstance(request, (api.Ping, api.Status)):
+                raise
+            log.exception("%s cannot be answered", request.ask)  # a request that only reads ends nothing
+            return api.encode_error(api.ControlError("internal", "the coordinator's log has the reason"))
+
+    def _ping(self, request: api.Ping, now_ns: int) -> dict[str, Any]:
+        return {**self._facts, "clients": len(self._dispatcher)}
+
+    def _status(self, request: api.Status, now_ns: int) -> dict[str, Any]:
+        snapshot = self._snapshot(now_ns)
+        gpus = []
+        for gpu in snapshot.gpus:
+            values = plain(gpu)
+            for name in _SAMPLES:
+                values[name.replace("recent_", "").replace("_ns", "") + "_us"] = _quantiles(values.pop(name))
+            device = self._devices[gpu.uuid]
+            gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
+        clients = [plain(client) for client in snapshot.clients] if request.clients else []
+        host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
+        owners = [plain(owner) for owner in snapshot.host_owners]
+        more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
+        more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
+        return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
+
+    def _slots(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Nothing where there are none, as on every machine without Kubernetes."""
+        book = self._dispatcher.slots
+        return {} if book is None else {"slots": [slot.plain() for slot in book.pictures(snapshot.clients)]}
+
+    def _set_quantum(self, request: api.SetQuantum, now_ns: int) -> dict[str, Any]:
+        event = events.QuantumSet(request.quantum_ns, self._gpu(request.gpu))
+        return {"quantum_ns": request.quantum_ns, **self._set_gpus(event, "quantum", request.quantum_ns, now_ns)}
+
+    def _set_policy(self, request: api.SetPolicy, now_ns: int) -> dict[str, Any]:
+        uuid = self._gpu(request.gpu)
+        try:
+            policies = {each: self._make_policy(request.policy, each) for each in self._changed(uuid)}
+        except Exception as error:  # a third party's code runs here
+            raise api.ControlError("policy", str(error) or repr(error)) from None
+        event = events.PolicySet(request.policy, policies, uuid)
+        return {"policy": request.policy, **self._set_gpus(event, "policy", request.policy, now_ns)}
+
+    def _set_sharing(self, request: api.SetSharing, now_ns: int) -> dict[str, Any]:
+        event = events.SharingSet(Sharing[request.sharing.upper()], self._gpu(request.gpu))
+        return {"sharing": request.sharing, **self._set_gpus(event, "sharing", request.sharing, now_ns)}
+
+    def _set_switch_share(self, request: api.SetSwitchShare, now_ns: int) -> dict[str, Any]:
+        event = events.SwitchShareSet(request.share, self._gpu(request.gpu))
+        return {"share": request.share, **self._set_gpus(event, "switch_share", request.share, now_ns)}
+
+    def _set_gpus(self, event: events.GpuSetting, setting: str, value: Value, now_ns: int) -> dict[str, Any]:
+        self._dispatcher.event(event, now_ns)
+        changed = self._changed(event.uuid)
+        self._live.put(NODE, setting, value, changed)  # last: a value that makes us crash is not to come back
+        return {"gpus": changed, **self._lasting()}
+
+    def _set_host_budget(self, request: api.SetHostBudget, now_ns: int) -> dict[str, Any]:
+        self._dispatcher.event(events.HostBudgetSet(request.budget_bytes), now_ns)
+        self._live.put(NODE, "host_budget", request.budget_bytes)
+        snapshot = self._snapshot(now_ns)
+        host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
+        return {**host, **self._lasting()}
+
+    def _set_priority(self, request: api.SetPriority, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        return {**self._set_client(client, "priority", request.priority, None, now_ns), "priority": request.priority}
+
+    def _set_weight(self, request: api.SetWeight, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        return {**self._set_client(client, "weight", request.weight, None, now_ns), "weight": request.weight}
+
+    def _set_limit(self, request: api.SetLimit, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        uuid = self._gpu(request.gpu)
+        found = self._set_client(client, "limit", request.limit_bytes, uuid, now_ns)
+        used = max((seat.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
+        return {**found, "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
+
+    def _set_resident_limit(self, request: api.SetResidentLimit, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        uuid = self._gpu(request.gpu)
+        if client.memory_mode is MemoryMode.DEVICE and request.limit_bytes:
+            text = f"{client.name!r} runs in memory mode device: what it has on a GPU cannot be moved away"
+            raise api.ControlError("memory_mode", text)
+        found = self._set_client(client, "resident_limit", request.limit_bytes, uuid, now_ns)
+        used = max((seat.resident_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
+        return {**found, "resident_limit_bytes": request.limit_bytes, "gpu": uuid, "resident_bytes": used}
+
+    def _pause(self, request: api.Pause, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        return {**self._set_client(client, "paused", True, None, now_ns), "paused": True}
+
+    def _resume(self, request: api.Resume, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        owner = self._live.owner(client.client)
+        for each in self._live.alike(client.client):
+            self._dispatcher.event(events.Resumed(each), now_ns)
+        if owner is not None:
+            self._live.drop(owner, "paused", None)
+        return {**_who(client), **self._lasting(), "paused": False}
+
+    def _set_client(
+        self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, now_ns: int
+    ) -> dict[str, Any]:
+        """For all clients of its process or slot."""
+        for each in self._live.alike(client.client):
+            for event in self._live.changes(each, setting, value, uuid):
+                self._dispatcher.event(event, now_ns)
+        owner = self._live.owner(client.client)
+        if owner is None:
+            return {**_who(client), "ends": "when its connection does: its process cannot be told from others"}
+        self._live.put(owner, setting, value, (uuid,))
+        return {**_who(client), **self._lasting()}
+
+    def _unset(self, request: api.Unset, now_ns: int) -> dict[str, Any]:
+        uuid, named = self._gpu(request.gpu), request.client is not None
+        owner = self._live.owner(self._client(request.client, now_ns).client) if request.client is not None else None
+        try:
+            configured = self._configured()
+        except Exception as error:  # a third party's policy is made
+            raise api.ControlError("policy", str(error) or repr(error)) from None
+        undone = [] if named and owner is None else self._live.drop(owner, request.setting, uuid)
+        if not undone:
+            raise api.ControlError("not_set", "nothing of that was set live; see `nvshare-ctl status`")
+        for live in undone:
+            if live.owner == NODE and (live.setting, live.gpu) in configured:
+                self._dispatcher.event(configured[live.setting, live.gpu], now_ns)
+            for each in self._live.clients_of(live.owner):
+                for event in self._live.in_force(each, live.setting):
+                    self._dispatcher.event(event, now_ns)
+        return {"undone": [live.plain() for live in undone], **self._lasting()}
+
+    def _lasting(self) -> dict[str, Any]:
+        """What the operator did lasts, unless the file says otherwise."""
+        problem = self._live.problem()
+        return {} if problem is None else {"ends": f"with this coordinator: {problem}"}
+
+    # --- names ------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self, now_ns: int) -> Snapshot:
+        return self._dispatcher.scheduler.snapshot(now_ns)
+
+    def _changed(self, uuid: str | None) -> list[str]:
+        return list(self._devices) if uuid is None else [uuid]
+
+    def _gpu(self, name: str | None) -> str | None:
+        """A UUID, its unambiguous beginning, or an index."""
+        if name is None or name in self._devices:
+            return name
+        if name.isdecimal():
+            found = [device.uuid for device in self._devices.values() if device.index == int(name)]
+        else:
+            found = [uuid for uuid in self._devices if uuid.startswith(name)]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(f"{device.index} ({uuid})" for uuid, device in self._devices.items())
+        problem = "is ambiguous" if found else "is no GPU of this coordinator"
+        raise api.ControlError("gpu", f"{name!r} {problem}; it serves {known}"[:2000])
+
+    def _client(self, name: str, now_ns: int) -> ClientSnapshot:
+        """A client's id, its process id or its name, in this order."""
+        clients = self._snapshot(now_ns).clients
+        found = [client for client in clients if name == str(client.client)]
+        found = found or [client for client in clients if name == str(client.process_id)]
+        found = found or [client for client in clients if name == client.name]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
+        which = ", ".join(f"{c.client} (pid {c.process_id}, {c.name})" for c in found[:20])
+        raise api.ControlError("ambiguous", f"{name!r} means {len(found)} clients; use one id of {which}")
+
+
+_ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, Any]]]] = {
+    api.Ping: Administration._ping,
+    api.Status: Administration._status,
+    api.SetQuantum: Administration._set_quantum,
+    api.SetPolicy: Administration._set_policy,
+    api.SetSharing: Administration._set_sharing,
+    api.SetPriority: Administration._set_priority,
+    api.SetWeight: Administration._set_weight,
+    api.SetLimit: Administration._set_limit,
+    api.SetResidentLimit: Administration._set_resident_limit,
+    api.SetHostBudget: Administration._set_host_budget,
+    api.SetSwitchShare: Administration._set_switch_share,
+    api.Unset: Administration._unset,
+    api.Pause: Administration._pause,
+    api.Resume: Administration._resume,
+}
+
+
+def _who(client: ClientSnapshot) -> dict[str, Any]:
+    who = {"client": client.client, "name": client.name, "process_id": client.process_id}
+    return {**who, "slot": client.group} if client.group else who
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A frozen picture as values that msgpack and JSON can carry; enumerations by their names in lower case.
+
+    A thousand clients have thirty values each and the loop waits meanwhile, hence the prepared getters.
+    """
+    cls = type(record)
+    known = _GETTERS.get(cls)
+    if known is None:
+        names = tuple(field.name for field in dataclasses.fields(cls))
+        known = _GETTERS[cls] = (names, operator.attrgetter(*names))
+    names, values = known
+    found = dict(zip(names, values(record), strict=True))
+    for name, convert in _CONVERTED.get(cls, ()):
+        found[name] = convert(found[name])
+    return found
+
+
+_GETTERS: Final[dict[type[Any], tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]]] = {}
+
+
+def _name(member: Enum) -> str:
+    return member.name.lower()
+
+
+_CONVERTED: Final[dict[type[Any], tuple[tuple[str, Callable[[Any], Any]], ...]]] = {
+    ClientSnapshot: (("memory_mode", _name), ("seats", lambda seats: [plain(seat) for seat in seats])),
+    GpuSnapshot: (("sharing", _name),),
+}
+
+
+def _quantiles(samples: list[int]) -> dict[str, float] | None:
+    """p50 and p99 in us of the last samples; None without any."""
+    if not samples:
+        return None
+    ordered = sorted(samples)
+    return {
+        "p50": ordered[len(ordered) // 2] / 1_000,
+        "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] / 1_000,
+    }

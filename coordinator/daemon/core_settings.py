@@ -1,0 +1,75 @@
+"""What the settings mean for the core: how it is made, and what gives a GPU the configured values again.
+
+Non-goals: where settings come from (daemon/settings_file.py), what was set live (daemon/live_settings.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.daemon.live_settings import Key
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.state import Settings as CoreSettings
+from nvshare.coordinator.system.devices import Device
+from nvshare.coordinator.system.host_memory import default_budget_bytes
+from nvshare.scheduler_policies import registry
+
+
+class StartError(Exception):
+    """The coordinator cannot start; the text names the remedy."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def core_settings(settings: settings_file.Settings, *, several: bool) -> CoreSettings:
+    """The part of the settings that the core decides by.  `several`: there may be more than one user or slot."""
+    return CoreSettings(
+        policy=settings.policy,
+        quantum_ns=settings.quantum_ns,
+        sharing=settings.sharing,
+        switch_share=settings.switch_share,
+        users_first=settings.share_by == "user",
+        host_budget_bytes=host_budget_bytes(settings),
+        host_fair_times=CoreSettings().host_fair_times if several else 0,
+        drain_deadline_ns=settings.drain_deadline_ns,
+        overdue_action=settings.overdue_action,
+        pacing_budget_ns=settings.pacing_budget_ns,
+        idle_release_ns=settings.idle_release_ns,
+        max_clients=settings.max_clients,
+    )
+
+
+def host_budget_bytes(settings: settings_file.Settings) -> int:
+    """As set, else a part of what the machine or container has."""
+    return settings.host_budget_bytes or default_budget_bytes()
+
+
+def configured_events(settings: settings_file.Settings, devices: Sequence[Device]) -> dict[Key, events.Event]:
+    """What gives each GPU, and the node, what the settings say.  Raises StartError for a policy that cannot be made."""
+    found: dict[Key, events.Event] = {("host_budget", None): events.HostBudgetSet(host_budget_bytes(settings))}
+    for uuid in (device.uuid for device in devices):
+        own = settings.gpu.get(uuid, settings_file.GpuOverride())
+        sharing = settings.sharing if own.sharing is None else own.sharing
+        found["sharing", uuid] = events.SharingSet(sharing, uuid)
+        found["switch_share", uuid] = events.SwitchShareSet(settings.switch_share, uuid)
+        found["quantum", uuid] = events.QuantumSet(own.quantum_ns if own.sets_quantum else settings.quantum_ns, uuid)
+        found["policy", uuid] = _policy_set(own.policy or settings.policy, [uuid], uuid)
+    return found
+
+
+def _policy_set(name: str, uuids: Sequence[str], uuid: str | None = None) -> events.PolicySet:
+    try:
+        return events.PolicySet(name, {each: registry.create(name, each) for each in uuids}, uuid)
+    except Exception as error:  # a third party's code runs here
+        raise StartError(f"policy: {error}", 2) from None
+
+
+def check_overrides(settings: settings_file.Settings, devices: Sequence[Device]) -> None:
+    uuids = [device.uuid for device in devices]
+    for uuid in settings.gpu:
+        if uuid not in uuids:
+            raise StartError(f'[gpu."{uuid}"]: no such GPU; this node has {", ".join(uuids)}', 2)
+    _policy_set(settings.policy, uuids[:1])

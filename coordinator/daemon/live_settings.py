@@ -1,0 +1,284 @@
+"""What the operator set while a coordinator ran, in a file that the next one reads.
+
+A setting belongs to the node (to one of its GPUs, or to none), to a process, or to a slot with all its processes.  It
+lasts until it is unset, its process ends, its slot is allocated anew, or the machine boots.  A configuration file that
+is read again and new annotations of a slot do not change it.
+
+Invariants: a process is known by its id *and* start time, so a reused id inherits nothing; the file is replaced as a
+whole; a file that cannot be read or written costs nothing but the settings in it, and that is said.
+
+May not go here: what a setting does (engine/operator_commands.py), what the operator typed (cli/ctl.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.system.journal import boot_id, start_time
+
+log: Final = logging.getLogger("nvshare")
+
+Value = int | float | str | bool | None
+Key = tuple[str, str | None]
+"""A setting's name, and its GPU if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """To whom a setting belongs: a process, or an allocation of a slot, or the node."""
+
+    process_id: int = 0
+    started_at: int = 0
+    slot: str = ""
+    allocation: str = ""
+
+
+NODE: Final = Owner()
+
+NODE_EVENTS: Final[dict[str, Callable[[Any, str | None], events.Event]]] = {
+    "quantum": events.QuantumSet,
+    "policy": lambda value, gpu: events.PolicySet(value, {}, gpu),
+    "sharing": lambda value, gpu: events.SharingSet(Sharing[value.upper()], gpu),
+    "switch_share": events.SwitchShareSet,
+    "host_budget": lambda value, gpu: events.HostBudgetSet(value),
+}
+CLIENT_EVENTS: Final[dict[str, Callable[[int, Any, str | None], events.Event]]] = {
+    "priority": lambda client, value, gpu: events.PrioritySet(client, value),
+    "weight": lambda client, value, gpu: events.WeightSet(client, value),
+    "limit": events.LimitSet,
+    "resident_limit": events.ResidentLimitSet,
+    "paused": lambda client, value, gpu: events.Paused(client) if value else events.Resumed(client),
+}
+_CHECKS: Final[dict[str, Callable[[Any, str | None], object]]] = {
+    "quantum": lambda value, gpu: api.SetQuantum(quantum_ns=value, gpu=gpu),
+    "policy": lambda value, gpu: api.SetPolicy(policy=value, gpu=gpu),
+    "sharing": lambda value, gpu: api.SetSharing(sharing=value, gpu=gpu),
+    "switch_share": lambda value, gpu: api.SetSwitchShare(share=value, gpu=gpu),
+    "host_budget": lambda value, gpu: api.SetHostBudget(budget_bytes=value),
+    "priority": lambda value, gpu: api.SetPriority(client="-", priority=value),
+    "weight": lambda value, gpu: api.SetWeight(client="-", weight=value),
+    "limit": lambda value, gpu: api.SetLimit(client="-", limit_bytes=value, gpu=gpu),
+    "resident_limit": lambda value, gpu: api.SetResidentLimit(client="-", limit_bytes=value, gpu=gpu),
+    "paused": lambda value, gpu: api.Pause(client="-"),
+}
+"""What the control protocol says of a value; each raises ValueError for one that it would refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """One setting."""
+
+    owner: Owner
+    setting: str
+    gpu: str | None
+    value: Value
+
+    def __str__(self) -> str:
+        whose = f"process {self.owner.process_id}" if self.owner.process_id else ""
+        whose = whose or (f"slot {self.owner.slot}" if self.owner.slot else "")
+        return " of ".join(part for part in (self.setting, whose, self.gpu) if part)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"setting": self.setting, "gpu": self.gpu, "value": self.value, **asdict(self.owner)}
+
+
+@dataclass(slots=True)
+class _Client:
+    owner: Owner | None
+    base: dict[str, Any]
+    """What it has where nothing is set live."""
+    device: bool
+    """Nothing of it can be moved away, so no resident limit holds."""
+
+
+class LiveSettings:
+    """All of them, and the clients that they are for.  The loop's thread only."""
+
+    def __init__(self, path: Path) -> None:
+        """Reads what an earlier coordinator left."""
+        self.allocation: Callable[[str], str | None] = lambda slot: None
+        """The present allocation of a slot; None when there is no such slot."""
+        self._path = path
+        self._failure: str | None = None
+        self._clients: dict[int, _Client] = {}
+        self._values: dict[Owner, dict[Key, Value]] = {}
+        for live in _read(path):
+            if not live.owner.process_id or start_time(live.owner.process_id) == live.owner.started_at:
+                self._values.setdefault(live.owner, {})[live.setting, live.gpu] = live.value
+
+    # --- what is set --------------------------------------------------------------------------------------------------
+
+    def all(self) -> list[Live]:
+        """Of the node, and of processes and slots that are there."""
+        for owner in [owner for owner in self._values if not self._there(owner)]:
+            del self._values[owner]
+        return [
+            Live(owner, setting, gpu, value)
+            for owner, values in self._values.items()
+            for (setting, gpu), value in values.items()
+        ]
+
+    def node(self) -> dict[Key, Value]:
+        """Those of the node."""
+        return self._values.get(NODE, {})
+
+    def put(self, owner: Owner, setting: str, value: Value, gpus: Iterable[str | None] = (None,)) -> None:
+        """From now on.  One for all GPUs (None) takes the place of those for some."""
+        values = self._values.setdefault(owner, {})
+        for gpu in gpus:
+            for key in [key for key in values if key[0] == setting and gpu in (None, key[1])]:
+                del values[key]
+            values[setting, gpu] = value
+        self._write()
+
+    def drop(self, owner: Owner | None, setting: str | None, gpu: str | None) -> list[Live]:
+        """Forgets those of this owner, name and GPU, None meaning any; gives them back."""
+        found = [
+            live
+            for live in self.all()
+            if owner in (None, live.owner) and setting in (None, live.setting) and gpu in (None, live.gpu)
+        ]
+        for live in found:
+            del self._values[live.owner][live.setting, live.gpu]
+        if found:
+            self._write()
+        return found
+
+    def forget(self) -> None:
+        """No coordinator is to have them."""
+        self._values.clear()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def problem(self) -> str | None:
+        """What the operator should know of the file; None when all is well."""
+        return self._failure
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def registered(self, client: events.ClientRegistered) -> list[events.Event]:
+        """A client said hello: what it gets of what was set for its process or slot."""
+        values = {"priority": client.priority, "weight": client.weight, "limit": client.memory_limit_bytes}
+        device = client.memory_mode is MemoryMode.DEVICE
+        owner = self._identify(client)
+        self._clients[client.client] = _Client(owner, {**values, "resident_limit": 0, "paused": False}, device)
+        names = dict.fromkeys(setting for setting, _ in self._of(owner))
+        return [event for name in names for event in self.in_force(client.client, name)]
+
+    def attached(self, client: int, uuid: str) -> list[events.Event]:
+        """It uses this GPU from now on: what was set for it there."""
+        known = self._clients[client]
+        found = [(name, value) for (name, gpu), value in self._of(known.owner).items() if gpu == uuid]
+        return [event for name, value in found for event in self.changes(client, name, value, uuid)]
+
+    def gone(self, client: int) -> None:
+        """Its connection ended; its process may come back."""
+        self._clients.pop(client, None)
+
+    def owner(self, client: int) -> Owner | None:
+        """None: nobody could tell that it is the same one when it comes back."""
+        return self._clients[client].owner
+
+    def alike(self, client: int) -> list[int]:
+        """The clients for which a setting of this one is: all of its process or slot."""
+        owner = self._clients[client].owner
+        return [client] if owner is None else self.clients_of(owner)
+
+    def clients_of(self, owner: Owner) -> list[int]:
+        """Those that are connected."""
+        return [client for client, known in self._clients.items() if known.owner == owner]
+
+    def changes(self, client: int, setting: str, value: Value, gpu: str | None) -> list[events.Event]:
+        """What gives it this value."""
+        unmovable = setting == "resident_limit" and self._clients[client].device
+        return [] if unmovable else [CLIENT_EVENTS[setting](client, value, gpu)]
+
+    def in_force(self, client: int, setting: str) -> list[events.Event]:
+        """What gives it the value that it should have: as set live, else its own."""
+        known = self._clients[client]
+        values = self._of(known.owner)
+        found = self.changes(client, setting, values.get((setting, None), known.base[setting]), None)
+        for (name, gpu), value in values.items():
+            if name == setting and gpu is not None:
+                found += self.changes(client, setting, value, gpu)
+        return found
+
+    def slot_says(self, event: events.Event) -> list[events.Event]:
+        """A slot's file changed: the event, unless the operator has set something else."""
+        if isinstance(event, events.PrioritySet):
+            name, value = "priority", event.priority
+        elif isinstance(event, events.WeightSet):
+            name, value = "weight", event.weight
+        elif isinstance(event, events.LimitSet):
+            name, value = "limit", event.limit_bytes
+        else:
+            return [event]
+        self._clients[event.client].base[name] = value
+        return self.in_force(event.client, name)
+
+    def _identify(self, client: events.ClientRegistered) -> Owner | None:
+        if client.group:
+            allocation = self.allocation(client.group)
+            return Owner(slot=client.group, allocation=allocation) if allocation else None
+        started_at = start_time(client.process_id) if client.process_id > 0 else None
+        return None if started_at is None else Owner(client.process_id, started_at)
+
+    def _of(self, owner: Owner | None) -> dict[Key, Value]:
+        return {} if owner is None else self._values.get(owner, {})
+
+    def _there(self, owner: Owner) -> bool:
+        if owner.process_id:
+            return start_time(owner.process_id) == owner.started_at
+        return not owner.slot or self.allocation(owner.slot) == owner.allocation
+
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        content = {"boot": boot_id().decode("ascii", "replace"), "settings": [live.plain() for live in self.all()]}
+        beside = self._path.with_name(self._path.name + ".new")
+        try:
+            beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            beside.replace(self._path)
+        except OSError as error:
+            if self._failure is None:
+                log.warning("%s: %s", self._path, error.strerror)
+            self._failure = f"{self._path} cannot be written ({error.strerror}): what is set now does not last"
+        else:
+            self._failure = None
+
+
+def _read(path: Path) -> Iterable[Live]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["boot"] != boot_id().decode("ascii", "replace"):
+            return []
+        return [_checked(entry) for entry in content["settings"]]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        why = str(error.strerror)
+    except (LookupError, TypeError, ValueError) as error:
+        why = f"not as it was written: {error!r}"[:300]
+    log.warning("%s: %s; what was set live before is lost", path, why)
+    return []
+
+
+def _checked(entry: dict[str, Any]) -> Live:
+    setting, gpu, value = entry.pop("setting"), entry.pop("gpu"), entry.pop("value")
+    _CHECKS[setting](value, gpu)
+    owner = Owner(**entry)
+    typed = all(isinstance(found, type(like)) for found, like in zip(astuple(owner), astuple(NODE), strict=True))
+    placed = setting in CLIENT_EVENTS if owner != NODE else (gpu is None) == (setting == "host_budget")
+    if not typed or not placed or (owner == NODE) != (setting in NODE_EVENTS):
+        raise ValueError(f"{setting} of {owner}")
+    return Live(owner, setting, gpu, value)

@@ -1,0 +1,316 @@
+"""Prometheus metrics, made from snapshots at each scrape.
+
+Invariants: a scrape's thread never touches the core; it asks the loop for a frozen picture and works on that.  A
+client's series exist exactly while it is connected, so their number is bounded by the number of clients.
+
+May not go here: counting that the core does already.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+
+from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
+from nvshare.coordinator.kubernetes.slots import metrics
+from nvshare.coordinator.kubernetes.slots.slot_book import SlotPicture
+from nvshare.coordinator.protocol.messages import Sharing
+
+_BOUNDS_MS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
+BOUNDS_NS: Final = tuple(int(bound * 1_000_000) for bound in _BOUNDS_MS)
+_GPU: Final = ("gpu", "uuid")
+_CLIENT: Final = ("gpu", "uuid", "client", "name", "pid")
+Labels = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts by bucket; `BOUNDS_NS` are the buckets' upper ends."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_NS) + 1))
+    sum_ns: int = 0
+
+    def add(self, value_ns: int) -> None:
+        self.counts[bisect_left(BOUNDS_NS, value_ns)] += 1
+        self.sum_ns += value_ns
+
+    def copy(self) -> Histogram:
+        return Histogram(list(self.counts), self.sum_ns)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as Prometheus has them."""
+        total = 0
+        found: list[tuple[str, float]] = []
+        for bound, count in zip((*BOUNDS_NS, None), self.counts, strict=True):
+            total += count
+            found.append(("+Inf" if bound is None else repr(bound / 1e9), total))
+        return found
+
+
+class Observations:
+    """What only the trace events tell: distributions of waits and drains, per GPU.  The loop's thread only."""
+
+    def __init__(self) -> None:
+        self.waits: dict[str, Histogram] = {}
+        self.drains: dict[str, Histogram] = {}
+
+    def observe(self, kind: str, values: Mapping[str, Any]) -> None:
+        """One trace event."""
+        if kind == "granted":
+            self.waits.setdefault(values["uuid"], Histogram()).add(values["waited_ns"])
+        elif kind == "released" and not values["idle"]:
+            # A client reports its drain; it cannot have lasted longer than the lease.
+            self.drains.setdefault(values["uuid"], Histogram()).add(min(values["drain_ns"], values["held_ns"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What one scrape shows."""
+
+    snapshot: Snapshot
+    waits: dict[str, Histogram]
+    drains: dict[str, Histogram]
+    slots: tuple[SlotPicture, ...] | None = None
+    """None: this coordinator serves no slots."""
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Connections that were refused, by reason; empty: there is no listener to ask."""
+
+
+def take(
+    snapshot: Snapshot,
+    observations: Observations,
+    slots: tuple[SlotPicture, ...] | None = None,
+    refusals: Mapping[str, int] | None = None,
+) -> Picture:
+    """On the loop's thread."""
+    return Picture(
+        snapshot,
+        {uuid: histogram.copy() for uuid, histogram in observations.waits.items()},
+        {uuid: histogram.copy() for uuid, histogram in observations.drains.items()},
+        slots,
+        dict(refusals or {}),
+    )
+
+
+class Collector:
+    """What prometheus_client asks at each scrape.  `ask` gives a picture; if it raises, that scrape fails."""
+
+    def __init__(self, ask: Callable[[], Picture]) -> None:
+        self._ask = ask
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not ask the loop."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        picture = self._ask()
+        snapshot = picture.snapshot
+        indices = {gpu.uuid: str(index) for index, gpu in enumerate(snapshot.gpus)}
+        gpus = [((indices[gpu.uuid], gpu.uuid), gpu) for gpu in snapshot.gpus]
+        seats = [
+            ((indices[seat.uuid], seat.uuid, str(client.client), client.name, str(client.process_id)), client, seat)
+            for client in snapshot.clients
+            for seat in client.seats
+        ]
+        yield GaugeMetricFamily("nvshare_clients", "Connected clients", value=len(snapshot.clients))
+        yield GaugeMetricFamily(
+            "nvshare_host_budget_bytes", "Pinned host memory that clients may have", value=snapshot.host_budget_bytes
+        )
+        yield GaugeMetricFamily(
+            "nvshare_host_shared_bytes", "Pinned host memory that clients have", value=snapshot.host_shared_bytes
+        )
+        yield CounterMetricFamily(
+            "nvshare_host_refused", "Times that a program was refused pinned host memory", value=snapshot.host_refused
+        )
+        refused = CounterMetricFamily(
+            "nvshare_connections_refused", "Connections of hooks that were refused or cut", labels=("reason",)
+        )
+        for reason, count in picture.refusals.items():
+            refused.add_metric((reason,), count)
+        if picture.refusals:
+            yield refused
+        yield GaugeMetricFamily("nvshare_gangs", "Gangs that have members", value=len(snapshot.gangs))
+        yield CounterMetricFamily("nvshare_gang_turns", "Turns that gangs had together", value=snapshot.gang_turns)
+        yield CounterMetricFamily(
+            "nvshare_gang_gather_seconds",
+            "Time for which GPUs of a gang were freed or waited for each other",
+            value=_seconds(snapshot.gang_gathered_ns),
+        )
+        yield from _gpu_gauges(gpus)
+        yield from _gpu_counters(gpus)
+        yield _histogram("nvshare_wait_seconds", "From wanting a lease to its grant", gpus, picture.waits)
+        yield _histogram("nvshare_drain_seconds", "From closing the gate to the end of the work", gpus, picture.drains)
+        yield _handovers(gpus)
+        yield from _client_metrics(seats)
+        if picture.slots is not None:
+            yield from metrics.families(picture.slots)
+        shares = GaugeMetricFamily(
+            "nvshare_client_host_share_bytes", "Its share of the host budget", labels=("client", "name", "pid")
+        )
+        for client in snapshot.clients:
+            shares.add_metric((str(client.client), client.name, str(client.process_id)), client.host_share_bytes)
+        yield shares
+
+
+def _seconds(value_ns: int) -> float:
+    return value_ns / 1e9
+
+
+GpuRows = Sequence[tuple[Labels, GpuSnapshot]]
+SeatRows = Sequence[tuple[Labels, ClientSnapshot, SeatSnapshot]]
+
+_GPU_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
+    ("total_bytes", "Memory of the GPU", lambda g: g.total_bytes),
+    ("capacity_bytes", "What clients may have resident", lambda g: g.capacity_bytes),
+    ("clients", "Clients that use the GPU", lambda g: g.clients),
+    ("waiting", "Clients that wait for a lease", lambda g: g.waiting),
+    ("contended", "1 while somebody waits", lambda g: float(g.waiting > 0)),
+    ("holders", "Clients with a lease", lambda g: len(g.holders)),
+    ("quantum_seconds", "The quantum in force", lambda g: _seconds(g.quantum_ns)),
+    ("switch_cost_seconds", "Average cost of a switch", lambda g: _seconds(g.switch_cost_ns)),
+    ("wait_max_seconds", "Longest wait since the start", lambda g: _seconds(g.max_wait_ns)),
+    ("moving_orders", "Memory orders under way", lambda g: g.moving),
+    ("switch_share_ratio", "Share of time that an automatic quantum lets switching cost", lambda g: g.switch_share),
+    ("recovering", "1 while the lease of an earlier coordinator is waited for", lambda g: float(g.recovering)),
+)
+
+_GPU_COUNTERS: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
+    ("leases", "Leases granted", lambda g: g.grants),
+    ("handovers", "Leases that went to another client than the one before", lambda g: g.handovers),
+    ("lease_seconds", "Time that leases were held", lambda g: _seconds(g.held_ns)),
+    ("revokes", "Leases asked back", lambda g: g.revokes),
+    ("idle_releases", "Leases given back early, because their holder was idle", lambda g: g.idle_releases),
+    ("overdue_drains", "Drains that passed their deadline", lambda g: g.overdue),
+    ("evicted_bytes", "Bytes moved off the GPU", lambda g: g.evicted_bytes),
+    ("restored_bytes", "Bytes moved onto the GPU", lambda g: g.restored_bytes),
+    ("move_seconds", "Time that grants waited for memory", lambda g: _seconds(g.moved_ns)),
+    ("exposed_move_seconds", "Time of memory orders while a grant waited", lambda g: _seconds(g.exposed_move_ns)),
+    ("hidden_move_seconds", "Time of memory orders beside a running client", lambda g: _seconds(g.hidden_move_ns)),
+    ("late_switches", "Grants with memory that had not moved in time", lambda g: g.late_switches),
+    ("failed_moves", "Memory orders that failed", lambda g: g.failed_orders),
+    ("refused_reservations", "Allocations refused for lack of room", lambda g: g.refused_reservations),
+    ("policy_failures", "Policies that broke the rules and were replaced", lambda g: g.policy_failures),
+)
+
+
+def _gpu_gauges(gpus: GpuRows) -> Iterator[Metric]:
+    info = GaugeMetricFamily("nvshare_gpu_info", "Always 1", labels=(*_GPU, "name", "policy", "sharing"))
+    memory = GaugeMetricFamily("nvshare_gpu_memory_bytes", "Memory of all clients", labels=(*_GPU, "kind"))
+    for labels, gpu in gpus:
+        info.add_metric((*labels, gpu.name, gpu.policy, Sharing(gpu.sharing).name.lower()), 1)
+        for kind in ("allocated", "resident", "pinned", "host", "mapped"):
+            memory.add_metric((*labels, kind), getattr(gpu, f"{kind}_bytes"))
+        memory.add_metric((*labels, "evicted"), gpu.allocated_bytes - gpu.resident_bytes)
+    yield info
+    yield memory
+    for name, text, read in _GPU_GAUGES:
+        family = GaugeMetricFamily(f"nvshare_gpu_{name}", text, labels=_GPU)
+        for labels, gpu in gpus:
+            family.add_metric(labels, read(gpu))
+        yield family
+
+
+def _gpu_counters(gpus: GpuRows) -> Iterator[Metric]:
+    for name, text, read in _GPU_COUNTERS:
+        family = CounterMetricFamily(f"nvshare_gpu_{name}", text, labels=_GPU)
+        for labels, gpu in gpus:
+            family.add_metric(labels, read(gpu))
+        yield family
+
+
+def _histogram(name: str, text: str, gpus: GpuRows, found: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=_GPU)
+    for labels, gpu in gpus:
+        histogram = found.get(gpu.uuid) or Histogram()
+        family.add_metric(labels, histogram.buckets(), _seconds(histogram.sum_ns))
+    return family
+
+
+def _handovers(gpus: GpuRows) -> Metric:
+    """Quantiles of the last samples: from the lease's end to the next holder's open gate."""
+    family = SummaryMetricFamily("nvshare_handover_seconds", "End of a lease to the next open gate", labels=_GPU)
+    for labels, gpu in gpus:
+        ordered = sorted(gpu.recent_handovers_ns)
+        family.add_metric(labels, count_value=len(ordered), sum_value=_seconds(sum(ordered)))
+        for quantile in (0.5, 0.99) if ordered else ():
+            value = ordered[min(len(ordered) - 1, int(len(ordered) * quantile))]
+            names = dict(zip(_GPU, labels, strict=True))
+            family.add_sample("nvshare_handover_seconds", {**names, "quantile": str(quantile)}, _seconds(value))
+    return family
+
+
+_CLIENT_COUNTERS: Final[tuple[tuple[str, str, Callable[[SeatSnapshot], float]], ...]] = (
+    ("leases", "Leases granted", lambda s: s.leases),
+    ("lease_seconds", "Time that it held the lease", lambda s: _seconds(s.used_ns)),
+    ("wait_seconds", "Time that it waited for a lease", lambda s: _seconds(s.waited_ns)),
+    ("revokes", "Leases asked back", lambda s: s.revokes),
+    ("idle_releases", "Leases given back early", lambda s: s.idle_releases),
+    ("overdue_drains", "Drains that passed their deadline", lambda s: s.overdue),
+    ("submissions", "Gated calls in finished leases", lambda s: s.submissions),
+    ("evicted_bytes", "Bytes moved off the GPU", lambda s: s.moved_out_bytes),
+    ("restored_bytes", "Bytes moved onto the GPU", lambda s: s.moved_in_bytes),
+    ("exposed_move_seconds", "Time of its memory orders while a grant waited", lambda s: _seconds(s.exposed_move_ns)),
+    ("hidden_move_seconds", "Time of its memory orders beside a running client", lambda s: _seconds(s.hidden_move_ns)),
+    ("failed_moves", "Its memory orders that failed", lambda s: s.failed_orders),
+)
+
+
+def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
+    for name, text, read in _CLIENT_COUNTERS:
+        counter = CounterMetricFamily(f"nvshare_client_{name}", text, labels=_CLIENT)
+        for labels, _, seat in seats:
+            counter.add_metric(labels, read(seat))
+        yield counter
+    memory = GaugeMetricFamily("nvshare_client_memory_bytes", "Memory of the client", labels=(*_CLIENT, "kind"))
+    limit = GaugeMetricFamily("nvshare_client_limit_bytes", "Its limit; 0: none", labels=_CLIENT)
+    resident = GaugeMetricFamily(
+        "nvshare_client_resident_limit_bytes", "Most of it that may be on the GPU; 0: no bound", labels=_CLIENT
+    )
+    lacking = GaugeMetricFamily(
+        "nvshare_client_lacking_bytes", "It needs so much more than others leave there who cannot move", labels=_CLIENT
+    )
+    shut_out = GaugeMetricFamily("nvshare_client_shut_out", "1 while it cannot run for want of that", labels=_CLIENT)
+    longest = GaugeMetricFamily("nvshare_client_wait_max_seconds", "Its longest wait", labels=_CLIENT)
+    priority = GaugeMetricFamily("nvshare_client_priority", "Its priority", labels=_CLIENT)
+    weight = GaugeMetricFamily("nvshare_client_weight", "Its part of the time under fair_share", labels=_CLIENT)
+    waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
+    for labels, client, seat in seats:
+        for kind in ("allocated", "resident", "pinned", "host", "evicted", "mapped"):
+            memory.add_metric((*labels, kind), getattr(seat, f"{kind}_bytes"))
+        resident.add_metric(labels, seat.resident_limit_bytes)
+        limit.add_metric(labels, seat.limit_bytes)
+        lacking.add_metric(labels, seat.lacking_bytes)
+        shut_out.add_metric(labels, float(seat.shut_out))
+        longest.add_metric(labels, _seconds(seat.max_wait_ns))
+        priority.add_metric(labels, client.priority)
+        weight.add_metric(labels, client.weight)
+        waiting.add_metric(labels, float(seat.waiting_since_ns is not None))
+    yield from (memory, limit, resident, lacking, shut_out, longest, priority, weight, waiting)
+
+
+class MetricsServer:
+    """HTTP on one address.  Raises OSError when the port is taken."""
+
+    def __init__(self, address: str, port: int, ask: Callable[[], Picture]) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(Collector(ask))
+        self._server, self._thread = start_http_server(port, addr=address, registry=registry)
+        self.port = int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Waits for the scrape at hand, which is bounded."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

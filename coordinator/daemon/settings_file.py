@@ -1,0 +1,226 @@
+"""The coordinator's settings: from a file, the environment and flags, validated once.
+
+Invariants: flags win over environment over file over defaults; every mistake is reported, all at once, each with
+where it stands (file and key, variable, flag); an unknown key is a mistake, with the nearest known name beside it.
+What comes out is frozen and in integer nanoseconds and bytes.
+
+May not go here: what a setting does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from nvshare.coordinator.daemon.control_api import I32_MAX, I32_MIN
+from nvshare.coordinator.model.state import OverdueAction
+from nvshare.coordinator.protocol.messages import MAX_WEIGHT, Sharing
+from nvshare.coordinator.units import parse_duration, parse_duration_or_never, parse_quantum, parse_share, parse_size
+
+
+class SettingsError(Exception):
+    """Settings that cannot be used; one line of text for each mistake."""
+
+
+def _text(value: object, parse: Any) -> Any:
+    if isinstance(value, str):
+        return parse(value)
+    raise ValueError(f"{value!r} is no text: write it in quotes, such as {_EXAMPLES[parse]}")
+
+
+def _duration_or_never(value: object) -> int:
+    bare_zero = value == 0 and not isinstance(value, bool)
+    return 0 if bare_zero else int(_text(value, parse_duration_or_never))
+
+
+def _size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    return _positive(_text(value, parse_size))
+
+
+def _positive(value: int) -> int:
+    if value <= 0:
+        raise ValueError("must be more than 0")
+    return value
+
+
+def _sharing(value: object) -> Sharing:
+    names = {member.name.lower(): member for member in Sharing}
+    if isinstance(value, str) and value.lower() in names:
+        return names[value.lower()]
+    raise ValueError(f"{value!r} is neither exclusive nor concurrent")
+
+
+def _overdue(value: object) -> OverdueAction:
+    try:
+        return OverdueAction(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is none of nothing, demote, kill") from None
+
+
+_EXAMPLES: Final[dict[Any, str]] = {
+    parse_duration: '"100ms"',
+    parse_duration_or_never: '"100ms" or "0"',
+    parse_quantum: '"100ms" or "auto"',
+    parse_share: '"5%"',
+    parse_size: '"4GiB"',
+}
+Duration = Annotated[int, BeforeValidator(lambda value: _text(value, parse_duration))]
+DurationOrNever = Annotated[int, BeforeValidator(_duration_or_never)]
+Quantum = Annotated[int | None, BeforeValidator(lambda value: _text(value, parse_quantum))]
+Size = Annotated[int, BeforeValidator(_size)]
+Share = Annotated[float, BeforeValidator(lambda value: _text(value, parse_share))]
+SharingName = Annotated[Sharing, BeforeValidator(_sharing)]
+OverdueName = Annotated[OverdueAction, BeforeValidator(_overdue)]
+LogLevel = Annotated[str, Field(pattern="^(debug|info|warning|error)$")]
+ShareBy = Literal["user", "program"]
+PolicyName = Annotated[str, Field(min_length=1, max_length=63)]
+
+_FROZEN: Final = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, coerce_numbers_to_str=False)
+
+
+class GpuOverride(BaseModel):
+    """Settings of one GPU; what is None is as for every GPU."""
+
+    model_config = _FROZEN
+
+    policy: PolicyName | None = None
+    quantum_ns: Annotated[int | None, BeforeValidator(lambda value: _text(value, parse_quantum))] = Field(
+        default=None, alias="quantum"
+    )
+    sharing: SharingName | None = None
+    capacity_bytes: Size | None = Field(default=None, alias="capacity")
+
+    @property
+    def sets_quantum(self) -> bool:
+        """A quantum of None may mean `auto` or that none is set here."""
+        return "quantum_ns" in self.model_fields_set
+
+
+class Settings(BaseModel):
+    """Every setting.  The alias is its name in a file; NVSHARE_ and that name in capitals is its variable."""
+
+    model_config = _FROZEN
+
+    policy: PolicyName = "round_robin"
+    quantum_ns: Quantum = Field(default=100_000_000, alias="quantum")
+    sharing: SharingName = Sharing.EXCLUSIVE
+    capacity_bytes: Size | None = Field(default=None, alias="capacity")
+    switch_share: Share = 0.05
+    host_budget_bytes: Size | None = Field(default=None, alias="host_budget")
+    drain_deadline_ns: Duration = Field(default=10_000_000_000, alias="drain_deadline")
+    overdue_action: OverdueName = OverdueAction.NOTHING
+    pacing_budget_ns: DurationOrNever = Field(default=10_000_000, alias="pacing_budget")
+    idle_release_ns: DurationOrNever = Field(default=2_000_000, alias="idle_release")
+    share_by: ShareBy = "user"
+    max_priority: int = Field(default=0, ge=I32_MIN, le=I32_MAX)
+    max_weight: int = Field(default=100, ge=1, le=MAX_WEIGHT)
+    recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
+    hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
+    max_clients: int = Field(default=1024, ge=1, le=65_536)
+    max_messages_per_s: int = Field(default=20_000, ge=100)
+    metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    metrics_address: str = "127.0.0.1"
+    log_level: LogLevel = "info"
+    gpu: dict[str, GpuOverride] = Field(default_factory=dict)
+
+
+KEYS: Final = {field.alias or name: name for name, field in Settings.model_fields.items()}
+"""Name in a file -> name of the field."""
+
+_GPU_KEYS: Final = {field.alias or name: name for name, field in GpuOverride.model_fields.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    source: str
+    value: object
+
+
+def load(
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    """Merges and validates.  `flags` by file key; None means not given.  Raises SettingsError."""
+    env = os.environ if environment is None else environment
+    mistakes: list[str] = []
+    if file is None and env.get("NVSHARE_CONFIG"):
+        file = Path(env["NVSHARE_CONFIG"])
+    merged: dict[str, _Value] = {}
+    if file is not None:
+        merged |= _from_file(file, mistakes)
+    merged |= _from_environment(env, mistakes)
+    merged |= {key: _Value("--" + key.replace("_", "-"), value) for key, value in flags.items() if value is not None}
+    try:
+        settings = Settings.model_validate({key: entry.value for key, entry in merged.items()})
+    except ValidationError as error:
+        mistakes += [_sentence(detail, merged) for detail in error.errors()]
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return settings
+
+
+def _from_file(file: Path, mistakes: list[str]) -> dict[str, _Value]:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        mistakes.append(f"{file}: {error.strerror}; give a readable file with --config")
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        mistakes.append(f"{file}: not TOML: {error}")
+        return {}
+    found: dict[str, _Value] = {}
+    for key, value in content.items():
+        if key in KEYS:
+            found[key] = _Value(f"{file}: {key}", value)
+        else:
+            mistakes.append(f"{file}: {key}: no such setting{_hint(key, KEYS)}")
+    return found
+
+
+def _from_environment(env: Mapping[str, str], mistakes: list[str]) -> dict[str, _Value]:
+    """Only variables that are settings; the prefix is shared with the clients' variables, so others are left alone."""
+    variables = {"NVSHARE_" + key.upper(): key for key in KEYS if key != "gpu"}
+    found: dict[str, _Value] = {}
+    for variable, key in variables.items():
+        text = env.get(variable)
+        if text:
+            found[key] = _Value(variable, int(text) if _is_number(key) and text.strip().isdecimal() else text)
+    for variable in env:
+        if variable.startswith("NVSHARE_") and variable not in variables:
+            near = difflib.get_close_matches(variable, variables, 1, 0.9)
+            if near and variable not in _CLIENT_VARIABLES:
+                mistakes.append(f"{variable}: no such setting; did you mean {near[0]}?")
+    return found
+
+
+_CLIENT_VARIABLES: Final = frozenset({"NVSHARE_SIMULATE", "NVSHARE_MEMORY", "NVSHARE_LOG", "NVSHARE_LOG_FILE"})
+
+
+def _is_number(key: str) -> bool:
+    return key in ("max_clients", "max_messages_per_s", "max_weight", "metrics_port")
+
+
+def _hint(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
+
+
+def _sentence(detail: Any, merged: Mapping[str, _Value]) -> str:
+    path = [str(part) for part in detail["loc"]]
+    top = path[0]
+    where = merged[top].source if top in merged else top
+    inner = [part for part in path[1:] if part not in ("int", "function-before[_size(), int]")]
+    text = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        text = f"no such setting{_hint(path[-1], _GPU_KEYS if top == 'gpu' else KEYS)}"
+    elif top == "log_level":
+        text = "is none of debug, info, warning, error"
+    return f"{'.'.join([where, *inner])}: {text}"

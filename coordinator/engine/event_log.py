@@ -1,0 +1,212 @@
+"""What happened: a bounded log of events and commands, to read after a failure and to replay.
+
+The log has two halves.  Each begins with the core's state at that moment; when the newer half is full, the older one is
+dropped.  So the log always replays, however long the core has run.
+
+Invariants: recording costs one append, and one copy of the core's state per half; the log holds at least the last
+`length / 2` events.  `complete` is false when a state could not be copied: such a story does not replay.  Events are
+written as JSON, one a line, and read back equal.  Reading a file runs no code that the file names, whoever wrote it.
+
+May not go here: opinions on what happened.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import io
+import json
+import pickle
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, get_type_hints
+
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Command
+
+SHOWN: Final = 40
+"""Entries in the message of an InvariantError."""
+
+MAX_STATE_BYTES: Final = 1 << 30
+_STATE_MODULES: Final = {
+    *(f"nvshare.coordinator.model.{name}" for name in ("events", "room", "state", "switch_cost", "wait_queue")),
+    *(f"nvshare.coordinator.memory.{name}" for name in ("host_budget", "switching")),
+    *(f"nvshare.coordinator.engine.{name}" for name in ("invariants", "policy_guard")),
+    "nvshare.coordinator.gangs.coscheduling",
+    "nvshare.coordinator.protocol.messages",
+    *(f"nvshare.scheduler_policies.{name}" for name in ("api", "fair_share", "owner_turns", "priority", "round_robin")),
+}
+"""All classes of the core's state are in these; none of them does anything when it is made."""
+
+_EVENTS: Final[dict[str, type]] = {cls.__name__: cls for cls in events.Event.__args__}
+_HINTS: Final[dict[str, dict[str, object]]] = {name: get_type_hints(cls) for name, cls in _EVENTS.items()}
+
+
+class InvariantError(AssertionError):
+    """Our own mistake.  The message ends with the last events; `lines` is the story for `read` and `replay`."""
+
+    def __init__(self, text: str, story: Story) -> None:
+        lost = "the state before them is lost"
+        whole = "`replay(scheduler, read(error.lines))` runs them" if story.complete else lost
+        super().__init__(f"{text}\n\nThe last of {len(story)} events ({whole}):\n" + "\n".join(story.tell(SHOWN)))
+        self.lines = list(story.lines())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Beginning:
+    """The state of a core before the events that follow, as `freeze` gives it."""
+
+    state: bytes
+
+
+@dataclasses.dataclass(slots=True)
+class _Half:
+    began_ns: int
+    state: bytes | None
+    entries: list[tuple[int, events.Event, Sequence[Command] | Exception]] = dataclasses.field(default_factory=list)
+
+
+class Story:
+    """The last events of one scheduler, with what each led to."""
+
+    def __init__(self, length: int) -> None:
+        self._half_length = self._room = max(1, length // 2)
+        self._halves: deque[_Half] = deque([_Half(0, None)], maxlen=2)
+
+    def __len__(self) -> int:
+        return sum(len(half.entries) for half in self._halves)
+
+    @property
+    def complete(self) -> bool:
+        """It begins with a state, so it replays."""
+        return self._halves[0].state is not None
+
+    @property
+    def full(self) -> bool:
+        """The newer half is: `begin` the next one."""
+        return len(self._halves[-1].entries) >= self._room
+
+    def begin(self, now_ns: int, state: bytes | None, at_least: int = 0) -> None:
+        """A new half, for `at_least` so many events; the oldest one goes.  `state` None: it could not be copied."""
+        if not len(self):
+            self._halves.clear()
+        self._room = max(self._half_length, at_least)
+        self._halves.append(_Half(now_ns, state))
+
+    def record(self, now_ns: int, event: events.Event, outcome: Sequence[Command] | Exception) -> None:
+        """`outcome` is kept, not copied."""
+        self._halves[-1].entries.append((now_ns, event, outcome))
+
+    def _entries(self) -> Iterator[tuple[int, events.Event, Sequence[Command] | Exception]]:
+        for half in self._halves:
+            yield from half.entries
+
+    def tell(self, count: int) -> list[str]:
+        """The last entries for a human."""
+        told = []
+        for now_ns, event, outcome in list(self._entries())[-count:]:
+            told.append(f"{now_ns} {event!r}")
+            if isinstance(outcome, Exception):
+                told.append(f"    ! {outcome!r}")
+            else:
+                told.extend(f"    -> {command!r}" for command in outcome)
+        return told
+
+    def lines(self) -> Iterator[str]:
+        """The state and the events after it as JSON, one a line, for `read`."""
+        first = self._halves[0]
+        if first.state is not None:
+            text = base64.b64encode(zlib.compress(first.state)).decode()
+            yield json.dumps([first.began_ns, Beginning.__name__, {"state": text}])
+        for now_ns, event, _ in self._entries():
+            yield _write(now_ns, event)
+
+
+def freeze(state: object) -> bytes | None:
+    """A copy of a core's state for `thaw`; None when something in it, such as a foreign class, cannot be copied."""
+    try:
+        return pickle.dumps(state, 5)
+    except Exception:  # whatever a foreign class raises
+        return None
+
+
+def thaw(state: bytes) -> Any:
+    """What `freeze` was given.  Raises ValueError for anything else."""
+    try:
+        return _Unpickler(io.BytesIO(state)).load()
+    except Exception as error:  # damaged content raises many kinds
+        raise ValueError(f"not a state: {error!r}") from None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes records of the core, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "deque"):
+            return deque
+        found = super().find_class(module, name) if module in _STATE_MODULES and "." not in name else None
+        if not isinstance(found, type) or found.__module__ != module:
+            raise pickle.UnpicklingError(f"{module}.{name} is no record of the core")
+        return found
+
+
+def _write(now_ns: int, event: events.Event) -> str:
+    values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    if isinstance(event, events.PolicySet):
+        values["policies"] = {}  # instances are made anew by the scheduler's factory
+    return json.dumps([now_ns, type(event).__name__, values])
+
+
+def read(lines: Iterable[str]) -> list[tuple[int, events.Event | Beginning]]:
+    """What `Story.lines` gave.  Raises ValueError for anything else."""
+    return [_read(line) for line in lines]
+
+
+def _read(line: str) -> tuple[int, events.Event | Beginning]:
+    try:
+        now_ns, name, values = json.loads(line)
+        if name == Beginning.__name__:
+            packed = base64.b64decode(values["state"], validate=True)
+            return now_ns, Beginning(zlib.decompressobj().decompress(packed, MAX_STATE_BYTES))
+        cls, hints = _EVENTS[name], _HINTS[name]
+        for field, value in values.items():
+            kind = hints[field]
+            if isinstance(kind, type) and issubclass(kind, enum.Enum):
+                values[field] = kind(value)
+        event: events.Event = cls(**values)
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise ValueError(f"not a line of a story: {line[:200]!r}: {error!r}") from None
+    return now_ns, event
+
+
+class Handles(Protocol):
+    """A scheduler, as far as a replay needs one."""
+
+    def handle(self, event: events.Event, now_ns: int) -> list[Command]:
+        """See `Scheduler.handle`."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """See `Scheduler.restore`."""
+        ...
+
+
+def replay(
+    scheduler: Handles, story: Iterable[tuple[int, events.Event | Beginning]]
+) -> list[list[Command] | Exception]:
+    """Run a complete story through a scheduler, whose state and settings become the story's; what each event led to.
+    An InvariantError comes out as it is."""
+    outcomes: list[list[Command] | Exception] = []
+    for now_ns, event in story:
+        if isinstance(event, Beginning):
+            scheduler.restore(event.state)
+            continue
+        try:
+            outcomes.append(scheduler.handle(event, now_ns))
+        except InvariantError:
+            raise
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes

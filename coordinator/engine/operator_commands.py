@@ -1,0 +1,197 @@
+"""What the operator changes while clients run: quantum, policy, sharing, priority, weight, limits, pauses.
+
+Invariants: every change keeps the leases' invariants by going through leases.py; an order for a client or GPU that is
+not there (any more) changes nothing and is logged.
+
+May not go here: parsing of what the operator typed (cli/ctl.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from nvshare.coordinator.engine import leases, sharing
+from nvshare.coordinator.engine.policy_guard import PolicyFactory
+from nvshare.coordinator.memory import orders, room
+from nvshare.coordinator.memory.client_settings import tell_settings
+from nvshare.coordinator.memory.quantum import automatic_quantum_ns
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.state import HOLDING, NEXT, WAITING, Client, Gpu, Node
+from nvshare.scheduler_policies.api import Policy
+
+
+def _gpus(node: Node, uuid: str | None) -> list[Gpu]:
+    if uuid is None:
+        return list(node.gpus.values())
+    gpu = node.gpus.get(uuid)
+    if gpu is None:
+        node.out.append(Log(logging.WARNING, f"no GPU {uuid}"))
+        return []
+    return [gpu]
+
+
+def _client(node: Node, client: int) -> Client | None:
+    record = node.clients.get(client)
+    if record is None:
+        node.out.append(Log(logging.WARNING, f"no client {client}"))
+    return record
+
+
+def set_quantum(node: Node, event: events.QuantumSet, now_ns: int) -> Iterable[Gpu]:
+    """For the lease at hand too: its end moves with the new quantum."""
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        gpu.quantum_setting_ns = event.quantum_ns
+        quantum_ns = automatic_quantum_ns(gpu, node.settings) if event.quantum_ns is None else event.quantum_ns
+        leases.set_quantum(gpu, quantum_ns)
+        automatic = event.quantum_ns is None
+        node.out.append(Notify("quantum", {"uuid": gpu.uuid, "quantum_ns": quantum_ns, "automatic": automatic}))
+    return gpus
+
+
+def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: PolicyFactory) -> Iterable[Gpu]:
+    """From the next decision on.  A policy that cannot be made leaves the old one in place."""
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        try:
+            policy = event.policies.get(gpu.uuid) or factory(event.name, gpu.uuid)
+            assert isinstance(policy, Policy), f"{policy!r} has no choose()"
+        except Exception as error:
+            node.out.append(Log(logging.ERROR, f"policy {event.name}: {error}; {gpu.uuid} keeps {gpu.umpire.name}"))
+            continue
+        gpu.umpire.replace(event.name, policy)
+        gpu.wake_at_ns = None
+        node.out.append(Notify("policy", {"uuid": gpu.uuid, "policy": event.name}))
+        leases.consider_preemption(node, gpu, now_ns)
+    return gpus
+
+
+def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[Gpu]:
+    """Side by side only as long as memory allows it; see engine/sharing.py."""
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        gpu.sharing_wanted = event.sharing
+        sharing.settle(node, gpu, now_ns)
+    return gpus
+
+
+def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable[Gpu]:
+    """May preempt at once."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    client.priority = event.priority
+    gpus = _ranked_anew(node, client, "priority", event.priority)
+    for gpu in gpus:
+        leases.consider_preemption(node, gpu, now_ns)
+    return gpus
+
+
+def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu]:
+    """Matters to policies that divide time; what was used before was paid at the weight of then."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    client.weight = event.weight
+    return _ranked_anew(node, client, "weight", event.weight)
+
+
+def _ranked_anew(node: Node, client: Client, what: str, value: int) -> list[Gpu]:
+    """What policies go by has changed for a client, on each of its GPUs."""
+    node.out.append(Notify(what, {"client": client.client, what: value}))
+    for seat in client.seats.values():
+        seat.gpu.line.changed(seat)
+        seat.gpu.rank_epoch += 1
+    return [seat.gpu for seat in client.seats.values()]
+
+
+def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
+    """A limit below what is in use lets nothing more be allocated."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    if event.uuid is None:
+        client.memory_limit_bytes = event.limit_bytes
+    for seat in client.seats.values():
+        if event.uuid in (None, seat.gpu.uuid):
+            seat.limit_bytes = event.limit_bytes
+            seat.gpu.settings_changed()
+            tell_settings(node, seat)
+    node.out.append(Notify("limit", {"client": event.client, "uuid": event.uuid, "limit_bytes": event.limit_bytes}))
+    return []
+
+
+def set_resident_limit(node: Node, event: events.ResidentLimitSet, now_ns: int) -> Iterable[Gpu]:
+    """The client is brought down to it when it has no lease; so a holder above it is asked for the lease."""
+    client = _client(node, event.client)
+    if client is None:
+        return []
+    if event.uuid is None:
+        client.resident_limit_bytes = event.limit_bytes
+    changed: list[Gpu] = []
+    for seat in client.seats.values():
+        if event.uuid not in (None, seat.gpu.uuid):
+            continue
+        gpu = seat.gpu
+        gpu.capped += (event.limit_bytes != 0) - (seat.resident_limit_bytes != 0)
+        seat.resident_limit_bytes = event.limit_bytes
+        room.follow(seat, needs=True)
+        gpu.settings_changed()
+        tell_settings(node, seat)
+        if seat is gpu.holder and seat.phase is HOLDING and orders.above_limit_bytes(seat) > 0:
+            leases.revoke(node, gpu, seat, "limit", now_ns)
+        changed.append(gpu)
+    values: dict[str, int | str | bool | float | None] = {
+        "client": event.client,
+        "uuid": event.uuid,
+        "limit_bytes": event.limit_bytes,
+    }
+    node.out.append(Notify("resident_limit", values))
+    return changed
+
+
+def set_switch_share(node: Node, event: events.SwitchShareSet, now_ns: int) -> Iterable[Gpu]:
+    """Matters where the quantum is automatic; there it follows at once."""
+    assert 0.0 < event.share < 1.0, event.share
+    gpus = _gpus(node, event.uuid)
+    for gpu in gpus:
+        gpu.switch_share = event.share
+        if gpu.quantum_setting_ns is None:
+            leases.set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+        node.out.append(Notify("switch_share", {"uuid": gpu.uuid, "share": event.share, "quantum_ns": gpu.quantum_ns}))
+    return gpus
+
+
+def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
+    """It is granted nothing any more, and gives back what it has."""
+    client = _client(node, event.client)
+    if client is None or client.paused:
+        return []
+    client.paused = True
+    node.out.append(Notify("paused", {"client": event.client}))
+    for seat in client.seats.values():
+        if seat in seat.gpu.line:
+            seat.gpu.line.leave(seat)
+        elif seat.phase is NEXT:
+            sharing.cancel_switch(seat.gpu, now_ns)
+        elif seat.phase is HOLDING:
+            leases.revoke(node, seat.gpu, seat, "paused", now_ns)
+    return [seat.gpu for seat in client.seats.values()]
+
+
+def resume(node: Node, event: events.Resumed, now_ns: int) -> Iterable[Gpu]:
+    """It waits from now on; the pause does not count as waiting."""
+    client = _client(node, event.client)
+    if client is None or not client.paused:
+        return []
+    client.paused = False
+    node.out.append(Notify("resumed", {"client": event.client}))
+    for seat in client.seats.values():
+        if seat.phase is WAITING and not seat.fit.shut_out:
+            seat.waiting_since_ns = now_ns
+            seat.view = None
+            seat.gpu.line.join(seat)
+            leases.consider_preemption(node, seat.gpu, now_ns)
+    return [seat.gpu for seat in client.seats.values()]

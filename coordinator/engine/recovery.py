@@ -1,0 +1,158 @@
+"""Clients that come to a GPU: attaching, and what becomes of a lease that they claim to hold already.
+
+A claim is made by a hook that has connected again.  The rule, from which "never two holders" follows:
+
+    a claim is confirmed only if its id is near the last one that was given (`NEAR_IDS`), this coordinator has no holder
+    on this GPU and no grant on its way, and either
+      (a) the journal names this process and the GPU waits for exactly it (recovery), or
+      (b) no lease of any kind is out, nobody is waited for, and the claimed id is one that this coordinator and its
+          journal have never given: the lease of an earlier coordinator whose journal is lost.
+
+Before that, one case is no claim against anybody: the process (as the kernel names it) has this very lease already,
+by an older connection whose end has not been noticed yet.  Then the lease moves to the new connection.
+
+In concurrent sharing there is nothing to protect, and a claim is confirmed unless another holds that very id.  Every
+other claim is *stray*: the client is told to give it up at once and is not the holder; but as it may be at work,
+nobody else is granted the GPU until it has released or its drain is overdue.  That is no more than any holder can do
+by draining slowly.
+
+May not go here: ordinary grants (engine/leases.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nvshare.coordinator.engine import leases
+from nvshare.coordinator.engine.recovery_record import record
+from nvshare.coordinator.gangs import coscheduling
+from nvshare.coordinator.memory import orders, room
+from nvshare.coordinator.memory.client_settings import tell_settings
+from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
+from nvshare.coordinator.model.events import GpuAttached
+from nvshare.coordinator.model.state import HOLDING, OVERDUE, Client, Gpu, Node, Seat
+from nvshare.coordinator.protocol.messages import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
+
+NEAR_IDS: Final = 1 << 20
+"""The journal is written before a grant is sent, so it knows the last id: a later one is honest only if the journal is
+lost or could not be written.  Numbering goes on behind a claim, also behind a stray one: its hook takes a later grant
+of that id for a confirmation that its release has crossed, and ignores it.  The bound keeps clients from exhausting the
+ids."""
+
+
+def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu | None:
+    """The client uses this GPU from now on.  None: there is no such GPU, and it has been told so."""
+    gpu = node.gpus.get(event.uuid)
+    known = client.seats.get(event.gpu)
+    if known is not None:
+        if known.gpu is not gpu:
+            raise RemoteProtocolError(f"ordinal {event.gpu} is {known.gpu.uuid} already, not {event.uuid}")
+        if event.lease_id not in (0, known.lease_id):
+            raise RemoteProtocolError(f"claims lease {event.lease_id} on a connection that has {known.lease_id}")
+        tell_settings(node, known, even_if_unchanged=True)
+        if event.wanted:
+            leases.want(node, gpu, known, now_ns)
+        return gpu
+    if gpu is None:
+        known_gpus = ", ".join(node.gpus) or "none"
+        text = f"no GPU {event.uuid} here; this coordinator serves: {known_gpus}"
+        node.out.append(Send(client.client, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250])))
+        return None
+    if client.client in gpu.seats:
+        raise RemoteProtocolError(f"{event.uuid} is attached under another ordinal already")
+    seat = _seat(node, client, gpu, event, now_ns)
+    _settle_claim(node, gpu, seat, event, now_ns)
+    record(node, gpu)
+    if client.paused and seat.phase is HOLDING:  # paused when it came back, before it claimed
+        leases.revoke(node, gpu, seat, "paused", now_ns)
+    if event.wanted:
+        leases.want(node, gpu, seat, now_ns)
+    return gpu
+
+
+def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
+    seat = Seat(client, gpu, event.gpu, now_ns, client.memory_limit_bytes, gpu.next_turn)
+    gpu.survivors = gpu.survivors or event.lease_id != 0 or event.allocated_bytes != 0
+    seat.resident_limit_bytes = client.resident_limit_bytes
+    gpu.capped += seat.resident_limit_bytes != 0
+    gpu.next_turn += 1
+    client.seats[event.gpu] = seat
+    gpu.seats[client.client] = seat
+    coscheduling.enter(node, seat)
+    room.join(seat)
+    orders.set_figures(
+        seat,
+        allocated=event.allocated_bytes,
+        resident=event.resident_bytes,
+        pinned=event.pinned_bytes,
+        host=max(0, event.allocated_bytes - event.resident_bytes) if client.memory_mode is not MemoryMode.DEVICE else 0,
+    )
+    seat.reserved_bytes = seat.allocated_bytes
+    room.follow(seat)
+    tell_settings(node, seat)
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": client.client,
+        "name": client.name,
+        "process": client.process_id,
+    }
+    node.out.append(Notify("attached", values))
+    return seat
+
+
+def _settle_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: int) -> None:
+    expected = gpu.expected_holder not in (None, MANY_HOLDERS) and gpu.expected_holder == seat.client.process_id
+    if expected:
+        # Whatever it claims or does not claim, the question that recovery waits for is answered.
+        gpu.expected_holder = None
+    if event.lease_id == 0:
+        return
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": seat.client.client,
+        "lease": event.lease_id,
+    }
+    if _moved_over(node, gpu, seat, event.lease_id, now_ns):
+        node.out.append(Notify("claimed", values))
+        return
+    confirmed = _confirmed(gpu, event.lease_id, expected)
+    if event.lease_id < gpu.next_lease_id + NEAR_IDS:
+        gpu.next_lease_id = max(gpu.next_lease_id, event.lease_id + 1)
+    if confirmed:
+        gpu.last_holder = seat.client.client
+        leases.take_up(node, gpu, seat, event.lease_id, gpu.quantum_ns, now_ns)
+        node.out.append(Notify("claimed", values))
+        return
+    seat.stray = True
+    seat.lease_id = event.lease_id
+    gpu.leases[seat.client.client] = seat
+    node.out.append(Notify("stray", values))
+    leases.revoke(node, gpu, seat, "claim", now_ns)
+
+
+def _moved_over(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) -> bool:
+    """Take the lease over from an older connection of the same process, with what is left of its quantum."""
+    process_id = seat.client.process_id
+    old = next((s for s in gpu.leases.values() if s.lease_id == lease_id and s.client.process_id == process_id), None)
+    if old is None or not (old.phase is HOLDING or old is gpu.holder):
+        return False  # it is being revoked together with others, or stray itself: then so is the new one
+    left_ns = max(0, old.quantum_ends_ns - now_ns) if old.phase is HOLDING else 0
+    called_at_ns = None if old.called_at_ns is None else now_ns
+    leases.end_lease(node, gpu, old, now_ns)
+    gpu.last_holder = seat.client.client
+    leases.take_up(node, gpu, seat, lease_id, left_ns, now_ns)
+    seat.immune, seat.called_at_ns = old.immune, called_at_ns
+    return True
+
+
+def _confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
+    if lease_id >= gpu.next_lease_id + NEAR_IDS:
+        return False
+    if gpu.sharing is Sharing.CONCURRENT:
+        return all(seat.lease_id != lease_id for seat in gpu.leases.values())
+    if expected:
+        # Others may be out if they are stray or overdue: they are not the holder.  Those who were let in while the
+        # GPU was shared concurrently during recovery are.
+        others = all(seat.stray or seat.phase is OVERDUE for seat in gpu.leases.values())
+        return others and gpu.switch is None
+    return not gpu.recovering and not gpu.leases and gpu.switch is None and lease_id >= gpu.next_lease_id

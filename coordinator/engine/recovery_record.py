@@ -1,0 +1,39 @@
+"""What the journal must say of a GPU, so that the next coordinator knows for whom to wait.
+
+Invariants: whoever may be at work on the GPU when this coordinator dies is covered: a sole holder by its process,
+several by `MANY_HOLDERS`, and during recovery those for whom this coordinator waits itself.  Overdue and stray leases
+beside a holder are not: they are told to stop already, and their claim makes them stray again.  Nothing is written
+twice.
+
+May not go here: the file (system/journal.py).
+"""
+
+from __future__ import annotations
+
+from nvshare.coordinator.model.commands import MANY_HOLDERS, RecordLease
+from nvshare.coordinator.model.state import Gpu, Node
+from nvshare.coordinator.protocol.messages import Sharing
+
+
+def _whom(gpu: Gpu) -> int:
+    leases = gpu.leases
+    if gpu.expected_holder is not None:
+        others = any(not seat.stray for seat in leases.values())
+        return MANY_HOLDERS if others else gpu.expected_holder
+    if not leases:
+        return 0
+    if gpu.sharing is Sharing.CONCURRENT:
+        return MANY_HOLDERS
+    if gpu.holder is not None:
+        return gpu.holder.client.process_id
+    if len(leases) > 1:
+        return MANY_HOLDERS
+    return next(iter(leases.values())).client.process_id
+
+
+def record(node: Node, gpu: Gpu) -> None:
+    """Write it if it has changed.  Called before a grant is sent, and whenever leases, sharing or recovery end."""
+    entry = (gpu.next_lease_id - 1, _whom(gpu))
+    if entry != gpu.recorded:
+        gpu.recorded = entry
+        node.out.append(RecordLease(gpu.uuid, *entry))

@@ -1,0 +1,342 @@
+"""The core: `handle(event, now_ns) -> commands` is the only thing that changes it.
+
+Invariants:
+- No clock, socket, thread, randomness: the same events at the same times lead to the same commands, so a story replays.
+- What a client can cause never harms: nonsense (an ordinal that it has not attached, a lease that it does not have, a
+  second hello, an order that it was not given) raises `wire.RemoteProtocolError`, before anything has changed, and
+  the shell then disconnects that peer and reports `ClientGone`.  What is no breach of the protocol but cannot be had
+  (an unknown GPU, too many clients) is answered with `wire.Rejected`.  After `Rejected(final)` to a hello the client
+  is not registered.
+- What we did wrong raises `InvariantError` with the story.
+- There is one timer, the least deadline of all GPUs; it is set only while something is due.
+
+May not go here: what to do with a lease (leases.py), memory (switching.py), the operator's wishes
+(operator_commands.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nvshare.coordinator.engine import assembly, invariants, leases, operator_commands, recovery, sharing, snapshot
+from nvshare.coordinator.engine.event_log import InvariantError, Story, freeze, thaw
+from nvshare.coordinator.engine.policy_guard import PolicyFactory, Umpire
+from nvshare.coordinator.engine.recovery_record import record
+from nvshare.coordinator.memory import admission, growth, host_budget, orders, pinning
+from nvshare.coordinator.memory.quantum import automatic_quantum_ns
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Log, Notify, Send, SetTimer
+from nvshare.coordinator.model.state import SETTLE_NS, Client, Gpu, Node, OverdueAction, Seat, Settings
+from nvshare.coordinator.protocol.messages import (
+    MAX_GPUS_PER_CLIENT,
+    PROTOCOL_VERSION,
+    MemoryMode,
+    Rejected,
+    Rejection,
+    RemoteProtocolError,
+    Welcome,
+)
+
+__all__ = ["InvariantError", "OverdueAction", "PolicyFactory", "Scheduler", "Settings"]
+
+
+class Scheduler:
+    """The coordinator's mind.  `policy_factory(name, uuid)` makes a policy for a GPU; it must know `round_robin`."""
+
+    def __init__(self, policy_factory: PolicyFactory, settings: Settings | None = None) -> None:
+        self._factory = policy_factory
+        self._node = Node(settings or Settings())
+        self._node.host_budget_bytes = self._node.settings.host_budget_bytes
+        self._story = Story(self._node.settings.story_length)
+        self._thorough = invariants.Thorough() if self._node.settings.check_invariants else None
+        self._now_ns = 0
+        self._deadlines: dict[str, int | None] = {}
+        self._timer_ns: int | None = None
+        self._begin_story()
+        self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
+            events.GpuAdded: self._gpu_added,
+            events.HolderGone: self._holder_gone,
+            events.HolderStopped: self._holder_stopped,
+            events.ClientRegistered: self._registered,
+            events.GpuAttached: self._attached,
+            events.Requested: self._requested,
+            events.Released: self._released,
+            events.ClientGone: self._gone,
+            events.MemoryReported: self._memory_reported,
+            events.ReservationAsked: self._reservation_asked,
+            events.PinsAsked: self._pins_asked,
+            events.HostAsked: self._host_asked,
+            events.MoveProgressed: self._move_progressed,
+            events.TimerFired: self._timer_fired,
+            events.QuantumSet: lambda event, now: operator_commands.set_quantum(self._node, event, now),
+            events.PolicySet: lambda event, now: operator_commands.set_policy(self._node, event, now, self._factory),
+            events.SharingSet: lambda event, now: operator_commands.set_sharing(self._node, event, now),
+            events.PrioritySet: lambda event, now: operator_commands.set_priority(self._node, event, now),
+            events.WeightSet: lambda event, now: operator_commands.set_weight(self._node, event, now),
+            events.GangSet: lambda event, now: assembly.set_gang(self._node, event, now),
+            events.LimitSet: lambda event, now: operator_commands.set_limit(self._node, event, now),
+            events.ResidentLimitSet: lambda event, now: operator_commands.set_resident_limit(self._node, event, now),
+            events.HostBudgetSet: lambda event, now: host_budget.set_budget(self._node, event),
+            events.SwitchShareSet: lambda event, now: operator_commands.set_switch_share(self._node, event, now),
+            events.Paused: lambda event, now: operator_commands.pause(self._node, event, now),
+            events.Resumed: lambda event, now: operator_commands.resume(self._node, event, now),
+        }
+
+    def recovering(self, uuid: str) -> bool:
+        """Whether the GPU waits for the holder of an earlier coordinator's lease."""
+        return self._node.gpus[uuid].recovering
+
+    @property
+    def settings(self) -> Settings:
+        """As given."""
+        return self._node.settings
+
+    @property
+    def story(self) -> Story:
+        """The last events and what they led to."""
+        return self._story
+
+    def _begin_story(self) -> None:
+        """A new part of the story.  The copy costs some 40 us a client, hence the length of the part."""
+        node = self._node
+        node.out = []
+        state = freeze((node, self._deadlines, self._timer_ns, self._now_ns, self._thorough))
+        self._story.begin(self._now_ns, state, at_least=8 * len(node.clients))
+
+    def restore(self, state: bytes) -> None:
+        """Becomes the scheduler of which this is the state, settings included, for a replay.  A policy of another
+        package begins afresh.  Raises ValueError for what is no state."""
+        self._node, self._deadlines, self._timer_ns, self._now_ns, self._thorough = thaw(state)
+        for gpu in self._node.gpus.values():
+            gpu.umpire.restored(self._factory)
+        self._story = Story(self._node.settings.story_length)
+        self._begin_story()
+
+    def client_snapshot(self, client: int, now_ns: int) -> snapshot.ClientSnapshot | None:
+        """One client; None when it is not registered."""
+        record = self._node.clients.get(client)
+        return None if record is None else snapshot.take_client(record, max(now_ns, self._now_ns))
+
+    def snapshot(self, now_ns: int) -> snapshot.Snapshot:
+        """A frozen picture; O(clients)."""
+        return snapshot.take(self._node, max(now_ns, self._now_ns))
+
+    def handle(self, event: events.Event, now_ns: int) -> list[Command]:
+        """What the event leads to, in the order in which the shell must do it.
+
+        Times that go backwards are taken as standing still.  Raises RemoteProtocolError for a client's nonsense,
+        having changed nothing, and InvariantError for our own.
+        """
+        node = self._node
+        if self._story.full:
+            self._begin_story()
+        self._now_ns = now_ns = max(now_ns, self._now_ns)
+        out: list[Command] = []
+        node.out = out
+        try:
+            gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
+            for gpu in node.gpus.values():
+                if gpu.immovable.shut_out:  # what can be moved there depends on the host: on events of other GPUs too
+                    gpus[gpu.uuid] = gpu
+            for gpu in gpus.values():
+                for seat in pinning.settle(node, gpu, now_ns):
+                    leases.reconsider(node, gpu, seat, now_ns)
+                sharing.settle(node, gpu, now_ns)
+                leases.advance(node, gpu, now_ns)
+            if node.gangs or node.touched:
+                gpus.update(assembly.settle(node, now_ns))
+            for gpu in gpus.values():
+                gpu.free_since_ns = None  # nobody took over at once: no hand-over to measure
+                self._deadlines[gpu.uuid] = leases.deadline_ns(node, gpu, now_ns)
+                invariants.cheap(gpu)
+            self._set_timer(out, fired=type(event) is events.TimerFired)
+            self._story.record(now_ns, event, out)
+            if self._thorough is not None:
+                self._thorough.check(node, now_ns)
+        except RemoteProtocolError as error:
+            self._story.record(now_ns, event, error)
+            raise
+        except Exception as error:
+            self._story.record(now_ns, event, error)
+            raise InvariantError(f"{type(error).__name__}: {error}", self._story) from error
+        return out
+
+    def _set_timer(self, out: list[Command], *, fired: bool) -> None:
+        due = [deadline for deadline in self._deadlines.values() if deadline is not None]
+        timer_ns = min(due) if due else None
+        if timer_ns != self._timer_ns or (fired and timer_ns is not None):
+            self._timer_ns = timer_ns
+            out.append(SetTimer(timer_ns))
+
+    # --- the shell's own events ---------------------------------------------------------------------------------------
+
+    def _gpu_added(self, event: events.GpuAdded, now_ns: int) -> Iterable[Gpu]:
+        settings = self._node.settings
+        assert event.uuid not in self._node.gpus, f"{event.uuid} was added already"
+        gpu = Gpu(
+            uuid=event.uuid,
+            name=event.name,
+            total_bytes=event.total_bytes,
+            capacity_bytes=event.capacity_bytes,
+            umpire=Umpire(event.uuid, settings.policy, self._factory(settings.policy, event.uuid), self._factory),
+            sharing=settings.sharing,
+            sharing_wanted=settings.sharing,
+            next_lease_id=max(1, event.next_lease_id),
+            next_turn=1,
+            quantum_setting_ns=settings.quantum_ns,
+            quantum_ns=0,
+            switch_share=settings.switch_share,
+            expected_holder=event.expected_holder,
+            recovery_deadline_ns=event.recovery_deadline_ns,
+            settled_at_ns=now_ns + SETTLE_NS if event.next_lease_id > 1 else 0,
+            survivors=event.expected_holder is not None,
+            recorded=(max(1, event.next_lease_id) - 1, event.expected_holder or 0),
+        )
+        automatic = settings.quantum_ns is None
+        gpu.quantum_ns = automatic_quantum_ns(gpu, settings) if settings.quantum_ns is None else settings.quantum_ns
+        self._node.gpus[event.uuid] = gpu
+        self._node.host_settled_at_ns = now_ns + SETTLE_NS
+        values: dict[str, int | str | bool | float | None] = {
+            "uuid": gpu.uuid,
+            "name": gpu.name,
+            "capacity_bytes": gpu.capacity_bytes,
+            "quantum_ns": gpu.quantum_ns,
+            "automatic": automatic,
+            "policy": gpu.umpire.name,
+        }
+        self._node.out.append(Notify("gpu", values))
+        return (gpu,)
+
+    def _holder_gone(self, event: events.HolderGone, now_ns: int) -> Iterable[Gpu]:
+        gpu = self._node.gpus[event.uuid]
+        if gpu.expected_holder != MANY_HOLDERS:
+            gpu.expected_holder = None
+            record(self._node, gpu)
+        return (gpu,)
+
+    def _holder_stopped(self, event: events.HolderStopped, now_ns: int) -> Iterable[Gpu]:
+        gpu = self._node.gpus[event.uuid]
+        if gpu.expected_holder is None or gpu.expected_holder == MANY_HOLDERS:
+            return ()
+        if event.stopped and not gpu.holder_stopped:
+            process = f"process {gpu.expected_holder}, which holds its lease, is stopped"
+            text = f"{gpu.uuid}: {process}; nothing is granted until it goes on (kill -CONT) or ends"
+            self._node.out.append(Log(logging.WARNING, text))
+        gpu.holder_stopped = event.stopped
+        gpu.recovery_deadline_ns = event.recovery_deadline_ns
+        return (gpu,)
+
+    def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:
+        due = [uuid for uuid, deadline in self._deadlines.items() if deadline is not None and deadline <= now_ns]
+        return [self._node.gpus[uuid] for uuid in due]
+
+    # --- clients' events ----------------------------------------------------------------------------------------------
+
+    def _registered(self, event: events.ClientRegistered, now_ns: int) -> Iterable[Gpu]:
+        node = self._node
+        if event.client in node.clients:
+            raise RemoteProtocolError("a second hello on one connection")
+        if len(node.clients) >= node.settings.max_clients:
+            text = f"{len(node.clients)} clients are connected, and no more are allowed (max_clients)"
+            node.out.append(Send(event.client, Rejected(int(Rejection.TOO_MANY_CLIENTS), True, text)))
+            return ()
+        client = node.clients[event.client] = Client(
+            client=event.client,
+            name=event.name,
+            program=event.program,
+            process_id=event.process_id,
+            user_id=event.user_id,
+            priority=event.priority,
+            memory_mode=event.memory_mode,
+            memory_limit_bytes=event.memory_limit_bytes,
+            registered_at_ns=now_ns,
+            group=event.group,
+            weight=event.weight,
+            gang=event.gang,
+        )
+        client.time_owner = client.owner if node.settings.users_first else ""
+        node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
+        values: dict[str, int | str | bool | float | None] = {
+            "client": event.client,
+            "name": event.name,
+            "program": event.program,
+            "process": event.process_id,
+            "user": event.user_id,
+        }
+        node.out.append(Notify("registered", values))
+        return ()
+
+    def _attached(self, event: events.GpuAttached, now_ns: int) -> Iterable[Gpu]:
+        client = self._client(event.client)
+        if not 0 <= event.gpu < MAX_GPUS_PER_CLIENT:
+            raise RemoteProtocolError(f"ordinal {event.gpu}, at most {MAX_GPUS_PER_CLIENT - 1} is allowed")
+        gpu = recovery.attach(self._node, client, event, now_ns)
+        return () if gpu is None else (gpu,)
+
+    def _requested(self, event: events.Requested, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        leases.want(self._node, seat.gpu, seat, now_ns)
+        return (seat.gpu,)
+
+    def _released(self, event: events.Released, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        leases.release(self._node, seat.gpu, seat, event, now_ns)
+        return (seat.gpu,)
+
+    def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
+        client = self._node.clients.pop(event.client, None)
+        if client is None:  # it was never registered, or was refused
+            return ()
+        for seat in client.seats.values():
+            leases.leave(self._node, seat.gpu, seat, now_ns)
+        host_budget.forget(self._node, client, now_ns)
+        self._node.out.append(Notify("gone", {"client": event.client, "name": client.name}))
+        return [seat.gpu for seat in client.seats.values()]
+
+    def _memory_reported(self, event: events.MemoryReported, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        orders.set_figures(
+            seat,
+            allocated=event.allocated_bytes,
+            resident=event.resident_bytes,
+            pinned=event.pinned_bytes,
+            host=event.host_bytes,
+            mapped=event.mapped_bytes,
+        )
+        return (seat.gpu,)
+
+    def _reservation_asked(self, event: events.ReservationAsked, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        swap = seat.client.memory_mode is MemoryMode.SWAP
+        if swap and admission.refusal(self._node, seat, event.total_bytes) is None:
+            growth.ask(self._node, seat, event.sequence, event.total_bytes, now_ns)
+            return (seat.gpu,)
+        admission.reserve(self._node, seat, event.sequence, event.total_bytes)
+        return (seat.gpu,) if seat.gpu.immovable.stale else ()
+
+    def _pins_asked(self, event: events.PinsAsked, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        pinning.ask(self._node, seat, event, now_ns)
+        return (seat.gpu,)
+
+    def _host_asked(self, event: events.HostAsked, now_ns: int) -> Iterable[Gpu]:
+        return host_budget.ask(self._node, self._client(event.client), event, now_ns)
+
+    def _move_progressed(self, event: events.MoveProgressed, now_ns: int) -> Iterable[Gpu]:
+        seat = self._seat(event.client, event.gpu)
+        orders.progress(self._node, seat, event, now_ns)
+        return (seat.gpu,)
+
+    def _client(self, client: int) -> Client:
+        record = self._node.clients.get(client)
+        if record is None:
+            raise RemoteProtocolError("speaks before it said hello")
+        return record
+
+    def _seat(self, client: int, ordinal: int) -> Seat:
+        seat = self._client(client).seats.get(ordinal)
+        if seat is None:
+            raise RemoteProtocolError(f"GPU {ordinal} is not attached")
+        return seat

@@ -1,0 +1,60 @@
+"""Waking those who take part in a hand-over before it comes.
+
+A processor that has slept for a millisecond takes up to 150 us to wake (docs/decisions.md), and a hand-over is three
+messages in a row.  So shortly before a quantum ends its holder is alerted, to hear the revocation at once, and whoever
+will probably be next, to hear the grant at once.  The shell stays awake for as long as it has told a client to.
+
+Invariants: an alert changes nothing that anybody decides by; one goes out for each lease at most, and only while
+somebody waits; a wrong guess costs its receiver some wake-ups.
+
+May not go here: leases (engine/leases.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nvshare.coordinator.model.commands import Send
+from nvshare.coordinator.model.state import MILLISECOND_NS, Gpu, Node, Seat
+from nvshare.coordinator.protocol.messages import Sharing, Standby
+
+LEAD_NS: Final = 1_500_000
+"""How long before the end of a quantum; the shell's timer is only as fine as a millisecond."""
+SHORTEST_QUANTUM_NS: Final = 4 * LEAD_NS
+"""In a shorter one nobody falls asleep."""
+LONGEST_NS: Final = 20 * MILLISECOND_NS
+"""How long a client may be asked to stay awake at each turn of another."""
+
+
+def due_ns(holder: Seat) -> int:
+    """When something is due for a holder for whom others wait: the alert, then the end of its quantum."""
+    end_ns = holder.quantum_ends_ns
+    return end_ns if _needless(holder) else end_ns - LEAD_NS
+
+
+def before_the_end(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
+    """Called with somebody waiting; does something once for each lease, when its quantum is about to end."""
+    end_ns = holder.quantum_ends_ns
+    if _needless(holder) or not end_ns - LEAD_NS <= now_ns < end_ns:
+        return
+    node.out.append(Send(holder.client.client, Standby(holder.ordinal, end_ns - now_ns + MILLISECOND_NS)))
+    alert_next(node, gpu, holder, now_ns)
+
+
+def alert_next(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
+    """Whoever will probably be next should be awake when the holder has drained."""
+    waiting = gpu.line.views()
+    if holder.alerted or not waiting or gpu.sharing is Sharing.CONCURRENT:
+        return
+    holder.alerted = True
+    gang = gpu.kept_for
+    called = None if gang is None else next((seat for seat in gpu.line.seats() if seat.gang is gang), None)
+    following = called or gpu.seats[gpu.umpire.expected(waiting, gpu.look(), now_ns, node.out)]
+    until_end_ns = max(0, holder.quantum_ends_ns - now_ns)
+    within_ns = min(LONGEST_NS, until_end_ns + MILLISECOND_NS + 2 * int(gpu.drain_average_ns))
+    node.out.append(Send(following.client.client, Standby(following.ordinal, within_ns)))
+
+
+def _needless(holder: Seat) -> bool:
+    granted_at_ns = holder.granted_at_ns or 0
+    return holder.alerted or holder.quantum_ends_ns - granted_at_ns < SHORTEST_QUANTUM_NS

@@ -1,0 +1,154 @@
+"""`nvshare-admission`: the webhook for clusters without MutatingAdmissionPolicy.
+
+Purpose: from the command line to a running server, and to an end in order.
+
+Invariants: a wrong option ends the start with a message that names it; SIGTERM ends in order and within a bound: first
+probes fail while all is still served, so that the cluster's endpoints forget this server, then connections end.
+
+May not go here: what reviews mean, how they are served.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
+from nvshare.coordinator.kubernetes.cluster.admission_server import (
+    BoundedServer,
+    Certificate,
+    CertificateError,
+    Metrics,
+)
+from nvshare.coordinator.kubernetes.cluster.annotations import (
+    GPU_RESOURCE,
+    HOOK_IN_CONTAINER,
+    Rules,
+    RulesError,
+    rules_from,
+)
+from nvshare.coordinator.units import parse_duration_or_never
+
+log = logging.getLogger("nvshare-admission")
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+MAX_FILE_BYTES: Final = 1 << 20
+
+
+class StartError(Exception):
+    """It cannot start; the text names the option."""
+
+
+_HELP: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
+
+
+@app.command(
+    help="Answers the API server's questions about new pods: appends the hook to LD_PRELOAD, checks annotations."
+)
+def run(
+    certificates: Annotated[
+        Path,
+        typer.Option("--certificate-dir", help="where tls.crt and tls.key are"),
+    ] = Path("/etc/nvshare/tls"),
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="for reviews, over TLS; 0 chooses one")] = 8443,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="for /metrics and /healthz, in the clear; 0 chooses one")
+    ] = 9402,
+    address: Annotated[str, typer.Option(help="where to listen; all addresses unless told")] = "",
+    enforce: Annotated[bool, typer.Option("--enforce", help="refuse bad annotations instead of warning")] = False,
+    resource: Annotated[str, typer.Option(help="what pods ask for")] = GPU_RESOURCE,
+    priority_classes: Annotated[
+        Path | None, typer.Option(help='JSON file: {"CLASS": 10} or {"CLASS": {"priority": 10, "weight": 2}}')
+    ] = None,
+    priority_range: Annotated[str, typer.Option(help="MIN:MAX that the annotation may say")] = "-1000:1000",
+    hook_path: Annotated[str, typer.Option(help="the hook's path in containers")] = HOOK_IN_CONTAINER,
+    leave: Annotated[str, typer.Option(help="how long to go on serving after SIGTERM")] = "3s",
+    log_level: Annotated[str, typer.Option(help=", ".join(LEVELS))] = "info",
+) -> None:
+    """Typer's view of the command line; `main` turns what it raises into messages."""
+    if log_level not in LEVELS:
+        raise StartError(f"--log-level: {log_level!r} is none of {', '.join(LEVELS)}")
+    line = "%(asctime)s nvshare-admission %(levelname)s: %(message)s"
+    logging.basicConfig(level=log_level.upper(), format=line, force=True)
+    if not hook_path.startswith("/") or any(letter in hook_path for letter in " :"):
+        raise StartError(f"--hook-path: {hook_path!r}: write an absolute path without spaces and colons")
+    try:
+        leave_ns = parse_duration_or_never(leave)
+    except ValueError as error:
+        raise StartError(f"--leave: {error}") from None
+    settings = Settings(load_rules(resource, priority_range, priority_classes), hook_path, enforce)
+    metrics = Metrics()
+    where = address or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
+    try:
+        option, chosen = "--certificate-dir", port
+        certificate = Certificate(certificates, metrics)
+        certificate.context()
+        option = "--port"
+        reviews = BoundedServer((where, port), settings, metrics, certificate=certificate)
+        option, chosen = "--metrics-port", metrics_port
+        probes = BoundedServer((where, metrics_port), settings, metrics)
+    except CertificateError as error:
+        raise StartError(f"{option}: {error}") from None
+    except OSError as error:
+        raise StartError(f"{option}: cannot listen on {where} port {chosen}: {error.strerror or error}") from None
+    serve(reviews, probes, leave_ns)
+
+
+def load_rules(resource: str, priority_range: str, priority_classes: Path | None) -> Rules:
+    """What the operator decided.  Raises StartError, which names the option."""
+    classes: object = None
+    if priority_classes is not None:
+        try:
+            with priority_classes.open("rb") as file:
+                classes = json.loads(file.read(MAX_FILE_BYTES))
+        except OSError as error:
+            raise StartError(f"--priority-classes: {priority_classes}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise StartError(f"--priority-classes: {priority_classes}: not JSON: {error}") from None
+    try:
+        return rules_from(resource=resource, priority_range=priority_range, priority_classes=classes)
+    except RulesError as error:
+        raise StartError(str(error)) from None
+
+
+def serve(reviews: BoundedServer, probes: BoundedServer, leave_ns: int) -> None:
+    """Until SIGTERM or SIGINT; a second one ends at once.
+
+    The signals are waited for, not handled: a handler that sets an Event hangs when it interrupts that Event's `wait`.
+    """
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before there are threads, which inherit it
+    reviews.start()
+    probes.start()
+    log.info("reviews on port %d, metrics on port %d", reviews.port, probes.port)
+    signal.sigwait(signals)
+    log.info("leaving")
+    reviews.leave()
+    probes.leave()
+    signal.sigtimedwait(signals, leave_ns / 1e9)
+    reviews.close()
+    probes.close()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point.  Exit codes: 0 stopped, 2 could not start."""
+    code = 0
+    try:
+        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-admission") or 0
+    except StartError as error:
+        sys.stderr.write(f"nvshare-admission: {error}\n")
+        code = 2
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

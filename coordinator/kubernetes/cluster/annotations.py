@@ -1,0 +1,314 @@
+"""What a pod says about its share of a GPU: annotations and its priority class become the settings of a slot.
+
+Purpose: the one place that knows the annotations' names, what they may hold, and who wins.  Device plugin, admission
+webhook and the chart's policies all follow it; tests compare the chart's CEL with it.
+
+Invariants:
+- An annotation that cannot be used changes nothing and becomes a `Finding`, whose text names the annotation, its value
+  and what is allowed.  Nothing here raises for what a pod says.
+- An explicit priority wins over the annotation of a class, that over what the pod's priority class is mapped to.
+- Pods are plain API objects (parsed JSON), and may be anything that a user can write.
+
+May not go here: reading files, sockets, what a setting does to scheduling.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nvshare.coordinator.units import parse_size
+
+PREFIX: Final = "nvshare.com/"
+PRIORITY: Final = PREFIX + "priority"
+WEIGHT: Final = PREFIX + "weight"
+CLASS: Final = PREFIX + "class"
+GANG: Final = PREFIX + "gang"
+MEMORY_LIMIT: Final = PREFIX + "memory-limit"
+"""For every container of the pod; with `.CONTAINER` behind it for one."""
+
+GPU_RESOURCE: Final = "nvshare.com/gpu"
+HOOK_IN_CONTAINER: Final = "/opt/nvshare/$LIB/libnvshare_hook.so"
+"""Where a container finds the hook, whichever version the node has: what is put into LD_PRELOAD.
+
+`$LIB` stays as it is: glibc's loader replaces it; musl's does not, finds no such file and goes on without the hook,
+which it could not load."""
+
+CLASSES: Final[Mapping[str, int]] = {"production": 100, "standard": 0, "opportunistic": -100}
+"""Class -> the priority that it gives when none is written."""
+
+MAX_WEIGHT: Final = 1000
+_WHOLE: Final = re.compile(r"(0|-?[1-9][0-9]{0,8})\Z")
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+# Units that mean one thing only: a bare G is 10^9 to Kubernetes and 2^30 to CUDA's users.  The lengths keep it < 1 EiB.
+_SIZE: Final = re.compile(
+    r"([1-9][0-9]{0,17}|[1-9][0-9]{0,8}([.][0-9]{1,3})?([KMG]iB?|[KMG]B)|[1-9][0-9]{0,5}([.][0-9]{1,3})?(TiB?|TB))\Z"
+)
+_SIZE_HELP: Final = "a size such as 8Gi, 512Mi, 8GB or a number of bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An annotation that is not used, and why."""
+
+    annotation: str
+    value: str
+    allowed: str
+
+    @property
+    def text(self) -> str:
+        """One sentence for a user."""
+        return f"metadata.annotations[{self.annotation}]: {_shown(self.value)} is not allowed: {self.allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSettings:
+    """What the slot of one container gets.  None: nothing was said."""
+
+    priority: int | None = None
+    weight: int | None = None
+    job_class: str | None = None
+    gang: str | None = None
+    """Unique on the node: `NAMESPACE/NAME`."""
+    memory_limit_bytes: int | None = None
+    memory_limit_text: str | None = None
+    """The same as the hook reads it from its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassDefaults:
+    """What a priority class of the cluster stands for."""
+
+    priority: int | None = None
+    weight: int | None = None
+    job_class: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the cluster's operator has decided."""
+
+    resource: str = GPU_RESOURCE
+    priority_min: int = -1000
+    priority_max: int = 1000
+    """What annotations may ask for.  Priority classes are not bound by it: who may use one is Kubernetes' business."""
+    priority_classes: Mapping[str, ClassDefaults] = field(default_factory=dict)
+
+
+class RulesError(ValueError):
+    """Rules that cannot be used; the text names the entry."""
+
+
+def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> ContainerSettings:
+    """What the slot of this container of the pod gets; annotations that cannot be used are left out."""
+    reading = _Reading(pod, rules)
+    defaults = rules.priority_classes.get(_text(_mapping(pod.get("spec")).get("priorityClassName")), ClassDefaults())
+    priority, job_class, weight = reading.priority(), reading.job_class(), reading.weight()
+    if priority is None:
+        priority = CLASSES[job_class] if job_class is not None else defaults.priority
+    if job_class is None:
+        job_class = defaults.job_class
+    if priority is None and job_class is not None:
+        priority = CLASSES[job_class]
+    gang = reading.gang()
+    limit = reading.memory_limit(container)
+    return ContainerSettings(
+        priority=priority,
+        weight=weight if weight is not None else defaults.weight,
+        job_class=job_class,
+        gang=None if gang is None else f"{namespace_of(pod) or 'default'}/{gang}",
+        memory_limit_bytes=None if limit is None else parse_size(_hook_size(limit)),
+        memory_limit_text=None if limit is None else _hook_size(limit),
+    )
+
+
+def allowed_classes(rules: Rules) -> list[str]:
+    """Classes whose priority a pod may have: what an annotation may not say by a number, it may not say by a class."""
+    return [name for name, priority in CLASSES.items() if rules.priority_min <= priority <= rules.priority_max]
+
+
+def findings(pod: Mapping[str, Any], rules: Rules) -> list[Finding]:
+    """Every annotation of ours that cannot be used, sorted by name."""
+    reading = _Reading(pod, rules)
+    containers = [name for name, _ in containers_of(pod)]
+    for read in (reading.priority, reading.weight, reading.job_class, reading.gang):
+        read()
+    for key in sorted(reading.ours):
+        if key == MEMORY_LIMIT or key.startswith(MEMORY_LIMIT + "."):
+            reading.size(key)
+            container = key.removeprefix(MEMORY_LIMIT).removeprefix(".")
+            if key != MEMORY_LIMIT and container not in containers:
+                known = ", ".join(containers) or "none"
+                reading.reject(key, f"the pod has no container {_shown(container)}; its containers are {known}")
+        elif key not in _KNOWN:
+            short = {name.removeprefix(PREFIX) for name in _KNOWN}
+            near = difflib.get_close_matches(key.removeprefix(PREFIX), short, 1)
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(sorted(_KNOWN))}"
+            reading.reject(key, f"there is no such annotation; {hint}")
+    return sorted(reading.rejected, key=lambda finding: finding.annotation)
+
+
+_KNOWN: Final = frozenset({PRIORITY, WEIGHT, CLASS, GANG, MEMORY_LIMIT})
+
+
+def containers_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and object of every container and init container, in the order of the pod."""
+    spec = _mapping(pod.get("spec"))
+    for kind in CONTAINER_LISTS:
+        for container in _list(spec.get(kind)):
+            if isinstance(container, Mapping):
+                yield _text(container.get("name")), container
+
+
+CONTAINER_LISTS: Final = ("containers", "initContainers")
+
+
+def asks_for(container: Mapping[str, Any], resource: str) -> bool:
+    """Whether the container has a slot of ours in its limits (requests alone are not valid for such a resource)."""
+    return resource in _mapping(_mapping(container.get("resources")).get("limits"))
+
+
+def pod_asks_for(pod: Mapping[str, Any], resource: str) -> bool:
+    """Whether any container of it does."""
+    return any(asks_for(container, resource) for _, container in containers_of(pod))
+
+
+def namespace_of(pod: Mapping[str, Any]) -> str:
+    """Empty when the object does not say."""
+    return _text(_mapping(pod.get("metadata")).get("namespace"))
+
+
+def annotations_of(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Those of ours."""
+    found = _mapping(_mapping(pod.get("metadata")).get("annotations"))
+    return {str(key): _text(value) for key, value in found.items() if str(key).startswith(PREFIX)}
+
+
+class _Reading:
+    """One pass over a pod's annotations, which collects what cannot be used."""
+
+    def __init__(self, pod: Mapping[str, Any], rules: Rules) -> None:
+        self.ours = annotations_of(pod)
+        self.rejected: list[Finding] = []
+        self._rules = rules
+
+    def reject(self, key: str, allowed: str) -> None:
+        self.rejected.append(Finding(key, self.ours[key], allowed))
+
+    def priority(self) -> int | None:
+        return self._whole(PRIORITY, self._rules.priority_min, self._rules.priority_max)
+
+    def weight(self) -> int | None:
+        return self._whole(WEIGHT, 1, MAX_WEIGHT)
+
+    def job_class(self) -> str | None:
+        value = self.ours.get(CLASS)
+        allowed = allowed_classes(self._rules)
+        if value is None or value in allowed:
+            return value
+        self.reject(CLASS, f"write one of {', '.join(allowed)}" if allowed else "no class is within the priority range")
+        return None
+
+    def gang(self) -> str | None:
+        value = self.ours.get(GANG)
+        if value is None or _LABEL.match(value):
+            return value
+        self.reject(
+            GANG, "write a name of at most 63 small letters, digits and dashes, the same in all pods of the gang"
+        )
+        return None
+
+    def memory_limit(self, container: str) -> str | None:
+        """That of the container if it can be used, else that of the pod."""
+        own = self.size(f"{MEMORY_LIMIT}.{container}")
+        return own if own is not None else self.size(MEMORY_LIMIT)
+
+    def size(self, key: str) -> str | None:
+        value = self.ours.get(key)
+        if value is None or _SIZE.match(value):
+            return value
+        self.reject(key, f"write {_SIZE_HELP}")
+        return None
+
+    def _whole(self, key: str, low: int, high: int) -> int | None:
+        value = self.ours.get(key)
+        if value is None:
+            return None
+        if _WHOLE.match(value) and low <= int(value) <= high:
+            return int(value)
+        self.reject(key, f"write a whole number from {low} to {high}")
+        return None
+
+
+def rules_from(
+    *, resource: str = GPU_RESOURCE, priority_range: str = "-1000:1000", priority_classes: object = None
+) -> Rules:
+    """Rules as command lines and a parsed JSON file give them.  Raises RulesError, which names option and entry."""
+    low, separator, high = priority_range.partition(":")
+    if not (separator and _WHOLE.match(low) and _WHOLE.match(high) and int(low) <= int(high)):
+        raise RulesError(f"--priority-range: {_shown(priority_range)}: write MIN:MAX, such as -1000:1000")
+    if not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", resource):
+        raise RulesError(f"--resource: {_shown(resource)}: write DOMAIN/NAME, such as {GPU_RESOURCE}")
+    if priority_classes is not None and not isinstance(priority_classes, Mapping):
+        raise RulesError('--priority-classes: write an object such as {"production": {"priority": 10}}')
+    return Rules(
+        resource=resource,
+        priority_min=int(low),
+        priority_max=int(high),
+        priority_classes={str(name): _defaults(str(name), entry) for name, entry in (priority_classes or {}).items()},
+    )
+
+
+def _defaults(name: str, entry: object) -> ClassDefaults:
+    if isinstance(entry, int):
+        entry = {"priority": entry}
+    if not isinstance(entry, Mapping):
+        raise RulesError(f"--priority-classes: {name}: write a priority, or an object with priority, weight, class")
+    unknown = sorted(set(entry) - {"priority", "weight", "class"})
+    if unknown:
+        raise RulesError(f"--priority-classes: {name}.{unknown[0]}: no such setting; known are priority, weight, class")
+    job_class = entry.get("class")
+    if job_class is not None and job_class not in CLASSES:
+        raise RulesError(f"--priority-classes: {name}.class: {_shown(job_class)} is none of {', '.join(CLASSES)}")
+    return ClassDefaults(
+        priority=_number(name, "priority", entry, -999_999_999, 999_999_999),
+        weight=_number(name, "weight", entry, 1, MAX_WEIGHT),
+        job_class=job_class,
+    )
+
+
+def _number(name: str, key: str, entry: Mapping[str, Any], low: int, high: int) -> int | None:
+    value = entry.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise RulesError(
+            f"--priority-classes: {name}.{key}: {_shown(value)}: write a whole number from {low} to {high}"
+        )
+    return value
+
+
+def _hook_size(text: str) -> str:
+    """Kubernetes' `8Gi` as the hook writes it, `8GiB`."""
+    return text + "B" if text.endswith("i") else text
+
+
+def _shown(value: object) -> str:
+    """Quoted, without line ends, bounded: a user may put anything into an annotation."""
+    text = value if isinstance(value, str) else repr(value)
+    return ascii(text[:61] + "..." if len(text) > 64 else text).replace("'", '"')
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> Iterable[Any]:
+    return value if isinstance(value, list) else ()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,77 @@
+"""What the device plugin is told: paths, resources, and what containers get.
+
+Invariant: checked once, when it starts; a mistake names the option.
+
+May not go here: reading command lines (kubernetes/node/plugin_main.py).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from nvshare.client_hook.launcher import MEMORY_MODES
+from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference, memory_unit_bytes
+from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
+
+
+class OptionError(Exception):
+    """An option that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All of them.  Directories are the host's, mounted at the same path where the plugin runs in a container."""
+
+    plugin_dir: Path
+    pod_resources_socket: Path
+    library_dir: Path
+    slots_dir: Path
+    runtime_dir: Path
+    slots_per_gpu: int = 10
+    resource: str = "nvshare.com/gpu"
+    memory_resource: str | None = None
+    allow_several_slots: bool = False
+    preference: Preference = "spread"
+    memory: str = "managed"
+    on_loss: str = "wait"
+    loss_timeout_ns: int | None = None
+    coordinator_grace_ns: int = 30_000_000_000
+
+    def __post_init__(self) -> None:
+        """Raises OptionError."""
+        if not 1 <= self.slots_per_gpu <= MAX_SLOTS_PER_GPU:
+            raise OptionError(f"--slots-per-gpu: {self.slots_per_gpu}, but 1 to {MAX_SLOTS_PER_GPU} are possible")
+        for option, name in (("--resource", self.resource), ("--memory-resource", self.memory_resource)):
+            if name is not None and (name.count("/") != 1 or not all(name.split("/")) or len(name) > 253):
+                raise OptionError(f"{option}: {name!r} is no resource's name; write DOMAIN/NAME like nvshare.com/gpu")
+        if self.memory_resource is not None:
+            if self.memory_resource == self.resource:
+                raise OptionError("--memory-resource: is the same as --resource")
+            try:
+                memory_unit_bytes(self.memory_resource)
+            except ValueError as error:
+                raise OptionError(f"--memory-resource: {error}") from None
+        if self.memory not in MEMORY_MODES:
+            raise OptionError(f"--memory: {self.memory!r} is none of {', '.join(MEMORY_MODES)}")
+        if self.on_loss not in ("wait", "run"):
+            raise OptionError(f"--on-loss: {self.on_loss!r} is neither wait nor run")
+        for resource in (self.resource, self.memory_resource or ""):
+            path = self.plugin_dir / socket_name(resource)
+            if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+                text = f"{path} is longer than a socket's path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
+                raise OptionError(f"--plugin-dir: {text}")
+
+
+def preference(text: str) -> Preference:
+    """As --preferred says it.  Raises OptionError."""
+    if text not in get_args(Preference):
+        raise OptionError(f"--preferred: {text!r} is neither spread nor pack")
+    return cast(Preference, text)
+
+
+def socket_name(resource: str) -> str:
+    """The file below the kubelet's directory on which a resource is served."""
+    return resource.replace("/", "_") + ".sock"

@@ -1,0 +1,376 @@
+"""What the pods of this node say in annotations and priority classes: a read-only watch of the API server.
+
+Purpose: the kubelet tells a device plugin whose slot is whose, not what the pod's annotations are, and a webhook is not
+everybody's wish.  So the node's own pods are listed once and then watched: one connection, an event for each change.
+
+Invariants:
+- Nothing is written, nothing but this node's pods is asked for, and of those only what concerns slots is kept.
+- What was known stays known while the API server is away; nothing here can stop the plugin: a failure is logged when
+  its kind changes, counted, and tried again after a pause that grows to a bound.
+- Lines, answers and the number of pods are bounded.
+
+May not go here: what annotations mean (kubernetes/cluster/annotations.py), files of slots.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings, namespace_of, pod_asks_for, settings_of
+from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
+
+log = logging.getLogger("nvshare.pods")
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MAX_LINE_BYTES: Final = 4 << 20
+"""An object has at most 1.5 MiB in etcd."""
+MAX_LIST_BYTES: Final = 256 << 20
+MAX_PODS: Final = 4096
+CONNECT_S: Final = 10.0
+LIST_S: Final = 60.0
+
+
+class NotInClusterError(Exception):
+    """There is no API server to ask; the text says what is missing."""
+
+
+class ApiError(Exception):
+    """The API server said no.  `code` is the HTTP status; `retry_after_s` how long it wants to be left alone."""
+
+    def __init__(self, code: int, text: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAccess:
+    """Where the API server is, and how we prove who we are.  The token is read at each request, for it is renewed."""
+
+    host: str
+    port: int
+    token_file: Path
+    ca_file: Path
+
+    @classmethod
+    def from_cluster(cls, environ: Mapping[str, str] | None = None) -> ApiAccess:
+        """By what Kubernetes gives each pod.  NVSHARE_SERVICE_ACCOUNT_DIR: where else token and ca.crt are.
+
+        Raises NotInClusterError.
+        """
+        env = os.environ if environ is None else environ
+        account = Path(env.get("NVSHARE_SERVICE_ACCOUNT_DIR") or SERVICE_ACCOUNT)
+        host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host or not port.isdecimal():
+            raise NotInClusterError(
+                "KUBERNETES_SERVICE_HOST is not set: pods can be watched from within a cluster only"
+            )
+        access = cls(host, int(port), account / "token", account / "ca.crt")
+        for file in (access.token_file, access.ca_file):
+            if not file.is_file():
+                raise NotInClusterError(f"{file} is missing: the pod needs automountServiceAccountToken: true")
+        return access
+
+    def connect(self) -> http.client.HTTPSConnection:
+        """A connection that checks the server's certificate.  Raises OSError."""
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        return http.client.HTTPSConnection(self.host, self.port, timeout=CONNECT_S, context=context)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How patient a watch is, in seconds."""
+
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 60.0
+    watch_s: int = 300
+    """The API server ends a watch after this; up to as much again is added, so that nodes do not come back together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What has happened, for metrics."""
+
+    pods: int
+    """Known ones that ask for a slot."""
+    lists: int
+    events: int
+    failures: int
+    bad_annotations: int
+
+
+class PodWatch:
+    """What the node's pods say.  `changed` is called from the watch's own thread after anything has changed."""
+
+    def __init__(
+        self,
+        *,
+        node_name: str,
+        changed: Callable[[], None],
+        rules: Rules | None = None,
+        api: ApiAccess | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        self._node = node_name
+        self._changed = changed
+        self._rules = rules or Rules()
+        self._api = api
+        self._timing = timing or Timing()
+        self._lock = threading.Lock()
+        self._pods: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._lists = self._events = self._failures = self._bad = 0
+        self._complaint = ""
+        self._stopping = threading.Event()
+        self._socket: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
+
+    def start(self) -> None:
+        """Raises NotInClusterError; whatever goes wrong later is tried again."""
+        if not self._node:
+            raise NotInClusterError("the node's name is not known: give --node-name, or NODE_NAME from spec.nodeName")
+        if self._api is None:
+            self._api = ApiAccess.from_cluster()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watch; what is known stays."""
+        self._stopping.set()
+        with self._lock:
+            connection = self._socket
+        if connection is not None:
+            _cut(connection)
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def policy(self, namespace: str, pod: str, container: str) -> SlotPolicy | None:
+        """What this container's slot gets; None while the pod is not known."""
+        with self._lock:
+            found = self._pods.get((namespace, pod))
+        if found is None:
+            return None
+        said = settings_of(found, container, self._rules)
+        return SlotPolicy.model_validate(
+            {
+                "priority": said.priority,
+                "weight": said.weight,
+                "class": said.job_class,
+                "gang": said.gang,
+                "memory_limit_bytes": said.memory_limit_bytes,
+            }
+        )
+
+    def counts(self) -> Counts:
+        """For metrics."""
+        with self._lock:
+            return Counts(len(self._pods), self._lists, self._events, self._failures, self._bad)
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = self._timing.first_pause_s
+        version = ""
+        fresh = False
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            wanted_s = 0.0
+            try:
+                if not version:
+                    version = self._list(fresh=fresh)
+                fresh = False
+                version = self._watch(version)
+            except ApiError as error:
+                if error.code == http.client.GONE:
+                    version, fresh = "", True  # a cached list may be older than what is gone
+                else:
+                    self._failed(error)
+                    wanted_s = min(error.retry_after_s, self._timing.longest_pause_s)
+            except Exception as error:  # the network, the server, an answer that is none: the plugin lives on
+                self._failed(error)
+                version = ""
+            # A watch that lasted has shown that all is well; one that ends at once must not come back at once.
+            lasted = time.monotonic() - begun > self._timing.longest_pause_s
+            pause = self._timing.first_pause_s if lasted else min(pause * 2, self._timing.longest_pause_s)
+            self._stopping.wait(max(wanted_s, pause * random.uniform(0.5, 1.0)))
+
+    def _list(self, *, fresh: bool) -> str:
+        """Takes all pods of the node; returns the version from which to watch."""
+        # Version 0: the API server may answer from its cache, which spares etcd when all nodes come at once.
+        with self._get({} if fresh else {"resourceVersion": "0"}, LIST_S) as response:
+            body = response.read(MAX_LIST_BYTES + 1)
+        if len(body) > MAX_LIST_BYTES:
+            raise ValueError(f"a list of more than {MAX_LIST_BYTES} bytes")
+        answer = json.loads(body)
+        items, version = answer["items"] or [], str(answer["metadata"]["resourceVersion"])
+        known = {_key(pod): pod for pod in map(self._reduced, items[:MAX_PODS]) if pod is not None}
+        with self._lock:
+            self._lists += 1
+            before, self._pods = self._pods, known
+        for key, pod in known.items():
+            if before.get(key) != pod:
+                self._complain_about(pod)
+        if known != before:
+            self._tell()
+        return version
+
+    def _watch(self, version: str) -> str:
+        """Follows changes until the server ends it; returns the version to go on from."""
+        seconds = self._timing.watch_s + random.randrange(self._timing.watch_s + 1)
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+        }
+        with self._get(query, seconds + LIST_S) as response:
+            self._say("")
+            for event in _lines(response):
+                version = self._event(event) or version
+        return version
+
+    def _event(self, event: Mapping[str, Any]) -> str:
+        kind, pod = event["type"], event["object"]
+        if kind == "ERROR":
+            raise ApiError(int(pod.get("code", 0)), str(pod.get("message", "the watch failed")))
+        if kind in ("ADDED", "MODIFIED", "DELETED"):
+            key = _key(pod)
+            reduced = None if kind == "DELETED" else self._reduced(pod)
+            with self._lock:
+                self._events += 1
+                before = self._pods.pop(key, None)
+                if reduced is not None and len(self._pods) < MAX_PODS:
+                    self._pods[key] = reduced
+            if before != reduced:
+                if reduced is not None:
+                    self._complain_about(reduced)
+                self._tell()
+        return str(pod["metadata"]["resourceVersion"])
+
+    def _reduced(self, pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Only what slots need; None for a pod that asks for none."""
+        if not pod_asks_for(pod, self._rules.resource):
+            return None
+        metadata, spec = pod["metadata"], pod["spec"]
+        ours = {
+            key: text for key, text in (metadata.get("annotations") or {}).items() if key.startswith("nvshare.com/")
+        }
+        lists = {
+            kind: [{"name": entry.get("name")} for entry in spec.get(kind) or []]
+            for kind in ("containers", "initContainers")
+        }
+        identity = {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata.get("uid")}
+        return {
+            "metadata": {**identity, "annotations": ours},
+            "spec": {**lists, "priorityClassName": spec.get("priorityClassName")},
+        }
+
+    def _complain_about(self, pod: Mapping[str, Any]) -> None:
+        wrong = findings(pod, self._rules)
+        with self._lock:
+            self._bad += len(wrong)
+        for finding in wrong:
+            log.warning("pod %s/%s: %s; it is ignored", *_key(pod), finding.text)
+
+    def _tell(self) -> None:
+        try:
+            self._changed()
+        except Exception:
+            log.exception("our own mistake, please report it; the watch of pods goes on")
+
+    def _failed(self, error: Exception) -> None:
+        if not self._stopping.is_set():
+            with self._lock:
+                self._failures += 1
+            self._say(f"{type(error).__name__}: {error}")
+
+    def _say(self, complaint: str) -> None:
+        """Once, until it is another one."""
+        if complaint and complaint != self._complaint:
+            log.warning("annotations of pods are not followed for now: %s", complaint)
+        elif self._complaint and not complaint:
+            log.info("annotations of pods are followed again")
+        self._complaint = complaint
+
+    # --- HTTP ------------------------------------------------------------------------------------------------------
+
+    def _get(self, query: Mapping[str, str], read_s: float) -> _Answer:
+        """The answer to a question about this node's pods.  Raises ApiError, OSError, HTTPException."""
+        assert self._api is not None
+        token = self._api.token_file.read_text(encoding="ascii").strip()
+        connection = self._api.connect()
+        try:
+            connection.connect()
+            assert connection.sock is not None
+            connection.sock.settimeout(read_s)
+            with self._lock:
+                self._socket = connection.sock
+            path = "/api/v1/pods?" + urlencode({"fieldSelector": f"spec.nodeName={self._node}", **query})
+            headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "User-Agent": "nvshare"}
+            connection.request("GET", path, headers=headers)
+            if self._stopping.is_set():
+                _cut(connection.sock)  # `stop` came before it knew of this socket
+            response = connection.getresponse()
+            _check(response)
+        except BaseException:
+            connection.close()
+            raise
+        return _Answer(connection, response)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    connection: http.client.HTTPSConnection
+    response: http.client.HTTPResponse
+
+    def __enter__(self) -> http.client.HTTPResponse:
+        return self.response
+
+    def __exit__(self, *error: object) -> None:
+        self.response.close()
+        self.connection.close()
+
+
+def _check(response: http.client.HTTPResponse) -> None:
+    if response.status == http.client.OK:
+        return
+    text = response.read(65_536).decode("utf-8", "replace")
+    try:
+        message = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = response.reason
+    if response.status == http.client.FORBIDDEN:
+        message += " (the service account needs list and watch for pods)"
+    after = response.getheader("Retry-After", "")
+    raise ApiError(response.status, f"{response.status}: {message[:500]}", float(after) if after.isdecimal() else 0.0)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
+    """The events of a watch; a last line that was cut off is none."""
+    while (line := response.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+        yield json.loads(line)
+    if len(line) >= MAX_LINE_BYTES:
+        raise ValueError(f"an event of more than {MAX_LINE_BYTES} bytes")
+
+
+def _key(pod: Mapping[str, Any]) -> tuple[str, str]:
+    return namespace_of(pod), str(pod["metadata"]["name"])
+
+
+def _cut(connection: socket.socket) -> None:
+    """Wakes the thread that reads it, without taking TLS away under it."""
+    try:
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    except OSError:
+        return

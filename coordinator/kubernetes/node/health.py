@@ -1,0 +1,140 @@
+"""Which GPUs and MIG instances this node has, whether they work, and whether a coordinator serves them.
+
+Invariants: a GPU that was there once is listed for as long as the plugin runs, unhealthy when it is lost, so that its
+pods are not taken for somebody else's; a coordinator that is away for less than the grace time (an upgrade) changes
+nothing.
+
+May not go here: gRPC.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from nvshare.coordinator.system.devices import Device, NoGpuError, discover
+
+log: Final = logging.getLogger("nvshare.plugin")
+
+PERIOD_S: Final = 5.0
+
+
+class Probe(Protocol):
+    """What the monitor looks through; the node's NVML, or a test's."""
+
+    def devices(self) -> list[Device]:
+        """Everything that can be scheduled now.  Raises NoGpuError."""
+
+    def problems(self, uuids: Sequence[str]) -> dict[str, str]:
+        """Why some of these GPUs cannot be used."""
+
+
+class NvmlProbe:
+    """By NVML."""
+
+    def devices(self) -> list[Device]:
+        return discover()
+
+    def problems(self, uuids: Sequence[str]) -> dict[str, str]:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            return dict.fromkeys(uuids, f"the NVIDIA driver cannot be used: {error}")
+        found: dict[str, str] = {}
+        for uuid in uuids:
+            try:
+                pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            except pynvml.NVMLError as error:
+                found[uuid] = str(error)
+        pynvml.nvmlShutdown()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is known at one time.  `problems` by UUID; a GPU without one is healthy."""
+
+    devices: tuple[Device, ...] = ()
+    problems: tuple[tuple[str, str], ...] = ()
+    coordinator_away: bool = False
+
+    def health(self) -> dict[str, bool]:
+        """UUID -> whether slots of it may be given out."""
+        ill = dict(self.problems)
+        return {device.uuid: device.uuid not in ill and not self.coordinator_away for device in self.devices}
+
+
+class Monitor:
+    """Looks again every few seconds, and tells whoever listens when something is different."""
+
+    def __init__(self, probe: Probe, coordinator_answers: Callable[[], bool], grace_ns: int) -> None:
+        self._probe = probe
+        self._coordinator_answers = coordinator_answers
+        self._grace_ns = grace_ns
+        self._answered_ns = time.monotonic_ns()
+        self._listeners: list[Callable[[], None]] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+        self.state = State()
+        self.coordinator_up = False
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Called after each change, from the monitor's thread."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Looks once, then in the background."""
+        self.look(time.monotonic_ns())
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self, now_ns: int) -> None:
+        """One look."""
+        self.coordinator_up = self._coordinator_answers()
+        if self.coordinator_up:
+            self._answered_ns = now_ns
+        away = now_ns - self._answered_ns > self._grace_ns
+        devices = {device.uuid: device for device in self.state.devices}
+        try:
+            devices.update({device.uuid: device for device in self._probe.devices()})
+        except NoGpuError as error:
+            if not devices:
+                log.warning("%s", error)
+        problems = self._probe.problems(list(devices))
+        fresh = State(tuple(devices.values()), tuple(sorted(problems.items())), away)
+        if fresh == self.state:
+            return
+        self._tell(self.state, fresh)
+        self.state = fresh
+        for listener in self._listeners:
+            listener()
+
+    def _tell(self, before: State, after: State) -> None:
+        known = {device.uuid for device in before.devices}
+        for device in after.devices:
+            if device.uuid not in known:
+                log.info("GPU %s: %s%s", device.uuid, device.name, " (MIG)" if device.is_mig else "")
+        old, new = dict(before.problems), dict(after.problems)
+        for uuid in new.keys() - old.keys():
+            log.warning("GPU %s is not healthy: %s", uuid, new[uuid])
+        for uuid in old.keys() - new.keys():
+            log.info("GPU %s is healthy again", uuid)
+        if after.coordinator_away != before.coordinator_away:
+            if after.coordinator_away:
+                log.warning("no coordinator answers: slots are not healthy")
+            else:
+                log.info("the coordinator answers again")
+
+    def _run(self) -> None:
+        while not self._stopping.wait(PERIOD_S):
+            self.look(time.monotonic_ns())

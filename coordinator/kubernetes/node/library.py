@@ -1,0 +1,199 @@
+"""`nvshare-install-library`: the hook on the node's file system, one directory a version, for containers to mount.
+
+A container that is started again mounts what it was given at first.  So a version stays as long as a slot names it.
+
+In a version's directory the library lies where each distribution's glibc looks when it replaces `$LIB` in LD_PRELOAD
+(kubernetes/node/allocation.py says why): lib, lib64, lib/x86_64-linux-gnu, lib/aarch64-linux-gnu, all the same file.
+
+Invariants: a version's directory appears complete (temporary name, fsync, rename) and never changes; `current` is
+replaced atomically; what is kept is what a slot uses, the current one and the one before it, and everything when it is
+not known what slots use.
+
+May not go here: gRPC, slots' contents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from nvshare.client_hook.launcher import HOOK_NAME, LaunchError, find_hook
+from nvshare.coordinator.kubernetes.slots import slot as slots
+
+CURRENT: Final = "current"
+LIBRARY: Final = f"lib/{HOOK_NAME}"
+_LINKS: Final = {
+    "lib64": "lib",
+    "lib/x86_64-linux-gnu": ".",
+    "lib/aarch64-linux-gnu": ".",
+    HOOK_NAME: LIBRARY,
+}
+_VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_]*-[0-9a-f]{12}")
+
+
+class InstallError(Exception):
+    """The library cannot be installed; the text names the remedy."""
+
+
+def version() -> str:
+    """Of the product, as its directory says it."""
+    try:
+        return importlib.metadata.version("nvshare").replace("-", "_")
+    except importlib.metadata.PackageNotFoundError:  # a source checkout
+        return "0"
+
+
+def name_for(content: bytes) -> str:
+    """`<version>-<digest12>`."""
+    return f"{version()}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def current(directory: Path) -> str | None:
+    """The version that new containers get; None when none is installed."""
+    try:
+        name = (directory / CURRENT).readlink().name
+    except OSError:
+        return None
+    return name if (directory / name / LIBRARY).is_file() else None
+
+
+def install(hook: Path, directory: Path, slots_dir: Path | None) -> str:
+    """Makes this hook the current one; returns its name.  Raises InstallError."""
+    try:
+        content = hook.read_bytes()
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o755)
+        _check_executable(directory)
+        with _locked(directory):
+            name = name_for(content)
+            _put(directory, name, content)
+            before = current(directory)
+            if before != name:
+                _point(directory, name)
+            _clean(directory, {name, before or name}, slots_dir)
+    except OSError as error:
+        raise InstallError(f"{error.filename or directory}: {error.strerror}; choose another --to") from None
+    return name
+
+
+def in_use(slots_dir: Path | None) -> set[str] | None:
+    """Versions that a slot's container has mounted.  None: nobody can say, as after a start of the node, when slots are
+    made again for containers that mount what they had."""
+    if slots_dir is None or not slots_dir.is_dir():
+        return None
+    names = {slot.library for slot in slots.read_all(slots_dir).values()}
+    return None if "" in names else names
+
+
+def _check_executable(directory: Path) -> None:
+    if os.statvfs(directory).f_flag & os.ST_NOEXEC:
+        raise InstallError(
+            f"{directory}: its file system is mounted noexec, so no program could load the library from there; "
+            "choose a directory elsewhere with --to (/run often is noexec, /var/lib is not)"
+        )
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _put(directory: Path, name: str, content: bytes) -> None:
+    place = directory / name
+    with contextlib.suppress(OSError):
+        if (place / LIBRARY).read_bytes() == content:
+            return
+    fresh = directory / f".{name}.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    for folder in (fresh, fresh / "lib"):
+        folder.mkdir()
+        folder.chmod(0o755)
+    for link, target in _LINKS.items():
+        (fresh / link).symlink_to(target)
+    descriptor = os.open(fresh / LIBRARY, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o644)
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    if place.exists():  # what an earlier crash of the node left: the digest says that it is not what it should be
+        broken = directory / f".{name}.broken"
+        shutil.rmtree(broken, ignore_errors=True)
+        place.rename(broken)
+        shutil.rmtree(broken, ignore_errors=True)
+    fresh.rename(place)
+    _sync(directory)
+
+
+def _point(directory: Path, name: str) -> None:
+    fresh = directory / f".{CURRENT}.new"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(name)
+    fresh.replace(directory / CURRENT)
+    _sync(directory)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _clean(directory: Path, keep: set[str], slots_dir: Path | None) -> None:
+    used = in_use(slots_dir)
+    if used is None:
+        return
+    keep = keep | used
+    for place in directory.iterdir():
+        if _VERSION.fullmatch(place.name) and place.name not in keep and place.is_dir():
+            shutil.rmtree(place, ignore_errors=True)
+
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+@app.command(help="Puts the hook library where the containers of this node can mount it.")
+def run(
+    to: Annotated[
+        Path, typer.Option("--to", envvar="NVSHARE_LIBRARY_DIR", help="the host's directory, with one for each version")
+    ],
+    slots_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="NVSHARE_SLOTS_DIR", help="the slots' directory: versions that a slot uses are kept"),
+    ] = None,
+) -> None:
+    """Typer's view of the command line."""
+    if slots_dir is None:
+        typer.echo("nvshare-install-library: no --slots-dir: old versions are not removed", err=True)
+    name = install(find_hook(os.environ), to.absolute(), slots_dir)
+    typer.echo(str(to / name))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point.  Exit codes: 0 installed, 1 could not, 2 wrong command line."""
+    try:
+        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-install-library") or 0
+    except (InstallError, LaunchError) as error:
+        typer.echo(f"nvshare-install-library: {error}", err=True)
+        code = 1
+    raise SystemExit(code)

@@ -1,0 +1,207 @@
+"""One resource, served to the kubelet: the device plugin API v1beta1 over a Unix socket.
+
+Invariants: every message of ListAndWatch is the full list, and comes at once when something changes; a request that
+cannot be met is refused with a sentence that names its field; nothing here decides what a device is.
+
+May not go here: when to serve and register (registration.py), what a container gets (allocation.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import grpc
+
+from nvshare.coordinator.kubernetes.node import messages as m
+from nvshare.coordinator.kubernetes.node.allocation import Answer, NotReadyError
+from nvshare.coordinator.kubernetes.slots.device_ids import RequestError
+
+log: Final = logging.getLogger("nvshare.plugin")
+
+_STREAMS_AND_CALLS: Final = 16
+_STOP_S: Final = 2.0
+
+
+class Resource(Protocol):
+    """What is served: a name, devices, and how they are given out."""
+
+    name: str
+
+    def devices(self) -> Sequence[tuple[str, bool]]:
+        """All ids, and whether each is healthy."""
+
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str] | None:
+        """Advice; None: this resource has none to give."""
+
+    def allocate(self, field: str, device_ids: Sequence[str]) -> Answer:
+        """For one container.  Raises RequestError and NotReadyError; `field` is what to name in them."""
+
+
+Count = Callable[[str, str], None]
+"""(resource, outcome) of an Allocate."""
+
+
+class PluginServer:
+    """Serves one resource on one socket; can be stopped and started again."""
+
+    def __init__(self, resource: Resource, path: Path, count: Count) -> None:
+        self.resource = resource
+        self.path = path
+        self._count = count
+        self._changed = threading.Condition()
+        self._version = 0
+        self._server: Any = None
+        self._serving = 0
+        """Which start of the server; streams of an earlier one end."""
+
+    def start(self) -> None:
+        """Raises OSError when the socket cannot be made."""
+        options = (*m.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
+        server = grpc.server(ThreadPoolExecutor(_STREAMS_AND_CALLS), options=options)
+        server.add_generic_rpc_handlers((self._handlers(),))
+        try:
+            bound = server.add_insecure_port(f"unix://{self.path}")
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise OSError(0, "cannot be served on", str(self.path))
+        server.start()
+        self._server = server
+
+    def stop(self) -> None:
+        """Streams end, calls at hand are finished.  The socket's file goes."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        with self._changed:
+            self._serving += 1
+            self._changed.notify_all()
+        server.stop(_STOP_S).wait()
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the kubelet can reach it."""
+        return self._server is not None and self.path.exists()
+
+    def changed(self) -> None:
+        """The list is another one; any thread."""
+        with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    # --- the five calls -----------------------------------------------------------------------------------------------
+
+    def _handlers(self) -> Any:
+        serving = self._serving  # of the start, for a stream may begin when the stop is under way
+
+        def unary(behaviour: Callable[[Any, Any], Any], request: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                behaviour, request_deserializer=request.FromString, response_serializer=_serialize
+            )
+
+        watch = grpc.unary_stream_rpc_method_handler(
+            lambda request, context: self._list_and_watch(serving, context),
+            request_deserializer=m.Empty.FromString,
+            response_serializer=_serialize,
+        )
+        return grpc.method_handlers_generic_handler(
+            m.PLUGIN_SERVICE,
+            {
+                "GetDevicePluginOptions": unary(lambda request, context: self.options(), m.Empty),
+                "ListAndWatch": watch,
+                "GetPreferredAllocation": unary(self._preferred, m.PreferredAllocationRequest),
+                "Allocate": unary(self._allocate, m.AllocateRequest),
+                "PreStartContainer": unary(
+                    lambda request, context: m.PreStartContainerResponse(), m.PreStartContainerRequest
+                ),
+            },
+        )
+
+    def options(self) -> Any:
+        """As told to the kubelet at registration, too."""
+        advises = self.resource.preferred((), (), 0) is not None
+        return m.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=advises)
+
+    def full_list(self) -> Any:
+        """The message of ListAndWatch."""
+        return m.ListAndWatchResponse(
+            devices=[
+                m.Device(ID=name, health=m.HEALTHY if healthy else m.UNHEALTHY)
+                for name, healthy in self.resource.devices()
+            ]
+        )
+
+    def _list_and_watch(self, serving: int, context: Any) -> Iterator[Any]:
+        ended = threading.Event()
+
+        def end() -> None:
+            ended.set()
+            with self._changed:
+                self._changed.notify_all()
+
+        if not context.add_callback(end):
+            return
+        told = -1
+        while True:
+            with self._changed:
+                while self._version == told and serving == self._serving and not ended.is_set():
+                    self._changed.wait()
+                told = self._version
+            if serving != self._serving or ended.is_set():
+                return
+            yield self.full_list()
+
+    def _preferred(self, request: Any, context: Any) -> Any:
+        answers = []
+        for index, each in enumerate(request.container_requests):
+            if each.allocation_size < 0:
+                text = f"container_requests[{index}].allocation_size: is {each.allocation_size}"
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            advice = self.resource.preferred(
+                each.available_deviceIDs, each.must_include_deviceIDs, each.allocation_size
+            )
+            answers.append(m.ContainerPreferredAllocationResponse(deviceIDs=advice or ()))
+        return m.PreferredAllocationResponse(container_responses=answers)
+
+    def _allocate(self, request: Any, context: Any) -> Any:
+        answers: list[Any] = []
+        try:
+            for index, each in enumerate(request.container_requests):
+                field = f"{self.resource.name}: container_requests[{index}].devices_ids"
+                answers.append(_message(self.resource.allocate(field, each.devices_ids)))
+        except RequestError as error:
+            self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "refused", str(error))
+        except NotReadyError as error:
+            self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "not_ready", str(error))
+        except OSError as error:
+            text = f"{self.resource.name}: {error.filename}: {error.strerror}"
+            self._refuse(context, grpc.StatusCode.INTERNAL, "failed", text)
+        self._count(self.resource.name, "allocated")
+        return m.AllocateResponse(container_responses=answers)
+
+    def _refuse(self, context: Any, code: Any, outcome: str, text: str) -> None:
+        log.warning("Allocate: %s", text)
+        self._count(self.resource.name, outcome)
+        context.abort(code, text)
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _message(answer: Answer) -> Any:
+    return m.ContainerAllocateResponse(
+        envs=answer.environment,
+        mounts=[
+            m.Mount(container_path=mount.container_path, host_path=str(mount.host_path), read_only=True)
+            for mount in answer.mounts
+        ],
+        annotations=dict(answer.annotations),
+    )

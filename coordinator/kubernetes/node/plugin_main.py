@@ -1,0 +1,179 @@
+"""`nvshare-device-plugin`: from the command line to a plugin that serves the kubelet, and out again.
+
+Invariants: every option has an environment variable, NVSHARE_ and its name; what cannot be used is said at once, with
+the option's name; SIGTERM ends it in order and leaves running containers, their slots and their library alone.
+
+May not go here: the process (plugin_process.py) and what only it needs, such as gRPC: `--help` works without.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError, rules_from
+from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, preference
+from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
+from nvshare.coordinator.units import parse_duration
+
+_GRPC = ("grpc", "google")
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+def _given(variable: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, envvar="NVSHARE_" + variable, help=text)
+
+
+SlotsPerGpu = Annotated[int, _given("SLOTS_PER_GPU", "containers that share one GPU")]
+Resource = Annotated[str, _given("RESOURCE", "name of the slots")]
+MemoryResourceName = Annotated[
+    str | None,
+    _given(
+        "MEMORY_RESOURCE",
+        "also offer GPU memory, which becomes the container's limit; the name says the unit: "
+        "nvshare.com/gpu-memory-mib, nvshare.com/gpu-memory-256mib, nvshare.com/gpu-memory-gib",
+    ),
+]
+PluginDir = Annotated[Path, _given("PLUGIN_DIR", "where the kubelet looks for plugins")]
+PodResources = Annotated[Path, _given("POD_RESOURCES_SOCKET", "where the kubelet says which pod has what")]
+LibraryDir = Annotated[Path, _given("LIBRARY_DIR", "the host's directory of nvshare-install-library")]
+SlotsDir = Annotated[Path, _given("SLOTS_DIR", "the host's directory of slots")]
+RuntimeDirectory = Annotated[Path, _given("RUNTIME_DIR", "of the node's coordinator")]
+Several = Annotated[
+    bool, _given("ALLOW_SEVERAL_SLOTS", "a container may have several slots of one GPU", "--allow-several-slots")
+]
+Preferred = Annotated[str, _given("PREFERRED", "spread over the GPUs, or pack")]
+MemoryMode = Annotated[str, _given("MEMORY", "memory mode: managed, device, swap")]
+OnLoss = Annotated[str, _given("ON_LOSS", "what containers do without a coordinator: wait, or run")]
+LossTimeout = Annotated[str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: after so long, such as 5m")]
+Grace = Annotated[str, _given("COORDINATOR_GRACE", "without a coordinator for so long slots are unhealthy")]
+WatchPods = Annotated[bool, _given("WATCH_PODS", "follow the annotations of this node's pods", "--watch-pods")]
+NodeName = Annotated[
+    str | None, typer.Option(envvar=["NVSHARE_NODE_NAME", "NODE_NAME"], help="with --watch-pods: this node")
+]
+PriorityClasses = Annotated[
+    Path | None, _given("PRIORITY_CLASSES", "JSON file: what priority classes of the cluster mean")
+]
+PriorityRange = Annotated[str, _given("PRIORITY_RANGE", "MIN:MAX of the priority that annotations may ask for")]
+MetricsPort = Annotated[int | None, _given("METRICS_PORT", "serve Prometheus metrics; 0 chooses a port")]
+MetricsAddress = Annotated[str, _given("METRICS_ADDRESS", "where")]
+LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
+
+
+@app.command(help="Offers this node's GPUs to Kubernetes, several slots each, and puts containers under the hook.")
+def run(
+    slots_per_gpu: SlotsPerGpu = 10,
+    resource: Resource = "nvshare.com/gpu",
+    memory_resource: MemoryResourceName = None,
+    plugin_dir: PluginDir = Path("/var/lib/kubelet/device-plugins"),
+    pod_resources_socket: PodResources = Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+    library_dir: LibraryDir = Path("/var/lib/nvshare/lib"),
+    slots_dir: SlotsDir = Path("/run/nvshare/slots"),
+    runtime_dir: RuntimeDirectory = SYSTEM_DIRECTORY,
+    allow_several_slots: Several = False,
+    preferred: Preferred = "spread",
+    memory: MemoryMode = "managed",
+    on_loss: OnLoss = "wait",
+    loss_timeout: LossTimeout = None,
+    coordinator_grace: Grace = "30s",
+    watch_pods: WatchPods = False,
+    node_name: NodeName = None,
+    priority_classes: PriorityClasses = None,
+    priority_range: PriorityRange = "-1000:1000",
+    metrics_port: MetricsPort = None,
+    metrics_address: MetricsAddress = "0.0.0.0",
+    log_level: LogLevel = "info",
+) -> None:
+    """Typer's view of the command line."""
+    _log_to_stderr(log_level)
+    options = Options(
+        plugin_dir=plugin_dir.absolute(),
+        pod_resources_socket=pod_resources_socket.absolute(),
+        library_dir=library_dir.absolute(),
+        slots_dir=slots_dir.absolute(),
+        runtime_dir=runtime_dir.absolute(),
+        slots_per_gpu=slots_per_gpu,
+        resource=resource,
+        memory_resource=memory_resource or None,
+        allow_several_slots=allow_several_slots,
+        preference=preference(preferred),
+        memory=memory,
+        on_loss=on_loss,
+        loss_timeout_ns=_duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None,
+        coordinator_grace_ns=_duration_ns("--coordinator-grace", coordinator_grace),
+    )
+    if watch_pods and not node_name:
+        raise OptionError("--watch-pods: needs --node-name or NODE_NAME (spec.nodeName by the downward API)")
+    rules = _rules(resource, priority_range, priority_classes)
+    try:
+        from nvshare.coordinator.kubernetes.node.plugin_process import Extras, serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _GRPC:
+            raise
+        raise OptionError(f"{error.name} is not installed: pip install 'nvshare[kubernetes]'") from None
+    serve(options, Extras(metrics_address, metrics_port, node_name if watch_pods else None, rules))
+
+
+def _log_to_stderr(level: str) -> None:
+    if level not in ("debug", "info", "warning", "error"):
+        raise OptionError(f"--log-level: {level!r} is none of debug, info, warning, error")
+    line = "%(asctime)s nvshare-device-plugin %(levelname)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=line, force=True)
+
+
+def _duration_ns(option: str, text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise OptionError(f"{option}: {error}") from None
+
+
+def _rules(resource: str, priority_range: str, priority_classes: Path | None) -> Rules:
+    content: object = None
+    if priority_classes is not None:
+        try:
+            content = json.loads(priority_classes.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise OptionError(f"--priority-classes: {priority_classes}: {error.strerror}") from None
+        except ValueError as error:
+            raise OptionError(f"--priority-classes: {priority_classes}: not JSON: {error}") from None
+    try:
+        return rules_from(resource=resource, priority_range=priority_range, priority_classes=content)
+    except RulesError as error:
+        raise OptionError(str(error)) from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point.  Exit codes: 0 ended in order, 1 could not run, 2 wrong command line."""
+    code = 0
+    try:
+        code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-device-plugin") or 0
+    except OptionError as error:
+        code = _complain(str(error), 2)
+    except slots.SlotError as error:
+        code = _complain(f"--slots-dir: {error}", 1)
+    except NotInClusterError as error:
+        code = _complain(f"--watch-pods: {error}", 1)
+    except OSError as error:
+        code = _complain(f"{error.filename or 'system'}: {error.strerror}", 1)
+    raise SystemExit(code)
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"nvshare-device-plugin: {text}\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()

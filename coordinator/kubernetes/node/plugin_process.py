@@ -1,0 +1,143 @@
+"""The device plugin as one process: its parts, started and ended together.
+
+May not go here: the command line (plugin_main.py), what the kubelet's calls do (resources.py, allocation.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nvshare.coordinator.kubernetes.cluster.annotations import Rules
+from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, socket_name
+from nvshare.coordinator.kubernetes.cluster.pods import PodWatch
+from nvshare.coordinator.kubernetes.node import library
+from nvshare.coordinator.kubernetes.node.allocation import SlotStore
+from nvshare.coordinator.kubernetes.node.health import Monitor, NvmlProbe, Probe
+from nvshare.coordinator.kubernetes.node.plugin import PluginServer
+from nvshare.coordinator.kubernetes.node.plugin_metrics import Collector, Counts, Facts, MetricsServer
+from nvshare.coordinator.kubernetes.node.registration import Registrar
+from nvshare.coordinator.kubernetes.node.resources import MemoryResource, SlotResource
+from nvshare.coordinator.kubernetes.node.tenancy import Tenancy, list_tenants
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.slots.device_ids import memory_unit_bytes
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+
+log: Final = logging.getLogger("nvshare.plugin")
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is only of this process: metrics, the watch of pods."""
+
+    metrics_address: str = "0.0.0.0"
+    metrics_port: int | None = None
+    watched_node: str | None = None
+    """Whose pods' annotations to follow; None: nobody's."""
+    rules: Rules = field(default_factory=Rules)
+
+
+class Plugin:
+    """Everything that one device plugin is made of."""
+
+    def __init__(self, options: Options, probe: Probe, watch: PodWatch | None = None) -> None:
+        """Makes the slots' directory.  Raises SlotError."""
+        slots.prepare(options.slots_dir)
+        self.options = options
+        self._watch = watch
+        self.store = SlotStore(options.slots_dir)
+        self.counts = Counts()
+        coordinator = RuntimeDir(options.runtime_dir)
+        self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
+        unit_bytes = memory_unit_bytes(options.memory_resource) if options.memory_resource is not None else 0
+        self.tenancy = Tenancy(self.store, self._tenants, unit_bytes=unit_bytes, policies=watch)
+        self._resources: list[SlotResource | MemoryResource] = [
+            SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy.woken)
+        ]
+        if options.memory_resource is not None:
+            state = lambda: self.monitor.state  # noqa: E731
+            self._resources.append(MemoryResource(options.memory_resource, state, self.tenancy.woken))
+        self._servers = [
+            PluginServer(resource, options.plugin_dir / socket_name(resource.name), self.counts.allocated)
+            for resource in self._resources
+        ]
+        self._ended = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._registrar = Registrar(options.plugin_dir, self._servers, self._wake_read, self.counts.registered)
+        for server in self._servers:
+            self.monitor.listen(server.changed)
+
+    def run(self) -> None:
+        """Serves until `stop`.  Raises TooLongError."""
+        self.monitor.start()
+        try:
+            for resource in self._resources:
+                if isinstance(resource, MemoryResource):
+                    resource.check()
+            self.tenancy.start()
+            self._registrar.run()
+        finally:
+            self._ended = True
+            self.tenancy.stop()
+            self.monitor.stop()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def stop(self) -> None:
+        """Ends `run`; any thread, or a signal handler, also when it has ended."""
+        if not self._ended:
+            os.write(self._wake_write, b"\0")
+
+    def facts(self) -> Facts:
+        """For metrics."""
+        found = self.store.all().values()
+        devices = []
+        for resource in self._resources:
+            healthy = sum(health for _, health in resource.devices())
+            devices.append((resource.name, healthy, len(resource.devices()) - healthy))
+        return Facts(
+            devices=devices,
+            connected=self._registrar.connected,
+            coordinator_up=self.monitor.coordinator_up,
+            library=library.current(self.options.library_dir),
+            slots=len(found),
+            slots_without_pod=sum(slot.pod is None for slot in found),
+            pod_resources_failures=self.tenancy.failures,
+            watch=self._watch.counts() if self._watch is not None else None,
+        )
+
+    def _tenants(self) -> Any:
+        options = self.options
+        return list_tenants(options.pod_resources_socket, options.resource, options.memory_resource)
+
+
+def serve(options: Options, extras: Extras) -> None:
+    """Until a signal.  Raises what the parts raise when they cannot start."""
+    watch: PodWatch | None = None
+    if extras.watched_node is not None:
+        watch = PodWatch(node_name=extras.watched_node, changed=lambda: plugin.tenancy.woken(), rules=extras.rules)
+    plugin = Plugin(options, NvmlProbe(), watch)
+    metrics = None
+    if extras.metrics_port is not None:
+        collector = Collector(plugin.counts, plugin.facts)
+        try:
+            metrics = MetricsServer(extras.metrics_address, extras.metrics_port, collector)
+        except OSError as error:
+            where = f"{extras.metrics_address}:{extras.metrics_port}"
+            raise OptionError(f"--metrics-port: {where}: {error.strerror}; choose another") from None
+        log.info("metrics on port %d", metrics.port)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: plugin.stop())
+    try:
+        if watch is not None:
+            watch.start()
+        plugin.run()
+    finally:
+        if watch is not None:
+            watch.stop()
+        if metrics is not None:
+            metrics.close()
+    log.info("ended; containers that run keep their slots")

@@ -1,0 +1,205 @@
+"""A slot: the right of one container to share GPUs, and the directory that stands for it on the node.
+
+DIR/<slot>/ is mounted into the container, read-only.  In it lie `slot.json`, written by the device plugin, and
+`hooks.sock`, on which the coordinator listens.  Who connects there *is* that slot: no other container can reach it.
+
+Invariants: a slot's name is a safe file name and short enough for a socket's path; `slot.json` is replaced as a whole,
+so a reader sees the old or the new one; what is read from a file is validated, and its size bounded.
+
+May not go here: gRPC, sockets, scheduling.  The coordinator imports this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
+
+SLOT_FILE: Final = "slot.json"
+SOCKET_FILE: Final = "hooks.sock"
+HOOK_CAME_FILE: Final = ".hook-came"
+"""Holds the allocation from which a hook has said hello; so a restarted coordinator knows it, too."""
+MAX_NAME_BYTES: Final = 56
+"""A GPU's UUID has 40, its MIG form too; beside it stands a number."""
+MAX_FILE_BYTES: Final = 65_536
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+I32: Final = (1 << 31) - 1
+MemoryBytes = Annotated[int, Field(ge=0, le=1 << 60)]
+Label = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+class SlotError(Exception):
+    """A slot or its directory cannot be used; the text says why."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class SlotPolicy(_Record):
+    """What the pod's annotations ask for.  None: they say nothing."""
+
+    priority: int | None = Field(default=None, ge=-I32 - 1, le=I32)
+    weight: int | None = Field(default=None, ge=1, le=10_000)
+    latency_class: Label | None = Field(default=None, alias="class")
+    gang: Label | None = None
+    memory_limit_bytes: MemoryBytes | None = None
+
+
+class PodRef(_Record):
+    """Whose slot it is."""
+
+    namespace: Label
+    name: Label
+    container: Label
+
+
+class Slot(_Record):
+    """`slot.json`.  `memory_limit_bytes` is per GPU and for all processes of the slot together; 0: none."""
+
+    slot: Label
+    allocation: Label
+    """New at each Allocate, so that a slot's earlier owner is not taken for its present one."""
+    allocated_at_s: float = Field(ge=0)
+    gpus: tuple[Label, ...] = Field(min_length=1, max_length=64)
+    device_ids: tuple[Label, ...] = Field(min_length=1, max_length=1024)
+    library: str = ""
+    """The directory's name of the hook that was mounted."""
+    memory_limit_bytes: MemoryBytes = 0
+    policy: SlotPolicy = SlotPolicy()
+    pod: PodRef | None = None
+
+    @property
+    def limit_bytes(self) -> int:
+        """The smaller of what the plugin and the annotations say."""
+        said = [size for size in (self.memory_limit_bytes, self.policy.memory_limit_bytes) if size]
+        return min(said, default=0)
+
+
+def check_name(name: str) -> str:
+    """The name, if it may be a directory's; raises SlotError."""
+    if not _NAME.fullmatch(name) or len(name) > MAX_NAME_BYTES:
+        raise SlotError(f"{name!r} cannot be a slot: letters, digits, '_.-', at most {MAX_NAME_BYTES}")
+    return name
+
+
+def name_for(device_id: str) -> str:
+    """The slot of a device id of the kubelet's (`GPU-...::3`), which holds what no path in LD_PRELOAD may."""
+    return check_name(device_id.replace("::", "--").replace("/", "_"))
+
+
+def prepare(directory: Path) -> None:
+    """Makes the directory of slots, and checks that nobody else can meddle and that sockets fit.  Raises SlotError."""
+    longest = len(os.fsencode(directory.absolute() / ("x" * MAX_NAME_BYTES) / SOCKET_FILE))
+    if longest > MAX_SOCKET_PATH_BYTES:
+        raise SlotError(
+            f"{directory}: too long, a socket's path has room for {MAX_SOCKET_PATH_BYTES} bytes and a slot's needs "
+            f"{longest}; choose a shorter --slots-dir"
+        )
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o711)
+            directory.chmod(0o711)  # whatever the umask
+        found = directory.stat()
+    except OSError as error:
+        raise SlotError(f"{directory}: {error.strerror}; choose another --slots-dir") from None
+    if not directory.is_dir():
+        raise SlotError(f"{directory}: not a directory; choose another --slots-dir")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise SlotError(
+            f"{directory}: must belong to user {os.geteuid()} and be writable by nobody else (it belongs to "
+            f"{found.st_uid}, mode {found.st_mode & 0o777:o}); coordinator and device plugin run as the same user"
+        )
+
+
+def read(directory: Path) -> Slot | None:
+    """What the slot's directory says; None when there is none.  Raises SlotError for a file that is no slot."""
+    path = directory / SLOT_FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SlotError(f"{path}: {error.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise SlotError(f"{path}: more than {MAX_FILE_BYTES} bytes")
+    try:
+        slot = Slot.model_validate_json(content)
+    except ValidationError as error:
+        detail = error.errors(include_input=False, include_url=False)[0]
+        field = ".".join(str(part) for part in detail["loc"]) or "content"
+        raise SlotError(f"{path}: {field}: {detail['msg']}") from None
+    if slot.slot != directory.name:
+        raise SlotError(f"{path}: slot: is {slot.slot!r}, but the directory is {directory.name!r}")
+    return slot
+
+
+def write(directory: Path, slot: Slot) -> None:
+    """Makes or replaces DIR/<slot>/slot.json; a new directory appears with it, complete.  Raises OSError."""
+    check_name(slot.slot)
+    content = slot.model_dump_json(by_alias=True, exclude_none=True).encode()
+    place = directory / slot.slot
+    if not place.is_dir():
+        directory.mkdir(mode=0o711, exist_ok=True)
+        fresh = directory / f".{slot.slot}.new"
+        fresh.mkdir(mode=0o755, exist_ok=True)
+        fresh.chmod(0o755)  # other users' containers look in here
+        _put(fresh / SLOT_FILE, content)
+        fresh.rename(place)
+        return
+    temporary = place / f".{SLOT_FILE}.new"
+    _put(temporary, content)
+    temporary.rename(place / SLOT_FILE)
+
+
+def _put(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o644)
+        file.write(content)
+
+
+def hook_came(directory: Path, slot: Slot) -> bool:
+    """Whether a hook has come since this allocation."""
+    try:
+        return (directory / slot.slot / HOOK_CAME_FILE).read_text() == slot.allocation
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def note_hook_came(directory: Path, slot: Slot) -> None:
+    """Raises OSError."""
+    (directory / slot.slot / HOOK_CAME_FILE).write_text(slot.allocation)
+
+
+def read_all(directory: Path) -> dict[str, Slot]:
+    """All slots that can be read, by name."""
+    found: dict[str, Slot] = {}
+    with contextlib.suppress(OSError):
+        for place in sorted(directory.iterdir()):
+            if place.name.startswith("."):
+                continue
+            with contextlib.suppress(SlotError, NotADirectoryError):
+                slot = read(place)
+                if slot is not None:
+                    found[slot.slot] = slot
+    return found
+
+
+def remove(directory: Path, name: str) -> None:
+    """Takes a slot away.  Its processes, if any are left, keep the connection that they have."""
+    going = directory / f".{check_name(name)}.gone"
+    shutil.rmtree(going, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        (directory / name).rename(going)  # first out of sight: the coordinator may be about to put something into it
+    shutil.rmtree(going, ignore_errors=True)

@@ -1,0 +1,104 @@
+"""What a client must know of a GPU's settings, and telling it only when something in it changed.
+
+Invariant: `Seat.told_settings` is what the client was sent last.
+
+May not go here: changing a setting (engine/operator_commands.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nvshare.coordinator.memory import room
+from nvshare.coordinator.memory.quantum import idle_release_ns
+from nvshare.coordinator.model.commands import Send
+from nvshare.coordinator.model.state import Gpu, Node, Seat
+from nvshare.coordinator.protocol.messages import GpuSettings, MemoryMode, Sharing
+
+TIMES_FOR_MATES: Final = 8
+"""A member of a gang may be idle so many times as long as others."""
+PREPARE_STEP_BYTES: Final = 64 << 20
+"""What clients are told to have ready of host memory comes in such steps: each change is a message."""
+
+
+def _patience_ns(node: Node, seat: Seat) -> int:
+    """How long this holder may be idle.  A member of a gang that waits for another one does not give up the turn that
+    they have together: its GPU would be somebody else's for a quantum."""
+    usual_ns = idle_release_ns(seat.gpu, node)
+    gang = seat.gang
+    if gang is None or all(mate.gpu is seat.gpu for mate in gang.seats):
+        return usual_ns
+    return max(usual_ns, TIMES_FOR_MATES * node.settings.idle_release_ns)
+
+
+def settings_for(node: Node, seat: Seat) -> GpuSettings:
+    """As they are now."""
+    gpu = seat.gpu
+    alone = gpu.working < 2 or gpu.sharing is Sharing.CONCURRENT
+    swap = seat.client.memory_mode is MemoryMode.SWAP
+    return GpuSettings(
+        gpu=seat.ordinal,
+        memory_limit_bytes=seat.limit_bytes,
+        capacity_bytes=gpu.capacity_bytes,
+        reserve=seat.client.memory_mode is not MemoryMode.MANAGED or bool(seat.client.group and seat.limit_bytes),
+        pacing_budget_ns=0 if alone else node.settings.pacing_budget_ns,
+        idle_release_ns=_patience_ns(node, seat),
+        drain_deadline_ns=node.settings.drain_deadline_ns,
+        sharing=int(gpu.sharing),
+        resident_limit_bytes=room.bound_bytes(seat),
+        prepare_host_bytes=seat.prepare_bytes,
+        room_bytes=max(1, room.room_bytes(seat)) if swap else 0,
+        ask_pins=swap,
+        limit_of_slot=bool(seat.client.group and seat.limit_bytes),
+    )
+
+
+def tell_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) -> None:
+    """Send the settings if they differ from what the client knows."""
+    if seat.told_epoch == seat.gpu.settings_epoch and not even_if_unchanged:
+        return
+    seat.told_epoch = seat.gpu.settings_epoch
+    settings = settings_for(node, seat)
+    if settings != seat.told_settings or even_if_unchanged:
+        seat.told_settings = settings
+        node.out.append(Send(seat.client.client, settings))
+
+
+def tell_everybody(node: Node, gpu: Gpu) -> None:
+    """A value changed that matters before the next grant."""
+    gpu.settings_changed()
+    for seat in gpu.seats.values():
+        tell_settings(node, seat)
+
+
+def _steps(size: int) -> int:
+    return -(-size // PREPARE_STEP_BYTES) * PREPARE_STEP_BYTES
+
+
+def _follow(told: int, size: int) -> int:
+    """In whole steps: up at once, down by two steps or to nothing, so that it does not flicker at an edge."""
+    steps = _steps(max(0, size))
+    return told if told > steps > 0 and told - steps <= PREPARE_STEP_BYTES else steps
+
+
+def _prepare(seat: Seat) -> bool:
+    """How much will probably be evicted from it at a time: the overflow, at most what it has and can move.  Returns
+    whether that has changed."""
+    gpu = seat.gpu
+    size = 0
+    if seat.client.memory_mode is MemoryMode.SWAP and gpu.working >= 2:
+        size = min(gpu.overflow_bytes, max(0, seat.allocated_bytes - seat.pinned_bytes))
+    before, seat.prepare_bytes = seat.prepare_bytes, _follow(seat.prepare_bytes, size)
+    return seat.prepare_bytes != before
+
+
+def tell_overflow(node: Node, gpu: Gpu) -> None:
+    """Clients hear how much host memory to have ready when that changes.  O(1) while everything fits."""
+    excess = gpu.allocated_bytes - gpu.capacity_bytes if gpu.working >= 2 else 0
+    if excess <= 0 and not gpu.overflow_bytes:
+        return
+    gpu.overflow_bytes = _follow(gpu.overflow_bytes, excess)
+    for seat in gpu.seats.values():
+        if _prepare(seat):
+            gpu.settings_changed()
+            tell_settings(node, seat)

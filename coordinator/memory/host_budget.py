@@ -1,0 +1,178 @@
+"""Shares of the node's budget of pinned host memory.
+
+What leaves a GPU lies in pinned host memory, which the whole machine has to do without.  So hooks ask before they pin
+more (`ReserveHost`), and all shares together stay within the budget.  Whether there is room on the host is asked here
+only: by hooks, by memory/admission.py (may it grow?) and by memory/orders.py (can it be evicted?).
+
+An *owner* is a user, or a Kubernetes slot: all its programs count together, so starting more of them gives nobody more.
+
+Rules:
+- A question is answered at once: the share is then what was asked for, or what it was before.
+- A share grows only within the budget, and only as long as its owner has at most `host_fair_times` times what is left
+  then.  With 8: one owner alone can have 8/9 of the budget; two who want all they can get have 8/17 each, and n of them
+  8/(1 + 8n).  Whoever comes later always finds something, 8/9 of what is left; and what is given back goes to those who
+  have less, until all who want it have the same.  (A. K. Choudhury and E. L. Hahne, Dynamic queue length thresholds for
+  shared-memory packet switches, 1998.)  It needs no number of owners, no part for each, no memory of who came first.
+- A share that was given is a promise: nothing takes it away.  An owner who has more than he could get now, because
+  others have come or the budget was lowered, keeps it, and is given more when he has come below.
+- Giving back is always allowed; the share of a client that is gone is free at once.
+- Hooks ask again when they have connected again, and what they ask for first is pinned already: refusing it would
+  unpin nothing, and give it away a second time.  So it is counted before the rule is asked: in the time after a start
+  in which they come back (`SETTLE_NS`), as far as the rule could have led there: one owner to `t / (1 + t)` of the
+  budget, and n owners together to all but `1 / (1 + t)^n`; and of a process that has lost its connection and is back
+  within `RETURN_NS`, as much as it had.  Beyond that it is a wish as any other, for anybody could say so.
+- The amount of the first question (`host_claim_bytes`) can be evicted, whatever the share is: the hook has room for it
+  already.  Shares can exceed the budget after a reconnection or a lower budget, and the next coordinator counts less of
+  them.  Memory that nobody may evict then would block its GPU for ever.  A claim never grows.
+- A budget below what is out already takes nothing away; nothing more is given until enough has come back.
+
+May not go here: what a client uses its share for (memory/orders.py, memory/admission.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from nvshare.coordinator.model.commands import Notify, Send
+from nvshare.coordinator.model.events import HostAsked, HostBudgetSet
+from nvshare.coordinator.model.state import SECOND_NS, Client, Gpu, Node
+from nvshare.coordinator.protocol.messages import MOST_BYTES, HostReserved, Rejected, Rejection
+from nvshare.coordinator.units import format_size
+
+RETURN_NS: Final = 5 * SECOND_NS
+"""Hooks that have lost their connection try again several times a second."""
+
+
+@dataclass(slots=True, eq=False)
+class HostOwner:
+    """All clients of one user, or of one slot, that ask for host memory.  It goes with the last of them."""
+
+    clients: int = 0
+    shared_bytes: int = 0
+    """The sum of their shares."""
+    refused: int = 0
+
+
+# --- is there room on the host? ---------------------------------------------------------------------------------------
+
+
+def spare_bytes(node: Node, owner: str) -> int:
+    """How much more the owner could be given now.
+
+    The most that leaves him with at most `host_fair_times` times what is left after it.
+    """
+    left = node.host_budget_bytes - node.host_shared_bytes
+    times = node.settings.host_fair_times
+    if times and left > 0:
+        record = node.host_owners.get(owner)
+        left = (times * left - (record.shared_bytes if record is not None else 0)) // (1 + times)
+    return max(0, left)
+
+
+def most_bytes(node: Node, client: Client) -> int:
+    """What the client may have on the host in all: its share, and what it could be given now."""
+    if not client.host_asked:
+        return MOST_BYTES  # it takes no part in the budget
+    return client.host_share_bytes + spare_bytes(node, client.owner)
+
+
+def room_bytes(node: Node, client: Client) -> int:
+    """How much it may still put there: of that, or of what it had when it connected."""
+    used = sum(seat.host_bytes for seat in client.seats.values())
+    return max(0, max(most_bytes(node, client), client.host_claim_bytes) - used)
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[Gpu]:
+    """Answer a question for a share of so many bytes in all."""
+    if not client.host_asked:
+        client.host_asked = True
+        client.host_claim_bytes = event.total_bytes
+        node.host_owners.setdefault(client.owner, HostOwner()).clients += 1
+        _share(node, client, min(event.total_bytes, _pinned_bytes(node, client, now_ns)))
+    client.host_claim_bytes = min(client.host_claim_bytes, event.total_bytes)
+    owner = node.host_owners[client.owner]
+    refused = event.total_bytes > max(client.host_share_bytes, most_bytes(node, client))
+    if not refused:
+        _share(node, client, event.total_bytes)
+    node.out.append(Send(client.client, HostReserved(event.sequence, client.host_share_bytes)))
+    if refused:
+        owner.refused += 1
+        node.host_refused += 1
+        _say_why(node, client, owner, event.total_bytes)
+    # Others may have to move, or may do so again, now that there is less or more room for what they have.
+    return [seat.gpu for seat in client.seats.values()]
+
+
+def _share(node: Node, client: Client, size: int) -> None:
+    """The client has so much from now on; keeps the sums."""
+    more = size - client.host_share_bytes
+    client.host_share_bytes = size
+    node.host_owners[client.owner].shared_bytes += more
+    node.host_shared_bytes += more
+
+
+def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
+    """At most so much of its first question is there already."""
+    if now_ns < node.host_settled_at_ns:
+        budget, times, owners = node.host_budget_bytes, node.settings.host_fair_times, node.host_owners
+        own = budget - (budget // (1 + times) if times else 0)  # most for one owner
+        all_own = budget - (budget // (1 + times) ** len(owners) if times else 0)  # and for so many of them
+        return max(0, min(own - owners[client.owner].shared_bytes, all_own - node.host_shared_bytes))
+    size, until_ns = node.host_left.pop(client.process_id, (0, 0))
+    return size if now_ns < until_ns else 0
+
+
+def _say_why(node: Node, client: Client, owner: HostOwner, size: int) -> None:
+    """To whom it concerns: the operator's events, and the program's own log.  After the answer, which nobody waits for
+    any longer then."""
+    left = max(0, node.host_budget_bytes - node.host_shared_bytes)
+    fair = size - client.host_share_bytes <= left
+    name = client.owner
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": None,
+        "client": client.client,
+        "bytes": size,
+        "why": "host share" if fair else "host",
+        "owner": name,
+        "owner_bytes": owner.shared_bytes,
+        "left_bytes": left,
+    }
+    node.out.append(Notify("refused", values))
+    rule = f"; one may have at most {node.settings.host_fair_times} times what is left" if fair else ""
+    text = (
+        f"{format_size(size)} of pinned host memory: {name} has {format_size(owner.shared_bytes)}, "
+        f"{format_size(left)} of {format_size(node.host_budget_bytes)} are left{rule} (host_budget)"
+    )
+    node.out.append(Send(client.client, Rejected(int(Rejection.NOT_ALLOWED), False, text[:250])))
+
+
+def forget(node: Node, client: Client, now_ns: int) -> None:
+    """The client is gone; its process may come back."""
+    if not client.host_asked:
+        return
+    for process_id in [pid for pid, (_, until_ns) in node.host_left.items() if until_ns <= now_ns]:
+        del node.host_left[process_id]
+    if client.host_share_bytes and len(node.host_left) < node.settings.max_clients:
+        node.host_left[client.process_id] = (client.host_share_bytes, now_ns + RETURN_NS)
+    _share(node, client, 0)
+    client.host_asked = False
+    name = client.owner
+    node.host_owners[name].clients -= 1
+    if not node.host_owners[name].clients:
+        del node.host_owners[name]
+
+
+def set_budget(node: Node, event: HostBudgetSet) -> Iterable[Gpu]:
+    """From now on."""
+    node.host_budget_bytes = event.budget_bytes
+    values: dict[str, int | str | bool | float | None] = {
+        "budget_bytes": event.budget_bytes,
+        "shared_bytes": node.host_shared_bytes,
+    }
+    node.out.append(Notify("host_budget", values))
+    return list(node.gpus.values())

@@ -1,0 +1,178 @@
+"""Memory that cannot move, and those who do not fit beside it.
+
+Memory that other processes map, that another GPU reaches or that the driver alone knows stays on the card whoever has
+the lease.  Where it leaves less than a program needs, that program could never run; and if those who have the memory
+wait for it, nobody could.  So hooks ask before memory becomes immovable (`ReservePins`).
+
+Rules:
+- What would leave somebody less than it needs is refused, at once; see memory/room.py for who needs what.
+- Clients in mode `swap` are told how much can be theirs, so that they allocate no more than that.
+- Who does not fit all the same (an older hook has asked nobody, or two messages crossed) is told a resident limit: the
+  rest of it runs from the host.  It is named in the log, in events and by `nvshare-ctl status`, with those who are in
+  its way.
+- One that cannot run from the host gives its lease back unused.  It is shut out: no turn is spent on it until there is
+  more room for it, or it needs less; and now and then it is tried all the same.
+- So is one that was refused room for another reason: others hang, and their memory with them, or could not be moved.
+  It is tried again as soon as more of them can be moved than then, and enough (`orders.reach_bytes`), not by the
+  clock; the clock is for what nobody tells of, such as an eviction that failed and would not fail now.
+
+So nobody waits for memory that cannot move without being named, and a refusal comes from the call that causes it.
+
+May not go here: what one client may reserve (memory/admission.py), leases (engine/leases.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from nvshare.coordinator.memory import admission, orders
+from nvshare.coordinator.memory import room as fit
+from nvshare.coordinator.memory.client_settings import tell_settings
+from nvshare.coordinator.model.commands import Log, Notify, Send
+from nvshare.coordinator.model.events import PinsAsked, Released
+from nvshare.coordinator.model.state import SECOND_NS, WAITING, Gpu, Node, Seat
+from nvshare.coordinator.protocol.messages import PinsReserved
+from nvshare.coordinator.units import format_size
+
+RETRY_NS: Final = 5 * SECOND_NS
+"""After so long one that is shut out is tried again: what it lacks may be on the host and come to be there."""
+FIRST_NS: Final = SECOND_NS // 10
+"""One that was refused room though there could be some: the first time after so long, then twice as long each time."""
+SAY_AGAIN_NS: Final = 60 * SECOND_NS
+NAMED: Final = 3
+"""So many of those whose memory cannot move are named in one line."""
+
+
+def ask(node: Node, seat: Seat, event: PinsAsked, now_ns: int) -> None:
+    """Whether so much of the client's memory may become immovable.  Answered at once; but not as long as clients may be
+    missing, after a restart, who need room too."""
+    if seat.gpu.settling(now_ns):
+        seat.gpu.immovable.asking[seat.client.client] = event
+    else:
+        _answer(node, seat, event)
+
+
+def _answer(node: Node, seat: Seat, event: PinsAsked) -> None:
+    total = min(event.total_bytes, seat.gpu.capacity_bytes + 1)
+    why = admission.immovable_refusal(seat, total) if total > seat.fit.immovable_bytes else None
+    if why is None:
+        seat.fit.promised_bytes = total
+        fit.follow(seat)
+    else:
+        seat.gpu.refused_reservations += 1
+        admission.note_refusal(node, seat.gpu, seat.client, total, why)
+    node.out.append(Send(seat.client.client, PinsReserved(seat.ordinal, event.sequence, seat.fit.immovable_bytes)))
+
+
+def settle(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
+    """Look again at those whose room, or need of it, has changed.  Returns who is better off, for engine/leases.py."""
+    whole = gpu.immovable
+    better: list[Seat] = []
+    if whole.asking and not gpu.settling(now_ns):
+        for client, question in whole.asking.items():
+            _answer(node, gpu.seats[client], question)
+        whole.asking.clear()
+    if whole.stale:
+        whole.stale = False
+        if whole.bytes or whole.told:
+            whole.told = whole.bytes > 0
+            gpu.settings_changed()
+            for seat in whole.swapping.values():
+                if _look(node, gpu, seat, now_ns):
+                    better.append(seat)
+                tell_settings(node, seat)
+    for seat in list(whole.swapping.values()) if whole.shut_out else ():
+        if seat.fit.shut_out and _may_try(node, seat, now_ns):
+            _let_in(gpu, seat)
+            better.append(seat)
+    return better
+
+
+def _look(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
+    """Whether it has come to fit."""
+    before, seat.fit.lacking_bytes = seat.fit.lacking_bytes, max(0, fit.needs_bytes(seat) - fit.room_bytes(seat))
+    lacking = seat.fit.lacking_bytes
+    if bool(before) is bool(lacking):
+        return False
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": gpu.uuid,
+        "client": seat.client.client,
+        "name": seat.client.name,
+        "needs_bytes": fit.needs_bytes(seat),
+        "room_bytes": fit.room_bytes(seat),
+    }
+    node.out.append(Notify("lacks_room" if lacking else "has_room", values))
+    if lacking and (seat.fit.said_ns is None or now_ns >= seat.fit.said_ns + SAY_AGAIN_NS):
+        seat.fit.said_ns = now_ns
+        text = f"{gpu.uuid}: {_reason(seat)}; it runs from host memory as far as it lacks room, or waits"
+        node.out.append(Log(logging.WARNING, text))
+    return not lacking
+
+
+def _reason(seat: Seat) -> str:
+    """For people: who needs what, and who has what."""
+    client = seat.client
+    needs, room = format_size(fit.needs_bytes(seat)), format_size(fit.room_bytes(seat))
+    others = [other for other in seat.gpu.seats.values() if other is not seat and other.fit.immovable_bytes]
+    others.sort(key=lambda other: -other.fit.immovable_bytes)
+    named = ", ".join(
+        f"{other.client.name} (process {other.client.process_id}) {format_size(other.fit.immovable_bytes)}"
+        for other in others[:NAMED]
+    )
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    return f"{client.name} (process {client.process_id}) needs {needs}, room for it is {room}; immovable: {named}{more}"
+
+
+# --- those who cannot run -------------------------------------------------------------------------------------------
+
+
+def gave_up(node: Node, seat: Seat, event: Released, *, asked: bool, now_ns: int) -> None:
+    """A lease ends.  What was promised under it has happened or never will; and if the client could do nothing with
+    it, for want of room that cannot be had, it is shut out."""
+    seat.fit.promised_bytes = 0
+    fit.follow(seat)
+    refused, seat.fit.refused = seat.fit.refused, False
+    unused = event.wanted and event.submissions == 0 and not (asked or event.idle)
+    if not (unused and (seat.fit.lacking_bytes or refused)):
+        seat.fit.tries *= not event.submissions
+        return
+    seat.fit.refused = not seat.fit.lacking_bytes
+    whole = seat.gpu.immovable
+    whole.shut_out += not seat.fit.shut_out
+    seat.fit.shut_out = True
+    seat.fit.tried_room_bytes = fit.room_bytes(seat)
+    seat.fit.tried_reach_bytes = orders.reach_bytes(node, seat)
+    seat.fit.retry_ns = now_ns + (RETRY_NS if seat.fit.lacking_bytes else min(RETRY_NS, FIRST_NS << seat.fit.tries))
+    seat.fit.tries = min(seat.fit.tries + 1, 16)
+    values: dict[str, int | str | bool | float | None] = {
+        "uuid": seat.gpu.uuid,
+        "client": seat.client.client,
+        "lacking_bytes": seat.fit.lacking_bytes,
+    }
+    node.out.append(Notify("shut_out", values))
+
+
+def _may_try(node: Node, seat: Seat, now_ns: int) -> bool:
+    tried = seat.fit
+    if now_ns >= tried.retry_ns or fit.room_bytes(seat) > tried.tried_room_bytes:
+        return True
+    if orders.wanted_bytes(seat) <= orders.reach_bytes(node, seat) > tried.tried_reach_bytes:
+        return True
+    return not (tried.lacking_bytes or (tried.refused and orders.missing_bytes(seat)))
+
+
+def _let_in(gpu: Gpu, seat: Seat) -> None:
+    seat.fit.shut_out = seat.fit.refused = False
+    gpu.immovable.shut_out -= 1
+    if seat.phase is WAITING and not seat.client.paused:
+        gpu.line.join(seat)
+
+
+def deadline_ns(gpu: Gpu) -> int | None:
+    """When somebody is answered, or one that is shut out is tried again; None: nobody waits for that."""
+    whole = gpu.immovable
+    due = [gpu.settled_at_ns] if whole.asking else []
+    if whole.shut_out:
+        due += [seat.fit.retry_ns for seat in whole.swapping.values() if seat.fit.shut_out]
+    return min(due) if due else None

@@ -1,0 +1,79 @@
+"""What moves while somebody computes: room for one that grows, what is above a resident limit, and the memory of
+whoever is next.
+
+Rules:
+- Only with one holder at a time and somebody waiting: with nobody waiting nothing moves.
+- First those that grow are served.  While one waits for room, nothing is brought in.
+- The next in the policy's order is brought in, or whoever will be called before (expected_calls.py), into free
+  memory; where
+  that is not enough, those farthest away are evicted, never the holder and never the next, and no more than the next
+  lacks.
+- Nobody is evicted for it unless all of it can be moved before the holder's turn ends, at the speed at which memory
+  was seen to move on this GPU.  In shorter quanta everything moves at the switch, and no byte more than there.
+- It goes in pieces of `PIECE_BYTES`, each an order of its own.  When the order of turns changes, no further piece is
+  ordered, and what has moved already is used or moved back as the new order wants it.
+- Not in the first second after a restart, in which clients may be missing whose memory is on the GPU.
+- A client above its resident limit is brought down to it as soon as it has no lease.
+
+May not go here: which bytes (memory/planner.py), what is needed before a grant (memory/switching.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nvshare.coordinator.memory import client_settings, expected_calls, growth, orders, switching
+from nvshare.coordinator.memory.planner import Eviction, plan_ahead
+from nvshare.coordinator.memory.quantum import move_rate
+from nvshare.coordinator.model.state import HOLDING, WITH_LEASE, Gpu, Node
+from nvshare.coordinator.protocol.messages import Sharing
+
+PIECE_BYTES: Final = 512 << 20
+"""10 ms of the link: the longest that a change of mind has to wait."""
+
+
+def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Order what is due.  O(1) while everything fits."""
+    client_settings.tell_overflow(node, gpu)
+    fits = gpu.allocated_bytes <= gpu.capacity_bytes
+    if fits and gpu.host_bytes == 0 and not gpu.growing and not gpu.capped:
+        return
+    if gpu.settling(now_ns):
+        return
+    growth.settle(node, gpu, now_ns)
+    if gpu.capped:
+        _lower(node, gpu, now_ns)
+    if gpu.switch is None and not gpu.growing and gpu.sharing is Sharing.EXCLUSIVE:
+        _bring_next(node, gpu, now_ns)
+
+
+def _lower(node: Node, gpu: Gpu, now_ns: int) -> None:
+    for seat in gpu.seats.values():
+        above = orders.above_limit_bytes(seat)
+        if above > 0 and seat.phase not in WITH_LEASE and seat.order is None and seat.stuck_out_at != gpu.grants:
+            orders.evict(node, gpu, (Eviction(seat.client.client, above),), now_ns)
+
+
+def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
+    holder = gpu.holder
+    if holder is None or not len(gpu.line):
+        return
+    seat = gpu.seats[switching.in_order(node, gpu, now_ns)[0]]
+    missing = orders.missing_bytes(seat)
+    if missing == 0 or orders.stuck_in(seat, missing) or (seat.order is not None and seat.order.evict):
+        return
+    missing -= orders.claimed_bytes(seat) - seat.resident_bytes  # promised, and not arrived yet
+    left_ns = holder.quantum_ends_ns - now_ns if holder.phase is HOLDING else 0
+    call = expected_calls.next_call(node, gpu, now_ns)
+    if call is not None:
+        left_ns = min(left_ns, call.at_ns - now_ns)
+    plan = plan_ahead(
+        missing,
+        switching.farthest_first(node, gpu, seat, now_ns),
+        orders.free_room(gpu),
+        piece_bytes=PIECE_BYTES,
+        affordable_bytes=int(max(0, left_ns) * move_rate(gpu)),
+    )
+    orders.evict(node, gpu, plan.evictions, now_ns, heir=seat)
+    if plan.restore_bytes > 0 and seat.order is None and not orders.stuck_in(seat, plan.credit_bytes):
+        orders.restore(node, seat, plan.restore_bytes, plan.credit_bytes, now_ns)

@@ -1,0 +1,72 @@
+"""The automatic quantum: long enough that switching costs at most a target share, short enough to be fair.
+
+With a share s of the time for switching and a cost c per switch, c / (c + q) = s gives q = c (1 - s) / s.  What a
+switch costs is measured: the drain, the hand-over, and the time that the grant waited for memory.  Of the latter the
+plain average over the last switches counts, so that one that was dear (the first eviction) is made up for; but no less
+than what the next ones will have to move at the link's speed, and no more than twice that: so the first quantum is
+right, what is not true any more is forgotten at once, and nobody waits long for what was dear once.  What moved beside
+the one who computed costs nothing; but there must be time for it, so a quantum is at least twice what moves beside it.
+
+Invariants: pure; the result is within the bounds that the settings give; before anything is measured or foreseen it is
+`INITIAL_NS`.
+
+May not go here: who is granted what.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nvshare.coordinator.model.state import MILLISECOND_NS, Gpu, Node, Settings
+
+INITIAL_NS: Final = 100 * MILLISECOND_NS
+WEIGHT: Final = 0.125
+"""Of the newest sample in the moving averages."""
+
+ROOM_FOR_HIDDEN: Final = 2
+MOST_OVER_FORESEEN: Final = 2
+DEFAULT_RATE: Final = 8.0
+"""Bytes a nanosecond that move beside a program that computes, before anything has been measured."""
+
+
+def blend(average: float, sample: int) -> float:
+    """Exponential moving average; the first sample stands for itself."""
+    return float(sample) if average == 0.0 else average + WEIGHT * (sample - average)
+
+
+def move_rate(gpu: Gpu) -> float:
+    """Bytes a nanosecond of one order."""
+    return gpu.move_rate or DEFAULT_RATE
+
+
+def switch_cost_ns(gpu: Gpu) -> float:
+    """Average cost of a switch as measured so far."""
+    return gpu.drain_average_ns + gpu.handover_average_ns + gpu.cost.average_ns
+
+
+def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
+    """The quantum at which switching costs `gpu.switch_share`."""
+    least_ns, most_ns = gpu.cost.bounds_ns(gpu.working)
+    if not gpu.switches_measured and most_ns == 0.0:
+        return INITIAL_NS
+    fixed_ns = gpu.drain_average_ns + gpu.handover_average_ns
+    cost_ns = min(max(switch_cost_ns(gpu), fixed_ns + least_ns), MOST_OVER_FORESEEN * (fixed_ns + most_ns))
+    hidden_ns = max(gpu.hidden_average_ns, gpu.cost.hidden_bytes() / move_rate(gpu))
+    share = gpu.switch_share
+    quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
+    # Steps of a millisecond, so that the figure does not flicker.
+    quantum_ns -= quantum_ns % MILLISECOND_NS
+    return max(settings.quantum_min_ns, min(settings.quantum_max_ns, quantum_ns))
+
+
+def idle_release_ns(gpu: Gpu, node: Node) -> int:
+    """How long an idle holder may keep others waiting; 0: as long as its quantum lasts.
+
+    Giving up the lease costs a memory move both ways when working sets do not fit, so then it takes twice the usual
+    move time; in powers of two, because each change is a message to each client.
+    """
+    base_ns = node.settings.idle_release_ns
+    wanted_ns = 2 * gpu.cost.average_ns
+    if wanted_ns <= base_ns or base_ns == 0:
+        return base_ns
+    return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()

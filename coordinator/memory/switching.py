@@ -1,0 +1,191 @@
+"""The switch of a lease that waits for memory.
+
+Rules:
+- A client is granted the lease when what it lacks is there, or when nothing more can come; and never while an order of
+  its own is being carried out.
+- Evictions and the restoration go on at the same time; with each piece that has left, credit is given for as much.
+- A switch never waits longer than its deadline: then the next client is granted with what is there, for pages can
+  still fault in.
+- A client that cannot move what it was told to is passed over, and the next one is asked; a dead one's memory is free.
+
+May not go here: which bytes (planner.py), what an order means (orders.py), who is next (leases.py), what moves while
+somebody computes (memory/prefetch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nvshare.coordinator.memory import expected_calls, orders
+from nvshare.coordinator.memory import room as fit
+from nvshare.coordinator.memory.planner import Eviction, Figures, Room, plan_switch
+from nvshare.coordinator.memory.quantum import idle_release_ns
+from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.state import OVERDUE, Gpu, Node, Seat
+from nvshare.coordinator.protocol.messages import MemoryMode
+
+
+@dataclass(slots=True, eq=False)
+class Switch:
+    """The lease is on its way to `seat`; its memory comes first."""
+
+    seat: Seat
+    quantum_ns: int | None
+    """As the policy chose it; None: the GPU's at the time of the grant."""
+    policy: object
+    """The one that chose; a replaced policy no longer decides how long a turn is."""
+    started_ns: int
+    deadline_ns: int
+    out_before: int
+    in_before: int
+    """What the GPU had moved when it began."""
+    fresh: bool
+    """Nothing of the seat was ever evicted, as far as is known: what comes in is new, and not copied."""
+    done: bool = False
+    ready_ns: int | None = None
+    """When it was done, if the grant had to wait for more than memory."""
+
+
+def farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Figures]:
+    """First those who do not ask for the GPU, longest idle first; then those who wait, last in the policy's order
+    first."""
+    asking = {seat.client.client for seat in gpu.line.seats()}
+    switching = gpu.switch.seat if gpu.switch is not None else None
+    out = {following.client.client} if switching is None else {following.client.client, switching.client.client}
+    quiet = [seat for client, seat in gpu.seats.items() if client not in asking and client not in out]
+    quiet.sort(key=lambda seat: seat.turn)
+    for seat in quiet:
+        yield orders.figures(node, seat)
+    order = in_order(node, gpu, now_ns)
+    ordered = set(order)
+    demoted = asking - ordered  # they come after all others
+    for client in (*sorted(demoted), *reversed(order)):
+        if client not in out:
+            yield orders.figures(node, gpu.seats[client])
+
+
+def in_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
+    """Those who wait, as they will probably run: as the policy says, and before them whose gang is called here."""
+    waiting = gpu.line.views()
+    if not waiting:
+        return []
+    order = gpu.umpire.order(waiting, gpu.look(), now_ns, node.out)
+    call = expected_calls.next_call(node, gpu, now_ns)
+    if call is None or call.seat.client.client not in order:
+        return order
+    first = call.seat.client.client
+    return [first, *(client for client in order if client != first)]
+
+
+def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
+    """Whether a client may run beside one whose drain is overdue, whose memory therefore cannot be moved."""
+    if seat.client.memory_mode is MemoryMode.MANAGED:
+        return True  # pages fault in as there is room
+    stuck = sum(other.resident_bytes for other in gpu.leases.values() if other.phase is OVERDUE)
+    return stuck + orders.wanted_bytes(seat) <= gpu.capacity_bytes
+
+
+def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> bool:
+    """Start what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
+    if seat.order is not None or orders.missing_bytes(seat) > 0 or orders.above_limit_bytes(seat) > 0:
+        deadline_ns = now_ns + node.settings.move_deadline_ns
+        before = (gpu.evicted_bytes, gpu.restored_bytes)
+        gpu.switch = Switch(
+            seat, quantum_ns, gpu.umpire.policy, now_ns, deadline_ns, *before, fresh=seat.moved_out_bytes == 0
+        )
+        advance(node, gpu, now_ns)
+        if not gpu.switch.done:
+            return True
+        gpu.switch = None
+    if gpu.last_holder != seat.client.client:
+        _account(node, gpu, 0, 0)
+    return False
+
+
+def hold(gpu: Gpu, seat: Seat, now_ns: int) -> None:
+    """Nothing must move, but the grant waits for something else; see engine/assembly.py."""
+    before = (gpu.evicted_bytes, gpu.restored_bytes)
+    gpu.switch = Switch(seat, None, gpu.umpire.policy, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns)
+
+
+def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Order what can be ordered now; say when the switch is done, or give up at the deadline."""
+    switch = gpu.switch
+    if switch is None or switch.done:
+        return
+    if now_ns >= switch.deadline_ns:
+        gpu.late_switches += 1
+        text = f"{gpu.uuid}: memory did not move in time; the next client runs with what is there"
+        node.out.append(Log(logging.WARNING, text))
+        node.out.append(Notify("late", {"uuid": gpu.uuid, "client": switch.seat.client.client}))
+        switch.done = True
+        return
+    seat = switch.seat
+    if gpu.settling(now_ns) or (seat.order is not None and seat.order.evict and seat.order.moving):
+        return  # the latter: it was far away when that began
+    above = orders.above_limit_bytes(seat)
+    if above > 0 and seat.order is None and seat.stuck_out_at != gpu.grants:
+        orders.evict(node, gpu, (Eviction(seat.client.client, above),), now_ns)
+        return
+    missing = orders.missing_bytes(seat)
+    if seat.order is None and (missing == 0 or orders.stuck_in(seat, missing)):
+        switch.done = True
+        return
+    _make_room(node, gpu, seat, missing, now_ns)
+    # Its own order may wait for credit that nobody will make room for.
+    switch.done = not orders.under_way(gpu)
+
+
+def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> None:
+    own = orders.claimed_bytes(seat) - seat.resident_bytes  # promised, and not arrived yet
+    room = orders.free_room(gpu)
+    room = Room(room.free_bytes + own, room.leaving_bytes)
+    plan = plan_switch(missing, farthest_first(node, gpu, seat, now_ns), room)
+    orders.evict(node, gpu, plan.evictions, now_ns, heir=seat)
+    order = seat.order
+    if order is not None and order.evict:
+        return  # it hangs in that, and nothing can come in before it has ended
+    if order is not None:
+        orders.give_credit(node, seat, order, seat.resident_bytes + plan.credit_bytes - order.resident_before, now_ns)
+    elif plan.credit_bytes > 0 and not orders.stuck_in(seat, plan.credit_bytes):
+        orders.restore(node, seat, plan.restore_bytes, plan.credit_bytes, now_ns)
+
+
+def forget(node: Node, seat: Seat, now_ns: int) -> None:
+    """The seat's client is gone, its memory with it."""
+    gpu = seat.gpu
+    orders.set_figures(seat, allocated=0, resident=0, pinned=0, host=0)
+    fit.leave(seat)
+    gpu.capped -= seat.resident_limit_bytes != 0
+    if gpu.switch is not None and gpu.switch.seat is seat:
+        cancel(gpu, now_ns)
+    if seat.order is not None:
+        orders.end(gpu, seat)
+
+
+def cancel(gpu: Gpu, now_ns: int) -> None:
+    """Nobody waits for the switch any more; orders go on."""
+    gpu.exposed_closed_ns = gpu.exposed_clock_ns(now_ns)
+    gpu.switch = None
+
+
+def close(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """The switch is over: account for the time it took."""
+    switch = gpu.switch
+    assert switch is not None
+    cancel(gpu, now_ns)
+    elapsed_ns = (now_ns if switch.ready_ns is None else switch.ready_ns) - switch.started_ns
+    gpu.moved_ns += elapsed_ns
+    out_bytes = gpu.evicted_bytes - switch.out_before
+    if out_bytes or not switch.fresh:  # making memory that is new is not switching
+        in_bytes = 0 if switch.fresh else gpu.restored_bytes - switch.in_before
+        _account(node, gpu, elapsed_ns, max(out_bytes, in_bytes))
+
+
+def _account(node: Node, gpu: Gpu, waited_ns: int, moved_bytes: int) -> None:
+    before = idle_release_ns(gpu, node)
+    gpu.cost.waited(waited_ns, moved_bytes)
+    if idle_release_ns(gpu, node) != before:
+        gpu.settings_changed()

@@ -1,0 +1,76 @@
+"""Frozen outputs of the core: what the shell must do, in order.
+
+Invariants: a command names clients by the shell's ids and GPUs by the client's ordinal; carrying it out never
+fails in a way that the core must know at once (a dead client comes back as `events.ClientGone`).
+
+May not go here: how a command is carried out (daemon/loop.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from nvshare.coordinator.protocol import messages
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send one message to one client."""
+
+    client: int
+    message: messages.Message
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Fire `TimerFired` at this time; replaces the earlier deadline.  None: no timer, nothing is due."""
+
+    deadline_ns: int | None
+
+
+MANY_HOLDERS: Final = -1
+"""As `RecordLease.process_id`: the GPU is shared concurrently, so several processes may hold leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLease:
+    """Write to the journal: `process_id` 0 means that nobody holds this GPU's lease.  `lease_id` is the last id that
+    was given; a successor numbers on from it.
+
+    `MANY_HOLDERS` must come back as `GpuAdded.expected_holder` after a restart, without a check whether it lives.
+    """
+
+    uuid: str
+    lease_id: int
+    process_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Publish a trace event: `kind` (granted, revoked, released, ...), and plain values that msgpack and JSON can
+    carry."""
+
+    kind: str
+    values: dict[str, int | str | bool | float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A line for the operator; `level` as in the logging module."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the client's process (SIGKILL, by the pidfd or the kernel's identity of its connection): its drain is long
+    overdue and the operator configured so.  Its death comes back as `events.ClientGone`."""
+
+    client: int
+    process_id: int
+    reason: str
+
+
+Command = Send | SetTimer | RecordLease | Notify | Log | Kill

@@ -1,0 +1,310 @@
+"""Frozen inputs of the core: everything that can happen, as the shell tells it.
+
+Invariants: no event carries a socket, a clock or a callback; `client` is the id that the shell gave to a
+connection, never reused.  Times are integer nanoseconds of the node's CLOCK_MONOTONIC.
+
+May not go here: what an event does (engine/scheduler.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAdded:
+    """A scheduling domain exists.  `capacity_bytes` is what clients may have resident (the card's size by default).
+
+    `next_lease_id` continues the numbering of an earlier coordinator.  `expected_holder` is the process that
+    held the lease when that one went away and still lives: nothing is granted until it has claimed its lease, is
+    reported gone (`HolderGone`), or `recovery_deadline_ns` passed.  `commands.MANY_HOLDERS`: several may have
+    held one, so nothing exclusive is granted until the deadline.
+    """
+
+    uuid: str
+    name: str
+    total_bytes: int
+    capacity_bytes: int
+    next_lease_id: int = 1
+    expected_holder: int | None = None
+    recovery_deadline_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HolderGone:
+    """The process that `GpuAdded.expected_holder` named has died."""
+
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class HolderStopped:
+    """The process that `GpuAdded.expected_holder` named cannot come back yet: a signal or a debugger has stopped it.
+
+    The GPU waits for it until `recovery_deadline_ns`; this event comes again as long as the process is `stopped`, and
+    once more when it runs again.
+    """
+
+    uuid: str
+    stopped: bool
+    recovery_deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRegistered:
+    """A hook said hello.  `process_id`, `user_id` as the kernel says.
+
+    Clients of one `group` (other than "") have their memory limit together, not each for itself, and one share of time.
+    Clients of one `gang` (other than "") run at the same time on their GPUs; see gangs/coscheduling.py.
+    """
+
+    client: int
+    name: str
+    program: str
+    process_id: int
+    user_id: int
+    priority: int
+    memory_mode: MemoryMode
+    memory_limit_bytes: int
+    group: str = ""
+    weight: int = 1
+    gang: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuAttached:
+    """A client uses a GPU; `gpu` is its own ordinal for it.  `lease_id` != 0: it claims to hold that lease."""
+
+    client: int
+    gpu: int
+    uuid: str
+    lease_id: int
+    wanted: bool
+    allocated_bytes: int = 0
+    resident_bytes: int = 0
+    pinned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """A thread of the client waits for the lease."""
+
+    client: int
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Fields as in `wire.Release`."""
+
+    client: int
+    gpu: int
+    lease_id: int
+    idle: bool
+    drained: bool
+    wanted: bool
+    drain_ns: int
+    opened_at_ns: int
+    submissions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """The connection ended, by death or goodbye.  Everything that the client held is free."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReported:
+    """Fields as in `wire.MemoryReport`."""
+
+    client: int
+    gpu: int
+    allocated_bytes: int
+    resident_bytes: int
+    pinned_bytes: int
+    host_bytes: int
+    mapped_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PinsAsked:
+    """The client wants `total_bytes` in all of what it has on this GPU to be immovable."""
+
+    client: int
+    gpu: int
+    sequence: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostAsked:
+    """The client wants its share of the host budget to be `total_bytes` in all."""
+
+    client: int
+    sequence: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationAsked:
+    """The client wants its reservation to be `total_bytes` in all."""
+
+    client: int
+    gpu: int
+    sequence: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveProgressed:
+    """Fields as in `wire.MoveProgress`."""
+
+    client: int
+    gpu: int
+    order_id: int
+    moved_bytes: int
+    elapsed_ns: int
+    finished: bool
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The deadline that the last `SetTimer` asked for has come."""
+
+
+# --- administration ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class QuantumSet:
+    """`quantum_ns` None: automatic.  `uuid` None: every GPU."""
+
+    quantum_ns: int | None
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySet:
+    """`name` must be known to the registry; the shell has made the instances, one for each GPU (by UUID).  Where one
+    is missing the core asks its policy factory."""
+
+    name: str
+    policies: dict[str, object] = field(default_factory=dict)
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharingSet:
+    """Exclusive or concurrent, for one GPU or all."""
+
+    sharing: Sharing
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrioritySet:
+    """For one client, on all its GPUs."""
+
+    client: int
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSet:
+    """For one client, on all its GPUs; from 1 to `wire.MAX_WEIGHT`."""
+
+    client: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class GangSet:
+    """The client belongs to this gang from now on; "": to none."""
+
+    client: int
+    gang: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSet:
+    """Memory limit of one client, on one GPU or all it uses; 0 lifts it."""
+
+    client: int
+    limit_bytes: int
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentLimitSet:
+    """How much of one client may be on the GPU, on one GPU or all it uses; 0 lifts it."""
+
+    client: int
+    limit_bytes: int
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostBudgetSet:
+    """Pinned host memory that all clients may have together.  What is out already stays."""
+
+    budget_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchShareSet:
+    """Automatic quantum: the share of time that switching may cost, above 0 and below 1."""
+
+    share: float
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The client is granted nothing until `Resumed`; a lease that it holds is revoked."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Ends `Paused`."""
+
+    client: int
+
+
+Event = (
+    GpuAdded
+    | HolderGone
+    | HolderStopped
+    | ClientRegistered
+    | GpuAttached
+    | Requested
+    | Released
+    | ClientGone
+    | MemoryReported
+    | ReservationAsked
+    | PinsAsked
+    | HostAsked
+    | MoveProgressed
+    | TimerFired
+    | QuantumSet
+    | PolicySet
+    | SharingSet
+    | PrioritySet
+    | WeightSet
+    | GangSet
+    | LimitSet
+    | ResidentLimitSet
+    | HostBudgetSet
+    | SwitchShareSet
+    | Paused
+    | Resumed
+)
+
+GpuSetting = QuantumSet | PolicySet | SharingSet | SwitchShareSet
+"""For one GPU (`uuid`) or all."""

@@ -1,0 +1,91 @@
+"""What switches of a GPU's lease have cost in waiting for memory, and what the next ones will.
+
+Two figures, because neither is enough.  What was waited for is the truth, but of other times: of programs that have
+ended, or of the first eviction, whose host memory had to be made first.  What must move next is known beforehand, but
+not how long it takes.  So the quantum follows what was waited for, within bounds that what must move next sets
+(memory/quantum.py).
+
+Invariants: pure; bounded memory; without anything that waited or would have to, all figures are 0.
+
+May not go here: which bytes those are (memory/forecast.py), the quantum (memory/quantum.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+WAITS: Final = 16
+"""Switches whose waits are averaged, each as much as any other: all of them together should cost their share."""
+RATES: Final = 5
+TURNS: Final = 32
+ASSUMED_RATE: Final = 40.0
+"""Bytes a nanosecond that a switch moves each way, as long as fewer than `ENOUGH_RATES` were measured."""
+ENOUGH_RATES: Final = 3
+SLOWER_AT_FIRST: Final = 4.0
+"""The first moves, for which host memory has to be made, are not slower than the link by more than this."""
+SAMPLE_BYTES: Final = 16 << 20
+"""Smaller moves say nothing about the link's speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """At the end of one turn: bytes that the next client lacks, and those of them that cannot come while it lasts."""
+
+    lease_id: int
+    missing_bytes: int
+    exposed_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class SwitchCost:
+    """Of one GPU."""
+
+    waits_ns: deque[int] = field(default_factory=lambda: deque(maxlen=WAITS))
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
+    foreseen: deque[Foreseen] = field(default_factory=lambda: deque(maxlen=TURNS))
+
+    def waited(self, wait_ns: int, moved_bytes: int) -> None:
+        """A switch is over; so much moved in the busier direction.  O(1) while nobody ever waits."""
+        if wait_ns == 0 and not any(self.waits_ns):
+            self.waits_ns.clear()
+            return
+        self.waits_ns.append(wait_ns)
+        if moved_bytes >= SAMPLE_BYTES and wait_ns > 0:
+            self.rates.append(moved_bytes / wait_ns)
+
+    @property
+    def average_ns(self) -> float:
+        """What a switch waited for memory."""
+        return sum(self.waits_ns) / len(self.waits_ns) if self.waits_ns else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes a nanosecond in a switch that nothing slows down: the best of late."""
+        if not self.rates:
+            return ASSUMED_RATE
+        best = max(self.rates)
+        return best if len(self.rates) >= ENOUGH_RATES else max(best, min(ASSUMED_RATE, SLOWER_AT_FIRST * best))
+
+    def foresee(self, lease_id: int, missing_bytes: int, exposed_bytes: int) -> None:
+        """What the switch at the end of this lease will have to move; a later word on it replaces an earlier one."""
+        if self.foreseen and self.foreseen[-1].lease_id == lease_id:
+            self.foreseen.pop()
+        self.foreseen.append(Foreseen(lease_id, missing_bytes, exposed_bytes))
+
+    def foresee_nothing(self) -> None:
+        """Everything fits."""
+        self.foreseen.clear()
+
+    def bounds_ns(self, turns: int) -> tuple[float, float]:
+        """What a switch will cost on average over so many turns: if what can be hidden is, and if nothing is."""
+        if not self.foreseen:
+            return 0.0, 0.0
+        last = list(self.foreseen)[-max(1, turns) :]
+        each = len(last) * self.rate
+        return sum(f.exposed_bytes for f in last) / each, sum(f.missing_bytes for f in last) / each
+
+    def hidden_bytes(self) -> int:
+        """What must come beside the turn at hand, if nobody is to wait for it."""
+        return self.foreseen[-1].missing_bytes - self.foreseen[-1].exposed_bytes if self.foreseen else 0

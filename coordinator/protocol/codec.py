@@ -1,0 +1,117 @@
+"""One frame of a message, and back.
+
+What decoders accept, on both sides alike (tests/wire compares them): one msgpack array and nothing after it; integers
+in any width, bools, text as valid UTF-8 without a zero byte; further fields of any type, if they are well-formed.
+
+May not go here: which messages there are (protocol/messages.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any, Final, get_type_hints
+
+import msgpack
+
+from nvshare.coordinator.protocol.fields import Message, RemoteProtocolError, limits
+
+MAX_FRAME_BYTES: Final = 1024
+"""No message is longer; longer frames are refused before they are decoded."""
+
+_UNPACK: Final[dict[str, Any]] = {"raw": True, "strict_map_key": False, "timestamp": 1}
+NAMES: Final[dict[type[Message], tuple[str, ...]]] = {}
+LIMITS: Final[dict[type[Message], tuple[tuple[int, int, int], ...]]] = {}
+
+
+def encode(message: Message) -> bytes:
+    """One frame.  Asserts the bounds, because breaking them is our own mistake."""
+    cls = type(message)
+    values = [getattr(message, name) for name in NAMES[cls]]
+    for bound, value in zip(LIMITS[cls], values, strict=True):
+        assert _fits(bound, value), f"{message!r}: {value!r} is outside {bound}"
+    frame: bytes = msgpack.packb([cls.TYPE, *values])
+    assert len(frame) <= MAX_FRAME_BYTES
+    return frame
+
+
+def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
+    """The message in a frame; the bare type number when this side does not know it.
+
+    Raises RemoteProtocolError for anything malformed.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise RemoteProtocolError(f"frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    try:
+        # Raw: text is checked where a field wants it.  The hook for pairs keeps keys from being hashed.
+        items = msgpack.unpackb(frame, object_pairs_hook=_nothing, ext_hook=_nothing, **_UNPACK)
+    except Exception as error:  # msgpack raises many kinds
+        raise RemoteProtocolError(f"not msgpack: {error!r}") from None
+    if type(items) is not list or not items or type(items[0]) is not int or not 0 <= items[0] < 256:
+        raise RemoteProtocolError("not an array that begins with a message type")
+    cls = table.get(items[0])
+    if cls is None:
+        return int(items[0])
+    return _build(cls, items)
+
+
+def _nothing(*_: object) -> None:
+    """In place of maps and extension types: no field holds one."""
+
+
+def _build(cls: type[Message], items: list[Any]) -> Message:
+    limits = LIMITS[cls]
+    del items[0]
+    if len(items) < len(limits):
+        items += _defaults(cls, len(items))
+    elif len(items) > len(limits):
+        del items[len(limits) :]
+    for index, bound in enumerate(limits):
+        kind, low, high = bound
+        value = items[index]
+        if kind == 0:
+            if type(value) is int and low <= value <= high:
+                continue
+        elif kind == 1:
+            if value is True or value is False:
+                continue
+        elif (text := _text(value, high)) is not None:
+            items[index] = text
+            continue
+        raise RemoteProtocolError(f"{cls.__name__}.{NAMES[cls][index]}: {value!r:.80} is not allowed")
+    return cls(*items)
+
+
+def _text(value: object, limit: int) -> str | None:
+    if type(value) is str:  # a default
+        return value
+    if type(value) is not bytes or len(value) > limit or b"\0" in value:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _defaults(cls: type[Message], present: int) -> list[Any]:
+    values = [f.default for f in fields(cls)[present:]]  # type: ignore[arg-type]
+    if MISSING in values:
+        raise RemoteProtocolError(f"{cls.__name__} with {present} of its fields")
+    return values
+
+
+def _fits(bound: tuple[int, int, int], value: object) -> bool:
+    kind, low, high = bound
+    if kind != 2:
+        return isinstance(value, int) and isinstance(value, bool) == (kind == 1) and low <= value <= high
+    try:
+        return type(value) is str and len(value.encode()) <= high and "\0" not in value
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def learn(table: dict[int, type[Message]]) -> None:
+    """What encode and decode must know of each message: once, when all are declared."""
+    for cls in table.values():
+        NAMES[cls] = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
+        LIMITS[cls] = tuple(limits(bound) for bound in cls.LAYOUT)
+        assert set(get_type_hints(cls)) - {"TYPE", "LAYOUT"} == set(NAMES[cls])

@@ -1,0 +1,80 @@
+"""What a message is made of: kinds of fields with their bounds, and the tables of message types.
+
+May not go here: the messages themselves (protocol/messages.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import ClassVar, Final, TypeVar
+
+
+class RemoteProtocolError(Exception):
+    """The peer sent something that the protocol does not allow.  Costs the peer its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Bounds of one field.  `kind` is `uint`, `int`, `bool` or `text`; `size` is bits, or bytes of UTF-8.
+
+    `least` and `most` narrow a `uint`.  A decoder refuses what is outside; the hook's encoder sends `most` for more.
+    """
+
+    kind: str
+    size: int
+    least: int = 0
+    most: int | None = None
+
+
+U8: Final = Field("uint", 8)
+U16: Final = Field("uint", 16)
+U32: Final = Field("uint", 32)
+U64: Final = Field("uint", 64)
+I32: Final = Field("int", 32)
+MOST_BYTES: Final = 1 << 47
+"""What one process can address; 65536 clients together stay below 64 bits."""
+BYTES: Final = Field("uint", 64, most=MOST_BYTES)
+TIME: Final = Field("uint", 64, most=1 << 62)
+"""Nanoseconds: a time of the node's clock, or a duration; 146 years."""
+COUNT: Final = Field("uint", 64, most=1 << 48)
+"""Of events in one lease: a billion a second for three days."""
+BOOL: Final = Field("bool", 1)
+NAME: Final = Field("text", 63)
+UUID: Final = Field("text", 95)
+SENTENCE: Final = Field("text", 255)
+
+M = TypeVar("M", bound="Message")
+
+
+class Message:
+    """Base of all messages.  `TYPE` is the number on the wire; `LAYOUT` the bounds of each field, in order."""
+
+    __slots__ = ()
+    TYPE: ClassVar[int]
+    LAYOUT: ClassVar[tuple[Field, ...]]
+
+
+TO_COORDINATOR: Final[dict[int, type[Message]]] = {}
+TO_CLIENT: Final[dict[int, type[Message]]] = {}
+
+
+def declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Callable[[type[M]], type[M]]:
+    def bind(cls: type[M]) -> type[M]:
+        assert number not in {*TO_COORDINATOR, *TO_CLIENT}, f"type {number} is taken"
+        assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]
+        cls.TYPE = number
+        cls.LAYOUT = layout
+        table[number] = cls
+        return cls
+
+    return bind
+
+
+def limits(bound: Field) -> tuple[int, int, int]:
+    """(kind, lowest, highest) with kind 0 for integers, 1 for bool, 2 for text (highest is its length)."""
+    if bound.kind == "uint":
+        return 0, bound.least, (1 << bound.size) - 1 if bound.most is None else bound.most
+    if bound.kind == "int":
+        return 0, -(1 << bound.size - 1), (1 << bound.size - 1) - 1
+    return (1, 0, 1) if bound.kind == "bool" else (2, 0, bound.size)

@@ -1,0 +1,238 @@
+"""What the coordinator of a world (world.py) may cost: timers, messages, memory; and that its clients get to work.
+
+- Timers: when the timer has fired, everything that was due is done, so the next deadline is ahead.  In each 100 ms of
+  simulated time the timer fires at most `TIMERS_PER_GPU` times for each GPU, `TIMERS_PER_QUANTUM` times for each of
+  its quanta, and once more for each other event.
+- Messages: one event causes at most `MESSAGES_PER_SEAT` for each client and each of its GPUs.
+- Memory: entries in all containers of the core, the dispatcher and the slot book are bounded by the number of clients,
+  looked at after every `LOOK_EVERY` events; when all clients have left, nothing is kept for any of them.
+- Work: in a world in which everybody could work, memory moves while nobody works for at most half of the time in which
+  somebody wants the GPU.  Everybody could work where all memory can move and fits, no process hangs, stops or dies, the
+  coordinator lives, no operator and no hostile client meddles, and a turn is long enough to pay for a move
+  (`WORTHWHILE_QUANTUM_NS`, or automatic).
+- Waits: in such worlds, without gangs, a client waits as long as its policy states and, for each turn of that, at most
+  `TURN_COST_NS` for drains and memory.
+
+Known case, not checked for work and waits: the policy `priority` while memory is short.  A high priority that asks
+again and again can interrupt each restoration of a lower one, so that memory moves most of the time.
+
+Invariants: a check changes nothing.  Non-goals: safety (engine/invariants.py, simulation/world.py).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from nvshare.coordinator.engine.policy_guard import QUANTUM_BOUNDS_NS
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.model.state import Gpu
+    from nvshare.coordinator.simulation.plan import Plan
+    from nvshare.coordinator.simulation.shell import Shell
+    from nvshare.coordinator.simulation.world import World
+
+WINDOW_NS: Final = 100 * MILLISECOND_NS
+TIMERS_PER_GPU: Final = 20
+TIMERS_PER_QUANTUM: Final = 3
+"""Before its end, at its end, and late: a policy that renews each quantum needs them without any other event."""
+MESSAGES_PER_SEAT: Final = 3
+ENTRIES_PER_SEAT: Final = 40
+ENTRIES_PER_GPU: Final = 80
+LOOK_EVERY: Final = 500
+MOST_NS: Final = 20 * MILLISECOND_NS
+SERIOUS: Final = frozenset({"round_robin", "fair_share", "priority"})
+WORTHWHILE_QUANTUM_NS: Final = 100 * MILLISECOND_NS
+TURN_COST_NS: Final = 300 * MILLISECOND_NS
+"""A model moves its memory in at most 5 steps of 8 ms, others move theirs first, and a refused growth takes 200 ms."""
+
+_PLAIN: Final = (int, float, str, bytes, type, type(None), type(len), type(lambda: None))
+
+
+class Bounds:
+    """Of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.checks_work = everybody_works(world.plan) and _worthwhile(world)
+        self.sent = 0
+        self.timers = 0
+        self.most_timers = 0
+        """In one window, beyond one for each other event."""
+        self.most_sent = 0
+        self.most_entries = 0
+        self.moving_share = 0.0
+        self.worst_wait = 0.0
+        """Over what was allowed."""
+        # The operator sets 20 ms or more (simulation/world.py), and so does the core; a policy may ask for less.
+        known = world.settings.policy in SERIOUS
+        self._quantum_ns = min(world.settings.quantum_ns or MOST_NS, MOST_NS) if known else QUANTUM_BOUNDS_NS[0]
+        self._window_ends_ns = 0
+        self._window_timers = 0
+        self._next_look = LOOK_EVERY
+        self._moving_ns: dict[str, int] = {}
+        self._wanted_ns: dict[str, int] = {}
+        self._waits: dict[tuple[int, int], int] = {}
+        self._holding: set[tuple[int, int]] = set()
+
+    def figures(self) -> dict[str, float]:
+        """The highest values of this world; shares of what is allowed where there is a bound."""
+        return {
+            "timers_for_nothing_in_100_ms": self.most_timers,
+            "messages_of_one_event": self.most_sent,
+            "entries": self.most_entries,
+            "moving_share": round(self.moving_share, 3),
+            "wait_over_allowed": round(self.worst_wait, 3),
+        }
+
+    def watch(self, event: events.Event, out: Sequence[commands.Command]) -> None:
+        """An event and what it led to."""
+        self._timer(event, out)
+        self._messages(out)
+        if self._world.handled >= self._next_look:
+            self._next_look += LOOK_EVERY
+            self._look()
+        if self.checks_work and not self._world.plan.gangs:
+            self._wait(event, out)
+
+    def _timer(self, event: events.Event, out: Sequence[commands.Command]) -> None:
+        now_ns, fired = self._world.now_ns, type(event) is events.TimerFired
+        if now_ns >= self._window_ends_ns:
+            self._window_ends_ns, self._window_timers = now_ns + WINDOW_NS, 0
+        self.timers += fired
+        self._window_timers = max(0, self._window_timers + (1 if fired else -1))
+        self.most_timers = max(self.most_timers, self._window_timers)
+        most = len(self._world.uuids) * (TIMERS_PER_GPU + TIMERS_PER_QUANTUM * WINDOW_NS // self._quantum_ns)
+        assert self._window_timers <= most, f"the timer fired {self._window_timers} times for nothing within 100 ms"
+        if fired:
+            for command in out:
+                if type(command) is commands.SetTimer and command.deadline_ns is not None:
+                    late_ns = now_ns - command.deadline_ns
+                    assert late_ns < 0, f"a timer that has just fired is due again since {late_ns} ns"
+
+    def _messages(self, out: Sequence[commands.Command]) -> None:
+        sent = sum(type(command) is commands.Send for command in out)
+        self.sent += sent
+        if sent > self.most_sent:
+            self.most_sent = sent
+            most = MESSAGES_PER_SEAT * (1 + self._seats())
+            assert sent <= most, f"{sent} messages for one event, at most {most} are expected"
+
+    def _seats(self) -> int:
+        """Clients, and each of their GPUs."""
+        assert self._world.scheduler is not None
+        node = self._world.scheduler._node
+        return len(node.clients) + sum(len(gpu.seats) for gpu in node.gpus.values())
+
+    # --- memory of the coordinator ----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        assert self._world.shell is not None
+        found, seats = entries(self._world.shell), self._seats()
+        self.most_entries = max(self.most_entries, found)
+        most = ENTRIES_PER_GPU * (2 + len(self._world.uuids)) + ENTRIES_PER_SEAT * seats
+        assert found <= most, f"the coordinator has {found} entries for {seats} clients and seats, at most {most}"
+
+    def check_empty(self) -> None:
+        """All clients have left."""
+        self._look()
+        shell = self._world.shell
+        assert shell is not None
+        assert not len(shell.dispatcher), "the dispatcher knows clients that have left"
+        assert not self._seats(), "invariant 6: the core knows clients that have left"
+        for uuid, wanted_ns in self._wanted_ns.items():
+            share = self._moving_ns.get(uuid, 0) / wanted_ns
+            self.moving_share = max(self.moving_share, share)
+            assert share <= 0.5, f"memory of {uuid} moved for {share:.0%} of the time, and nobody worked"
+
+    # --- work -------------------------------------------------------------------------------------------------------
+
+    def pass_time(self, elapsed_ns: int) -> None:
+        """So long nothing has changed."""
+        if not self.checks_work or self._world.calm or not elapsed_ns:
+            return
+        wanted: dict[str, bool] = {}
+        moving: dict[str, bool] = {}
+        for process in self._world.processes.values():
+            for side in process.sides.values():
+                uuid = side.uuid
+                wanted[uuid] = wanted.get(uuid, False) or side.open or side.wanted
+                moving[uuid] = not side.open and moving.get(uuid, True)
+        for uuid in [uuid for uuid, some in wanted.items() if some]:
+            self._wanted_ns[uuid] = self._wanted_ns.get(uuid, 0) + elapsed_ns
+            if moving[uuid] and self._has_orders(uuid):
+                self._moving_ns[uuid] = self._moving_ns.get(uuid, 0) + elapsed_ns
+
+    def _has_orders(self, uuid: str) -> bool:
+        sides = (side for process in self._world.processes.values() for side in process.sides.values())
+        return any(side.move is not None for side in sides if side.uuid == uuid)
+
+    # --- waits ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, event: events.Event, out: Iterable[commands.Command]) -> None:
+        if isinstance(event, events.Released):
+            self._holding.discard((event.client, event.gpu))
+        asks = isinstance(event, events.Requested)
+        if asks or (isinstance(event, events.GpuAttached | events.Released) and event.wanted):
+            key = (event.client, event.gpu)  # type: ignore[union-attr]
+            if key not in self._holding:
+                self._waits.setdefault(key, self._world.now_ns)
+        for command in out:
+            if isinstance(command, commands.Send) and isinstance(command.message, messages.Grant):
+                self._granted((command.client, command.message.gpu))
+
+    def _granted(self, key: tuple[int, int]) -> None:
+        self._holding.add(key)
+        since_ns = self._waits.pop(key, None)
+        assert self._world.scheduler is not None
+        gpu: Gpu = self._world.scheduler._node.clients[key[0]].seats[key[1]].gpu
+        bound_ns = gpu.umpire.wait_bound_ns(len(gpu.seats), gpu.look())
+        if since_ns is None or bound_ns is None:
+            return
+        waited_ns = self._world.now_ns - since_ns
+        # The automatic quantum, and with it the bound, may have been longer while the client waited.
+        allowed_ns = max(bound_ns, len(gpu.seats) * WORTHWHILE_QUANTUM_NS) + len(gpu.seats) * TURN_COST_NS
+        self.worst_wait = max(self.worst_wait, waited_ns / allowed_ns)
+        assert waited_ns <= allowed_ns, f"client {key[0]} waited {waited_ns} ns for {gpu.uuid}, at most {allowed_ns}"
+
+
+def everybody_works(plan: Plan) -> bool:
+    """Whether nothing but the coordinator could keep a process from working."""
+    trouble = (
+        plan.hang_chance, plan.death_chance, plan.drop_chance, plan.crash_every_ns, plan.admin_every_ns, plan.hostiles,
+        plan.short_move_chance, plan.pin_chance, plan.stop_chance, plan.unhosted_share, plan.slot_share,
+    )  # fmt: skip
+    fits = not plan.memory_bytes or (plan.swap_share == 1.0 and plan.memory_bytes <= plan.capacity_bytes)
+    return fits and not any(trouble)
+
+
+def _worthwhile(world: World) -> bool:
+    settings = world.settings
+    if settings.sharing is not messages.Sharing.EXCLUSIVE or settings.host_budget_bytes != messages.UNBOUNDED:
+        return False
+    if settings.policy not in SERIOUS:
+        return False
+    if world.plan.memory_bytes and settings.policy == "priority":  # the known case
+        return False
+    return settings.quantum_ns is None or settings.quantum_ns >= WORTHWHILE_QUANTUM_NS
+
+
+def entries(shell: Shell) -> int:
+    """In all containers that the coordinator keeps, but for samples and the event log, which have fixed lengths."""
+    own = {"scheduler", "_outbox", "_journal"}
+    found, seen = 0, set[int]()
+    left: list[object] = [shell.scheduler._node, *(v for k, v in vars(shell.dispatcher).items() if k not in own)]
+    while left:
+        thing = left.pop()
+        if isinstance(thing, _PLAIN) or id(thing) in seen or type(thing).__name__ in ("method", "Settings"):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, dict | list | set) or (isinstance(thing, deque) and thing.maxlen is None):
+            found += len(thing)
+        left += gc.get_referents(thing)
+    return found

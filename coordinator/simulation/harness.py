@@ -1,0 +1,212 @@
+"""For tests without sockets and clocks: a clock that stands still, and a desk that speaks to the core as the shell
+would.
+
+Invariants: nothing here sleeps, reads a clock, or draws a random number; time moves by `Desk.advance` alone, which
+fires the core's timer exactly when the core asked for it.
+
+May not go here: random worlds (simulation/world.py), assertions about one feature (tests/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler, Settings
+from nvshare.coordinator.engine.snapshot import GpuSnapshot, SeatSnapshot
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+
+M = TypeVar("M", bound=messages.Message)
+GPU = "GPU-0"
+
+
+@dataclass(slots=True)
+class FakeClock:
+    """Time in ns, moved by hand."""
+
+    now_ns: int = 1_000_000_000
+
+    def advance(self, by_ns: int) -> int:
+        """The new time."""
+        assert by_ns >= 0
+        self.now_ns += by_ns
+        return self.now_ns
+
+
+@dataclass(slots=True, eq=False)
+class ScriptedClient:
+    """One client in the hands of a test: what it sends, and what it was sent.  It does nothing by itself."""
+
+    desk: Desk
+    client: int
+    process_id: int
+    inbox: list[messages.Message] = field(default_factory=list)
+
+    def take(self, kind: type[M]) -> list[M]:
+        """The messages of this kind so far; they leave the inbox."""
+        found = [message for message in self.inbox if isinstance(message, kind)]
+        self.inbox = [message for message in self.inbox if not isinstance(message, kind)]
+        return found
+
+    def granted(self) -> messages.Grant | None:
+        """The grant that came since the last call, if any.  Asserts that there was no second."""
+        grants = self.take(messages.Grant)
+        assert len(grants) <= 1, grants
+        return grants[0] if grants else None
+
+    def attach(
+        self, uuid: str = GPU, *, gpu: int = 0, lease_id: int = 0, wanted: bool = False, memory: int = 0
+    ) -> None:
+        """Use a GPU; `memory` bytes are allocated and resident."""
+        self.desk.handle(events.GpuAttached(self.client, gpu, uuid, lease_id, wanted, memory, memory))
+
+    def request(self, gpu: int = 0) -> None:
+        """Wait for the lease."""
+        self.desk.handle(events.Requested(self.client, gpu))
+
+    def release(
+        self,
+        lease_id: int | None = None,
+        *,
+        gpu: int = 0,
+        idle: bool = False,
+        drained: bool = True,
+        wanted: bool = False,
+        drain_ns: int = 0,
+        opened_at_ns: int = 0,
+    ) -> None:
+        """Give the lease back; by default the one that the core thinks it has."""
+        lease = self.seat(gpu).lease_id if lease_id is None else lease_id
+        self.desk.handle(
+            events.Released(self.client, gpu, lease, idle, drained, wanted, drain_ns, opened_at_ns, submissions=1)
+        )
+
+    def report(
+        self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, mapped: int = 0, gpu: int = 0
+    ) -> None:
+        """Memory figures."""
+        self.desk.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host, mapped))
+
+    def reserve(self, total: int, *, gpu: int = 0, sequence: int = 1) -> int:
+        """The reservation that it has afterwards."""
+        self.desk.handle(events.ReservationAsked(self.client, gpu, sequence, total))
+        (answer,) = self.take(messages.MemoryReserved)
+        assert answer.sequence == sequence
+        return answer.bytes
+
+    def moved(self, order_id: int, size: int, *, finished: bool = True, error: int = 0, gpu: int = 0) -> None:
+        """Progress of a memory order."""
+        self.desk.handle(events.MoveProgressed(self.client, gpu, order_id, size, 1000, finished, error))
+
+    def die(self) -> None:
+        """The connection ends."""
+        self.desk.handle(events.ClientGone(self.client))
+        del self.desk.clients[self.client]
+
+    def seat(self, gpu: int = 0) -> SeatSnapshot:
+        """As the core sees it."""
+        snapshot = self.desk.scheduler.snapshot(self.desk.clock.now_ns)
+        (record,) = (client for client in snapshot.clients if client.client == self.client)
+        (seat,) = (seat for seat in record.seats if seat.gpu == gpu)
+        return seat
+
+
+class Desk:
+    """A scheduler with every check on, a clock, and clients."""
+
+    def __init__(self, policies: PolicyFactory, settings: Settings | None = None) -> None:
+        self.clock = FakeClock()
+        self.scheduler = Scheduler(policies, settings or Settings(check_invariants=True))
+        self.clients: dict[int, ScriptedClient] = {}
+        self.timer_ns: int | None = None
+        self.commands: list[commands.Command] = []
+        """Everything since it was last emptied, `Send` and `SetTimer` included."""
+        self._next = 1
+
+    def handle(self, event: events.Event) -> list[commands.Command]:
+        """Let the core have an event now, and carry out what it says."""
+        out = self.scheduler.handle(event, self.clock.now_ns)
+        for command in out:
+            if isinstance(command, commands.SetTimer):
+                self.timer_ns = command.deadline_ns
+            elif isinstance(command, commands.Send):
+                # Every message must fit the wire, whatever led to it.
+                messages.encode(command.message)
+                if command.client in self.clients:
+                    self.clients[command.client].inbox.append(command.message)
+        self.commands += out
+        return out
+
+    def gpu(self, uuid: str = GPU, capacity: int = 1 << 30, **more: int | None) -> None:
+        """Add a GPU."""
+        self.handle(events.GpuAdded(uuid, "Simulated", capacity, capacity, **more))  # type: ignore[arg-type]
+
+    def client(
+        self,
+        name: str = "",
+        *,
+        attach: bool = True,
+        wanted: bool = False,
+        memory: int = 0,
+        priority: int = 0,
+        mode: messages.MemoryMode = messages.MemoryMode.MANAGED,
+        limit: int = 0,
+        process_id: int | None = None,
+        user_id: int = 0,
+        weight: int = 1,
+        group: str = "",
+        gang: str = "",
+    ) -> ScriptedClient:
+        """A client that has said hello, and attached to the first GPU."""
+        number = self._next
+        self._next += 1
+        pid = 1000 + number if process_id is None else process_id
+        client = self.clients[number] = ScriptedClient(self, number, pid)
+        named = name or f"c{number}"
+        self.handle(
+            events.ClientRegistered(number, named, "test", pid, user_id, priority, mode, limit, group, weight, gang)
+        )
+        if attach:
+            client.attach(wanted=wanted, memory=memory)
+        return client
+
+    def advance(self, by_ns: int) -> None:
+        """Time passes; the timer fires when it is due."""
+        end_ns = self.clock.now_ns + by_ns
+        fired = 0
+        while self.timer_ns is not None and self.timer_ns <= end_ns:
+            self.clock.now_ns = max(self.clock.now_ns, self.timer_ns)
+            self.timer_ns = None
+            self.handle(events.TimerFired())
+            fired += 1
+            assert fired < 100_000, "the timer fires again and again"
+        self.clock.now_ns = end_ns
+
+    def milliseconds(self, count: float) -> None:
+        """`advance` in ms."""
+        self.advance(round(count * MILLISECOND_NS))
+
+    def sight(self, uuid: str = GPU) -> GpuSnapshot:
+        """The GPU as the core sees it."""
+        snapshot = self.scheduler.snapshot(self.clock.now_ns)
+        (gpu,) = (gpu for gpu in snapshot.gpus if gpu.uuid == uuid)
+        return gpu
+
+    def notes(self, kind: str) -> list[dict[str, int | str | bool | float | None]]:
+        """The values of all trace events of a kind."""
+        return [c.values for c in self.commands if isinstance(c, commands.Notify) and c.kind == kind]
+
+    def logged(self, part: str) -> bool:
+        """Whether a log line has this in it."""
+        return any(isinstance(c, commands.Log) and part in c.text for c in self.commands)
+
+    def until(self, condition: Callable[[], bool], *, step_ns: int = MILLISECOND_NS, steps: int = 100_000) -> None:
+        """Let time pass until it holds; fails when it never does."""
+        for _ in range(steps):
+            if condition():
+                return
+            self.advance(step_ns)
+        raise AssertionError("it never came to that")

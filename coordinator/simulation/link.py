@@ -1,0 +1,400 @@
+"""Jobs that always want the GPU and together have more memory than it, a link of known speed, and the real core: what
+switching costs under the memory plan, in simulated time.
+
+The link moves `one_way` bytes a nanosecond in one direction and `both_ways` in the two together; orders of the same
+direction share it.  Jobs keep the rules of `swap` mode: they restore no more than they have credit for, tell their
+progress after each step, and run only with everything that is theirs to have.
+
+Invariants: no chance; time is the queue's.  What is really on the card is checked against its capacity at every step
+(invariant 4).  Figures from here are simulated and say so wherever they are shown.
+
+May not go here: seeds and troubles of every kind (simulation/world.py), assertions on single features (tests/).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler, Settings
+from nvshare.coordinator.engine.snapshot import GpuSnapshot
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.client import Move
+
+GIB: Final = 1 << 30
+STEP_BYTES: Final = 64 << 20
+UUID: Final = "GPU-link"
+MESSAGE_NS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """As measured on the target machine."""
+
+    one_way: float = 50 * GIB / SECOND_NS
+    both_ways: float = 85 * GIB / SECOND_NS
+    first_out: float | None = None
+    """Out, as long as host memory has to be made for it; None: as fast as any."""
+    fresh: float | None = None
+    """In, what was never out: nothing to copy; None: as fast as any."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A program that computes whenever it may."""
+
+    number: int
+    size_bytes: int
+    resident_bytes: int = 0
+    host_bytes: int = 0
+    connection: int = 0
+    lease_id: int = 0
+    open: bool = False
+    alive: bool = True
+    order: Move | None = None
+    held_ns: int = 0
+    granted_at_ns: int = 0
+    turns: int = 0
+    asks: bool = True
+    """It wants the GPU whenever it has not got it."""
+    left_ns: int | None = None
+    """How much it has still to compute, as of its last grant, before it ends; None: it never ends."""
+    ended_ns: int = 0
+    host_ready_bytes: int = 0
+    """Host memory that it has made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened in `elapsed_ns`."""
+
+    elapsed_ns: int
+    switches: int
+    held_ns: int
+    out_bytes: int
+    in_bytes: int
+    exposed_ns: int
+    hidden_ns: int
+    waited_ns: int
+    quantum_ns: int
+
+    @property
+    def exposed_share(self) -> float:
+        """Of the time in which memory moved, as the core accounts for it."""
+        moved_ns = self.exposed_ns + self.hidden_ns
+        return self.exposed_ns / moved_ns if moved_ns else 0.0
+
+    @property
+    def lost_share(self) -> float:
+        """Of all time: nobody computed."""
+        return 1.0 - self.held_ns / self.elapsed_ns
+
+
+class LinkWorld:
+    """One GPU."""
+
+    def __init__(
+        self,
+        policies: PolicyFactory,
+        sizes: tuple[int, ...],
+        capacity_bytes: int,
+        settings: Settings,
+        *,
+        link: Link | None = None,
+        drain_ns: int = 2 * MILLISECOND_NS,
+        open_ns: int = 0,
+        asks: bool = True,
+    ) -> None:
+        self.policies = policies
+        self.capacity_bytes = capacity_bytes
+        self.settings = settings
+        self.link = link or Link()
+        self.drain_ns = drain_ns
+        self.open_ns = open_ns
+        """From a grant to the first work: the program has to wake up."""
+        self.now_ns = SECOND_NS
+        self.most_resident_bytes = 0
+        self.jobs = [Job(number, size, asks=asks) for number, size in enumerate(sizes)]
+        self.connections: dict[int, Job] = {}
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._timer = 0
+        self._flowing = {True: 0, False: 0}
+        self.scheduler = self._start(None)
+        for job in self.jobs:
+            self._connect(job)
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Later; in the order of asking when at the same time."""
+        self._sequence += 1
+        heapq.heappush(self._queue, (self.now_ns + delay_ns, self._sequence, action))
+
+    def run(self, for_ns: int) -> None:
+        """Let so much time pass."""
+        end_ns = self.now_ns + for_ns
+        while self._queue and self._queue[0][0] <= end_ns:
+            self.now_ns, _, action = heapq.heappop(self._queue)
+            action()
+        self.now_ns = end_ns
+
+    def until(self, condition: Callable[[], bool], *, within_ns: int = 60 * SECOND_NS) -> None:
+        """Let time pass event by event until it holds; fails when it does not."""
+        end_ns = self.now_ns + within_ns
+        while not condition():
+            assert self._queue, "nothing is due any more"
+            assert self._queue[0][0] <= end_ns, "it never came to that"
+            self.now_ns, _, action = heapq.heappop(self._queue)
+            action()
+
+    # --- the coordinator --------------------------------------------------------------------------------------------
+
+    def _start(self, holder: Job | None) -> Scheduler:
+        self.scheduler = Scheduler(self.policies, self.settings)
+        lease = max(job.lease_id for job in self.jobs)
+        self._give(
+            events.GpuAdded(
+                UUID,
+                "Simulated",
+                self.capacity_bytes,
+                self.capacity_bytes,
+                lease + 1,
+                None if holder is None else 100 + holder.number,
+                self.now_ns + 2 * SECOND_NS,
+            )
+        )
+        return self.scheduler
+
+    def restart(self, away_ns: int = 5 * MILLISECOND_NS) -> None:
+        """SIGKILL of the coordinator; another one starts, and everybody connects again.  Orders are gone."""
+        holder = next((job for job in self.jobs if job.open), None)
+        self.connections.clear()
+        self._timer += 1
+        for job in self.jobs:
+            job.order = None
+        self._start(holder)
+        for job in self.jobs:
+            if job.alive:
+                self.after(away_ns, lambda j=job: self._connect(j))  # type: ignore[misc]
+
+    def _give(self, event: events.Event) -> None:
+        for command in self.scheduler.handle(event, self.now_ns):
+            if isinstance(command, commands.Send):
+                connection, message = command.client, command.message
+                self.after(MESSAGE_NS, lambda c=connection, m=message: self._hear(c, m))  # type: ignore[misc]
+            elif isinstance(command, commands.SetTimer):
+                self._timer += 1
+                if command.deadline_ns is not None:
+                    number = self._timer
+                    self.after(max(0, command.deadline_ns - self.now_ns), lambda n=number: self._fire(n))  # type: ignore[misc]
+
+    def _fire(self, number: int) -> None:
+        if number == self._timer:
+            self._give(events.TimerFired())
+
+    def sight(self) -> GpuSnapshot:
+        """The GPU as the core sees it."""
+        (gpu,) = self.scheduler.snapshot(self.now_ns).gpus
+        return gpu
+
+    # --- jobs -------------------------------------------------------------------------------------------------------
+
+    def _connect(self, job: Job) -> None:
+        self._sequence += 1
+        job.connection = number = self._sequence
+        self.connections[number] = job
+        pid = 100 + job.number
+        self._give(events.ClientRegistered(number, f"j{job.number}", "job", pid, 0, 0, messages.MemoryMode.SWAP, 0))
+        lease = job.lease_id if job.open else 0
+        self._give(
+            events.GpuAttached(number, 0, UUID, lease, job.asks and not job.open, job.size_bytes, job.resident_bytes)
+        )
+        self._report(job)
+
+    def _report(self, job: Job) -> None:
+        off = job.size_bytes - job.resident_bytes  # a hook does not say which of it was never there
+        self._give(events.MemoryReported(job.connection, 0, job.size_bytes, job.resident_bytes, 0, off))
+
+    def kill(self, job: Job) -> None:
+        """SIGKILL; the coordinator hears of it a millisecond later."""
+        job.alive = False
+        job.open = False
+        job.order = None
+        job.resident_bytes = job.size_bytes = job.host_bytes = 0
+        number = job.connection
+        self.after(MILLISECOND_NS, lambda: self._gone(number))
+
+    def _gone(self, number: int) -> None:
+        if self.connections.pop(number, None) is not None:
+            self._give(events.ClientGone(number))
+
+    def _hear(self, connection: int, message: messages.Message) -> None:
+        job = self.connections.get(connection)
+        if job is None or not job.alive:
+            return
+        if isinstance(message, messages.Grant):
+            if not job.open:
+                assert job.order is None, "a grant while memory moves"
+                job.open, job.lease_id, job.granted_at_ns = True, message.lease_id, self.now_ns
+                job.turns += 1
+                if job.left_ns is not None:
+                    lease_id = job.lease_id
+                    self.after(self.open_ns + job.left_ns, lambda: self._done(job, lease_id))
+        elif isinstance(message, messages.Revoke):
+            self.after(self.drain_ns, lambda: self._release(job, message.lease_id))
+        elif isinstance(message, messages.Evict):
+            self._begin(job, Move(True, message.order_id, message.bytes, message.bytes))
+        elif isinstance(message, messages.Restore):
+            self._begin(job, Move(False, message.order_id, message.bytes, message.credit_bytes))
+        elif isinstance(message, messages.MoveCredit) and job.order is not None:
+            job.order.credit = max(job.order.credit, message.credit_bytes)
+            if job.order.waiting:
+                job.order.waiting = False
+                self._step(job, job.order)
+
+    def _release(self, job: Job, lease_id: int) -> None:
+        if not job.open or job.lease_id != lease_id:
+            return
+        job.open = False
+        job.held_ns += self.now_ns - job.granted_at_ns
+        if job.left_ns is not None:
+            job.left_ns -= max(0, self.now_ns - job.granted_at_ns - self.open_ns)
+        opened_ns, drain_ns = job.granted_at_ns, self.drain_ns
+        self._give(events.Released(job.connection, 0, lease_id, False, True, job.asks, drain_ns, opened_ns, 1))
+
+    def ask(self, job: Job) -> None:
+        """From now on it computes whenever it may."""
+        job.asks = True
+        if not job.open:
+            self._give(events.Requested(job.connection, 0))
+
+    def begin(self, job: Job, work_ns: int) -> None:
+        """From now on it has so much to compute, and then it ends."""
+        job.left_ns = work_ns
+        if job.open:
+            lease_id = job.lease_id
+            job.granted_at_ns = self.now_ns
+            self.after(work_ns, lambda: self._done(job, lease_id))
+        self.ask(job)
+
+    def _done(self, job: Job, lease_id: int) -> None:
+        if job.open and job.lease_id == lease_id:
+            job.ended_ns = self.now_ns
+            self.kill(job)
+
+    # --- the link ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, job: Job, transfer: Move) -> None:
+        assert not job.open, "memory moves under running work"
+        assert job.order is None, "a second order"
+        job.order = transfer
+        self._step(job, transfer)
+
+    def _step(self, job: Job, transfer: Move) -> None:
+        size = min(STEP_BYTES, transfer.credit - transfer.moved)
+        if size <= 0:
+            transfer.waiting = True
+            return
+        self._flowing[transfer.evict] += 1
+        opposite = self._flowing[not transfer.evict] > 0
+        rate = (self.link.both_ways / 2 if opposite else self.link.one_way) / self._flowing[transfer.evict]
+        if transfer.evict and self.link.first_out is not None and job.host_bytes + size > job.host_ready_bytes:
+            rate = min(rate, self.link.first_out)
+        if not transfer.evict and self.link.fresh is not None and job.host_bytes == 0:
+            rate = self.link.fresh
+        if not transfer.evict:  # it is mapped before it is filled
+            job.resident_bytes += size
+            self._check()
+        self.after(int(size / rate), lambda: self._arrive(job, transfer, size))
+
+    def _arrive(self, job: Job, transfer: Move, size: int) -> None:
+        self._flowing[transfer.evict] -= 1
+        if job.order is not transfer:  # killed meanwhile, or the coordinator was: what was mapped for nothing goes
+            if job.alive and not transfer.evict:
+                job.resident_bytes -= size
+            return
+        transfer.moved += size
+        job.host_bytes += size if transfer.evict else -min(size, job.host_bytes)
+        job.host_ready_bytes = max(job.host_ready_bytes, job.host_bytes)
+        if transfer.evict:
+            job.resident_bytes -= size
+        finished = transfer.moved >= transfer.size
+        if finished:
+            job.order = None
+        self._give(events.MoveProgressed(job.connection, 0, transfer.order_id, transfer.moved, 1, finished, 0))
+        if finished:
+            self._report(job)
+        else:
+            self._step(job, transfer)
+
+    def _check(self) -> None:
+        resident = sum(job.resident_bytes for job in self.jobs)
+        self.most_resident_bytes = max(self.most_resident_bytes, resident)
+        assert resident <= self.capacity_bytes, f"invariant 4: {resident} on {self.capacity_bytes}"
+
+
+@dataclass(slots=True)
+class Meter:
+    """What happens from now on, as the core counts it."""
+
+    world: LinkWorld
+    start: GpuSnapshot = field(init=False)
+    start_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.start = self.world.sight()
+        self.start_ns = self.world.now_ns
+
+    def read(self) -> Outcome:
+        """Since then."""
+        now, start = self.world.sight(), self.start
+        return Outcome(
+            elapsed_ns=self.world.now_ns - self.start_ns,
+            switches=now.handovers - start.handovers,
+            held_ns=now.held_ns - start.held_ns,
+            out_bytes=now.evicted_bytes - start.evicted_bytes,
+            in_bytes=now.restored_bytes - start.restored_bytes,
+            exposed_ns=now.exposed_move_ns - start.exposed_move_ns,
+            hidden_ns=now.hidden_move_ns - start.hidden_move_ns,
+            waited_ns=now.moved_ns - start.moved_ns,
+            quantum_ns=now.quantum_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Makespan:
+    """Jobs that began together and had as much to compute each."""
+
+    over_sum: float
+    """From their beginning to the end of the last, over the sum of their times alone."""
+    quanta_ns: tuple[int, ...]
+    """Of the turns, in their order."""
+    between_ends_ns: int
+
+
+def train(world: LinkWorld, work_ns: int) -> Makespan:
+    """As nvshare.bench.oversubscribe does: each job works for a moment by itself, then all begin."""
+    for job in world.jobs:
+        world.ask(job)
+        world.run(SECOND_NS // 2)
+        job.asks = False
+    start_ns = world.now_ns
+    for job in world.jobs:
+        world.begin(job, work_ns)
+    grants, quanta = -1, []
+
+    def turned() -> bool:
+        return world.sight().grants != grants or not any(job.alive for job in world.jobs)
+
+    while any(job.alive for job in world.jobs):
+        world.until(turned)
+        if world.sight().grants != grants and len(world.connections) > 1:
+            quanta.append(world.sight().quantum_ns)
+        grants = world.sight().grants
+    ends = [job.ended_ns for job in world.jobs]
+    return Makespan((max(ends) - start_ns) / (len(ends) * work_ns), tuple(quanta), max(ends) - min(ends))

@@ -1,0 +1,30 @@
+"""What the kernel lets this process have: enough descriptors for all clients.
+
+May not go here: bounds on single peers (daemon/transport.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+from typing import Final
+
+log: Final = logging.getLogger("nvshare")
+
+_SPARE_DESCRIPTORS: Final = 128
+
+
+def possible_connections(max_clients: int) -> int:
+    """Raises the limit of open files to what that many clients need; warns when the system does not allow it."""
+    wanted = max_clients + _SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _SPARE_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            wanted = max(16, soft - _SPARE_DESCRIPTORS)
+            log.warning("only %d files may be open: at most %d clients (`ulimit -n`)", soft, wanted)
+    return wanted
