@@ -85,7 +85,7 @@ def test_copies_between_cards_find_what_was_evicted(stand: Rig, kind: int) -> No
 def test_rights_are_needed_as_on_the_simulated_gpu(stand: Rig) -> None:
     """Broken: the double, on which everything else is tried, lets through what a card refuses, or the other way round.
 
-    If this fails, the table (rights_of_cards) and simulated_gpu/src/peers.c are to follow the card.
+    If this fails, the table (rights_of_cards) and simulated_gpu/src/memory/peers.c are to follow the card.
     """
     if not can_reach(stand):
         pytest.skip("these two cards cannot reach each other's memory")

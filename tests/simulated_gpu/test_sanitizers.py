@@ -20,7 +20,7 @@ def test_stress_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     finder = [sys.executable, str(ROOT / "client_hook" / "find_cuda_header.py")]
     include = subprocess.run(finder, capture_output=True, text=True, check=True).stdout.strip()
     program = tmp_path / "stress"
-    sources = [path for path in sorted(SOURCES.glob("*.c")) if path.name != "nvml.c"]
+    sources = [path for path in sorted(SOURCES.rglob("*.c")) if path.parent.name != "nvml"]
     flags = [
         f"-fsanitize={sanitizer}",
         "-fno-omit-frame-pointer",
@@ -32,7 +32,21 @@ def test_stress_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     compiler = os.environ.get("CC", "cc")
     stress = Path(__file__).parent / "programs" / "stress.c"
     built = subprocess.run(
-        [compiler, *flags, "-isystem", include, "-o", str(program), str(stress), *map(str, sources), "-pthread"],
+        [
+            compiler,
+            *flags,
+            "-I",
+            str(SOURCES),
+            "-I",
+            str(SOURCES.parent / "include"),
+            "-isystem",
+            include,
+            "-o",
+            str(program),
+            str(stress),
+            *map(str, sources),
+            "-pthread",
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,310 @@
+/* The shared state file: making it, mapping it, its lock, and who still lives.  Used by both doubles. */
+#include "base/sim.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TRACE_OFFSET ((sizeof(nvs_sim_shared) + 4095) & ~(uint64_t)4095)
+#define FILE_BYTES (TRACE_OFFSET + (uint64_t)NVS_SIM_TRACE_RECORDS * sizeof(nvs_sim_record))
+
+_Static_assert(sizeof(nvs_sim_record) == 48, "simulated_gpu/trace.py reads 48 bytes a record");
+
+static char problem_text[512];
+
+uint64_t nvs_sim_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void nvs_sim_say(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("simulated GPU: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+}
+
+static uint64_t parse_bytes(const char *text, const char **end)
+{
+    static const struct {
+        const char *suffix;
+        uint64_t factor;
+    } units[] = {{"TiB", 1ull << 40}, {"GiB", 1ull << 30}, {"MiB", 1ull << 20}, {"KiB", 1ull << 10},
+                 {"TB", 1000000000000ull}, {"GB", 1000000000ull}, {"MB", 1000000ull}, {"KB", 1000ull},
+                 {"T", 1ull << 40}, {"G", 1ull << 30}, {"M", 1ull << 20}, {"K", 1ull << 10}, {"B", 1}};
+    char *rest;
+    double value = strtod(text, &rest);
+    *end = rest;
+    if (rest == text || value <= 0)
+        return 0;
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        if (strncmp(rest, units[i].suffix, strlen(units[i].suffix)) == 0) {
+            *end = rest + strlen(units[i].suffix);
+            return (uint64_t)(value * (double)units[i].factor);
+        }
+    return (uint64_t)value;
+}
+
+/* GPUS[xCAPACITY]; the Python side validates the same grammar with better words. */
+static bool parse_spec(const char *spec, uint32_t *gpus, uint64_t *capacity)
+{
+    char *rest;
+    unsigned long count = strtoul(spec, &rest, 10);
+    const char *end = rest;
+    *capacity = 16ull << 30;
+    if (rest == spec || count == 0 || count > NVS_SIM_MAX_GPUS)
+        return false;
+    if (*rest == 'x')
+        *capacity = parse_bytes(rest + 1, &end);
+    *gpus = (uint32_t)count;
+    return *end == '\0' && *capacity >= (1ull << 20);
+}
+
+/* Distinct for each card and instance, the same on every machine. */
+static void make_uuid(uint8_t uuid[16], uint32_t card, uint32_t instance)
+{
+    static const uint8_t base[16] = {0x51, 0xa1, 0x5e, 0xed, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0};
+    memcpy(uuid, base, sizeof base);
+    uuid[5] = (uint8_t)instance;
+    uuid[14] = (uint8_t)(card >> 8);
+    uuid[15] = (uint8_t)card;
+}
+
+/* NVSHARE_SIM_MIG=GPU:N[,GPU:N]: into how many equal instances the card is split; 0: whole. */
+static uint32_t mig_instances(uint32_t card)
+{
+    const char *text = getenv("NVSHARE_SIM_MIG");
+    while (text != NULL && *text != '\0') {
+        unsigned number, count;
+        if (sscanf(text, "%u:%u", &number, &count) == 2 && number == card && count >= 1 && count <= 7)
+            return count;
+        text = strchr(text, ',');
+        text = text == NULL ? NULL : text + 1;
+    }
+    return 0;
+}
+
+static const char *fill(nvs_sim_shared *shared)
+{
+    const char *spec = getenv("NVSHARE_SIMULATE");
+    uint32_t cards = 1;
+    uint64_t capacity = 16ull << 30;
+    if (spec != NULL && *spec != '\0' && !parse_spec(spec, &cards, &capacity)) {
+        snprintf(problem_text, sizeof problem_text,
+                 "NVSHARE_SIMULATE=%.64s is not GPUS[xCAPACITY], for example 2x8GiB (1 to %u GPUs, at least 1MiB)", spec,
+                 NVS_SIM_MAX_GPUS);
+        return problem_text;
+    }
+    shared->version = NVS_SIM_VERSION;
+    shared->trace_offset = TRACE_OFFSET;
+    shared->trace_records = NVS_SIM_TRACE_RECORDS;
+    shared->processes_offset = offsetof(nvs_sim_shared, processes);
+    for (uint32_t card = 0; card < cards; card++) {
+        uint32_t split = mig_instances(card), parts = split != 0 ? split : 1;
+        for (uint32_t part = 0; part < parts && shared->gpu_count < NVS_SIM_MAX_GPUS; part++) {
+            nvs_sim_gpu *gpu = &shared->gpus[shared->gpu_count++];
+            gpu->card = card;
+            gpu->instance = split != 0 ? part + 1 : 0;
+            gpu->capacity_bytes = capacity / parts;
+            make_uuid(gpu->uuid, card, gpu->instance);
+        }
+    }
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&shared->lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    shared->magic = NVS_SIM_MAGIC;
+    return NULL;
+}
+
+/* Makes the file beside its place and links it there, so that nobody ever sees half of it. */
+static const char *create(const char *path)
+{
+    char temporary[4096];
+    int length = snprintf(temporary, sizeof temporary, "%s.%ld.%lu.new", path, (long)getpid(), (unsigned long)nvs_sim_now_ns());
+    const char *problem = NULL;
+    nvs_sim_shared *shared = MAP_FAILED;
+    if (length < 0 || (size_t)length >= sizeof temporary)
+        return "NVSHARE_SIM_STATE is too long a path";
+    int file = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file < 0) {
+        snprintf(problem_text, sizeof problem_text, "cannot make the state file %.300s: %s", path, strerror(errno));
+        return problem_text;
+    }
+    if (ftruncate(file, (off_t)FILE_BYTES) != 0 ||
+        (shared = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED) {
+        snprintf(problem_text, sizeof problem_text, "cannot size the state file %.300s: %s", path, strerror(errno));
+        problem = problem_text;
+        goto out;
+    }
+    problem = fill(shared);
+    if (problem == NULL && link(temporary, path) != 0 && errno != EEXIST) {
+        snprintf(problem_text, sizeof problem_text, "cannot put the state file at %.300s: %s", path, strerror(errno));
+        problem = problem_text;
+    }
+out:
+    if (shared != MAP_FAILED)
+        munmap(shared, FILE_BYTES);
+    close(file);
+    unlink(temporary);
+    return problem;
+}
+
+static nvs_sim_shared *open_private(const char **problem)
+{
+    int file = (int)syscall(SYS_memfd_create, "simulated_gpu", 1u /* MFD_CLOEXEC */);
+    nvs_sim_shared *shared = NULL;
+    if (file < 0 || ftruncate(file, (off_t)FILE_BYTES) != 0) {
+        *problem = "cannot make private state: no memfd";
+        goto out;
+    }
+    shared = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (shared == MAP_FAILED) {
+        shared = NULL;
+        *problem = "cannot map private state";
+        goto out;
+    }
+    *problem = fill(shared);
+    if (*problem != NULL) {
+        munmap(shared, FILE_BYTES);
+        shared = NULL;
+    }
+out:
+    if (file >= 0)
+        close(file);
+    return shared;
+}
+
+nvs_sim_shared *nvs_sim_shared_open(const char **problem)
+{
+    const char *path = getenv("NVSHARE_SIM_STATE");
+    struct stat info;
+    *problem = NULL;
+    if (path == NULL || *path == '\0')
+        return open_private(problem);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0 && errno == ENOENT) {
+        *problem = create(path);
+        if (*problem != NULL)
+            return NULL;
+        file = open(path, O_RDWR | O_CLOEXEC);
+    }
+    if (file < 0) {
+        snprintf(problem_text, sizeof problem_text, "cannot open the state file %.300s: %s", path, strerror(errno));
+        *problem = problem_text;
+        return NULL;
+    }
+    nvs_sim_shared *shared = MAP_FAILED;
+    if (fstat(file, &info) == 0 && (uint64_t)info.st_size >= FILE_BYTES)
+        shared = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (shared != MAP_FAILED && shared->magic == NVS_SIM_MAGIC && shared->version == NVS_SIM_VERSION)
+        return shared;
+    if (shared != MAP_FAILED)
+        munmap(shared, FILE_BYTES);
+    snprintf(problem_text, sizeof problem_text,
+             "%.300s is not a state file of this version; remove it or name another in NVSHARE_SIM_STATE", path);
+    *problem = problem_text;
+    return NULL;
+}
+
+void nvs_sim_shared_lock(nvs_sim_shared *shared)
+{
+    /* A holder that was killed leaves sums that each owner writes whole: nothing to repair. */
+    if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD)
+        pthread_mutex_consistent(&shared->lock);
+}
+
+void nvs_sim_shared_unlock(nvs_sim_shared *shared) { pthread_mutex_unlock(&shared->lock); }
+
+/* Field 22 of /proc/PID/stat; 0 when the process is dead, or a zombie that its parent has not fetched. */
+static uint64_t start_time(uint32_t process_id)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%u/stat", process_id);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    ssize_t length = read(file, text, sizeof text - 1);
+    close(file);
+    if (length <= 0)
+        return 0;
+    text[length] = '\0';
+    const char *after = strrchr(text, ')');
+    char state;
+    long threads;
+    unsigned long long started;
+    if (after == NULL || sscanf(after + 1,
+                                " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu", &state,
+                                &threads, &started) != 3)
+        return 0;
+    if ((state == 'Z' || state == 'X') && threads <= 1)
+        return 0;
+    return started;
+}
+
+void nvs_sim_shared_reap(nvs_sim_shared *shared)
+{
+    uint32_t own = (uint32_t)getpid();
+    for (uint32_t i = 0; i < shared->processes_used; i++) {
+        nvs_sim_process *process = &shared->processes[i];
+        if (process->process_id == 0 || process->process_id == own)
+            continue;
+        if (start_time(process->process_id) != process->start_time)
+            memset(process, 0, sizeof *process);
+    }
+}
+
+nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared)
+{
+    nvs_sim_process *found = NULL;
+    uint32_t own = (uint32_t)getpid();
+    uint64_t started = start_time(own);
+    nvs_sim_shared_lock(shared);
+    nvs_sim_shared_reap(shared);
+    for (uint32_t i = 0; i < shared->processes_used; i++) {
+        uint32_t taken = shared->processes[i].process_id;
+        if (taken == own || (taken == 0 && found == NULL)) /* our own: left by the program before exec */
+            found = &shared->processes[i];
+        if (taken == own)
+            break;
+    }
+    if (found == NULL && shared->processes_used < NVS_SIM_MAX_PROCESSES)
+        found = &shared->processes[shared->processes_used++];
+    if (found != NULL) {
+        memset(found, 0, sizeof *found);
+        found->start_time = started;
+        found->process_id = own;
+    }
+    nvs_sim_shared_unlock(shared);
+    return found;
+}
+
+uint64_t nvs_sim_shared_used(nvs_sim_shared *shared, uint32_t gpu)
+{
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < shared->processes_used; i++)
+        if (shared->processes[i].process_id != 0)
+            used += shared->processes[i].fixed_bytes[gpu] + shared->processes[i].paged_bytes[gpu];
+    return used;
+}
+
+nvs_sim_record *nvs_sim_shared_records(nvs_sim_shared *shared)
+{
+    return (nvs_sim_record *)(void *)((char *)shared + shared->trace_offset);
+}

@@ -1,0 +1,200 @@
+/* Green contexts: a share of a device's processors.  Streams of their own, the primary context's memory.
+ *
+ * The share changes nothing here but what is said about it: kernels take the time that they say.
+ */
+#include "base/sim.h"
+
+#include <stdlib.h>
+
+enum { PROCESSORS = 16, ALIGNMENT = 2 };
+
+typedef struct sim_green {
+    uint32_t magic;
+    sim_context *context;
+    struct sim_green *next;
+    unsigned processors;
+} sim_green;
+
+static sim_green *greens; /* all there ever were: a stale handle is recognised */
+
+static CUresult find(CUgreenCtx handle, sim_green **out)
+{
+    for (sim_green *green = greens; green != NULL; green = green->next)
+        if (green == (sim_green *)(void *)handle) {
+            *out = green;
+            return green->magic == SIM_GREEN && green->context->magic == SIM_CONTEXT ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        }
+    return CUDA_ERROR_INVALID_CONTEXT;
+}
+
+static sim_green *of_context(const sim_context *context)
+{
+    for (sim_green *green = greens; green != NULL; green = green->next)
+        if (green->magic == SIM_GREEN && green->context == context)
+            return green;
+    return NULL;
+}
+
+static CUresult describe(CUdevResource *resource, CUdevResourceType type, unsigned processors)
+{
+    if (resource == NULL || type != CU_DEV_RESOURCE_TYPE_SM)
+        return resource == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    *resource = (CUdevResource){.type = type, .sm = {.smCount = processors}};
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, CUdevResourceType type)
+{
+    sim_device *found;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_device(device, &found));
+    return nvs_sim_return(describe(resource, type, PROCESSORS));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxGetDevResource(CUcontext hCtx, CUdevResource *resource, CUdevResourceType type)
+{
+    sim_context *context;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_context(hCtx, &context));
+    const sim_green *green = of_context(context);
+    return nvs_sim_return(describe(resource, type, green != NULL ? green->processors : PROCESSORS));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx hCtx, CUdevResource *resource, CUdevResourceType type)
+{
+    sim_green *green;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(hCtx, &green));
+    return nvs_sim_return(describe(resource, type, green->processors));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *nbGroups, const CUdevResource *input,
+                                                        CUdevResource *remaining, unsigned int flags, unsigned int minCount)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(nbGroups != NULL && input != NULL && input->type == CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_VALUE);
+    const unsigned size = minCount == 0 ? ALIGNMENT : (minCount + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    unsigned groups = input->sm.smCount / size;
+    NVS_SIM_CHECK(groups != 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    groups = result != NULL && *nbGroups < groups ? *nbGroups : groups;
+    for (unsigned i = 0; result != NULL && i < groups; i++)
+        NVS_SIM_TRY(describe(&result[i], CU_DEV_RESOURCE_TYPE_SM, size));
+    if (result != NULL && remaining != NULL)
+        NVS_SIM_TRY(describe(remaining, CU_DEV_RESOURCE_TYPE_SM, input->sm.smCount - groups * size));
+    *nbGroups = groups;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+/* The interface has no function that gives a descriptor back. */
+SIM_EXPORT CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(phDesc != NULL && resources != NULL && nbResources == 1 && resources->type == CU_DEV_RESOURCE_TYPE_SM,
+                  CUDA_ERROR_INVALID_VALUE);
+    CUdevResource *kept = malloc(sizeof *kept);
+    NVS_SIM_CHECK(kept != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    *kept = resources[0];
+    *phDesc = (CUdevResourceDesc)(void *)kept;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
+{
+    sim_device *device;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(phCtx != NULL && desc != NULL && flags == CU_GREEN_CTX_DEFAULT_STREAM, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_device(dev, &device));
+    sim_green *green = calloc(1, sizeof *green);
+    NVS_SIM_CHECK(green != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUresult result = nvs_sim_green_open(device, &green->context);
+    if (result != CUDA_SUCCESS) {
+        free(green);
+        return nvs_sim_return(result);
+    }
+    green->magic = SIM_GREEN;
+    green->processors = ((const CUdevResource *)(const void *)desc)->sm.smCount;
+    green->next = greens;
+    greens = green;
+    *phCtx = (CUgreenCtx)(void *)green;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
+{
+    sim_green *green;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(hCtx, &green));
+    green->magic = 0;
+    nvs_sim_green_close(green->context);
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
+{
+    sim_green *green;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pContext != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(find(hCtx, &green));
+    *pContext = (CUcontext)(void *)green->context;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx greenCtx, unsigned long long *greenCtxId)
+{
+    sim_green *green;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(greenCtxId != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(find(greenCtx, &green));
+    *greenCtxId = green->context->id;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
+{
+    sim_green *green;
+    sim_stream *stream;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(phStream != NULL && flags == CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(find(greenCtx, &green));
+    NVS_SIM_TRY(nvs_sim_stream_create(green->context, flags, priority, &stream));
+    *phStream = (CUstream)(void *)stream;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx)
+{
+    sim_stream *stream;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(phCtx != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    *phCtx = (CUgreenCtx)(void *)of_context(stream->context);
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+/* Everything in the context, as far as it is known now: its streams one after the other. */
+SIM_EXPORT CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
+{
+    sim_green *green;
+    CUresult result = CUDA_SUCCESS;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(hCtx, &green));
+    for (sim_stream *stream = green->context->streams; stream != NULL && result == CUDA_SUCCESS; stream = stream->next)
+        result = nvs_sim_event_wait(hEvent, stream, 0);
+    return nvs_sim_return(result);
+}
+
+/* The event is recorded on the context's default stream, behind a wait for each of the others. */
+SIM_EXPORT CUresult CUDAAPI cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
+{
+    sim_green *green;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(hCtx, &green));
+    sim_stream *last = green->context->default_stream;
+    for (sim_stream *stream = green->context->streams; stream != NULL; stream = stream->next) {
+        if (stream == last)
+            continue;
+        NVS_SIM_TRY(nvs_sim_event_record(hEvent, stream, 0));
+        NVS_SIM_TRY(nvs_sim_event_wait(hEvent, last, 0));
+    }
+    return nvs_sim_return(nvs_sim_event_record(hEvent, last, 0));
+}

@@ -1,0 +1,150 @@
+/* Device memory of this process in the shared file, and the trace. */
+#include "base/sim.h"
+
+static nvs_sim_process *self_entry;
+
+static nvs_sim_process *self(void)
+{
+    if (self_entry == NULL)
+        self_entry = nvs_sim_shared_self(nvs_sim_shared_state);
+    return self_entry;
+}
+
+bool nvs_sim_registered(void) { return self() != NULL; }
+
+/* Shared lock held.  Makes room by paging out managed memory: of others first, largest first, then our own. */
+static bool make_room(uint32_t gpu, uint64_t bytes)
+{
+    nvs_sim_shared *shared = nvs_sim_shared_state;
+    uint64_t capacity = shared->gpus[gpu].capacity_bytes;
+    uint64_t used = nvs_sim_shared_used(shared, gpu);
+    if (used + bytes > capacity) {
+        nvs_sim_shared_reap(shared);
+        used = nvs_sim_shared_used(shared, gpu);
+    }
+    while (used + bytes > capacity) {
+        nvs_sim_process *victim = NULL;
+        for (uint32_t i = 0; i < shared->processes_used; i++) {
+            nvs_sim_process *process = &shared->processes[i];
+            if (process->process_id != 0 && process != self() && process->paged_bytes[gpu] != 0 &&
+                (victim == NULL || process->paged_bytes[gpu] > victim->paged_bytes[gpu]))
+                victim = process;
+        }
+        if (victim == NULL && self() != NULL && self()->paged_bytes[gpu] != 0)
+            victim = self();
+        if (victim == NULL)
+            return false;
+        uint64_t missing = used + bytes - capacity;
+        uint64_t taken = missing < victim->paged_bytes[gpu] ? missing : victim->paged_bytes[gpu];
+        victim->paged_bytes[gpu] -= taken;
+        used -= taken;
+    }
+    return true;
+}
+
+bool nvs_sim_charge(uint32_t gpu, uint64_t bytes)
+{
+    nvs_sim_process *own = self();
+    bool room = false;
+    if (own == NULL || bytes > nvs_sim_shared_state->gpus[gpu].capacity_bytes)
+        return false;
+    nvs_sim_shared_lock(nvs_sim_shared_state);
+    room = make_room(gpu, bytes);
+    if (room)
+        own->fixed_bytes[gpu] += bytes;
+    nvs_sim_shared_unlock(nvs_sim_shared_state);
+    return room;
+}
+
+void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes)
+{
+    nvs_sim_process *own = self();
+    nvs_sim_shared_lock(nvs_sim_shared_state);
+    own->fixed_bytes[gpu] -= bytes;
+    nvs_sim_shared_unlock(nvs_sim_shared_state);
+}
+
+uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
+{
+    nvs_sim_process *own = self();
+    uint64_t capacity = nvs_sim_shared_state->gpus[gpu].capacity_bytes;
+    if (own == NULL)
+        return 0;
+    nvs_sim_shared_lock(nvs_sim_shared_state);
+    /* Never at the cost of what we brought in before: a process that overcommits alone keeps what it has. */
+    uint64_t held = own->paged_bytes[gpu], fixed = own->fixed_bytes[gpu];
+    uint64_t most = capacity > held + fixed ? capacity - held - fixed : 0;
+    if (bytes > most)
+        bytes = most;
+    own->paged_bytes[gpu] = 0; /* not a victim of its own request */
+    if (!make_room(gpu, held + bytes)) {
+        nvs_sim_shared_reap(nvs_sim_shared_state);
+        uint64_t used = nvs_sim_shared_used(nvs_sim_shared_state, gpu) + held;
+        bytes = used < capacity ? capacity - used : 0;
+    }
+    own->paged_bytes[gpu] = held + bytes;
+    nvs_sim_shared_unlock(nvs_sim_shared_state);
+    return bytes;
+}
+
+void nvs_sim_page_out(uint32_t gpu, uint64_t bytes)
+{
+    nvs_sim_process *own = self();
+    nvs_sim_shared_lock(nvs_sim_shared_state);
+    own->paged_bytes[gpu] -= bytes < own->paged_bytes[gpu] ? bytes : own->paged_bytes[gpu];
+    nvs_sim_shared_unlock(nvs_sim_shared_state);
+}
+
+uint64_t nvs_sim_paged(uint32_t gpu)
+{
+    nvs_sim_process *own = self();
+    if (own == NULL)
+        return 0;
+    nvs_sim_shared_lock(nvs_sim_shared_state);
+    uint64_t bytes = own->paged_bytes[gpu];
+    nvs_sim_shared_unlock(nvs_sim_shared_state);
+    return bytes;
+}
+
+uint64_t nvs_sim_free(uint32_t gpu)
+{
+    uint64_t capacity = nvs_sim_shared_state->gpus[gpu].capacity_bytes;
+    nvs_sim_shared_lock(nvs_sim_shared_state);
+    nvs_sim_shared_reap(nvs_sim_shared_state);
+    uint64_t used = nvs_sim_shared_used(nvs_sim_shared_state, gpu);
+    nvs_sim_shared_unlock(nvs_sim_shared_state);
+    return used < capacity ? capacity - used : 0;
+}
+
+void nvs_sim_attach(uint32_t gpu, int change)
+{
+    nvs_sim_process *own = self();
+    if (own == NULL)
+        return;
+    nvs_sim_shared_lock(nvs_sim_shared_state);
+    own->attached[gpu] += (uint64_t)(int64_t)change;
+    nvs_sim_shared_unlock(nvs_sim_shared_state);
+}
+
+void nvs_sim_trace(uint32_t gpu, uint64_t stream, uint16_t kind, uint64_t start_ns, uint64_t end_ns, uint64_t bytes)
+{
+    nvs_sim_shared *shared = nvs_sim_shared_state;
+    nvs_sim_process *own = self();
+    if (own == NULL)
+        return;
+    own->busy_ns[gpu] += end_ns - start_ns;
+    /* Relaxed: only the number matters; the record itself is published by its sequence. */
+    uint64_t number = atomic_fetch_add_explicit(&shared->trace_next, 1, memory_order_relaxed);
+    nvs_sim_record *record = &nvs_sim_shared_records(shared)[number % shared->trace_records];
+    atomic_store_explicit(&record->sequence, 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release); /* a reader that sees new fields sees the zero before them */
+    record->start_ns = start_ns;
+    record->end_ns = end_ns;
+    record->stream = stream;
+    record->bytes = bytes;
+    record->process_id = own->process_id;
+    record->gpu = (uint16_t)gpu;
+    record->kind = kind;
+    /* Release: pairs with the reader, who takes a record only if its sequence is what the position demands. */
+    atomic_store_explicit(&record->sequence, number + 1, memory_order_release);
+}

@@ -1,0 +1,178 @@
+/* Injected faults: from NVSHARE_SIM_FAULTS, NVSHARE_SIM_MISSING and the C API of simulated_gpu.h.
+ *
+ * Rules are only ever appended or all dropped; they have their own lock, because a fault may hit a call that has not
+ * taken the driver's.
+ */
+#include "base/sim.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MAX_RULES 128u
+
+enum trigger { EVERY, NTH, FROM, EACH };
+typedef struct rule {
+    char function[64];
+    enum trigger trigger;
+    uint64_t number, calls, delay_ns;
+    int result;
+    bool missing;
+} rule;
+
+_Atomic bool nvs_sim_faults_armed;
+static pthread_mutex_t rules_lock = PTHREAD_MUTEX_INITIALIZER;
+static rule rules[MAX_RULES];
+static uint32_t rule_count;
+
+/* A rule for cuMemAlloc also means cuMemAlloc_v2; one for cuMemAlloc_v2 only that. */
+static bool names(const char *pattern, const char *function)
+{
+    size_t length = strlen(pattern);
+    if (strncmp(pattern, function, length) != 0)
+        return false;
+    return function[length] == '\0' ||
+           (strncmp(function + length, "_v", 2) == 0 && function[length + 2] >= '0' && function[length + 2] <= '9');
+}
+
+static int add(const rule *wanted)
+{
+    int result = -1;
+    pthread_mutex_lock(&rules_lock);
+    if (rule_count < MAX_RULES) {
+        rules[rule_count++] = *wanted;
+        /* Relaxed: a call that races with arming may go either way. */
+        atomic_store_explicit(&nvs_sim_faults_armed, true, memory_order_relaxed);
+        result = 0;
+    }
+    pthread_mutex_unlock(&rules_lock);
+    return result;
+}
+
+CUresult nvs_sim_fault(const char *function)
+{
+    uint64_t delay_ns = 0;
+    int result = CUDA_SUCCESS;
+    pthread_mutex_lock(&rules_lock);
+    for (uint32_t i = 0; i < rule_count; i++) {
+        rule *one = &rules[i];
+        if (!names(one->function, function))
+            continue;
+        one->calls++;
+        bool hit = one->trigger == EVERY || (one->trigger == NTH && one->calls == one->number) ||
+                   (one->trigger == FROM && one->calls >= one->number) ||
+                   (one->trigger == EACH && one->calls % one->number == 0);
+        if (!hit)
+            continue;
+        if (one->delay_ns != 0)
+            delay_ns += one->delay_ns;
+        else if (result == CUDA_SUCCESS)
+            result = one->result;
+    }
+    pthread_mutex_unlock(&rules_lock);
+    if (delay_ns != 0) {
+        struct timespec pause = {.tv_sec = (time_t)(delay_ns / 1000000000u), .tv_nsec = (long)(delay_ns % 1000000000u)};
+        nanosleep(&pause, NULL);
+    }
+    return (CUresult)result;
+}
+
+bool nvs_sim_is_missing(const char *function)
+{
+    bool missing = false;
+    if (!atomic_load_explicit(&nvs_sim_faults_armed, memory_order_relaxed))
+        return false;
+    pthread_mutex_lock(&rules_lock);
+    for (uint32_t i = 0; i < rule_count; i++)
+        missing = missing || (rules[i].missing && names(rules[i].function, function));
+    pthread_mutex_unlock(&rules_lock);
+    return missing;
+}
+
+static bool parse_rule(const char *text, rule *out)
+{
+    char name[64] = "", when[32] = "";
+    const char *value = strrchr(text, '=');
+    bool slow = strncmp(text, "slow:", 5) == 0;
+    char *rest;
+    memset(out, 0, sizeof *out);
+    if (value == NULL)
+        return false;
+    if (slow)
+        text += 5;
+    size_t length = strcspn(text, "@=");
+    if (length == 0 || length >= sizeof name)
+        return false;
+    memcpy(name, text, length);
+    if (text[length] == '@') {
+        size_t size = (size_t)(value - (text + length + 1));
+        if (size == 0 || size >= sizeof when)
+            return false;
+        memcpy(when, text + length + 1, size);
+    }
+    memcpy(out->function, name, sizeof name);
+    if (when[0] == '%') {
+        out->trigger = EACH;
+        out->number = strtoull(when + 1, &rest, 10);
+    } else if (when[0] != '\0') {
+        out->number = strtoull(when, &rest, 10);
+        out->trigger = *rest == '-' ? FROM : NTH;
+        rest += *rest == '-';
+    } else {
+        rest = when;
+    }
+    if (*rest != '\0' || (out->trigger != EVERY && out->number == 0))
+        return false;
+    unsigned long long number = strtoull(value + 1, &rest, 10);
+    if (rest == value + 1 || *rest != '\0')
+        return false;
+    if (slow)
+        out->delay_ns = number;
+    else
+        out->result = (int)number;
+    return true;
+}
+
+void nvs_sim_faults_from_environment(void)
+{
+    static const char *const variables[] = {"NVSHARE_SIM_FAULTS", "NVSHARE_SIM_MISSING"};
+    for (int which = 0; which < 2; which++) {
+        const char *list = getenv(variables[which]);
+        char copy[4096], *save = NULL;
+        if (list == NULL)
+            continue;
+        snprintf(copy, sizeof copy, "%s", list);
+        for (char *word = strtok_r(copy, ", ", &save); word != NULL; word = strtok_r(NULL, ", ", &save)) {
+            rule one;
+            if (which == 1)
+                nvs_sim_missing(word);
+            else if (!parse_rule(word, &one))
+                nvs_sim_say("NVSHARE_SIM_FAULTS: '%s' is not [slow:]FUNCTION[@N|@N-|@%%K]=NUMBER; ignored", word);
+            else
+                add(&one);
+        }
+    }
+}
+
+SIM_EXPORT int nvs_sim_fail(const char *function, uint64_t nth, int result)
+{
+    rule one = {.trigger = nth == 0 ? EVERY : NTH, .number = nth, .result = result};
+    snprintf(one.function, sizeof one.function, "%s", function);
+    return add(&one);
+}
+
+SIM_EXPORT int nvs_sim_missing(const char *function)
+{
+    rule one = {.trigger = EVERY, .result = CUDA_ERROR_NOT_FOUND, .missing = true};
+    snprintf(one.function, sizeof one.function, "%s", function);
+    return add(&one);
+}
+
+SIM_EXPORT void nvs_sim_clear_faults(void)
+{
+    pthread_mutex_lock(&rules_lock);
+    rule_count = 0;
+    atomic_store_explicit(&nvs_sim_faults_armed, false, memory_order_relaxed);
+    pthread_mutex_unlock(&rules_lock);
+}

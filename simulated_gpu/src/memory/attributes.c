@@ -1,0 +1,133 @@
+/* What CUDA says of a pointer. */
+#include "base/sim.h"
+
+#include <string.h>
+
+static bool device_side(const sim_allocation *one)
+{
+    return one->kind != MEM_HOST && one->kind != MEM_REGISTERED;
+}
+
+/* The size of an attribute's value, for those that may be zeroed when the pointer is unknown. */
+static size_t value_size(CUpointer_attribute attribute)
+{
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        return 8;
+    default:
+        return 4;
+    }
+}
+
+static CUresult get(void *out, CUpointer_attribute attribute, CUdeviceptr pointer)
+{
+    const sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
+    uint64_t value = 0;
+    if (one == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: value = (uintptr_t)(one->kind == MEM_MAPPED || one->kind == MEM_POOL || one->kind == MEM_GRAPH ? NULL : one->context); break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: value = device_side(one) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: value = pointer; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        if (device_side(one) && one->kind != MEM_MANAGED)
+            return CUDA_ERROR_INVALID_VALUE;
+        value = pointer;
+        break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: value = one->id; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: value = one->id; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: value = one->kind == MEM_MANAGED; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: value = (uint64_t)one->device->ordinal; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: value = one->base; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: value = one->bytes; break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: value = 1; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: value = one->base; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: value = one->bytes; break;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: value = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; break;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: value = one->kind == MEM_POOL ? (uintptr_t)one->handle : 0; break;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: value = one->sync_memops; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: value = one->kind == MEM_DEVICE && one->mapped_bytes != 0; break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: value = one->kind == MEM_MAPPED ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: value = 0; break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    memcpy(out, &value, value_size(attribute)); /* little endian */
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(data != NULL, CUDA_ERROR_INVALID_VALUE);
+    return nvs_sim_return(get(data, attribute, ptr));
+}
+
+/* Unknown pointers give zeros, not an error; so documented. */
+SIM_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data,
+                                                   CUdeviceptr ptr)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(attributes != NULL && data != NULL, CUDA_ERROR_INVALID_VALUE);
+    for (unsigned i = 0; i < numAttributes; i++)
+        if (get(data[i], attributes[i], ptr) != CUDA_SUCCESS) {
+            memset(data[i], 0, value_size(attributes[i]));
+            if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+                memset(data[i], 0xff, 4); /* CU_DEVICE_INVALID */
+        }
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+    NVS_SIM_ENTER();
+    sim_allocation *one = nvs_sim_find((uintptr_t)ptr);
+    NVS_SIM_CHECK(value != NULL && one != NULL && attribute == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, CUDA_ERROR_INVALID_VALUE);
+    int on;
+    memcpy(&on, value, sizeof on);
+    one->sync_memops = on != 0;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+static CUresult range(void *out, size_t bytes, CUmem_range_attribute attribute, CUdeviceptr pointer)
+{
+    const sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
+    if (one == NULL || one->kind != MEM_MANAGED || out == NULL || bytes < 4)
+        return CUDA_ERROR_INVALID_VALUE;
+    int32_t value;
+    switch (attribute) {
+    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: value = one->read_mostly; break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION: value = one->preferred; break;
+    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
+        value = one->last_prefetch >= 0 ? one->device->ordinal : one->last_prefetch;
+        break;
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+    memcpy(out, &value, sizeof value);
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
+                                                   size_t count)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(range(data, dataSize, attribute, devPtr));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes,
+                                                    size_t numAttributes, CUdeviceptr devPtr, size_t count)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(data != NULL && dataSizes != NULL && attributes != NULL, CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < numAttributes; i++)
+        NVS_SIM_TRY(range(data[i], dataSizes[i], attributes[i], devPtr));
+    return nvs_sim_return(CUDA_SUCCESS);
+}

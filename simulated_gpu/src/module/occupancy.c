@@ -1,0 +1,99 @@
+/* Occupancy: the arithmetic of the claimed card, by threads alone (registers and shared memory of an image are not known). */
+#include "base/sim.h"
+
+#define THREADS_PER_MULTIPROCESSOR 2048
+#define BLOCKS_PER_MULTIPROCESSOR 32
+#define SHARED_PER_MULTIPROCESSOR 233472u
+#define MULTIPROCESSORS 16
+
+static CUresult blocks(int *out, CUfunction handle, int block_size, size_t shared_bytes)
+{
+    sim_function *function = (sim_function *)(void *)handle;
+    if (out == NULL || block_size <= 0 || block_size > 1024)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (function == NULL || function->magic != SIM_FUNCTION)
+        return CUDA_ERROR_INVALID_HANDLE;
+    int count = THREADS_PER_MULTIPROCESSOR / ((block_size + 31) / 32 * 32);
+    if (count > BLOCKS_PER_MULTIPROCESSOR)
+        count = BLOCKS_PER_MULTIPROCESSOR;
+    if (shared_bytes != 0 && SHARED_PER_MULTIPROCESSOR / (shared_bytes + 1024) < (size_t)count)
+        count = (int)(SHARED_PER_MULTIPROCESSOR / (shared_bytes + 1024));
+    *out = count;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, CUfunction func, int blockSize,
+                                                                        size_t dynamicSMemSize)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(blocks(numBlocks, func, blockSize, dynamicSMemSize));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks, CUfunction func, int blockSize,
+                                                                                 size_t dynamicSMemSize, unsigned int flags)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(blocks(numBlocks, func, blockSize, dynamicSMemSize));
+}
+
+static CUresult potential(int *min_grid, int *block_size, CUfunction function, CUoccupancyB2DSize shared_of, size_t shared_bytes,
+                          int limit)
+{
+    int best = 0, best_threads = -1, count;
+    if (min_grid == NULL || block_size == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (int size = limit > 0 && limit < 1024 ? limit : 1024; size >= 32; size -= 32) {
+        CUresult result = blocks(&count, function, size, shared_of != NULL ? shared_of(size) : shared_bytes);
+        if (result != CUDA_SUCCESS)
+            return result;
+        if (count * size > best_threads) {
+            best_threads = count * size;
+            best = size;
+            *min_grid = count * MULTIPROCESSORS;
+        }
+    }
+    *block_size = best;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialBlockSize(int *minGridSize, int *blockSize, CUfunction func,
+                                                             CUoccupancyB2DSize blockSizeToDynamicSMemSize,
+                                                             size_t dynamicSMemSize, int blockSizeLimit)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGridSize, int *blockSize, CUfunction func,
+                                                                      CUoccupancyB2DSize blockSizeToDynamicSMemSize,
+                                                                      size_t dynamicSMemSize, int blockSizeLimit,
+                                                                      unsigned int flags)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, CUfunction func, int numBlocks,
+                                                                    int blockSize)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(dynamicSmemSize != NULL && numBlocks > 0 && blockSize > 0, CUDA_ERROR_INVALID_VALUE);
+    *dynamicSmemSize = SHARED_PER_MULTIPROCESSOR / (unsigned)numBlocks - 1024;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *numClusters, CUfunction func, const CUlaunchConfig *config)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(numClusters != NULL && config != NULL, CUDA_ERROR_INVALID_VALUE);
+    *numClusters = MULTIPROCESSORS;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func, const CUlaunchConfig *config)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(clusterSize != NULL && config != NULL, CUDA_ERROR_INVALID_VALUE);
+    *clusterSize = 8;
+    return nvs_sim_return(CUDA_SUCCESS);
+}

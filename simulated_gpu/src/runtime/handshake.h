@@ -1,0 +1,10 @@
+/* What libcudart asks a driver to prove; see handshake.c. */
+#ifndef SIM_HANDSHAKE_H
+#define SIM_HANDSHAKE_H
+
+#include "base/sim.h"
+
+void nvs_sim_handshake(uint32_t version, uint64_t unix_seconds, const void *runtime_table, const void *check_table,
+                       const void *check_function, uint8_t answer[16]);
+
+#endif

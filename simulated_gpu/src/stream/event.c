@@ -1,0 +1,224 @@
+/* Events: each recording is a fence of its own, so a wait keeps the recording that it saw. */
+#include "base/sim.h"
+
+#include <stdlib.h>
+
+static sim_event *spare;
+
+sim_fence *nvs_sim_fence_new(void)
+{
+    sim_fence *fence = calloc(1, sizeof *fence);
+    if (fence != NULL)
+        fence->references = 1;
+    return fence;
+}
+
+void nvs_sim_fence_unref(sim_fence *fence)
+{
+    if (fence != NULL && --fence->references == 0)
+        free(fence);
+}
+
+void nvs_sim_event_reset(sim_event *event)
+{
+    nvs_sim_fence_unref(event->fence);
+    free(event->nodes);
+    event->fence = NULL;
+    event->nodes = NULL;
+    event->node_count = 0;
+    event->capture_id = 0;
+}
+
+static CUresult find(CUevent handle, sim_event **out)
+{
+    sim_event *event = (sim_event *)(void *)handle;
+    if (event == NULL || event->magic != SIM_EVENT)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *out = event;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags)
+{
+    const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    NVS_SIM_ENTER_CONTEXT();
+    NVS_SIM_TRY(nvs_sim_context_usable(context));
+    NVS_SIM_CHECK(phEvent != NULL && (Flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK((Flags & CU_EVENT_INTERPROCESS) == 0 || (Flags & CU_EVENT_DISABLE_TIMING) != 0, CUDA_ERROR_INVALID_VALUE);
+    sim_event *event = spare;
+    if (event != NULL)
+        spare = event->next;
+    else
+        event = malloc(sizeof *event);
+    NVS_SIM_CHECK(event != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    *event = (sim_event){.magic = SIM_EVENT, .context = context, .flags = Flags};
+    *phEvent = (CUevent)(void *)event;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+static CUresult destroy(CUevent handle)
+{
+    sim_event *event;
+    CUresult result = find(handle, &event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (event->context->magic == SIM_CONTEXT && event->context->error != CUDA_SUCCESS)
+        return event->context->error;
+    nvs_sim_event_reset(event);
+    event->magic = 0;
+    event->next = spare;
+    spare = event;
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventDestroy(CUevent hEvent)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(destroy(hEvent));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventDestroy_v2(CUevent hEvent)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(destroy(hEvent));
+}
+
+CUresult nvs_sim_event_record(CUevent handle, sim_stream *stream, unsigned flags)
+{
+    sim_event *event;
+    CUresult result = find(handle, &event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (event->context->device != stream->context->device)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture != NULL)
+        return nvs_sim_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0);
+    result = nvs_sim_capture_implicit(stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    sim_fence *fence = nvs_sim_fence_new();
+    if (fence == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    nvs_sim_event_reset(event);
+    event->fence = fence;
+    fence->references++;
+    sim_work work = {.kind = OP_RECORD, .u.fence = fence};
+    result = nvs_sim_enqueue(stream, &work, false, false);
+    if (result != CUDA_SUCCESS) {
+        nvs_sim_event_reset(event);
+        nvs_sim_fence_unref(fence);
+    }
+    return result;
+}
+
+static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+{
+    sim_event *event;
+    sim_stream *stream;
+    CUresult result = find(handle, &event);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_stream(stream_handle, &stream);
+    return result == CUDA_SUCCESS ? nvs_sim_event_record(handle, stream, flags) : result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(record(hEvent, hStream, 0));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(record(hEvent, hStream, flags));
+}
+
+CUresult nvs_sim_event_wait(CUevent handle, sim_stream *stream, unsigned flags)
+{
+    sim_event *event;
+    CUresult result = find(handle, &event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (event->capture_id != 0 || stream->capture != NULL) {
+        bool handled;
+        result = nvs_sim_capture_wait(stream, event, (flags & CU_EVENT_WAIT_EXTERNAL) != 0, &handled);
+        if (handled || result != CUDA_SUCCESS)
+            return result;
+    }
+    if (event->fence == NULL || event->fence->done)
+        return stream->context->error;
+    sim_work work = {.kind = OP_WAIT, .u.fence = event->fence};
+    event->fence->references++;
+    result = nvs_sim_submit(stream, &work);
+    if (result != CUDA_SUCCESS)
+        nvs_sim_discard(&work);
+    return result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)
+{
+    sim_event *event;
+    sim_stream *stream;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(hEvent, &event));
+    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    return nvs_sim_return(nvs_sim_event_wait(hEvent, stream, Flags));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventQuery(CUevent hEvent)
+{
+    sim_event *event;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(hEvent, &event));
+    NVS_SIM_CHECK(event->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
+    NVS_SIM_TRY(nvs_sim_capture_unsafe());
+    NVS_SIM_TRY(event->context->error);
+    return nvs_sim_return(event->fence == NULL || event->fence->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent hEvent)
+{
+    sim_event *event;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(find(hEvent, &event));
+    NVS_SIM_CHECK(event->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
+    NVS_SIM_TRY(nvs_sim_capture_unsafe());
+    sim_fence *fence = event->fence;
+    sim_context *context = event->context;
+    if (fence != NULL) {
+        fence->references++;
+        while (!fence->done)
+            pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+        nvs_sim_fence_unref(fence);
+    }
+    nvs_sim_pools_synchronized(context->device);
+    return nvs_sim_return(context->error);
+}
+
+static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle)
+{
+    sim_event *start, *end;
+    CUresult result = milliseconds == NULL ? CUDA_ERROR_INVALID_VALUE : find(start_handle, &start);
+    if (result == CUDA_SUCCESS)
+        result = find(end_handle, &end);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0 || start->fence == NULL || end->fence == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!start->fence->done || !end->fence->done)
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)((double)((int64_t)end->fence->end_ns - (int64_t)start->fence->end_ns) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(elapsed(pMilliseconds, hStart, hEnd));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuEventElapsedTime_v2(float *pMilliseconds, CUevent hStart, CUevent hEnd)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(elapsed(pMilliseconds, hStart, hEnd));
+}
