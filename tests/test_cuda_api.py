@@ -20,7 +20,7 @@ import pytest
 from nvshare.client_hook.find_cuda_header import candidates
 from tests.conftest import ROOT, Built
 
-TABLE = ROOT / "client_hook" / "src" / "cuda_api.def"
+TABLE = ROOT / "client_hook" / "src" / "driver" / "cuda_api.def"
 
 EXEMPT: dict[str, str] = {}
 """Functions of cuda.h that are no row, and why."""
@@ -187,7 +187,7 @@ def test_the_library_exports_the_table_and_nothing_else(built: Built) -> None:
     expected = {
         row.name for row in ROWS if row.kind in ("STREAM", "CURRENT", "UNSTREAMED", "CUSTOM") and row.guard <= version
     }
-    table = (ROOT / "client_hook" / "src" / "nvml_api.def").read_text(encoding="utf-8")
+    table = (ROOT / "client_hook" / "src" / "driver" / "nvml_api.def").read_text(encoding="utf-8")
     expected |= set(re.findall(r"^NVS_NVML\((\w+)", table, re.MULTILINE))
     assert expected - exported == set()
     ours = {name for name in exported - expected if not name.startswith("nvshare_")}

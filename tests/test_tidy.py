@@ -204,14 +204,13 @@ def included(path: Path) -> set[str]:
 def test_rooms_of_the_hook() -> None:
     """Who may know whom in C: the gate no wire, the lease nothing but messages, the transport only the agent."""
     source = ROOT / "client_hook" / "src"
-    wire_or_transport = {"wire.gen.h", "transport.h", "lease.h", "agent_link.h"}
-    assert not included(source / "gate.h") - {"base.h", "hot.h"}
-    assert not included(source / "gate.c") & wire_or_transport
-    assert included(source / "lease.h") | included(source / "lease.c") <= {"wire.gen.h", "lease.h"}
-    knowing = {path.name for path in source.glob("*.[ch]") if "transport.h" in included(path)}
-    assert {name for name in knowing if not name.startswith("agent")} <= {"transport.c"}
-    wrappers = [path for path in source.glob("hook_*.c") if included(path) & wire_or_transport]
-    assert not wrappers, wrappers
+    protocol = "coord/protocol"
+    assert not included(source / "gate/gate.h") - {"base/base.h", "base/hot.h"}
+    machine = {name for kind in "ch" for name in included(source / protocol / f"lease_machine.{kind}")}
+    assert machine == {f"{protocol}/wire.gen.h", f"{protocol}/lease_machine.h"}
+    outside = [path for path in source.rglob("*.[ch]") if path.relative_to(source).parts[0] not in {"coord", "init.c"}]
+    knowing = [path for path in outside if any(name.startswith(protocol) for name in included(path))]
+    assert not knowing, knowing
 
 
 def test_links_resolve() -> None:

@@ -22,13 +22,13 @@
  * May not go here: anything beyond the above.
  */
 #define _GNU_SOURCE /* program_invocation_short_name */
-#include "agent.h"
-#include "gate.h"
-#include "graph_gpus.h"
-#include "log.h"
-#include "memory.h"
-#include "pacing.h"
-#include "wire.gen.h"
+#include "coord/agent.h"
+#include "gate/gate.h"
+#include "hooks/work/graph_gpus.h"
+#include "base/log.h"
+#include "memory/memory.h"
+#include "gate/pacing/pacing.h"
+#include "coord/protocol/wire.gen.h"
 
 #include <errno.h>
 #include <limits.h>

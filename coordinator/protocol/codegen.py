@@ -1,4 +1,4 @@
-"""Writes `client_hook/src/wire.gen.h` from `messages.py`:  python -m nvshare.coordinator.protocol.codegen [--check]
+"""Writes the C codec from `messages.py`: `python -m nvshare.coordinator.protocol.codegen [--check]`.
 
 Invariants: the output depends on `messages.py` alone; the C decoder accepts exactly what `wire.decode` accepts
 (tests/wire
@@ -18,7 +18,7 @@ from pathlib import Path
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.fields import Field
 
-TARGET = Path(__file__).resolve().parents[2] / "client_hook" / "src" / "wire.gen.h"
+TARGET = Path(__file__).resolve().parents[2] / "client_hook" / "src" / "coord" / "protocol" / "wire.gen.h"
 
 ENUMS = (messages.MemoryMode, messages.Sharing, messages.ReleaseReason, messages.Rejection)
 
@@ -27,7 +27,7 @@ PROLOGUE = """\
 #ifndef NVS_WIRE_GEN_H
 #define NVS_WIRE_GEN_H
 
-#include "msgpack.h"
+#include "coord/protocol/msgpack.h"
 """
 
 

@@ -1,7 +1,7 @@
 """The only declaration of the messages between hooks and the coordinator.
 
 Purpose: name every message, its fields, their types and their bounds, once.  `wire_codegen` turns this
-module into `client_hook/src/wire.gen.h`; nothing else may spell out a message.
+module into `client_hook/src/coord/protocol/wire.gen.h`; nothing else may spell out a message.
 
 A message is one ZeroMQ frame: a msgpack array `[type, field, field, ...]`.
 

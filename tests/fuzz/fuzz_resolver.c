@@ -5,7 +5,7 @@
  */
 #include "fuzz.h"
 
-#include "cuda_api.c" /* the hook's: the table and what is made of it */
+#include "driver/cuda_api.c" /* the hook's: the table and what is made of it */
 
 /* The wrappers: one address each. */
 #define AT(symbol) __asm__(".pushsection .text\n.globl " #symbol "\n" #symbol ": ret\n.popsection");
@@ -15,7 +15,7 @@
 #define NVS_PASS(symbol, since, reason)
 #define NVS_THUNK(symbol, since, reason)
 #define NVS_FOREIGN(symbol, since, reason)
-#include "cuda_api.def"
+#include "driver/cuda_api.def"
 
 static char reals[NVS_ID_COUNT + 1], thunks[NVS_ID_COUNT + 1], stranger;
 nvs_hot_page nvs_hot;

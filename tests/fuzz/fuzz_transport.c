@@ -5,7 +5,7 @@
 #define _GNU_SOURCE /* as the hook */
 #include "fuzz.h"
 
-#include "transport.c" /* the hook's: its state is static */
+#include "coord/protocol/transport.c" /* the hook's: its state is static */
 
 void nvs_log(int level, const char *format, ...)
 {

@@ -1,4 +1,4 @@
-"""Do calls that edit graphs reach the GPU?  The table says no (client_hook/src/cuda_api.def); the card is asked here.
+"""Do calls that edit graphs reach the GPU?  The table says no (the hook's cuda_api.def); the card is asked here.
 
 How: one process spins in a kernel that notices when it stands still, as it does whenever the GPU runs another process's
 work.  Meanwhile a second process, without the hook, edits a graph of its own some hundred times.  No program has more

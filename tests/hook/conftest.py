@@ -26,27 +26,11 @@ SANITIZE = os.environ.get("NVSHARE_TEST_SANITIZE", "")
 
 _numbers = itertools.count()
 STANDALONE = (
-    "gate",
-    "lease",
-    "agent",
-    "agent_host",
-    "agent_lease",
-    "agent_link",
-    "agent_loop",
-    "agent_moves",
-    "graph_gpus",
-    "dead",
-    "handdown",
-    "ipc_socket",
-    "thread",
-    "transport",
-    "pacing",
-    "pace_cost",
-    "pace_stream",
-    "drain",
-    "init",
-    "log",
-    "marks",
+    *("base/log", "base/thread", "driver/contexts/dead", "gate/gate", "gate/marks"),
+    *("gate/pacing/cost", "gate/pacing/drain", "gate/pacing/pacing", "gate/pacing/stream"),
+    *("swap/handdown", "ipc/socket"),
+    *("coord/protocol/lease_machine", "coord/protocol/link", "coord/protocol/transport"),
+    *("coord/agent", "coord/host", "coord/lease", "coord/loop", "coord/moves", "hooks/work/graph_gpus", "init"),
 )
 
 

@@ -13,40 +13,11 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDERS: Final = ("memory", "memory/records", "swap", "ipc", "host")
+"""Taken whole; and single files:"""
 SOURCES: Final = (
-    *(
-        "allocation",
-        "allocation_vmm",
-        "memory",
-        "memory_allocate",
-        "memory_release",
-        "backend_device",
-        "backend_managed",
-        "backend_swap",
-        "dead",
-        "hook_ipc",
-        "hook_memory",
-        "hook_pool",
-        "graph_memory",
-        "marks",
-        "pins",
-        "pool_book",
-        "pool_figures",
-    ),
-    *("ipc_export", "ipc_import", "ipc_reach", "ipc_server", "ipc_socket"),
-    *("hook_swap", "hook_vmm", "hook_vmm_share", "swap_arena", "swap_heir", "swap_hosted", "swap_lane", "swap_move"),
-    *(
-        "swap_pipeline",
-        "swap_rights",
-        "swap_segment",
-        "swap_share",
-        "swap_view",
-        "handdown",
-        "host_left",
-        "host_pool",
-        "host_system",
-        "thread",
-    ),
+    *(f"hooks/memory/{name}.c" for name in ("ipc", "memory", "pool", "swap", "vmm", "vmm_share")),
+    *("base/thread.c", "driver/contexts/dead.c", "gate/marks.c"),
 )
 
 MIB: Final = 1 << 20
@@ -74,7 +45,9 @@ def compile_c(target: Path, *sources: Path, options: tuple[str, ...] = ()) -> Pa
 
 def memory_sources() -> list[Path]:
     """What makes up the library: the hook's own files and the stand-ins."""
-    hook = [ROOT / "client_hook" / "src" / f"{name}.c" for name in SOURCES]
+    source = ROOT / "client_hook" / "src"
+    hook = [path for folder in FOLDERS for path in sorted((source / folder).glob("*.c"))]
+    hook += [source / name for name in SOURCES]
     return [*(ROOT / "tests" / "hook" / "c" / name for name in ("memory_fake.c", "memory_stand_in.c")), *hook]
 
 

@@ -18,7 +18,7 @@ def test_both_ends(tmp_path: Path, sanitizer: str) -> None:
     """Broken: memory goes to another user's program, to one that the coordinator did not name, or another GPU's, a
     descriptor leaks (its memory is lost until the program ends), or an application runs out of descriptors."""
     flags = (sanitizer, "-fno-sanitize-recover=all") if sanitizer else ()
-    sources = (PROGRAMS / "handdown_check.c", SOURCE / "handdown.c", SOURCE / "ipc_socket.c")
+    sources = (PROGRAMS / "handdown_check.c", SOURCE / "swap/handdown.c", SOURCE / "ipc/socket.c")
     program = compile_c(tmp_path / "check", *sources, flags=flags)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
 def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("host") / "check"
-    sources = [SOURCE / f"{name}.c" for name in ("agent_host", "host_pool", "gate")]
+    sources = [SOURCE / f"{name}.c" for name in ("coord/host", "host/pool", "gate/gate")]
     return compile_c(out, PROGRAMS / "host_check.c", *sources, flags=("-fsanitize=address,undefined",))
 
 
@@ -44,7 +44,7 @@ def left_check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("left") / "check"
     flags = ("-fsanitize=address,undefined",)
-    return compile_c(out, PROGRAMS / "host_left_check.c", SOURCE / "host_left.c", flags=flags)
+    return compile_c(out, PROGRAMS / "host_left_check.c", SOURCE / "host/left.c", flags=flags)
 
 
 def group(prefix: str, bound_gib: int, used_gib: int, names: tuple[str, str] = ("max", "current")) -> dict[str, str]:

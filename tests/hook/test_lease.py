@@ -1,4 +1,4 @@
-"""The client's lease state machine (lease.c), step by step and against a model of what must always hold."""
+"""The client's lease state machine (lease_machine.c), step by step and against a model of what must always hold."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ class Lease:
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     out = tmp_path_factory.mktemp("lease") / "lease.so"
     flags = ("-shared", "-fPIC", "-std=c11")
-    loaded = ctypes.CDLL(str(compile_c(out, SOURCE / "lease.c", PROGRAMS / "lease_shim.c", flags=flags)))
+    machine = SOURCE / "coord/protocol/lease_machine.c"
+    loaded = ctypes.CDLL(str(compile_c(out, machine, PROGRAMS / "lease_shim.c", flags=flags)))
     loaded.shim_new.restype = ctypes.c_void_p
     loaded.shim_get.restype = loaded.shim_next_tick.restype = ctypes.c_uint64
     return loaded
@@ -331,7 +332,7 @@ class Model:
             self.gate_open, self.closing, self.waiting = True, False, False
 
     def check(self) -> None:
-        """The invariants of lease.h."""
+        """The invariants of lease_machine.h."""
         state, held = self.lease.get("state"), self.lease.get("lease_id")
         assert self.gate_open == bool(self.lease.get("open"))
         if self.gate_open:

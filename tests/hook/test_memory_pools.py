@@ -129,7 +129,10 @@ def test_the_short_way_ends_where_it_must(fresh: Callable[[int], Memory]) -> Non
 def test_each_entry_has_one_owner(tmp_path: Path, sanitizer: str) -> None:
     """Broken: two threads that free one address both give its quota back, or a context's end overlooks it."""
     program = compile_c(
-        tmp_path / "book", PROGRAMS / "pool_book_check.c", SOURCE / "pool_book.c", flags=(f"-fsanitize={sanitizer}",)
+        tmp_path / "book",
+        PROGRAMS / "pool_book_check.c",
+        SOURCE / "memory/records/pool_book.c",
+        flags=(f"-fsanitize={sanitizer}",),
     )
     done = subprocess.run([program], capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "sound\n"), done.stdout + done.stderr

@@ -15,7 +15,7 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("pacing") / "check"
     flags = ("-fsanitize=address,undefined",)
-    sources = (SOURCE / f"{name}.c" for name in ("pacing", "pace_stream", "pace_cost", "gate"))
+    sources = (SOURCE / "gate" / f"{name}.c" for name in ("gate", "pacing/pacing", "pacing/stream", "pacing/cost"))
     return compile_c(out, PROGRAMS / "pacing_check.c", *sources, flags=flags)
 
 

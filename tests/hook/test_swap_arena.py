@@ -12,7 +12,7 @@ from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
 def test_pieces_never_overlap(tmp_path: Path) -> None:
     """Broken: two small allocations share bytes, or memory is lost between them."""
     program = compile_c(
-        tmp_path / "arena", PROGRAMS / "swap_arena_check.c", SOURCE / "swap_arena.c",
+        tmp_path / "arena", PROGRAMS / "swap_arena_check.c", SOURCE / "swap/arena.c",
         flags=("-fsanitize=address,undefined",),
     )  # fmt: skip
     for seed in (1, random.randrange(2**32)):

@@ -37,7 +37,7 @@ _ABSENT = """
 
 _CHECK = """
 #include <cupti.h>
-#include "cupti_abi.h"
+#include "verify/cupti_abi.h"
 #define SAME(ours, theirs) _Static_assert((ours) == (theirs), #ours " is not " #theirs)
 #if CUPTI_API_VERSION >= 130000
 typedef CUpti_ActivityKernel10 kernel;

@@ -26,7 +26,7 @@ OK, UNKNOWN, MALFORMED = 0, 1, 2
 
 def shim() -> str:
     """C: decode a frame and encode the outcome again."""
-    lines = ['#include "wire.gen.h"', "#include <stdio.h>", "#include <stdlib.h>"]
+    lines = ['#include "coord/protocol/wire.gen.h"', "#include <stdio.h>", "#include <stdlib.h>"]
     for direction, table in TABLES.items():
         lines += [
             f"int test_{direction}(const uint8_t *f, size_t n, uint8_t *out, size_t capacity, size_t *size) {{",

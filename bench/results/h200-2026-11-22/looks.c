@@ -1,4 +1,4 @@
-/* What a look of pacing (client_hook/src/pacing.c) asks the driver, and what each question takes: looks.txt.
+/* What a look of pacing (client_hook/src/gate/pacing/pacing.c) asks the driver, and what each question takes: looks.txt.
  *
  *     cc -O2 -I ../.. -o looks looks.c -ldl && taskset -c 3 ./looks
  *

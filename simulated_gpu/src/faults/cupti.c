@@ -1,12 +1,12 @@
 /* A double of CUPTI 13 (libnvshare_cupti.so), as far as the bypass detector uses it: callbacks of the driver's domain, and records of kernels,
  * copies and memsets, in buffers that the tool gives.
  *
- * The records' layout is that of client_hook/src/cupti_abi.h, the one place where it is declared.  A record goes to the tool when
+ * The records' layout is that of client_hook/src/verify/cupti_abi.h, the one place where it is declared.  A record goes to the tool when
  * its buffer is full or at a flush.  There is no runtime domain: the double has no runtime, and the real one runs unobserved.
  */
 #include "simulated_gpu.h"
 
-#include "../../../client_hook/src/cupti_abi.h"
+#include "../../../client_hook/src/verify/cupti_abi.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Threads that allocate in stream order, and free what others have allocated: pool_threads usual | special
  *
  * `special`: halfway through, one of them makes a pool that other processes may share, as from which the hook takes its long way
- * (hot.h).  Whatever the way, contents stay.  In the end it says what it found and waits for a line, so that what the hook counts
+ * (base/hot.h).  Whatever the way, contents stay.  In the end it says what it found and waits for a line, so that what the hook counts
  * then can be looked at.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT in semantics.h */

@@ -3,13 +3,13 @@
  * and flags that stand for themselves, hence relaxed.
  */
 #define _GNU_SOURCE
-#include "agent.h"
-#include "context.h"
-#include "cuda_api.h"
-#include "gate.h"
-#include "host_pool.h"
-#include "memory.h"
-#include "pacing.h"
+#include "coord/agent.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "host/pool.h"
+#include "memory/memory.h"
+#include "gate/pacing/pacing.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -26,7 +26,7 @@ static const char *const names[NVS_ID_COUNT] = {
 #define NVS_PASS(symbol, since, reason) [NVS_ID_##symbol] = #symbol,
 #define NVS_THUNK(symbol, since, reason) [NVS_ID_##symbol] = #symbol,
 #define NVS_FOREIGN(symbol, since, reason) [NVS_ID_##symbol] = #symbol,
-#include "cuda_api.def"
+#include "driver/cuda_api.def"
 };
 
 nvs_function nvs_real_resolve(nvs_id id)

@@ -1,7 +1,7 @@
 /* The gate without threads that race: what it does to one caller, to errno, to a fork. */
-#include "gate.h"
+#include "gate/gate.h"
 
-#include "agent.h"
+#include "coord/agent.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -5,9 +5,9 @@
  * Checked: nobody is inside while the gate is closed; what a thread wrote inside is seen by the closer, and what the closer wrote while
  * it was closed is seen inside, also of threads that are inside of it beside another gate; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
  */
-#include "gate.h"
+#include "gate/gate.h"
 
-#include "agent.h"
+#include "coord/agent.h"
 
 #include <errno.h>
 #include <linux/filter.h>

@@ -1,8 +1,8 @@
-/* Two ends of handdown.c, in one process and in two.  Prints the name of each check that held; ends with 1 at the first that did not. */
+/* Two ends of swap/handdown.c, in one process and in two.  Prints the name of each check that held; ends with 1 at the first that did not. */
 #define _GNU_SOURCE
-#include "descriptor.h"
-#include "handdown.h"
-#include "ipc.h"
+#include "base/descriptor.h"
+#include "swap/handdown.h"
+#include "ipc/ipc.h"
 
 #include <dirent.h>
 #include <fcntl.h>

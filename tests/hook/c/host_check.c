@@ -2,17 +2,17 @@
  *
  * The agent's and the pool's own code; the system, the connection and the clock are models.  One scenario a run, named by the argument.
  */
-#include "agent.h"
-#include "agent_host.h"
-#include "agent_link.h"
-#include "agent_state.h"
-#include "context.h"
-#include "cuda_api.h"
-#include "gate.h"
-#include "host_pool.h"
-#include "host_system.h"
-#include "log.h"
-#include "thread.h"
+#include "coord/agent.h"
+#include "coord/host.h"
+#include "coord/protocol/link.h"
+#include "coord/state.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "host/pool.h"
+#include "host/system.h"
+#include "base/log.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <pthread.h>

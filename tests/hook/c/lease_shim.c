@@ -1,5 +1,5 @@
-/* lease.c with plain functions, so that a test can drive it by ctypes. */
-#include "lease.h"
+/* lease_machine.c with plain functions, so that a test can drive it by ctypes. */
+#include "coord/protocol/lease_machine.h"
 
 #include <stdlib.h>
 

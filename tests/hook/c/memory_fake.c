@@ -1,9 +1,9 @@
 /* A driver of a few functions with exact bookkeeping, so that the memory side can be driven alone: any inner call can be made
  * to fail, and what the driver really holds is known.
  *
- * Built together with memory_stand_in.c, allocation.c, memory.c, backend_*.c and hook_{memory,pool,vmm}.c.
+ * Built together with memory_stand_in.c and the hook's folders memory, swap, ipc and hooks/memory.
  */
-#include "cuda_api.h"
+#include "driver/cuda_api.h"
 #include "memory_fake.h"
 
 #include <pthread.h>

@@ -2,7 +2,7 @@
 #ifndef MEMORY_FAKE_H
 #define MEMORY_FAKE_H
 
-#include "memory.h"
+#include "memory/memory.h"
 
 typedef struct fake_prefetch {
     uint64_t pointer, bytes;

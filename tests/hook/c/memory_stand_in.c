@@ -1,11 +1,11 @@
 /* Stand-ins for the hook's other parts, for tests of the memory side alone (memory_fake.c). */
-#include "agent.h"
-#include "context.h"
-#include "cuda_api.h"
-#include "gate.h"
-#include "log.h"
+#include "coord/agent.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "base/log.h"
 #include "memory_fake.h"
-#include "pacing.h"
+#include "gate/pacing/pacing.h"
 
 #include <pthread.h>
 

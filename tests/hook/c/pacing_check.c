@@ -3,12 +3,12 @@
  * What is checked is exact and repeatable: how much GPU time is pending after each submission, how long the GPU has been idle, how many
  * calls pacing makes of the driver.  One scenario a run, named by the argument.
  */
-#include "captures.h"
-#include "cuda_api.h"
-#include "gate.h"
-#include "pacing.h"
+#include "gate/captures.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "gate/pacing/pacing.h"
 
-#include "agent.h"
+#include "coord/agent.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -4,15 +4,15 @@
 #ifndef CONTEXT_DRIVER_H
 #define CONTEXT_DRIVER_H
 
-#include "agent.h"
-#include "captures.h"
-#include "context.h"
-#include "cuda_api.h"
-#include "gate.h"
-#include "log.h"
-#include "marks.h"
-#include "memory.h"
-#include "pacing.h"
+#include "coord/agent.h"
+#include "gate/captures.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "base/log.h"
+#include "gate/marks.h"
+#include "memory/memory.h"
+#include "gate/pacing/pacing.h"
 
 #include <pthread.h>
 #include <sched.h>

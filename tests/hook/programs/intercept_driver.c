@@ -73,7 +73,7 @@ static int reach(const char *name, const word *arguments)
 #define NVS_FOREIGN(symbol, since, reason) REACHED(symbol)
 #define cuGetProcAddress intercept_unused_1 /* these two have bodies below */
 #define cuGetProcAddress_v2 intercept_unused_2
-#include "cuda_api.def"
+#include "driver/cuda_api.def"
 #undef cuGetProcAddress
 #undef cuGetProcAddress_v2
 REACHED(cuLaunchNextGeneration)
@@ -105,7 +105,7 @@ static const struct {
 #define NVS_PASS(symbol, since, reason) ROW(symbol, since)
 #define NVS_THUNK(symbol, since, reason) ROW(symbol, since)
 #define NVS_FOREIGN(symbol, since, reason) ROW(symbol, since)
-#include "cuda_api.def"
+#include "driver/cuda_api.def"
     ROW(cuLaunchNextGeneration, 14000)
     ROW(cuMemcpyNextGenerationAsync, 14000)
     ROW(cuNextGenerationGetState, 14000)

@@ -30,7 +30,7 @@ static const struct row {
 #define NVS_PASS(symbol, since, reason) {#symbol, since, PASS, ""},
 #define NVS_THUNK(symbol, since, reason) {#symbol, since, THUNK, ""},
 #define NVS_FOREIGN(symbol, since, reason) {#symbol, since, PASS, ""},
-#include "cuda_api.def"
+#include "driver/cuda_api.def"
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 

@@ -1,0 +1,71 @@
+/* What every gated call reads, and the first threads' slots: together on one page; what the launch of a kernel or an allocation in stream order
+ * reads where there is one GPU, on one line of it.
+ *
+ * Why: a program that does much between two calls finds next to nothing of the hook in its caches.  Then what a call costs is the number of
+ * lines and pages it touches, not of instructions (docs/decisions.md).
+ *
+ * May not go here: what is not read by each call.
+ */
+#ifndef NVS_HOT_H
+#define NVS_HOT_H
+
+#include "base/base.h"
+
+#include <stdatomic.h>
+
+enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
+enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
+#define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (gate/captures.c) */
+enum { NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT, NVS_POOLS_LONG }; /* which way of hooks/memory/pool.c allocations in stream order take; LONG stays */
+
+/* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
+typedef struct nvs_slot {
+    _Alignas(64) _Atomic uint32_t active;    /* 0, or 1 + the GPU of the gated call that the thread is in */
+    uint32_t countdown;                      /* submissions until pacing looks, if it does not look at each; only its thread touches it, as
+                                                the next two */
+    uint32_t stride;                         /* where that countdown began */
+    uint32_t unseen;                         /* submissions before it that pacing has not seen */
+    _Atomic uint32_t awaiting;               /* 0, or 1 + the GPU whose work the thread waits for in a call */
+    uint32_t waits;                          /* 0, or 1 + the GPU before whose gate it is counted as waiting */
+    uint32_t graph_left;                     /* launches of `graph` until pacing looks again */
+    uint32_t owner_uses;                     /* of the process's only context as the current one, before the driver is asked again */
+    const void *graph;                       /* the last one that it launched; only its thread touches both, too */
+    _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
+    _Atomic uint32_t owned;
+    _Atomic uint32_t also;                   /* other GPUs that the call puts work on: a bit each */
+    struct nvs_slot *next;
+} nvs_slot;
+
+typedef struct nvs_hot_page {
+    _Alignas(4096) _Atomic(nvs_function) reals[NVS_HOT_REALS]; /* as nvs_reals of driver/cuda_api.h */
+    /* How far nvs_self of gate/gate.h is from the thread's pointer, the same for all; 0: the process does not see exactly one GPU, or that is not
+     * known yet.  Relaxed: as only_gpu. */
+    _Atomic intptr_t self;
+    /* The one context that the hooks have seen and that lives; NULL: none, or several.  Relaxed: who makes another one current has it from the
+     * call that wrote here, or got its handle from one that has. */
+    _Atomic(CUcontext) only_context;
+    _Atomic uint32_t only_gpu;                /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
+    _Atomic uint32_t capturing;               /* captures that are open or about to be, and NVS_CAPTURE_FIRST: see gate/captures.h */
+    _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: whoever uses a special pool has got it from the call that closed
+                                                 the short way, and else that is as right as the long one */
+    _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate/gate.h; the first is the line's last word */
+    _Atomic uint32_t imports;                 /* pieces of other processes' memory that are open (ipc/import.c).  Relaxed: who has a pointer
+                                                 into one was told of it after it was counted */
+    nvs_slot first_slots[NVS_FIRST_SLOTS];
+} nvs_hot_page;
+_Static_assert(offsetof(nvs_hot_page, gates) == 60, "one line has it all");
+
+extern nvs_hot_page nvs_hot __attribute__((visibility("hidden")));
+
+/* The GPU of every call where the process sees exactly one, else NVS_NO_GPU.  Relaxed: one word, written with one value only. */
+static inline uint32_t nvs_only_gpu(void)
+{
+    return atomic_load_explicit(&nvs_hot.only_gpu, memory_order_relaxed);
+}
+
+static inline void nvs_pools_go(uint32_t from, uint32_t to)
+{
+    atomic_compare_exchange_strong_explicit(&nvs_hot.pools, &from, to, memory_order_relaxed, memory_order_relaxed); /* see its declaration */
+}
+
+#endif

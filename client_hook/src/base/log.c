@@ -1,0 +1,71 @@
+/* Logging.  One write() a line, no lock, no allocation; errno stays as it was.
+ *
+ * May not go here: anything that a fast path could reach.
+ */
+#include "base/log.h"
+
+#include "base/cancel.h"
+#include "base/descriptor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int nvs_log_level = NVS_LOG_WARNING;
+
+static atomic_int file = -1; /* -1: not looked for yet */
+static atomic_bool ending;   /* relaxed: a message more or less */
+
+void nvs_log_ending(void)
+{
+    atomic_store_explicit(&ending, true, memory_order_relaxed);
+}
+
+static int target(void)
+{
+    int fd = atomic_load_explicit(&file, memory_order_relaxed); /* a number that stands for itself */
+    if (fd >= 0)
+        return fd;
+    const char *path = getenv("NVSHARE_LOG_FILE");
+    fd = path != NULL && path[0] != 0 ? nvs_descriptor_aside(open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644)) : -1;
+    if (fd < 0)
+        fd = STDERR_FILENO;
+    int expected = -1;
+    if (!atomic_compare_exchange_strong_explicit(&file, &expected, fd, memory_order_relaxed, memory_order_relaxed)) {
+        if (fd != STDERR_FILENO)
+            close(fd); /* another thread was first */
+        fd = expected;
+    }
+    return fd;
+}
+
+void nvs_log(int level, const char *format, ...)
+{
+    static const char *const names[] = {"", "error", "warning", "info", "debug"};
+    if (level > nvs_log_level || level <= NVS_LOG_OFF || level > NVS_LOG_DEBUG)
+        return;
+    if (level == NVS_LOG_WARNING && nvs_log_level == NVS_LOG_WARNING && atomic_load_explicit(&ending, memory_order_relaxed))
+        return;
+    const int saved = errno, cancel = nvs_cancel_defer(); /* callers hold locks */
+    char line[512];
+    int head = snprintf(line, sizeof line, "nvshare[%ld] %s: ", (long)getpid(), names[level]);
+    if (head > 0 && (size_t)head < sizeof line - 2) {
+        va_list arguments;
+        va_start(arguments, format);
+        int body = vsnprintf(line + head, sizeof line - 1 - (size_t)head, format, arguments);
+        va_end(arguments);
+        size_t size = strlen(line);
+        if (body >= 0) {
+            line[size++] = '\n';
+            ssize_t written = write(target(), line, size);
+            (void)written; /* nowhere to say that saying failed */
+        }
+    }
+    nvs_cancel_allow(cancel);
+    errno = saved;
+}

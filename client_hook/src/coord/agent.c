@@ -1,0 +1,386 @@
+/* The application threads' side of the agent: starting it, waiting for it, and its end.  See agent.h.
+ *
+ * Starting: cuInit, or the first thread that needs the coordinator, makes the agent thread.  Nobody waits until that runs: their
+ * wishes are in the mailbox.  If it fails, all gates open for good and the log says why.
+ *
+ * May not go here: messages, leases; anything that runs on the agent thread.
+ */
+#define _GNU_SOURCE /* syscall numbers, gettid */
+#include "coord/agent.h"
+
+#include "coord/host.h"
+#include "coord/moves.h"
+#include "coord/state.h"
+#include "base/cancel.h"
+#include "base/descriptor.h"
+#include "gate/gate.h"
+#include "swap/handdown.h"
+#include "base/log.h"
+#include "memory/memory.h"
+#include "nvshare.h"
+#include "base/thread.h"
+#include "coord/protocol/transport.h"
+#include "base/version.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { PHASE_NONE, PHASE_STARTING, PHASE_RUNNING, PHASE_FAILED };
+
+#define FIRST_ANSWER_NS 2000000000u     /* how long the first use of a GPU waits for a coordinator */
+#define ANSWER_NS 10000000000u          /* how long a connected coordinator may take for an answer */
+#define GOODBYE_NS 50000000u
+#define LEFT_BEHIND_NS 200000000u       /* a thread that submits work while the process ends waits so long */
+
+NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+NVS_FORK_STATE _Atomic int nvs_agent_eventfd = -1;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_poked;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_connected;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_departing;
+NVS_FORK_STATE _Atomic uint32_t nvs_agent_departed;
+
+NVS_FORK_STATE static _Atomic uint32_t phase; /* PHASE_*; RUNNING is released after what the agent needs, acquired by pokers */
+NVS_FORK_STATE static _Atomic int leaver;     /* thread that called exit() */
+
+static int thread_id(void)
+{
+    return (int)syscall(SYS_gettid);
+}
+
+void nvs_agent_poke(void)
+{
+    /* Until the agent runs there is nothing to wake: it looks into every mailbox first.  Read by a write: then either it finds what this
+     * thread has left there, as it begins with a write to the same word, or this thread finds it running. */
+    if (atomic_load_explicit(&phase, memory_order_acquire) != PHASE_RUNNING && /* pairs with begin */
+        atomic_fetch_or_explicit(&phase, 0, memory_order_acq_rel) != PHASE_RUNNING)
+        return;
+    /* seq_cst: pairs with the exchange in the agent's loop; who finds 1 knows that the agent will look again. */
+    if (atomic_exchange_explicit(&nvs_agent_poked, 1, memory_order_seq_cst) == 0) {
+        uint64_t one = 1;
+        const int cancel = nvs_cancel_defer(); /* who asks holds a lock */
+        ssize_t written = write(atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed), &one, sizeof one);
+        nvs_cancel_allow(cancel);
+        (void)written; /* fails only when the counter is full, and then the agent is awake */
+    }
+}
+
+static void close_eventfd(void)
+{
+    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed); /* nobody else is about to use it */
+    if (events >= 0)
+        close(events);
+}
+
+/* Without an agent nothing is shared: all gates open for good. */
+static void fail(const char *what, int error)
+{
+    nvs_log(NVS_LOG_ERROR, "%s: %s; not sharing", what, strerror(error));
+    close_eventfd();
+    atomic_store_explicit(&phase, PHASE_FAILED, memory_order_release); /* pairs with the acquire in start */
+    atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* as in depart() */
+    nvs_futex_wake(&nvs_agent_departed, INT32_MAX);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        nvs_gate_open(gpu, false);
+        atomic_store_explicit(&nvs_mail[gpu].settled, 1, memory_order_release);
+        nvs_futex_wake(&nvs_mail[gpu].settled, INT32_MAX);
+    }
+}
+
+/* Where ours stand the table of descriptors has to grow first.  That is nothing for a process with one thread; with several the kernel
+ * waits 7 to 19 ms until none of them looks at the old one (docs/decisions.md), which must be no thread's of the application. */
+static void make_eventfd(void)
+{
+    atomic_store_explicit(&nvs_agent_eventfd, nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), memory_order_relaxed);
+}
+
+static bool one_thread(void)
+{
+    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/glibc_floor.h) */
+    return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/task", &tasks, 0) == 0 && tasks.st_nlink == 3; /* "." and ".." are links too */
+}
+
+static void *begin(void *nothing)
+{
+    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) /* made before this thread, or by it */
+        make_eventfd();
+    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) {
+        fail("cannot make an eventfd", errno);
+        return NULL;
+    }
+    (void)atomic_exchange_explicit(&phase, PHASE_RUNNING, memory_order_acq_rel); /* pairs with nvs_agent_poke */
+    return nvs_agent_main(nothing);
+}
+
+static bool start(void)
+{
+    uint32_t none = PHASE_NONE;
+    /* acquire: pairs with the releases above */
+    uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
+    if (NVS_LIKELY(seen == PHASE_RUNNING || seen == PHASE_STARTING))
+        return true;
+    if (seen == PHASE_FAILED || !nvs_config.enabled)
+        return false;
+    nvs_init_fork();
+    if (!atomic_compare_exchange_strong_explicit(&phase, &none, PHASE_STARTING, memory_order_acquire,
+                                                 memory_order_acquire))
+        return none != PHASE_FAILED;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        (void)pthread_mutex_init(&nvs_mail[gpu].reserve.asking, NULL);
+        (void)pthread_mutex_init(&nvs_mail[gpu].pins.asking, NULL);
+    }
+    const int cancel = nvs_cancel_defer(); /* others wait for what is begun here */
+    if (one_thread())
+        make_eventfd();
+    int failed = nvs_thread_start(NULL, begin, NULL);
+    nvs_cancel_allow(cancel);
+    if (failed != 0)
+        fail("cannot make a thread", failed);
+    return failed == 0;
+}
+
+/* After the driver's own handlers, so that it runs before them: once cuInit is done. */
+static void say_goodbye_at_exit(void)
+{
+    static atomic_flag registered = ATOMIC_FLAG_INIT; /* a fork's child inherits both */
+    if (!atomic_flag_test_and_set_explicit(&registered, memory_order_relaxed)) /* only who is first matters */
+        (void)atexit(nvs_agent_goodbye);
+}
+
+/* The GPU's identity, asked of the driver by an application's thread, once. */
+static bool describe(uint32_t gpu)
+{
+    nvs_mailbox *mail = &nvs_mail[gpu];
+    uint32_t seen = atomic_load_explicit(&mail->facts_state, memory_order_acquire); /* pairs with the release below */
+    while (seen != NVS_FACTS_KNOWN) {
+        if (seen == NVS_FACTS_FAILED)
+            return false;
+        if (seen == NVS_FACTS_ASKING) {
+            nvs_futex_wait(&mail->facts_state, NVS_FACTS_ASKING, UINT64_MAX);
+            seen = atomic_load_explicit(&mail->facts_state, memory_order_acquire);
+            continue;
+        }
+        if (!atomic_compare_exchange_strong_explicit(&mail->facts_state, &seen, NVS_FACTS_ASKING, memory_order_acquire,
+                                                     memory_order_acquire))
+            continue;
+        say_goodbye_at_exit();
+        nvs_status told = nvs_gpu_describe(gpu, &mail->facts);
+        seen = told == NVS_OK ? NVS_FACTS_KNOWN : NVS_FACTS_FAILED;
+        if (seen == NVS_FACTS_FAILED) {
+            nvs_log(told == NVS_UNAVAILABLE ? NVS_LOG_INFO : NVS_LOG_WARNING, "GPU %u has no UUID that the driver tells; it is not shared", gpu);
+            nvs_gate_open(gpu, false);
+            atomic_store_explicit(&mail->settled, 1, memory_order_release);
+        }
+        atomic_store_explicit(&mail->facts_state, seen, memory_order_release); /* pairs with the acquires above */
+        nvs_futex_wake(&mail->facts_state, INT32_MAX);
+        nvs_agent_poke();
+    }
+    return true;
+}
+
+bool nvs_agent_wait_for_lease(uint32_t gpu)
+{
+    int saved = errno;
+    bool look_again = true;
+    const bool started = start(); /* first: from here on a fork's child is put right */
+    bool first = nvs_gate_wait_begin(gpu); /* before the agent learns of the GPU: its AttachGpu asks for us */
+    if (started && describe(gpu)) {
+        if (first)
+            nvs_agent_poke();
+        while (!nvs_gate_wait(gpu, UINT64_MAX)) {
+            /* acquire: pairs with the release in nvs_agent_goodbye */
+            if (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
+                if (nvs_gate_wait_begin(gpu)) /* again, if a signal's handler waited meanwhile and has ended the count */
+                    nvs_agent_poke();
+                continue;
+            }
+            if (atomic_load_explicit(&leaver, memory_order_relaxed) != thread_id()) {
+                uint64_t until = nvs_now_ns() + LEFT_BEHIND_NS;
+                while (!nvs_gate_wait(gpu, until) && nvs_now_ns() < until) {
+                }
+            }
+            look_again = false;
+            break;
+        }
+    }
+    nvs_gate_wait_end(gpu);
+    errno = saved;
+    return look_again;
+}
+
+void nvs_agent_begin(void)
+{
+    int saved = errno;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible == NULL || (visible[0] != 0 && visible[0] != '-')) /* else the driver will find no GPU */
+        (void)start();
+    errno = saved;
+}
+
+void nvs_agent_expect(uint32_t gpu)
+{
+    int saved = errno;
+    if (atomic_load_explicit(&nvs_mail[gpu].settled, memory_order_relaxed) == 0 && start() && describe(gpu)) /* a hint */
+        nvs_agent_poke();
+    errno = saved;
+}
+
+void nvs_agent_attach(uint32_t gpu)
+{
+    nvs_mailbox *mail = &nvs_mail[gpu];
+    if (NVS_LIKELY(atomic_load_explicit(&mail->settled, memory_order_acquire) != 0)) /* pairs with the agent's release */
+        return;
+    int saved = errno;
+    if (nvs_config.enabled && start() && describe(gpu) &&
+        atomic_load_explicit(&mail->waited, memory_order_relaxed) == 0) {
+        uint64_t until = nvs_now_ns() + FIRST_ANSWER_NS;
+        nvs_agent_poke();
+        while (atomic_load_explicit(&mail->settled, memory_order_acquire) == 0 && nvs_now_ns() < until &&
+               !atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
+            nvs_futex_wait(&mail->settled, 0, until);
+        atomic_store_explicit(&mail->waited, 1, memory_order_relaxed); /* later calls do not wait again */
+    }
+    errno = saved;
+}
+
+static nvs_status ask(nvs_question *of, uint64_t total_bytes)
+{
+    uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* under the mutex */
+    uint64_t begin = nvs_now_ns();
+    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* published by the next line */
+    atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with the agent's acquire */
+    nvs_agent_poke();
+    for (;;) {
+        uint32_t answered = atomic_load_explicit(&of->answered, memory_order_acquire); /* the agent's release */
+        uint64_t now = nvs_now_ns();
+        if (answered == question)
+            break;
+        bool connected = atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0;
+        if (now >= begin + (connected ? ANSWER_NS : FIRST_ANSWER_NS) ||
+            atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
+            return NVS_UNAVAILABLE;
+        nvs_futex_wait(&of->answered, answered, now < begin + FIRST_ANSWER_NS ? begin + FIRST_ANSWER_NS : begin + ANSWER_NS);
+    }
+    return atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
+}
+
+static nvs_status ask_in_turn(uint32_t gpu, nvs_question *of, uint64_t total_bytes)
+{
+    int saved = errno;
+    nvs_status status = NVS_UNAVAILABLE;
+    nvs_agent_attach(gpu);
+    if (atomic_load_explicit(&phase, memory_order_acquire) == PHASE_RUNNING) { /* the mutexes were made before */
+        pthread_mutex_lock(&of->asking);
+        status = ask(of, total_bytes);
+        pthread_mutex_unlock(&of->asking);
+    }
+    errno = saved;
+    return status;
+}
+
+nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
+{
+    return ask_in_turn(gpu, &nvs_mail[gpu].reserve, total_bytes);
+}
+
+nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
+{
+    if (atomic_load_explicit(&nvs_mail[gpu].ask_pins, memory_order_relaxed) == 0)
+        return NVS_UNAVAILABLE;
+    return ask_in_turn(gpu, &nvs_mail[gpu].pins, total_bytes);
+}
+
+void nvs_agent_memory_changed(uint32_t gpu)
+{
+    /* seq_cst: the agent takes the flag back before it reads the figures, so a change after that pokes again. */
+    if (atomic_exchange_explicit(&nvs_ledgers[gpu].to_report, 1, memory_order_seq_cst) == 0) {
+        int saved = errno;
+        nvs_agent_poke();
+        errno = saved;
+    }
+}
+
+void nvs_agent_goodbye(void)
+{
+    int saved = errno;
+    uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
+    nvs_log_ending();
+    if ((seen == PHASE_RUNNING || seen == PHASE_STARTING) && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
+        uint64_t until = nvs_now_ns() + GOODBYE_NS;
+        atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquires of waiters */
+        nvs_agent_poke();
+        while (atomic_load_explicit(&nvs_agent_departed, memory_order_acquire) == 0 && nvs_now_ns() < until)
+            nvs_futex_wait(&nvs_agent_departed, 0, until);
+        for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+            nvs_gate_kick(gpu);
+    }
+    errno = saved;
+}
+
+NVS_FORK_CODE void nvs_agent_after_fork(void)
+{
+    static const nvs_mailbox empty;
+    /* One thread, and the memory as it was at the fork: nothing here may take a lock. */
+    close_eventfd();
+    nvs_transport_abandon();
+    nvs_moves_after_fork();
+    nvs_handdown_after_fork();
+    nvs_budget_after_fork();
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (memcmp(&nvs_mail[gpu], &empty, sizeof empty) != 0)
+            nvs_mail[gpu] = empty;
+    atomic_store_explicit(&phase, PHASE_NONE, memory_order_relaxed);
+    atomic_store_explicit(&leaver, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_poked, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_departing, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_agent_departed, 0, memory_order_relaxed);
+}
+
+/* --- nvshare.h --- */
+
+NVS_EXPORT const char *nvshare_version(void)
+{
+    return NVS_VERSION;
+}
+
+NVS_EXPORT int nvshare_active(void)
+{
+    uint32_t seen = atomic_load_explicit(&phase, memory_order_relaxed);
+    return seen == PHASE_FAILED ? -1 : seen == PHASE_RUNNING;
+}
+
+NVS_EXPORT int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out)
+{
+    if (gpu >= NVS_MAX_GPUS || out == NULL || out->size < sizeof *out)
+        return -1;
+    nvs_usage usage;
+    nvs_memory_usage(gpu, &usage);
+    *out = (struct nvshare_gpu){
+        .size = sizeof *out,
+        .lease = atomic_load_explicit(&nvs_mail[gpu].shown_state, memory_order_relaxed),
+        .lease_id = atomic_load_explicit(&nvs_mail[gpu].shown_lease, memory_order_relaxed),
+        .waiters = atomic_load_explicit(&nvs_mail[gpu].shown_waiters, memory_order_relaxed),
+        .waiting_threads = nvs_gate_waiting(gpu),
+        .calls = nvs_gate_calls(gpu),
+        .allocated_bytes = usage.allocated_bytes,
+        .resident_bytes = usage.resident_bytes,
+    };
+    return 0;
+}
+
+NVS_EXPORT int nvshare_yield(uint32_t gpu)
+{
+    if (gpu >= NVS_MAX_GPUS)
+        return -1;
+    int saved = errno;
+    if (atomic_exchange_explicit(&nvs_mail[gpu].yield, 1, memory_order_seq_cst) == 0)
+        nvs_agent_poke();
+    errno = saved;
+    return 0;
+}

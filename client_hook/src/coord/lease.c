@@ -1,0 +1,227 @@
+/* See lease.h. */
+#include "coord/lease.h"
+
+#include "coord/protocol/link.h"
+#include "coord/moves.h"
+#include "coord/state.h"
+#include "gate/gate.h"
+#include "base/log.h"
+#include "memory/memory.h"
+#include "nvshare.h"
+#include "gate/pacing/pacing.h"
+#include "coord/protocol/wire.gen.h"
+
+#include <string.h>
+
+#define SLICE_NS 5000000u /* of a drain */
+
+nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
+uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* ordinals attached on this connection and not answered, oldest first */
+uint32_t nvs_agent_unanswered_count;
+
+static void send_attach(uint32_t gpu)
+{
+    const nvs_lease *lease = &nvs_agent_gpus[gpu].lease;
+    nvs_usage usage;
+    nvs_attach_gpu message = {.gpu = (uint8_t)gpu, .total_bytes = nvs_mail[gpu].facts.total_bytes};
+    uint8_t frame[NVS_MAX_FRAME_BYTES];
+    nvs_memory_usage(gpu, &usage);
+    memcpy(message.uuid, nvs_mail[gpu].facts.uuid, sizeof message.uuid);
+    message.lease_id = lease->lease_id;
+    message.wanted = lease->wanted;
+    message.allocated_bytes = usage.allocated_bytes;
+    message.resident_bytes = usage.resident_bytes;
+    message.pinned_bytes = usage.pinned_bytes;
+    if (nvs_agent_unanswered_count < NVS_MAX_GPUS)
+        nvs_agent_unanswered[nvs_agent_unanswered_count++] = (uint8_t)gpu;
+    nvs_agent_gpus[gpu].reserve_sent = nvs_agent_gpus[gpu].pins_sent = 0;
+    nvs_agent_gpus[gpu].settled = false;
+    nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
+}
+
+void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns)
+{
+    nvs_usage usage;
+    /* seq_cst: the flag goes before the figures are read, see nvs_agent_memory_changed */
+    (void)atomic_exchange_explicit(&nvs_ledgers[gpu].to_report, 0, memory_order_seq_cst);
+    nvs_memory_usage(gpu, &usage);
+    nvs_agent_gpus[gpu].reported_ns = now_ns;
+    NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes,
+                  usage.host_bytes, usage.mapped_bytes);
+}
+
+bool nvs_agent_memory_dirty(uint32_t gpu)
+{
+    return atomic_load_explicit(&nvs_ledgers[gpu].to_report, memory_order_seq_cst) != 0; /* pairs with the exchange above */
+}
+
+static void show(uint32_t gpu)
+{
+    static const uint8_t shown[] = {
+        [NVS_LEASE_NONE] = NVSHARE_LEASE_NONE,      [NVS_LEASE_ASKED] = NVSHARE_LEASE_WAITING,
+        [NVS_LEASE_HELD] = NVSHARE_LEASE_HELD,      [NVS_LEASE_ENDING] = NVSHARE_LEASE_RETURNING,
+        [NVS_LEASE_FREE] = NVSHARE_LEASE_FREE,      [NVS_LEASE_FREE_ENDING] = NVSHARE_LEASE_RETURNING,
+        [NVS_LEASE_UNMANAGED] = NVSHARE_LEASE_UNMANAGED,
+    };
+    const nvs_lease *lease = &nvs_agent_gpus[gpu].lease;
+    atomic_store_explicit(&nvs_mail[gpu].shown_state, shown[lease->state], memory_order_relaxed);
+    atomic_store_explicit(&nvs_mail[gpu].shown_waiters, lease->waiters, memory_order_relaxed);
+    atomic_store_explicit(&nvs_mail[gpu].shown_lease, lease->lease_id, memory_order_relaxed);
+}
+
+static void release(uint32_t gpu, bool drained)
+{
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    uint64_t now = nvs_now_ns();
+    if (nvs_agent_memory_dirty(gpu))
+        nvs_agent_report_memory(gpu, now);
+    NVS_LINK_SEND(release, .gpu = (uint8_t)gpu, .lease_id = mine->lease.released_id, .reason = mine->lease.reason,
+                  .drained = drained, .wanted = mine->lease.release_wanted, .drain_ns = now - mine->close_began_ns,
+                  .opened_at_ns = mine->lease.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->calls_at_open);
+}
+
+/* Opens the gate; what is missing comes first, and what moves ends first.  nvs_agent_complete goes on with it. */
+static void open_gate(uint32_t gpu)
+{
+    enum { TRIES = 3 }; /* others of the program's threads may allocate meanwhile */
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    uint64_t missing = 0;
+    mine->incomplete = mine->opening = true;
+    mine->incomplete_ns = nvs_now_ns();
+    if (nvs_moves_busy(gpu)) {
+        nvs_agent_hurry_moves(gpu);
+    } else if (nvs_memory_open_gate(gpu, mine->lease.paced, &missing)) {
+        mine->incomplete = mine->opening = false;
+        mine->patience_ns = 0;
+    } else if (mine->tries++ < TRIES) {
+        nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX});
+    } else {
+        mine->opening = false;
+    }
+}
+
+void nvs_agent_completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
+{
+    if (error != 0 || moved_bytes == 0)
+        nvs_agent_gpus[gpu].tries = UINT32_MAX / 2; /* it will not get better by trying at once */
+}
+
+void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
+{
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    show(gpu); /* before the gate opens: who has passed it is told of the lease */
+    if (todo & NVS_LEASE_DO_CLOSE) {
+        mine->closed = false;
+        mine->close_began_ns = nvs_now_ns();
+        mine->calls_at_close = nvs_gate_calls(gpu);
+    }
+    if (todo & NVS_LEASE_DO_RELEASE)
+        release(gpu, drained);
+    if (todo & NVS_LEASE_DO_ATTACH)
+        send_attach(gpu);
+    if ((todo & NVS_LEASE_DO_REQUEST) && nvs_agent_memory_dirty(gpu))
+        nvs_agent_report_memory(gpu, nvs_now_ns()); /* so that room is made for what was allocated without a lease */
+    if (todo & NVS_LEASE_DO_REQUEST)
+        NVS_LINK_SEND(request, (uint8_t)gpu);
+    if (todo & NVS_LEASE_DO_OPEN) {
+        if (mine->counted_lease != mine->lease.lease_id) /* not merely opened again or confirmed */
+            mine->calls_at_open = nvs_gate_calls(gpu);
+        mine->counted_lease = mine->lease.lease_id;
+        mine->tries = 0;
+        open_gate(gpu);
+    }
+    if (todo & NVS_LEASE_DO_WARN)
+        NVS_LOG_ONCE(NVS_LOG_WARNING,
+                     "no coordinator at %s for too long; running without a lease (NVSHARE_ON_LOSS=run)",
+                     nvs_config.socket);
+}
+
+void nvs_agent_happen(uint32_t gpu, const nvs_lease_event *event)
+{
+    nvs_lease_event at = *event;
+    at.now_ns = nvs_now_ns();
+    nvs_agent_carry_out(gpu, nvs_lease_handle(&nvs_agent_gpus[gpu].lease, &at), true);
+}
+
+bool nvs_agent_ending(const nvs_agent_gpu *mine)
+{
+    return mine->lease.state == NVS_LEASE_ENDING || mine->lease.state == NVS_LEASE_FREE_ENDING;
+}
+
+/* One slice of closing and draining. */
+void nvs_agent_go_on_ending(uint32_t gpu)
+{
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    uint64_t now = nvs_now_ns(), end = mine->lease.end_by_ns;
+    uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
+    bool overdue;
+    if (nvs_moves_busy(gpu)) { /* it was granted while memory moved, and the gate did not open yet */
+        nvs_moves_cut(gpu);
+        return;
+    }
+    if (!mine->closed) {
+        mine->closed = nvs_gate_close(gpu, slice) == NVS_OK;
+        if (mine->closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.revoked &&
+            (nvs_gate_calls(gpu) != mine->calls_at_close || !nvs_gpu_idle(gpu))) {
+            nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_BUSY});
+            return;
+        }
+    }
+    overdue = !mine->closed || nvs_drain_closed(gpu, slice) != NVS_OK;
+    now = nvs_now_ns();
+    if (overdue && now < end)
+        return;
+    if (overdue)
+        NVS_LOG_ONCE(NVS_LOG_WARNING,
+                     "work on GPU %u did not end within %llu ms after the lease was revoked; "
+                     "the lease goes back while it runs",
+                     gpu, (unsigned long long)((now - mine->close_began_ns) / 1000000));
+    nvs_lease_event event = {.kind = NVS_LEASE_ON_DRAINED, .now_ns = now, .flag = nvs_gate_waiting(gpu) > 0};
+    nvs_agent_carry_out(gpu, nvs_lease_handle(&mine->lease, &event), !overdue);
+}
+
+void nvs_agent_answered(uint32_t gpu)
+{
+    for (uint32_t i = 0; i < nvs_agent_unanswered_count; i++) {
+        if (nvs_agent_unanswered[i] != gpu)
+            continue;
+        memmove(&nvs_agent_unanswered[i], &nvs_agent_unanswered[i + 1], nvs_agent_unanswered_count - i - 1);
+        nvs_agent_unanswered_count--;
+        return;
+    }
+}
+
+/* Memory that should be on the GPU is not, so the gate stays shut: only the coordinator can make room, so the lease goes
+ * back to be granted again, at once the first time and then less and less eagerly.  Without a coordinator only trying
+ * again is left. */
+void nvs_agent_complete(uint32_t gpu, uint64_t now)
+{
+    enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    if (!nvs_lease_open(&mine->lease)) {
+        mine->incomplete = mine->opening = false;
+        return;
+    }
+    if (mine->opening) {
+        if (!nvs_moves_busy(gpu))
+            open_gate(gpu);
+        return;
+    }
+    if (now < mine->incomplete_ns + mine->patience_ns)
+        return;
+    if (mine->patience_ns != 0)
+        NVS_LOG_ONCE(NVS_LOG_WARNING,
+                     "GPU %u has no room for this program's memory; waiting until others have made it", gpu);
+    if (mine->patience_ns == 0)
+        mine->patience_ns = FIRST_NS;
+    else
+        mine->patience_ns = mine->patience_ns < LONGEST_NS / 2 ? 2 * mine->patience_ns : LONGEST_NS;
+    if (mine->lease.state == NVS_LEASE_HELD && mine->lease.connected) {
+        mine->incomplete = false;
+        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = mine->lease.lease_id,
+                                                 .number = NVS_LEASE_DRAIN_NS});
+        return;
+    }
+    mine->tries = 0;
+    open_gate(gpu);
+}

@@ -1,0 +1,43 @@
+/* What the agent does about the lease of one GPU: carries out what the state machine (coord/protocol/lease_machine.h) says.  Agent thread only.
+ *
+ * May not go here: messages that come in, and sleeping (loop.c).
+ */
+#ifndef NVS_AGENT_LEASE_H
+#define NVS_AGENT_LEASE_H
+
+#include "base/base.h"
+#include "coord/protocol/lease_machine.h"
+
+typedef struct nvs_agent_gpu {
+    nvs_lease lease;
+    bool known;               /* the application uses it, and its UUID is known */
+    bool closed;              /* of the end of the present lease: the gate is closed and nobody inside */
+    uint64_t close_began_ns;
+    uint64_t counted_lease;   /* the lease that calls_at_open is for */
+    uint64_t calls_at_open;
+    uint64_t calls_at_close;
+    uint64_t tick_at_ns;
+    uint64_t reported_ns;
+    bool incomplete;          /* the gate is shut though it might be open: memory is missing on the GPU, or moves */
+    bool opening;             /* and the mover is at it */
+    uint32_t tries;           /* to bring in what is missing, since the gate was to open */
+    uint64_t incomplete_ns;   /* since when */
+    uint64_t patience_ns;     /* before the next try */
+    uint32_t reserve_sent, pins_sent; /* number of the question sent on this connection */
+    bool settled;             /* settings have come on this connection */
+} nvs_agent_gpu;
+
+extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
+extern uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* ordinals attached on this connection and not answered, oldest first */
+extern uint32_t nvs_agent_unanswered_count;
+
+void nvs_agent_happen(uint32_t gpu, const nvs_lease_event *event);         /* now; the event's time is filled in */
+void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* what nvs_lease_handle() said */
+bool nvs_agent_ending(const nvs_agent_gpu *mine);
+void nvs_agent_go_on_ending(uint32_t gpu);                                 /* one slice of closing and draining */
+void nvs_agent_complete(uint32_t gpu, uint64_t now);                       /* the gate is shut because memory is missing */
+void nvs_agent_completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error); /* the mover is done with what was missing */
+void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns);
+void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered our AttachGpu */
+
+#endif

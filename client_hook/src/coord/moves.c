@@ -1,0 +1,321 @@
+/* See moves.h. */
+#include "coord/moves.h"
+
+#include "coord/lease.h"
+#include "coord/protocol/link.h"
+#include "coord/state.h"
+#include "base/cancel.h"
+#include "gate/gate.h"
+#include "swap/handdown.h"
+#include "base/log.h"
+#include "memory/memory.h"
+#include "gate/pacing/pacing.h"
+#include "base/thread.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#define PROGRESS_NS 20000000u
+#define PROGRESS_BYTES (64u << 20)
+#define SETTLE_NS 1000000000u /* what a release left undrained may still run so long */
+#define SLICE_NS 5000000u
+
+typedef struct order {
+    struct order *next;
+    nvs_move_order as; /* `credit_bytes` under the lock */
+    /* Under the lock. */
+    uint64_t moved_bytes, elapsed_ns;
+    uint32_t error;  /* CUresult; 0: none */
+    bool news;       /* the coordinator is to hear of `moved_bytes` */
+    bool running, ended;
+    bool on_mover;   /* not on the agent thread, which answers questions */
+    bool hurried;    /* waits for nothing any more */
+    bool void_;      /* nobody wants to know; ends as soon as it can */
+    uint64_t began_ns, told_ns, told_bytes;
+} order;
+
+typedef struct desk {
+    order *first, *last; /* not answered yet, oldest first; changed by the agent thread, under the lock */
+    bool has_mover;
+} desk;
+
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "moves" in the lock order of base/base.h */
+NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+NVS_FORK_STATE static desk desks[NVS_MAX_GPUS];
+NVS_FORK_STATE static bool stopping;
+
+/* --- carrying out --- */
+
+static void on_moved(void *argument, uint64_t moved_bytes)
+{
+    order *o = argument;
+    uint64_t now = nvs_now_ns();
+    pthread_mutex_lock(&lock);
+    o->moved_bytes = moved_bytes;
+    bool tell = moved_bytes >= o->told_bytes + PROGRESS_BYTES || now >= o->told_ns + PROGRESS_NS;
+    if (tell) {
+        o->elapsed_ns = now - o->began_ns;
+        o->news = true;
+        o->told_bytes = moved_bytes;
+        o->told_ns = now;
+    }
+    pthread_mutex_unlock(&lock);
+    if (tell)
+        nvs_agent_poke();
+}
+
+static bool may_go_on(const order *o) /* locked */
+{
+    return !stopping && !o->void_;
+}
+
+static bool has_room(void *argument, uint64_t bytes, bool wait)
+{
+    order *o = argument;
+    pthread_mutex_lock(&lock);
+    while (wait && may_go_on(o) && !o->hurried && o->as.credit_bytes < bytes)
+        nvs_cond_wait(&changed, &lock, NULL);
+    bool has = may_go_on(o) && o->as.credit_bytes >= bytes;
+    pthread_mutex_unlock(&lock);
+    return has;
+}
+
+/* The gate is closed already; a release may have left work behind that still runs. */
+static bool settled(const order *o)
+{
+    const uint32_t gpu = o->as.gpu;
+    const uint64_t end = nvs_now_ns() + SETTLE_NS;
+    for (;;) {
+        uint64_t now = nvs_now_ns(), slice = end < now + SLICE_NS ? end : now + SLICE_NS;
+        if (nvs_gate_close(gpu, slice) == NVS_OK && nvs_drain_closed(gpu, slice) == NVS_OK)
+            return true;
+        pthread_mutex_lock(&lock);
+        bool go_on = may_go_on(o);
+        pthread_mutex_unlock(&lock);
+        if (!go_on || nvs_now_ns() >= end)
+            return false;
+    }
+}
+
+static void carry_out(order *o)
+{
+    const bool own = o->as.order_id == 0;
+    const nvs_watch watch = {.moved = on_moved, .room = has_room, .argument = o, .promised = !own, .asks = own && o->on_mover};
+    uint64_t moved = 0;
+    uint32_t error = 0;
+    pthread_mutex_lock(&lock);
+    o->began_ns = o->told_ns = nvs_now_ns();
+    o->running = true;
+    pthread_mutex_unlock(&lock);
+    if (!settled(o)) {
+        error = CUDA_ERROR_NOT_READY;
+    } else {
+        (o->as.out ? nvs_bequest_begin : nvs_inheritance_begin)(o->as.gpu, nvs_mail[o->as.gpu].facts.uuid, o->as.handoff);
+        nvs_status status = o->as.out ? nvs_memory_evict(o->as.gpu, o->as.bytes, &watch, &moved)
+                                      : nvs_memory_restore(o->as.gpu, o->as.bytes, &watch, &moved);
+        (o->as.out ? nvs_bequest_end : nvs_inheritance_end)(o->as.gpu);
+        if (status != NVS_OK)
+            error = status == NVS_NO_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
+    }
+    pthread_mutex_lock(&lock);
+    o->moved_bytes = moved;
+    o->error = error;
+    o->elapsed_ns = nvs_now_ns() - o->began_ns;
+    o->ended = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    nvs_agent_poke();
+}
+
+static order *oldest_open(const desk *at) /* locked */
+{
+    order *o = at->first;
+    while (o != NULL && o->ended)
+        o = o->next;
+    return o;
+}
+
+static void *mover(void *argument)
+{
+    desk *mine = argument;
+    (void)prctl(PR_SET_NAME, "nvshare-mover", 0, 0, 0);
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        order *o = stopping ? NULL : oldest_open(mine);
+        if (o == NULL) {
+            nvs_cond_wait(&changed, &lock, NULL);
+            continue;
+        }
+        pthread_mutex_unlock(&lock);
+        carry_out(o); /* not freed before it has ended */
+        pthread_mutex_lock(&lock);
+    }
+    return NULL;
+}
+
+static bool have_mover(desk *mine)
+{
+    if (!mine->has_mover)
+        mine->has_mover = nvs_thread_start(NULL, mover, mine) == 0;
+    return mine->has_mover;
+}
+
+/* --- the agent thread --- */
+
+static void refuse(const nvs_move_order *as, uint32_t error)
+{
+    if (as->order_id != 0)
+        NVS_LINK_SEND(move_progress, (uint8_t)as->gpu, as->order_id, 0, 0, true, error);
+    else
+        nvs_agent_completed(as->gpu, 0, error);
+}
+
+void nvs_moves_begin(const nvs_move_order *as)
+{
+    desk *mine = &desks[as->gpu];
+    order *o = calloc(1, sizeof *o);
+    if (o == NULL) {
+        refuse(as, CUDA_ERROR_OUT_OF_MEMORY);
+        return;
+    }
+    o->as = *as;
+    if (as->out)
+        o->as.credit_bytes = UINT64_MAX;
+    bool own_thread = have_mover(mine);
+    pthread_mutex_lock(&lock);
+    for (order *at = mine->first; at != NULL; at = at->next)
+        at->hurried = true;
+    *(mine->last != NULL ? &mine->last->next : &mine->first) = o;
+    mine->last = o;
+    o->hurried = !own_thread;
+    o->on_mover = own_thread;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (!own_thread)
+        carry_out(o); /* by ourselves, so that it is done */
+}
+
+void nvs_moves_credit(uint32_t gpu, uint64_t order_id, uint64_t credit_bytes)
+{
+    pthread_mutex_lock(&lock);
+    for (order *o = desks[gpu].first; o != NULL; o = o->next)
+        if (o->as.order_id == order_id && order_id != 0 && o->as.credit_bytes < credit_bytes)
+            o->as.credit_bytes = credit_bytes;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_agent_hurry_moves(uint32_t gpu)
+{
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < NVS_MAX_GPUS; i++)
+        for (order *o = i == gpu || gpu == NVS_NO_GPU ? desks[i].first : NULL; o != NULL; o = o->next)
+            o->hurried = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+bool nvs_moves_busy(uint32_t gpu)
+{
+    return desks[gpu].first != NULL; /* changed by this thread alone */
+}
+
+void nvs_moves_void(void)
+{
+    pthread_mutex_lock(&lock);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        for (order *o = desks[gpu].first; o != NULL; o = o->next)
+            o->void_ = o->void_ || o->as.order_id != 0;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_moves_cut(uint32_t gpu)
+{
+    pthread_mutex_lock(&lock);
+    for (order *o = desks[gpu].first; o != NULL; o = o->next)
+        o->void_ = o->void_ || o->as.order_id == 0;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The oldest order if it has ended, taken off; else a copy of what it has to say, in `news`. */
+static order *take_ended(desk *mine, order *news)
+{
+    pthread_mutex_lock(&lock);
+    order *o = mine->first;
+    *news = *o;
+    o->news = false;
+    if (o->ended) {
+        mine->first = o->next;
+        if (mine->first == NULL)
+            mine->last = NULL;
+    } else {
+        o = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return o;
+}
+
+static void answer(uint32_t gpu, const order *o)
+{
+    nvs_agent_report_memory(gpu, nvs_now_ns());
+    if (o->as.order_id == 0)
+        nvs_agent_completed(gpu, o->moved_bytes, o->error);
+    else if (!o->void_)
+        NVS_LINK_SEND(move_progress, (uint8_t)gpu, o->as.order_id, o->moved_bytes, o->elapsed_ns, true, o->error);
+}
+
+void nvs_moves_serve(void)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        while (desks[gpu].first != NULL) {
+            order news;
+            order *ended = take_ended(&desks[gpu], &news);
+            if (ended == NULL) {
+                if (news.news && news.as.order_id != 0 && !news.void_)
+                    NVS_LINK_SEND(move_progress, (uint8_t)gpu, news.as.order_id, news.moved_bytes, news.elapsed_ns, false, 0);
+                break;
+            }
+            answer(gpu, ended);
+            free(ended);
+        }
+    }
+}
+
+static bool any_running(void) /* locked */
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        const order *o = oldest_open(&desks[gpu]);
+        if (o != NULL && o->running)
+            return true;
+    }
+    return false;
+}
+
+bool nvs_moves_stop(uint64_t patience_ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until); /* what pthread_cond_timedwait wants */
+    uint64_t end = (uint64_t)until.tv_sec * 1000000000u + (uint64_t)until.tv_nsec + patience_ns;
+    until = (struct timespec){(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
+    pthread_mutex_lock(&lock);
+    stopping = true;
+    pthread_cond_broadcast(&changed);
+    while (any_running() && nvs_cond_wait(&changed, &lock, &until) == 0) {
+    }
+    bool quiet = !any_running();
+    pthread_mutex_unlock(&lock);
+    return quiet;
+}
+
+NVS_FORK_CODE void nvs_moves_after_fork(void)
+{
+    /* One thread, and no mover; the orders were the parent's. */
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&changed, NULL);
+    memset(desks, 0, sizeof desks);
+    stopping = false;
+}

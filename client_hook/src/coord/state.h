@@ -1,0 +1,53 @@
+/* What the application's threads and the agent thread share.  Included by agent.c and loop.c only.
+ *
+ * Threads leave their wishes in the mailbox and poke the agent; it leaves its answers there and wakes a futex.  Everything
+ * that only the agent touches is in loop.c.
+ */
+#ifndef NVS_AGENT_STATE_H
+#define NVS_AGENT_STATE_H
+
+#include "coord/agent.h"
+#include "driver/contexts/context.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { NVS_FACTS_NONE = 0, NVS_FACTS_ASKING, NVS_FACTS_KNOWN, NVS_FACTS_FAILED };
+
+typedef struct nvs_question { /* may the client have so many bytes in all? */
+    pthread_mutex_t asking;    /* one at a time; "agent mailbox" in the lock order of base/base.h */
+    _Atomic uint64_t bytes;    /* written before `asked` */
+    _Atomic uint32_t asked;    /* number of the question; 0: none ever.  Release, pairs with the agent's acquire */
+    _Atomic uint32_t answered; /* futex: number of the question answered.  Release, pairs with the asker's acquire */
+    _Atomic uint64_t answer;   /* the coordinator's, in bytes; written before `answered` */
+} nvs_question;
+
+typedef struct nvs_mailbox {
+    _Atomic uint32_t facts_state; /* futex; release when KNOWN, acquire by who reads facts */
+    nvs_gpu_facts facts;
+
+    _Atomic uint32_t settled;     /* futex: 1 once settings have come, or never will */
+    _Atomic uint32_t waited;      /* somebody has waited for them once */
+
+    _Atomic uint32_t yield;          /* 1: nvshare_yield */
+
+    nvs_question reserve, pins;
+    _Atomic uint32_t ask_pins;       /* 1: the coordinator wants to be asked for pins.  Relaxed: a hint for who would ask */
+
+    /* For nvshare_gpu_state: figures that stand for themselves, relaxed. */
+    _Atomic uint32_t shown_state;
+    _Atomic uint32_t shown_waiters;
+    _Atomic uint64_t shown_lease;
+} nvs_mailbox;
+
+extern nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+extern _Atomic int nvs_agent_eventfd;        /* relaxed: read by who has seen the agent running, and in a fork's child */
+extern _Atomic uint32_t nvs_agent_poked;     /* 1: the eventfd was written since the agent last looked */
+extern _Atomic uint32_t nvs_agent_connected; /* the coordinator said welcome on the present connection */
+extern _Atomic uint32_t nvs_agent_departing; /* exit() was called */
+extern _Atomic uint32_t nvs_agent_departed;  /* futex: the agent calls nothing any more */
+
+void nvs_agent_poke(void);
+void *nvs_agent_main(void *nothing); /* loop.c */
+
+#endif

@@ -1,0 +1,447 @@
+/* The registry of contexts and streams.
+ *
+ * One lock (the context registry's) guards the tables.  It is never held across a call of the driver.  Entries never
+ * move: a visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time
+ * exactly once.  An entry under visit is marked; a thread that destroys a context waits for its visitors, and who
+ * destroys a stream leaves that to the visitor: the driver must not be asked about a handle that has been freed.
+ */
+#include "driver/contexts/context.h"
+
+#include "base/cancel.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "base/log.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define RECHECK_EVERY 64u     /* uses of the usual owner before the driver is asked again */
+
+typedef struct context_entry {
+    CUcontext context; /* NULL: free */
+    uint32_t gpu;
+    CUcontext owner; /* of a green context: the primary one that it is part of */
+    uint32_t visitors;
+    bool leaving;       /* no new visitors */
+    const nvs_slot *by; /* whose thread ends it; NULL: it has none */
+} context_entry;
+
+typedef struct stream_entry {
+    CUstream stream; /* NULL: free */
+    CUcontext context;
+    uint32_t visitors;
+    bool doomed; /* destroyed by the application, or with its context (then NULL), during a visit */
+} stream_entry;
+
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+NVS_FORK_STATE static pthread_cond_t visited = PTHREAD_COND_INITIALIZER;
+NVS_FORK_STATE static context_entry *contexts;
+NVS_FORK_STATE static size_t context_count;
+NVS_FORK_STATE static stream_entry *streams;
+NVS_FORK_STATE static size_t stream_count;
+NVS_FORK_STATE static struct {
+    CUcontext context;
+    CUcontext last; /* the same, or that was the last one */
+    uint32_t references; /* that the hooks have seen */
+} primaries[NVS_MAX_GPUS];
+static _Atomic bool any_green;
+static bool forgotten; /* there are contexts that found no place in the table */
+
+NVS_FORK_STATE static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
+
+NVS_FORK_CODE static void after_fork_in_child(void)
+{
+    /* Only the forking thread lives on; it may have forked while another one held the lock. */
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    /* A driver that was initialised before the fork is of no use in the child; forget its handles. */
+    context_count = stream_count = 0;
+    contexts = NULL; /* not freed: another thread may have been inside realloc */
+    streams = NULL;
+    memset(primaries, 0, sizeof primaries);
+    atomic_store_explicit(&device_count, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
+    nvs_gpus_outdated();
+}
+
+void nvs_context_learn(void)
+{
+    static atomic_flag once = ATOMIC_FLAG_INIT;
+    int count = 0;
+    if (atomic_load_explicit(&device_count, memory_order_relaxed) != 0)
+        return;
+    if (NVS_REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS || count <= 0)
+        return;
+    /* Relaxed: only who is first matters. */
+    if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
+        nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
+    if (count == 1)
+        nvs_gate_alone();
+    atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
+}
+
+bool nvs_context_possible(uint32_t gpu)
+{
+    return gpu < NVS_MAX_GPUS && gpu < atomic_load_explicit(&device_count, memory_order_relaxed);
+}
+
+uint32_t nvs_context_registered_gpu(CUcontext context)
+{
+    uint32_t gpu = NVS_NO_GPU;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            gpu = contexts[i].gpu;
+    pthread_mutex_unlock(&lock);
+    return gpu;
+}
+
+uint32_t nvs_primary_gpu(CUcontext context)
+{
+    uint32_t gpu = 0;
+    pthread_mutex_lock(&lock);
+    while (gpu < NVS_MAX_GPUS && primaries[gpu].last != context)
+        gpu++;
+    pthread_mutex_unlock(&lock);
+    return context != NULL && gpu < NVS_MAX_GPUS ? gpu : NVS_NO_GPU;
+}
+
+/* ---- Registry ---- */
+
+/* Room for one more entry at the end of a table; false when the host has no memory.  Locked. */
+static bool extend(void **table, size_t *count, size_t size)
+{
+    enum { STEP = 64 };
+    if (*count % STEP == 0) {
+        void *larger = realloc(*table, (*count + STEP) * size);
+        if (larger == NULL) {
+            NVS_LOG_ONCE(NVS_LOG_ERROR, "no memory to remember contexts and streams: a hand-over may not wait for all of them");
+            return false;
+        }
+        *table = larger;
+    }
+    memset((char *)*table + *count * size, 0, size);
+    ++*count;
+    return true;
+}
+
+/* Locked. */
+static void learn_only_context(void)
+{
+    CUcontext only = NULL;
+    size_t living = 0;
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context != NULL) {
+            only = contexts[i].context;
+            living++;
+        }
+    atomic_store_explicit(&nvs_hot.only_context, living == 1 && !forgotten ? only : NULL, memory_order_relaxed);
+}
+
+void nvs_context_created(CUcontext context, uint32_t gpu)
+{
+    if (context == NULL || gpu == NVS_NO_GPU)
+        return;
+    pthread_mutex_lock(&lock);
+    size_t place = context_count;
+    for (size_t i = context_count; i-- > 0;) {
+        if (contexts[i].context == context) {
+            if (contexts[i].gpu != gpu)
+                nvs_gpus_outdated(); /* one that ended unseen had this handle */
+            contexts[i].gpu = gpu;
+            contexts[i].leaving = false;
+            goto out;
+        }
+        if (contexts[i].context == NULL && contexts[i].visitors == 0)
+            place = i;
+    }
+    if (place < context_count || extend((void **)&contexts, &context_count, sizeof *contexts))
+        contexts[place] = (context_entry){.context = context, .gpu = gpu};
+    else
+        forgotten = true;
+    learn_only_context();
+    nvs_gate_set_dead(gpu, false); /* where all contexts are dead the driver makes none */
+out:
+    pthread_mutex_unlock(&lock);
+}
+
+static context_entry *find_context(CUcontext context)
+{
+    for (size_t i = 0; i < context_count; i++)
+        if (contexts[i].context == context)
+            return &contexts[i];
+    return NULL;
+}
+
+void nvs_context_is_green(CUcontext context, CUcontext primary)
+{
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    if (entry != NULL)
+        entry->owner = primary;
+    pthread_mutex_unlock(&lock);
+    /* Relaxed: the thread that makes it current has come through here or got its handle from one that has. */
+    atomic_store_explicit(&any_green, true, memory_order_relaxed);
+}
+
+CUcontext nvs_green_owner(CUcontext context)
+{
+    if (context == NULL || NVS_LIKELY(!atomic_load_explicit(&any_green, memory_order_relaxed))) /* as above */
+        return NULL;
+    pthread_mutex_lock(&lock);
+    const context_entry *entry = find_context(context);
+    const CUcontext owner = entry != NULL ? entry->owner : NULL;
+    pthread_mutex_unlock(&lock);
+    return owner;
+}
+
+CUcontext nvs_owner_context(void)
+{
+    CUcontext context = NULL;
+    /* Asked again if it fails: memory whose context is not known would stay charged when that ends. */
+    if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS && NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return NULL;
+    const CUcontext owner = nvs_green_owner(context);
+    return owner != NULL ? owner : context;
+}
+
+CUcontext nvs_usual_owner(void)
+{
+    const CUcontext only = atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed); /* see base/hot.h */
+    nvs_slot *slot = nvs_self;
+    if (NVS_LIKELY(only != NULL && slot != NULL) && NVS_LIKELY(slot->owner_uses != 0)) {
+        slot->owner_uses--;
+        return only;
+    }
+    const CUcontext context = nvs_owner_context();
+    if (slot != NULL)
+        slot->owner_uses = context == only ? RECHECK_EVERY : 0; /* else there is one that the hooks have not seen, or none is current */
+    return context;
+}
+
+bool nvs_context_leaving(CUcontext context, const nvs_slot *by)
+{
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    const bool known = entry != NULL;
+    if (known) {
+        entry->leaving = true;
+        entry->by = by;
+    }
+    pthread_mutex_unlock(&lock);
+    return known;
+}
+
+void nvs_context_await_visitors(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (const context_entry *entry; (entry = find_context(context)) != NULL && entry->visitors != 0;)
+        (void)nvs_cond_wait(&visited, &lock, NULL); /* the table may move meanwhile */
+    pthread_mutex_unlock(&lock);
+}
+
+bool nvs_context_ends(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    const context_entry *entry = find_context(context);
+    const bool ends = entry != NULL && entry->leaving;
+    pthread_mutex_unlock(&lock);
+    return ends;
+}
+
+size_t nvs_context_hold(CUcontext context)
+{
+    size_t visit = 0;
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    if (context != NULL && entry != NULL && !entry->leaving) {
+        entry->visitors++;
+        visit = (size_t)(entry - contexts) + 1;
+    }
+    pthread_mutex_unlock(&lock);
+    return visit;
+}
+
+void nvs_context_unhold(size_t visit)
+{
+    if (visit == 0)
+        return;
+    pthread_mutex_lock(&lock);
+    contexts[visit - 1].visitors--;
+    pthread_cond_broadcast(&visited);
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_context_gone(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    context_entry *entry = find_context(context);
+    if (entry != NULL)
+        entry->context = NULL;
+    learn_only_context();
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].context == context) {
+            if (streams[i].visitors == 0)
+                streams[i].stream = NULL;
+            else
+                streams[i] = (stream_entry){streams[i].stream, NULL, streams[i].visitors, true};
+        }
+    for (size_t i = 0; i < NVS_MAX_GPUS; i++)
+        if (primaries[i].context == context) {
+            primaries[i].context = NULL;
+            primaries[i].references = 0;
+        }
+    pthread_mutex_unlock(&lock);
+    nvs_gpus_outdated();
+}
+
+void nvs_primary_retained(uint32_t gpu, CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    if (gpu < NVS_MAX_GPUS) {
+        primaries[gpu].context = primaries[gpu].last = context;
+        primaries[gpu].references++;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+CUcontext nvs_primary_released(uint32_t gpu, bool *last)
+{
+    CUcontext context = NULL;
+    *last = false;
+    pthread_mutex_lock(&lock);
+    if (gpu < NVS_MAX_GPUS && primaries[gpu].context != NULL) {
+        context = primaries[gpu].context;
+        if (primaries[gpu].references > 0)
+            primaries[gpu].references--;
+        *last = primaries[gpu].references == 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
+void nvs_stream_created(CUstream stream, CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    size_t place = stream_count;
+    for (size_t i = stream_count; i-- > 0;)
+        if (streams[i].stream == stream || streams[i].stream == NULL)
+            place = i;
+    if (place < stream_count || extend((void **)&streams, &stream_count, sizeof *streams))
+        streams[place] = (stream_entry){.stream = stream, .context = context};
+    pthread_mutex_unlock(&lock);
+}
+
+CUcontext nvs_stream_context(CUstream stream)
+{
+    CUcontext context = NULL;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].stream == stream)
+            context = streams[i].context;
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
+bool nvs_stream_leaving(CUstream stream, CUcontext *context)
+{
+    bool destroy = true;
+    *context = NULL;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < stream_count; i++)
+        if (streams[i].stream == stream) {
+            *context = streams[i].context;
+            if (streams[i].visitors != 0) {
+                streams[i].doomed = true;
+                destroy = false;
+            } else {
+                streams[i].stream = NULL;
+            }
+        }
+    pthread_mutex_unlock(&lock);
+    nvs_gpus_outdated(); /* the handle may be given to a stream of another GPU */
+    return destroy;
+}
+
+/* ---- Visits ---- */
+
+/* A primary context that was made by a path which no hook sees. */
+static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+{
+    unsigned int flags = 0;
+    int active = 0;
+    CUcontext context = NULL;
+    bool go_on = true;
+    if (NVS_REAL(cuDevicePrimaryCtxGetState)((CUdevice)gpu, &flags, &active) != CUDA_SUCCESS || !active)
+        return true;
+    if (NVS_REAL(cuDevicePrimaryCtxRetain)(&context, (CUdevice)gpu) != CUDA_SUCCESS)
+        return true;
+    if (nvs_context_registered_gpu(context) == NVS_NO_GPU)
+        go_on = visit(context, argument);
+    NVS_REAL(cuDevicePrimaryCtxRelease_v2)((CUdevice)gpu);
+    return go_on;
+}
+
+bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
+{
+    bool go_on = true, all = true;
+    const int cancel = nvs_cancel_defer(); /* who ends a context waits for the end of each visit */
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; go_on && i < context_count; i++) {
+        const CUcontext context = contexts[i].context;
+        if (context == NULL || contexts[i].gpu != gpu)
+            continue;
+        if (contexts[i].leaving) {
+            /* acquire: pairs with nvs_gate_vacate; 0: its thread has died in the driver, and nobody will ever say how that ended */
+            all = all && (contexts[i].by == NULL || atomic_load_explicit(&contexts[i].by->active, memory_order_acquire) == 0);
+            continue;
+        }
+        contexts[i].visitors++;
+        pthread_mutex_unlock(&lock);
+        go_on = visit(context, argument);
+        pthread_mutex_lock(&lock);
+        contexts[i].visitors--;
+        pthread_cond_broadcast(&visited);
+    }
+    const bool primary_seen = gpu >= NVS_MAX_GPUS || primaries[gpu].context != NULL;
+    pthread_mutex_unlock(&lock);
+    if (go_on && !primary_seen)
+        visit_hidden_primary(gpu, visit, argument);
+    nvs_cancel_allow(cancel);
+    return all;
+}
+
+/* What the application asked for while we looked at the stream. */
+static void destroy_now(CUstream stream, CUcontext context)
+{
+    CUcontext popped;
+    const bool pushed = nvs_context_enter(context);
+    NVS_REAL(cuStreamDestroy_v2)(stream);
+    if (pushed)
+        NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+}
+
+void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument)
+{
+    bool go_on = true;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; go_on && i < stream_count; i++) {
+        const CUstream stream = streams[i].stream;
+        if (stream == NULL || streams[i].context != context || streams[i].doomed)
+            continue;
+        streams[i].visitors++;
+        pthread_mutex_unlock(&lock);
+        go_on = visit(stream, argument);
+        pthread_mutex_lock(&lock);
+        if (--streams[i].visitors == 0 && streams[i].doomed) {
+            const bool context_lives = streams[i].context != NULL;
+            streams[i] = (stream_entry){0};
+            pthread_mutex_unlock(&lock);
+            if (context_lives)
+                destroy_now(stream, context);
+            pthread_mutex_lock(&lock);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,82 @@
+/* Dead contexts: those with a sticky error.
+ *
+ * After one (an illegal address, a trap) the driver answers each call in the context with that error, runs none of its work and opens no other context
+ * on the GPU for this process; a reset does not cure that.  Physical memory can still be unmapped and released.  So the program's memory is given up
+ * instead of moved (swap/move.c), and its calls pass the closed gate (gate/gate.h): each gets the driver's error at once, without a lease.
+ *
+ * All contexts of the GPU must be dead: memory can be reached, and calls can be about, any of them.
+ */
+#include "driver/contexts/context.h"
+
+#include "coord/agent.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "base/log.h"
+
+static bool is_sticky(CUresult result)
+{
+    switch ((int)result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case 226: /* CUDA_ERROR_CONTAINED; like the next number newer than some cuda.h */
+    case 721: /* CUDA_ERROR_TENSOR_MEMORY_LEAK */
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+        return true;
+    default: return false;
+    }
+}
+
+CUresult nvs_context_error(void)
+{
+    CUevent event;
+    const CUresult result = NVS_REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        (void)NVS_REAL(cuEventDestroy_v2)(event);
+    return is_sticky(result) ? result : CUDA_SUCCESS;
+}
+
+typedef struct look {
+    CUresult error;
+    bool alive;
+} look;
+
+static bool ask(CUcontext context, void *argument)
+{
+    look *found = argument;
+    CUcontext popped;
+    if (!nvs_context_enter(context))
+        return true;
+    const CUresult error = nvs_context_error();
+    (void)NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+    if (error == CUDA_SUCCESS)
+        found->alive = true;
+    else
+        found->error = error;
+    return !found->alive;
+}
+
+bool nvs_gpu_look_dead(uint32_t gpu)
+{
+    look found = {0};
+    if (nvs_gate_dead(gpu))
+        return true;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
+    (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    const bool all = nvs_each_context(gpu, ask, &found);
+    (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    if (!all || found.alive || found.error == CUDA_SUCCESS)
+        return false;
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "this program's work on GPU %u has failed with error %d, which stays until the program ends: its memory there is not "
+                 "moved any more", gpu, (int)found.error);
+    nvs_gate_set_dead(gpu, true);
+    nvs_agent_memory_changed(gpu);
+    return true;
+}

@@ -1,0 +1,139 @@
+/* Which GPU a call is for: the cached answers of context.h, and how the driver is asked where there is none.
+ *
+ * What a driver 580 refuses or does not survive (measured, docs/decisions.md): of a stream that is being captured its context may be asked for, but not its
+ * device, which spoils the capture; a context that has ended may still be made current, and then asking for its device, or popping it, crashes.
+ */
+#include "driver/contexts/context.h"
+
+#include "driver/cuda_api.h"
+
+#define RECHECK_EVERY 64u /* uses of a cached current GPU before the driver is asked again */
+
+_Atomic uint32_t nvs_gpu_generation = 1;
+_Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec")));
+
+static uint32_t gpu_of_device(CUdevice device)
+{
+    return device >= 0 && (uint32_t)device < NVS_MAX_GPUS ? (uint32_t)device : NVS_NO_GPU;
+}
+
+void nvs_gpus_outdated(void)
+{
+    atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release); /* pairs with the acquire loads below and in context.h */
+}
+
+static void remember(const void *handle, uint32_t gpu, uint32_t asked_in)
+{
+    *nvs_gpu_place(handle) = (nvs_gpu_of){handle, asked_in, gpu};
+}
+
+static void is_current(uint32_t gpu, uint32_t asked_in)
+{
+    nvs_cached_gpu.current_gpu = gpu;
+    nvs_cached_gpu.current_generation = asked_in;
+    nvs_cached_gpu.uses = RECHECK_EVERY;
+}
+
+uint32_t nvs_ask_current_gpu(void)
+{
+    /* Acquire pairs with the release in nvs_gpus_outdated: what the driver says afterwards is newer than the change. */
+    const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire);
+    nvs_context_learn();
+    const uint32_t only = nvs_only_gpu();
+    if (only != NVS_NO_GPU)
+        return only;
+    CUcontext context = NULL;
+    if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
+        return NVS_NO_GPU;
+    const uint32_t gpu = nvs_context_gpu(context);
+    if (gpu == NVS_NO_GPU)
+        return gpu;
+    remember(context, gpu, now);
+    is_current(gpu, now);
+    return gpu;
+}
+
+void nvs_current_changed(CUcontext context)
+{
+    const nvs_gpu_of *known = nvs_gpu_place(context);
+    nvs_cached_gpu.current_generation = 0;
+    if (context != NULL && known->handle == context &&
+        known->generation == atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)) /* as above */
+        is_current(known->gpu, known->generation);
+}
+
+static bool is_captured(CUstream stream)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return NVS_REAL(cuStreamIsCapturing)(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static uint32_t gpu_by_driver(CUstream stream)
+{
+    CUdevice device;
+    CUcontext context;
+    if (NVS_HAS(cuStreamGetCtx) && NVS_REAL(cuStreamGetCtx)(stream, &context) == CUDA_SUCCESS)
+        return nvs_context_gpu(context);
+    if (NVS_HAS(cuStreamGetDevice) && !is_captured(stream) && NVS_REAL(cuStreamGetDevice)(stream, &device) == CUDA_SUCCESS)
+        return gpu_of_device(device); /* a green context's */
+    return NVS_NO_GPU;
+}
+
+uint32_t nvs_ask_stream_gpu(CUstream stream)
+{
+    const uint32_t now = atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire); /* as in nvs_ask_current_gpu */
+    nvs_context_learn();
+    const uint32_t only = nvs_only_gpu();
+    if (only != NVS_NO_GPU)
+        return only;
+    const uint32_t gpu = gpu_by_driver(stream);
+    if (gpu == NVS_NO_GPU)
+        return nvs_current_gpu();
+    remember(stream, gpu, now);
+    return gpu;
+}
+
+/* One that lives: the driver is asked for its GPU, and it is known from here on. */
+static uint32_t learn(CUcontext context)
+{
+    CUdevice device;
+    CUcontext popped;
+    uint32_t gpu = NVS_NO_GPU;
+    if (NVS_REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return gpu;
+    if (NVS_REAL(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+        gpu = gpu_of_device(device);
+    NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+    if (gpu != NVS_NO_GPU)
+        nvs_context_created(context, gpu);
+    return gpu;
+}
+
+uint32_t nvs_context_told(CUcontext context)
+{
+    const uint32_t gpu = nvs_context_registered_gpu(context);
+    return gpu != NVS_NO_GPU ? gpu : learn(context);
+}
+
+uint32_t nvs_context_gpu(CUcontext context)
+{
+    const uint32_t gpu = context != NULL ? nvs_context_registered_gpu(context) : NVS_NO_GPU;
+    if (gpu != NVS_NO_GPU || context == NULL)
+        return gpu;
+    return nvs_context_lives(context) ? learn(context) : nvs_primary_gpu(context);
+}
+
+/* Only what is certain counts as an end: an answer of another kind, or about a green context that has not ended for all the hooks know, does not. */
+bool nvs_context_lives(CUcontext context)
+{
+    unsigned int version;
+    if (context == NULL || !NVS_HAS(cuCtxGetApiVersion))
+        return context != NULL;
+    const CUresult result = NVS_REAL(cuCtxGetApiVersion)(context, &version);
+    return (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) || nvs_green_owner(context) != NULL;
+}
+
+bool nvs_context_enter(CUcontext context)
+{
+    return nvs_context_lives(context) && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}

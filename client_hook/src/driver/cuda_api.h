@@ -1,0 +1,105 @@
+/* Expansions of cuda_api.def: ids, names, wrappers, real pointers, lookup.  The table itself is the only list of functions.
+ *
+ * Everything here works before cuInit, on any thread, without locks or allocation: a real pointer is resolved on first
+ * use and stored by whoever came first; all store the same value.
+ */
+#ifndef NVS_CUDA_API_H
+#define NVS_CUDA_API_H
+
+#include "base/hot.h"
+
+#include <stdatomic.h>
+
+typedef enum nvs_id {
+#define NVS_STREAM(symbol, since, parameters, arguments, stream) NVS_ID_##symbol,
+#define NVS_CURRENT(symbol, since, parameters, arguments) NVS_ID_##symbol,
+#define NVS_CUSTOM(symbol, since) NVS_ID_##symbol,
+#define NVS_PASS(symbol, since, reason) NVS_ID_##symbol,
+#define NVS_THUNK(symbol, since, reason) NVS_ID_##symbol,
+#define NVS_FOREIGN(symbol, since, reason) NVS_ID_##symbol,
+#include "driver/cuda_api.def"
+    NVS_ID_COUNT
+} nvs_id;
+
+typedef enum nvs_kind {
+    NVS_KIND_PASS,   /* the application gets the driver's own function */
+    NVS_KIND_GATED,  /* wrapper made by macro */
+    NVS_KIND_CUSTOM, /* wrapper written by hand */
+    NVS_KIND_THUNK,  /* gated without knowing the signature */
+} nvs_kind;
+
+typedef struct nvs_entry {
+    const char *name;
+    nvs_function wrapper; /* NULL unless GATED or CUSTOM */
+    uint32_t since;       /* CUDA_VERSION that brought this signature */
+    nvs_kind kind;
+} nvs_entry;
+
+extern const nvs_entry nvs_entries[NVS_ID_COUNT] __attribute__((visibility("hidden")));
+extern _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT] __attribute__((visibility("hidden"))); /* of all but the hottest: nvs_real_at */
+
+nvs_function nvs_real_resolve(nvs_id id);
+
+/* Where the real function stands; NULL there: not looked for yet. */
+static inline _Atomic(nvs_function) *nvs_real_at(nvs_id id)
+{
+    _Static_assert(NVS_ID_cuLaunchKernel_ptsz - NVS_ID_cuLaunchKernel == NVS_HOT_REALS - 1, "launches of kernels stand together in the table");
+    return id >= NVS_ID_cuLaunchKernel && id <= NVS_ID_cuLaunchKernel_ptsz ? &nvs_hot.reals[id - NVS_ID_cuLaunchKernel] : &nvs_reals[id];
+}
+
+/* NULL: not looked for yet. */
+static inline __attribute__((always_inline)) nvs_function nvs_real_known(nvs_id id)
+{
+    /* Pairs with the release store in nvs_real_resolve; every store there is of the same value. */
+    return atomic_load_explicit(nvs_real_at(id), memory_order_acquire);
+}
+
+/* Never NULL: a function that the driver lacks is replaced by one that returns CUDA_ERROR_NOT_SUPPORTED. */
+static inline nvs_function nvs_real(nvs_id id)
+{
+    nvs_function real = nvs_real_known(id);
+    return NVS_LIKELY(real != NULL) ? real : nvs_real_resolve(id);
+}
+
+/* Typed real function: NVS_REAL(cuMemFree_v2)(pointer).  Resolved on first use, without a lock; when the driver lacks the function
+ * the call returns CUDA_ERROR_NOT_SUPPORTED. */
+#define NVS_REAL(symbol) ((__typeof__(&symbol))nvs_real(NVS_ID_##symbol))
+
+/* Does the driver have it? */
+#define NVS_HAS(symbol) nvs_real_exists(NVS_ID_##symbol)
+bool nvs_real_exists(nvs_id id);
+
+/* "cuLaunchKernel_ptsz", "cuMemcpy_ptds": a null stream means the per-thread default stream.  A constant when the name is one. */
+#define NVS_PER_THREAD(name)                                                                        \
+    (sizeof(name) > 6 && (name)[sizeof(name) - 6] == '_' && (name)[sizeof(name) - 5] == 'p' &&      \
+     (name)[sizeof(name) - 4] == 't')
+
+nvs_id nvs_id_of_name(const char *name); /* NVS_ID_COUNT when the table has no such row */
+
+/* What an application that asked the driver for `name` and got `address` must get instead.  `version` and `flags` as for
+ * cuGetProcAddress. */
+void *nvs_translate(const char *name, void *address, int version, uint64_t flags);
+/* The same when the name is the exported symbol itself, as with dlsym. */
+void *nvs_translate_symbol(nvs_id id, const char *name, void *address);
+
+/* Does an entry point of this name put work on a GPU?  By its words, for names that the table does not have. */
+bool nvs_name_submits(const char *name);
+
+/* A gate in front of a function of unknown signature: `target` itself when no thunk is left.  gate/thunk.c */
+void *nvs_thunk_for(const char *name, void *target);
+
+static inline nvs_function nvs_as_function(void *address)
+{
+    nvs_function function;
+    __builtin_memcpy(&function, &address, sizeof function); /* ISO C has no such cast, POSIX promises that it works */
+    return function;
+}
+
+static inline void *nvs_as_address(nvs_function function)
+{
+    void *address;
+    __builtin_memcpy(&address, &function, sizeof address);
+    return address;
+}
+
+#endif

@@ -1,0 +1,227 @@
+/* See captures.h.
+ *
+ * nvs_hot.capturing counts the open captures, and the begins that have not yet returned.  Its bit NVS_CAPTURE_FIRST is set while the first of them leaves
+ * the marks of the whole contexts: other begins wait for that, since a capture would be spoilt by it.
+ *
+ * One lock, taken with no other and not held while the driver is called.
+ */
+#include "gate/captures.h"
+
+#include "coord/agent.h"
+#include "base/cancel.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "base/log.h"
+#include "gate/marks.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#define FIRST_PATIENCE_NS 1000000000u /* a begin waits no longer for the marks of another one, whose thread may have died */
+#define NAP_NS 20000
+
+typedef struct capture {
+    struct capture *next;
+    const void *key;   /* the stream, or the thread for its per-thread default stream */
+    CUcontext context; /* the stream's; NULL: not known */
+    CUcontext owner;   /* of a green context: the primary context that it is part of */
+} capture;
+
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "captures" in the lock order of base/base.h */
+NVS_FORK_STATE static capture *first;
+NVS_FORK_STATE static uint32_t without_entry; /* the host had no memory for one */
+
+static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
+
+NVS_FORK_CODE static void after_fork_in_child(void)
+{
+    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    first = NULL;                    /* CUDA is not usable here */
+    without_entry = 0;
+    atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
+}
+
+static CUstream handle_of(CUstream stream, bool per_thread)
+{
+    return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
+}
+
+/* Captured, or the legacy stream beside a capture that it would spoil. */
+static bool is_captured(CUstream handle)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return NVS_REAL(cuStreamIsCapturing)(handle, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* ---- Marks ---- */
+
+void nvs_capture_mark(uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
+{
+    const CUstream handle = handle_of(stream, per_thread);
+    const bool is_default = handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
+    if (is_default && result == CUDA_SUCCESS && gpu < NVS_MAX_GPUS && nvs_config.enabled && !is_captured(handle))
+        nvs_mark_stream(1u << gpu, gpu, handle, false);
+}
+
+void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread)
+{
+    const CUstream handle = handle_of(stream, per_thread);
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* so that a capture elsewhere is not invalidated */
+    if (handle == CU_STREAM_LEGACY || gpu >= NVS_MAX_GPUS || !nvs_config.enabled) /* the legacy stream is never captured */
+        return;
+    const bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    if (!is_captured(handle) && NVS_REAL(cuStreamQuery)(handle) == CUDA_ERROR_NOT_READY)
+        nvs_mark_stream(1u << gpu, gpu, handle, false);
+    if (exchanged)
+        (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+}
+
+static bool mark_context(CUcontext context, void *gpu)
+{
+    nvs_mark_context(*(uint32_t *)gpu, context);
+    return true;
+}
+
+static void mark_contexts(void)
+{
+    for (uint32_t gpu = 0; nvs_config.enabled && gpu < NVS_MAX_GPUS && nvs_context_possible(gpu); gpu++)
+        (void)nvs_each_context(gpu, mark_context, &gpu);
+}
+
+/* ---- Begin and end ---- */
+
+/* Counts a begin.  True: it is the first, and others wait until its thread has taken NVS_CAPTURE_FIRST back. */
+static bool is_first(void)
+{
+    uint64_t began = 0;
+    for (;;) {
+        uint32_t seen = atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed);
+        if ((seen & NVS_CAPTURE_FIRST) != 0) {
+            began = began != 0 ? began : nvs_now_ns();
+            if (nvs_now_ns() - began < FIRST_PATIENCE_NS) {
+                nvs_nap(NAP_NS);
+                continue;
+            }
+        }
+        /* Acquire pairs with the release in nvs_capture_begins. */
+        if (atomic_compare_exchange_weak_explicit(&nvs_hot.capturing, &seen, seen == 0 ? NVS_CAPTURE_FIRST : seen + 1, memory_order_acquire,
+                                                  memory_order_relaxed))
+            return seen == 0;
+    }
+}
+
+void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
+{
+    static atomic_flag once = ATOMIC_FLAG_INIT;
+    const int saved = errno;
+    if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
+        nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA"); /* relaxed: only who is first matters */
+    if (is_first()) {
+        mark_contexts();
+        /* Release pairs with nvs_capturing: the marks exist before a drain trusts in them. */
+        (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, NVS_CAPTURE_FIRST - 1, memory_order_release);
+    }
+    nvs_capture_may_join(gpu, stream, per_thread);
+    errno = saved;
+}
+
+static void count_down(void)
+{
+    (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed); /* the driver has ended the capture before */
+}
+
+/* Where the same per-thread handle is another stream in each context, that counts, too. */
+static capture **link_of(const void *key, CUcontext context)
+{
+    capture **link = &first;
+    while (*link != NULL && ((*link)->key != key || (key == &this_thread && (*link)->context != context)))
+        link = &(*link)->next;
+    return link;
+}
+
+static CUcontext context_of(CUstream handle)
+{
+    CUcontext context = handle != CU_STREAM_PER_THREAD ? nvs_stream_context(handle) : NULL;
+    if (handle == CU_STREAM_PER_THREAD)
+        (void)NVS_REAL(cuCtxGetCurrent)(&context);
+    else if (context == NULL && NVS_HAS(cuStreamGetCtx))
+        (void)NVS_REAL(cuStreamGetCtx)(handle, &context);
+    return context;
+}
+
+static const void *key_of(CUstream handle) { return handle == CU_STREAM_PER_THREAD ? &this_thread : (const void *)handle; }
+
+void nvs_capture_began(CUstream stream, bool per_thread, CUresult result)
+{
+    const CUstream handle = handle_of(stream, per_thread);
+    if (result != CUDA_SUCCESS) {
+        count_down();
+        return;
+    }
+    const int saved = errno;
+    const CUcontext context = context_of(handle), owner = nvs_green_owner(context);
+    capture *fresh = malloc(sizeof *fresh);
+    pthread_mutex_lock(&lock);
+    capture **known = link_of(key_of(handle), context);
+    if (*known != NULL) { /* one that ended unseen: it is counted already */
+        (*known)->context = context;
+        (*known)->owner = owner;
+        count_down();
+    } else if (fresh != NULL) {
+        *fresh = (capture){first, key_of(handle), context, owner};
+        first = fresh;
+        fresh = NULL;
+    } else {
+        without_entry++;
+    }
+    pthread_mutex_unlock(&lock);
+    free(fresh);
+    errno = saved;
+}
+
+/* Locked. */
+static void take_out(capture **link)
+{
+    capture *gone = *link;
+    *link = gone->next;
+    free(gone);
+    count_down();
+}
+
+void nvs_capture_ended(CUstream stream, bool per_thread)
+{
+    const CUstream handle = handle_of(stream, per_thread);
+    CUcontext context = NULL;
+    if (handle == CU_STREAM_PER_THREAD)
+        (void)NVS_REAL(cuCtxGetCurrent)(&context);
+    pthread_mutex_lock(&lock);
+    capture **link = link_of(key_of(handle), context);
+    if (*link != NULL) {
+        take_out(link);
+    } else if (without_entry > 0) {
+        without_entry--;
+        count_down();
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_capture_lost(CUstream stream)
+{
+    pthread_mutex_lock(&lock);
+    capture **link = link_of(stream, NULL);
+    if (*link != NULL)
+        take_out(link);
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_captures_context_gone(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (capture **link = &first; *link != NULL;)
+        if ((*link)->context == context || (*link)->owner == context)
+            take_out(link);
+        else
+            link = &(*link)->next;
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,46 @@
+/* The captures that are open, and marks of the work that no drain can ask about meanwhile.
+ *
+ * While a stream of a context is captured, the driver refuses an event of the whole context and a wait for it, and the refusal spoils the capture.  A drain
+ * can still ask the streams that the program created, one by one, but not the default streams: beside a capture on a blocking stream the legacy stream
+ * refuses every question, and only its own thread can name a per-thread stream (measured on a driver 580, docs/decisions.md).  Marks (marks.h) stand for that work:
+ *  - before the first capture begins, one mark of each whole context;
+ *  - while a capture is open, one mark behind each submission to a default stream;
+ *  - before a stream becomes part of a capture, one mark behind the work that it still has.
+ *
+ * May not go here: waiting for work; what is captured (hooks/work/capture.c).
+ */
+#ifndef NVS_CAPTURES_H
+#define NVS_CAPTURES_H
+
+#include "base/hot.h"
+
+/* Is a stream capture under way in this process?  Then nothing context-wide may be synchronised.  Captures begin inside
+ * the gate, so once every gate is closed the answer can only change to false.  The marks of the whole contexts exist before it is true. */
+static inline bool nvs_capturing(void)
+{
+    return (atomic_load_explicit(&nvs_hot.capturing, memory_order_acquire) & ~NVS_CAPTURE_FIRST) != 0; /* pairs with nvs_capture_begins */
+}
+
+/* Around the driver's begin, in the gate.  A begin that fails leaves nothing. */
+void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread);
+void nvs_capture_began(CUstream stream, bool per_thread, CUresult result);
+
+/* Before a call that may make the stream part of a capture. */
+void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread);
+
+void nvs_capture_ended(CUstream stream, bool per_thread);
+void nvs_capture_lost(CUstream stream);            /* destroyed, and its capture with it, if there was one */
+void nvs_captures_context_gone(CUcontext context); /* it has ended, and the captures on its streams with it */
+
+void nvs_capture_mark(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
+
+/* After a submission, still in the gate: a drain that begins later finds the mark.
+ * Relaxed: the driver orders the submission with the event of the whole context.  If the event came first, the submission's thread has seen the driver
+ * after nvs_capture_begins had written this word; else the event covers the submission. */
+static inline void nvs_capture_submitted(uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
+{
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.capturing, memory_order_relaxed) != 0))
+        nvs_capture_mark(gpu, stream, per_thread, result);
+}
+
+#endif

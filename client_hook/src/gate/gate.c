@@ -1,0 +1,469 @@
+/* The slow side of the gate: slots, closing, waiting.  The fast path is in gate.h.
+ *
+ * Why no call can slip past a closed gate.  A caller does
+ *     E1: active = gpu + 1 (plain store)     E2: read state
+ * and the closer does
+ *     C1: state = CLOSED     C2: membarrier     C3: read active of every slot.
+ * membarrier(PRIVATE_EXPEDITED) makes every running thread of the process execute a full memory barrier at some point of
+ * its program between C1 and C3 (a thread that does not run had one when it was scheduled out).  If that point lies after
+ * E1, then E1 is visible to C3: the closer sees the slot and waits.  If it lies before E1, then E2 comes after it too and
+ * reads what C1 wrote: the caller sees CLOSED and takes the slow path.  The compiler keeps E1 before E2 because of the
+ * signal fence.  A slot that is registered during C3 is new to the list; its push is a seq_cst exchange after which the
+ * thread still has to do E1 and E2, and the closer reads the list's head after C2, so either it finds the slot or the
+ * thread's E2 comes after C1.
+ *
+ * Leaving is the mirror image: L1: active = 0, L2: read state.  Either C3 sees L1, or L2 sees CLOSED and the caller wakes
+ * the closer, which sleeps on `left` and had read its value before C3.  No wake-up is lost.
+ *
+ * Without membarrier (old kernels, some sandboxes) each gate's word has NVS_GATE_FENCED in it, whatever else it says.  Who reads that as
+ * E2 or L2 takes the slow path, which has a full fence and reads the word again after it: that reading counts.  The closer has a
+ * fence as well: the usual store-buffer argument.  A closer that membarrier fails later says what it does (barrier_everywhere).
+ *
+ * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads
+ * CLOSED takes E1 back instead of waiting.  For who occupies a gate there is no E2: gate/pacing/drain.c says why that is enough.
+ *
+ * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
+ * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
+ * jump: while a thread waits it is inside of nothing.
+ *
+ * May not go here: leases, CUDA, messages.
+ */
+#include "gate/gate.h"
+
+#include "coord/agent.h"
+#include "base/cancel.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SYS_membarrier
+#if defined(__x86_64__)
+#define SYS_membarrier 324
+#elif defined(__aarch64__)
+#define SYS_membarrier 283
+#endif
+#endif
+enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE_EXPEDITED and its registration */
+
+enum { SPINS = 200, NAP_NS = 25000, SETTLE_NS = 1000000 };
+
+nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
+NVS_FORK_STATE static _Atomic uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; from then on it stays.  Relaxed: each gate's word says what holds for it */
+NVS_FORK_STATE nvs_gate nvs_gates[NVS_MAX_GPUS];
+_Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
+
+static _Atomic(nvs_slot *) slots;         /* head of the list of all slots; only grows */
+static _Atomic uint32_t first_slots_used;
+static pthread_key_t slot_key;
+static bool slot_key_made = false;
+NVS_FORK_STATE static bool armed = false; /* written before any other thread exists, or by tests */
+
+static uint32_t need_fences(void)
+{
+    return atomic_load_explicit(&fenced, memory_order_relaxed); /* see its declaration */
+}
+
+void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns)
+{
+    struct timespec until = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, expected, deadline_ns == UINT64_MAX ? NULL : &until, NULL,
+            FUTEX_BITSET_MATCH_ANY);
+}
+
+void nvs_futex_wake(_Atomic uint32_t *word, int threads)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
+}
+
+/* A thread has left while somebody closes the gate. */
+static void wake_closer(nvs_gate *gate)
+{
+    int saved = errno;
+    atomic_fetch_add_explicit(&gate->left, 1, memory_order_release); /* pairs with the acquire load in close */
+    nvs_futex_wake(&gate->left, 1);
+    errno = saved;
+}
+
+static void wake_closers(void)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
+            wake_closer(&nvs_gates[gpu]);
+}
+
+/* The thread ends, perhaps in the middle of a call. */
+static void slot_abandon(void *argument)
+{
+    nvs_slot *slot = argument;
+    int saved = errno;
+    nvs_gate_wait_end(0); /* whichever it was counted at */
+    nvs_self = NULL;
+    atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->also, 0, memory_order_seq_cst);
+    atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave, not hot */
+    wake_closers();
+    /* Pairs with the acquire in slot_reuse: the next owner finds the slot clean. */
+    atomic_store_explicit(&slot->owned, 0, memory_order_release);
+    errno = saved;
+}
+
+static nvs_slot *slot_reuse(void)
+{
+    /* acquire: pairs with the release of the push, the slot's fields are set */
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next) {
+        uint32_t nobody = 0;
+        if (atomic_load_explicit(&slot->owned, memory_order_relaxed) == 0 &&
+            atomic_compare_exchange_strong_explicit(&slot->owned, &nobody, 1, memory_order_acquire,
+                                                    memory_order_relaxed)) /* pairs with slot_abandon */
+            return slot;
+    }
+    return NULL;
+}
+
+static nvs_slot *slot_make(void)
+{
+    nvs_slot *slot = NULL;
+    if (atomic_load_explicit(&first_slots_used, memory_order_relaxed) < NVS_FIRST_SLOTS) {
+        uint32_t index = atomic_fetch_add_explicit(&first_slots_used, 1, memory_order_relaxed); /* a counter only */
+        if (index < NVS_FIRST_SLOTS)
+            slot = &nvs_hot.first_slots[index];
+    }
+    if (slot == NULL) {
+        void *memory = NULL;
+        if (posix_memalign(&memory, 64, sizeof(nvs_slot)) != 0)
+            return NULL;
+        memset(memory, 0, sizeof(nvs_slot));
+        slot = memory;
+    }
+    atomic_store_explicit(&slot->owned, 1, memory_order_relaxed); /* published by the push */
+    nvs_slot *head = atomic_load_explicit(&slots, memory_order_relaxed);
+    do
+        slot->next = head;
+    while (!atomic_compare_exchange_weak_explicit(&slots, &head, slot, memory_order_seq_cst, memory_order_relaxed));
+    return slot;
+}
+
+nvs_slot *nvs_slot_register(void)
+{
+    int saved = errno;
+    nvs_slot *slot = slot_reuse();
+    if (slot == NULL)
+        slot = slot_make();
+    if (slot != NULL) {
+        slot->stride = slot->countdown = NVS_FIRST_STRIDE;
+        slot->unseen = slot->owner_uses = 0;
+        nvs_self = slot;
+        if (slot_key_made)
+            (void)pthread_setspecific(slot_key, slot); /* without it the slot is only not reused */
+    }
+    errno = saved;
+    return slot;
+}
+
+/* The gate's word, read after a full fence where calls have to pay for the ordering themselves.  Else a fence is to be avoided: after a
+ * launch it waits for what the driver wrote to the device. */
+static uint32_t after_fence(uint32_t gpu)
+{
+    const uint32_t word = atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire); /* pairs with nvs_gate_open, as below */
+    if ((word & NVS_GATE_FENCED) == 0)
+        return word;
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the closer's */
+    return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire);
+}
+
+/* A caller need not wait. */
+static bool passes(uint32_t gpu)
+{
+    return !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED) || nvs_gate_dead(gpu);
+}
+
+void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
+{
+    int saved = errno;
+    nvs_gate *gate = &nvs_gates[gpu];
+    if (!(after_fence(gpu) & NVS_GATE_CLOSED) || nvs_gate_dead(gpu))
+        return;
+    for (;;) { /* while it waits the thread is inside of nothing: a handler may interrupt the wait, and jump out of it */
+        atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
+        if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
+            wake_closer(gate);
+        bool look_again = nvs_agent_wait_for_lease(gpu);
+        atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
+        /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
+        if (!look_again || passes(gpu))
+            break;
+    }
+    errno = saved;
+}
+
+bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    const uint32_t state = after_fence(gpu);
+    bool look = slot->countdown == 0;
+    if (look) { /* the next submission is looked at too if the caller has nothing to pace this one by */
+        slot->unseen += slot->stride;
+        slot->stride = slot->countdown = 1;
+    }
+    if (state & NVS_GATE_CLOSED) {
+        wake_closer(gate);
+        return false;
+    }
+    return look || (state & NVS_GATE_PACED) != 0;
+}
+
+static bool closed(uint32_t gpus)
+{
+    bool any = false;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        any |= (gpus >> gpu & 1) != 0 && (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED) != 0;
+    return any;
+}
+
+bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus)
+{
+    atomic_store_explicit(&slot->also, gpus, memory_order_seq_cst); /* pairs with the fences in nvs_gate_close, as the next */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!closed(gpus))
+        return true;
+    nvs_gate_also_leave(slot);
+    return false;
+}
+
+void nvs_gate_also_leave(nvs_slot *slot)
+{
+    const uint32_t gpus = atomic_exchange_explicit(&slot->also, 0, memory_order_seq_cst); /* pairs with nvs_gate_inside */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (gpus != 0 && closed(gpus))
+        wake_closers();
+}
+
+nvs_slot *nvs_gate_occupy(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (gpu >= NVS_MAX_GPUS || (slot == NULL && (slot = nvs_slot_register()) == NULL) ||
+        atomic_load_explicit(&slot->active, memory_order_relaxed) != 0) /* written by this thread only */
+        return NULL;
+    atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst); /* pairs with nvs_gate_inside */
+    return slot;
+}
+
+void nvs_gate_vacate(nvs_slot *slot)
+{
+    if (slot == NULL)
+        return;
+    const uint32_t active = atomic_exchange_explicit(&slot->active, 0, memory_order_seq_cst); /* as above; 0 after a fork meanwhile */
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with that in nvs_gate_close: it sees this, or we see it */
+    if (active != 0 && (atomic_load_explicit(&nvs_hot.gates[active - 1], memory_order_seq_cst) & NVS_GATE_CLOSED) != 0)
+        wake_closer(&nvs_gates[active - 1]);
+}
+
+void nvs_gate_init(void)
+{
+    if (!slot_key_made)
+        slot_key_made = pthread_key_create(&slot_key, slot_abandon) == 0;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_OPEN, memory_order_relaxed); /* nobody else runs yet */
+    armed = false;
+}
+
+static bool membarrier(int command)
+{
+#ifdef SYS_membarrier
+    return syscall(SYS_membarrier, command, 0, 0) == 0;
+#else
+    (void)command;
+    return false;
+#endif
+}
+
+void nvs_gate_arm(void)
+{
+    atomic_store_explicit(&fenced, membarrier(MEMBARRIER_REGISTER) ? 0 : NVS_GATE_FENCED, memory_order_relaxed); /* see its declaration */
+    armed = true;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_CLOSED, memory_order_relaxed); /* nobody else runs yet */
+}
+
+/* A barrier in every thread, for a gate that was open without fences and has just been closed.  The kernel refuses it where a sandbox has come into
+ * force since the start.  Then a nap stands in for it, as what a thread has stored reaches memory within microseconds, and gates that open from now
+ * on have fences. */
+static void barrier_everywhere(void)
+{
+    if (membarrier(MEMBARRIER_EXPEDITED) || (membarrier(MEMBARRIER_REGISTER) && membarrier(MEMBARRIER_EXPEDITED)))
+        return;
+    nvs_nap(SETTLE_NS);
+    atomic_store_explicit(&fenced, NVS_GATE_FENCED, memory_order_relaxed); /* see its declaration */
+}
+
+void nvs_gate_open(uint32_t gpu, bool paced)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    /* release: what the opener did (memory brought in) happens before the calls that enter by their acquire load */
+    uint32_t before =
+        atomic_exchange_explicit(&nvs_hot.gates[gpu], need_fences() | (paced ? NVS_GATE_PACED : NVS_GATE_OPEN), memory_order_acq_rel);
+    if (before & NVS_GATE_CLOSED) {
+        atomic_fetch_add_explicit(&gate->turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
+        if (atomic_load_explicit(&gate->waiting, memory_order_seq_cst) != 0)
+            nvs_futex_wake(&gate->turn, INT32_MAX);
+    }
+}
+
+nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    int saved = errno;
+    nvs_status status = NVS_OK;
+    if ((atomic_exchange_explicit(&nvs_hot.gates[gpu], need_fences() | NVS_GATE_CLOSED, memory_order_seq_cst) & NVS_GATE_FENCED) == 0)
+        barrier_everywhere();
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with the fences of the slow paths, for NVS_GATE_FENCED */
+    for (unsigned spins = 0;; spins++) {
+        uint32_t left = atomic_load_explicit(&gate->left, memory_order_acquire); /* before the slots are looked at */
+        if (!nvs_gate_inside(gpu))
+            break;
+        if (spins < SPINS) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+            continue;
+        }
+        uint64_t now = nvs_now_ns();
+        if (now >= deadline_ns) {
+            status = NVS_TIMED_OUT;
+            break;
+        }
+        /* Woken by who leaves; the bound is for a thread that left without telling (a killed one has no such way). */
+        uint64_t look = now + 10000000u;
+        nvs_futex_wait(&gate->left, left, look < deadline_ns ? look : deadline_ns);
+    }
+    errno = saved;
+    return status;
+}
+
+bool nvs_gate_inside(uint32_t gpu)
+{
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
+        if (atomic_load_explicit(&slot->active, memory_order_acquire) == gpu + 1 || /* pairs with nvs_gate_leave */
+            (atomic_load_explicit(&slot->also, memory_order_acquire) >> gpu & 1) != 0) /* pairs with nvs_gate_also_leave */
+            return true;
+    return false;
+}
+
+bool nvs_gate_in_use(uint32_t gpu)
+{
+    if (nvs_gate_waiting(gpu) > 0)
+        return true; /* opened for them, and they are still waking up */
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
+        if (atomic_load_explicit(&slot->active, memory_order_relaxed) == gpu + 1 ||
+            (atomic_load_explicit(&slot->also, memory_order_relaxed) >> gpu & 1) != 0 ||
+            atomic_load_explicit(&slot->awaiting, memory_order_relaxed) == gpu + 1) /* a guess, orders nothing */
+            return true;
+    return false;
+}
+
+uint64_t nvs_gate_calls(uint32_t gpu)
+{
+    uint64_t sum = 0;
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
+        sum += atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed); /* a count, orders nothing */
+    return sum;
+}
+
+uint32_t nvs_gate_waiting(uint32_t gpu)
+{
+    return atomic_load_explicit(&nvs_gates[gpu].waiting, memory_order_seq_cst);
+}
+
+static void stop_waiting(uint32_t gpu)
+{
+    atomic_fetch_sub_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst);
+}
+
+bool nvs_gate_wait_begin(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (slot != NULL && slot->waits == gpu + 1)
+        return false;
+    if (slot != NULL && slot->waits != 0)
+        stop_waiting(slot->waits - 1); /* before another gate, in a wait that was jumped out of or is interrupted */
+    if (slot != NULL)
+        slot->waits = gpu + 1;
+    /* seq_cst: pairs with the load in nvs_gate_open, one of the two sees the other */
+    return atomic_fetch_add_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst) == 0;
+}
+
+bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
+{
+    nvs_gate *gate = &nvs_gates[gpu];
+    uint32_t turn = atomic_load_explicit(&gate->turn, memory_order_seq_cst); /* pairs with nvs_gate_open */
+    if (passes(gpu))
+        return true;
+    uint64_t now, alert = atomic_load_explicit(&gate->alert_until_ns, memory_order_relaxed); /* a hint */
+    if (alert != 0 && (now = nvs_now_ns()) < alert &&
+        atomic_exchange_explicit(&gate->watcher, 1, memory_order_relaxed) == 0) { /* who watches is all the same */
+        nvs_futex_wait(&gate->turn, turn, now + NAP_NS < deadline_ns ? now + NAP_NS : deadline_ns);
+        atomic_store_explicit(&gate->watcher, 0, memory_order_relaxed);
+    } else {
+        nvs_futex_wait(&gate->turn, turn, deadline_ns);
+    }
+    return passes(gpu);
+}
+
+/* A processor that slept for long takes long to wake.  Whoever naps keeps its own from sleeping deeply. */
+void nvs_gate_alert(uint32_t gpu, uint64_t until_ns)
+{
+    atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, until_ns, memory_order_relaxed); /* a hint */
+    if (nvs_gate_waiting(gpu) > 0)
+        nvs_gate_kick(gpu);
+}
+
+void nvs_gate_kick(uint32_t gpu)
+{
+    atomic_fetch_add_explicit(&nvs_gates[gpu].turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
+    nvs_futex_wake(&nvs_gates[gpu].turn, INT32_MAX);
+}
+
+void nvs_gate_set_dead(uint32_t gpu, bool dead)
+{
+    atomic_store_explicit(&nvs_gates[gpu].dead, dead, memory_order_seq_cst); /* before the kick: pairs with the loads in nvs_gate_wait */
+    if (dead)
+        nvs_gate_kick(gpu);
+}
+
+void nvs_gate_wait_end(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (slot == NULL) {
+        stop_waiting(gpu);
+    } else if (slot->waits != 0) {
+        stop_waiting(slot->waits - 1);
+        slot->waits = 0;
+    }
+}
+
+NVS_FORK_CODE void nvs_gate_after_fork(void)
+{
+    /* Only this thread lives on.  Its own slot stays its own; those of the threads that are gone are free. */
+    for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_relaxed); slot != NULL; slot = slot->next) {
+        slot->waits = 0;
+        atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->also, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->active, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->owned, slot == nvs_self ? 1 : 0, memory_order_relaxed);
+    }
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        atomic_store_explicit(&nvs_gates[gpu].waiting, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_gates[gpu].watcher, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, 0, memory_order_relaxed);
+        atomic_store_explicit(&nvs_gates[gpu].dead, false, memory_order_relaxed);
+        atomic_store_explicit(&nvs_hot.gates[gpu], need_fences() | (armed ? NVS_GATE_CLOSED : NVS_GATE_OPEN), memory_order_relaxed);
+    }
+    if (armed)
+        nvs_gate_arm(); /* the registration for membarrier belongs to the parent's address space */
+}

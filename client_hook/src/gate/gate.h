@@ -1,0 +1,212 @@
+/* The gate: one per GPU, in front of every call that submits work.
+ *
+ * A thread announces itself in its own slot with plain stores; whoever closes the gate pays for the ordering
+ * with membarrier(PRIVATE_EXPEDITED) and then waits for the slots.  Why that is correct stands in gate.c.
+ *
+ * Knows nothing of wires, leases, CUDA contexts.  May not go here: anything on the fast path beyond what stands.
+ */
+#ifndef NVS_GATE_H
+#define NVS_GATE_H
+
+#include "base/hot.h"
+
+enum {
+    NVS_GATE_OPEN = 0u,   /* calls pass at full speed; nvs_pace_after() follows one in `stride` of them */
+    NVS_GATE_CLOSED = 1u, /* no lease: callers wait */
+    NVS_GATE_PACED = 2u,  /* lease held and others use this GPU too: nvs_pace_after() follows each submission */
+    NVS_GATE_FENCED = 4u, /* with any of these: membarrier is not to be had, and each call pays for the ordering itself */
+};
+
+enum {
+    NVS_FIRST_STRIDE = 4u,  /* of a new thread: pacing has to see the first work early, to know its length */
+    NVS_GRAPH_STRIDE = 16u, /* a graph may have been changed to take far longer than before */
+};
+
+typedef struct nvs_gate { /* beside its word in nvs_hot */
+    _Alignas(64) _Atomic uint32_t turn; /* futex word: changes whenever waiters must look again */
+    _Atomic uint32_t waiting; /* threads asleep before the gate */
+    _Atomic uint32_t left;    /* futex word: changes when a thread leaves while somebody closes */
+    _Atomic uint32_t watcher; /* one waiting thread naps instead of sleeping, while alert_until_ns says so */
+    _Atomic uint64_t alert_until_ns;
+    _Atomic bool dead; /* calls pass though the gate is closed: the driver refuses all of them (driver/contexts/dead.c) */
+} nvs_gate;
+
+extern nvs_gate nvs_gates[NVS_MAX_GPUS];
+extern _Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
+
+nvs_slot *nvs_slot_register(void);                         /* NULL when the host has no memory: the call goes ungated */
+void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu);    /* returns with the slot announced and the gate not closed */
+
+bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu);    /* wakes the closer; true when pacing is to look */
+
+/* Before a submission.  Pass what it returns to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
+static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (NVS_UNLIKELY(gpu == NVS_NO_GPU))
+        return NULL;
+    if (NVS_UNLIKELY(slot == NULL) && (slot = nvs_slot_register()) == NULL)
+        return NULL;
+    if (NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0)) /* written by this thread only */
+        return NULL; /* already inside: never wait for a lease while holding the gate */
+    /* Pairs with the membarrier in nvs_gate_close: either the closer sees `active`, or we see CLOSED. */
+    atomic_store_explicit(&slot->active, gpu + 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & (NVS_GATE_CLOSED | NVS_GATE_FENCED)))
+        nvs_gate_enter_slow(slot, gpu);
+    return slot;
+}
+
+/* After it, as far as most calls get.  True: what nvs_gate_leave_slow says counts. */
+static inline __attribute__((always_inline)) bool nvs_gate_left(nvs_slot *slot, uint32_t gpu)
+{
+    atomic_store_explicit(&slot->calls[gpu], atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+    /* Pairs with the acquire loads in nvs_gate_close: the call happened before the closer goes on. */
+    atomic_store_explicit(&slot->active, 0, memory_order_release);
+    /* As in nvs_gate_enter: either the closer sees us gone, or we see CLOSED and wake it. */
+    atomic_signal_fence(memory_order_seq_cst);
+    const bool look = --slot->countdown == 0;
+    return NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) != NVS_GATE_OPEN) || NVS_UNLIKELY(look);
+}
+
+/* After it.  True when the caller must let nvs_pace_after() look at the stream. */
+static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
+{
+    return NVS_LIKELY(slot != NULL) && nvs_gate_left(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
+}
+
+/* Inside of a gate: into those of other GPUs too, if all of them are open.  Never waits, as others wait for who is inside.  True: nvs_gate_also_leave
+ * comes before nvs_gate_leave. */
+bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus);
+void nvs_gate_also_leave(nvs_slot *slot);
+
+/* Into the gate, open or not, for what submits nothing and has to be waited for.  NULL: the thread is in one already, or the host has no memory. */
+nvs_slot *nvs_gate_occupy(uint32_t gpu);
+void nvs_gate_vacate(nvs_slot *slot);
+
+/* After the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and at one in
+ * NVS_GRAPH_STRIDE of those that are. */
+static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void *graph)
+{
+    if (NVS_LIKELY(slot != NULL) && (slot->graph != graph || slot->graph_left <= 1)) {
+        slot->graph = graph;
+        slot->graph_left = NVS_GRAPH_STRIDE;
+        slot->stride -= slot->countdown - 1; /* what is unseen, the difference of both, stays */
+        slot->countdown = 1;
+    } else if (slot != NULL) {
+        slot->graph_left--;
+    }
+    return nvs_gate_leave(slot, gpu);
+}
+
+/* --- the short way: all that most calls run through, few lines of code.  For a process that sees one GPU, which is number 0, holds its lease
+ * and has nobody beside it: this, the call, nvs_gate_left.  NULL: nothing has happened, and everything above is needed. --- */
+
+#if defined(__x86_64__) && !defined(__ILP32__)
+#define NVS_SELF_BY_SEGMENT 1
+#endif
+
+/* The process sees one GPU, number 0: from now on. */
+static inline void nvs_gate_alone(void)
+{
+#ifdef NVS_SELF_BY_SEGMENT
+    char *thread;
+    __asm__("movq %%fs:0, %0" : "=r"(thread)); /* the ABI: the thread's pointer is also the first word that it points to */
+    atomic_store_explicit(&nvs_hot.self, (char *)&nvs_self - thread, memory_order_relaxed); /* see its declaration */
+#endif
+    atomic_store_explicit(&nvs_hot.only_gpu, 0, memory_order_relaxed); /* as above */
+}
+
+/* nvs_self, without the line on another page that has its place.  NULL too where the process does not see exactly one GPU. */
+static inline __attribute__((always_inline)) nvs_slot *nvs_self_alone(void)
+{
+#ifdef NVS_SELF_BY_SEGMENT
+    nvs_slot *slot;
+    const intptr_t self = atomic_load_explicit(&nvs_hot.self, memory_order_relaxed); /* see its declaration */
+    if (NVS_UNLIKELY(self == 0))
+        return NULL;
+    __asm__ volatile("movq %%fs:(%1), %0" : "=r"(slot) : "r"(self)); /* the ABI: the segment begins at the thread's pointer */
+    return slot;
+#else
+    return NVS_LIKELY(nvs_only_gpu() == 0) ? nvs_self : NULL;
+#endif
+}
+
+/* `graph`: what is to be launched; NULL: no graph. */
+static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_alone(const void *graph)
+{
+    nvs_slot *slot = nvs_self_alone();
+    if (NVS_UNLIKELY(slot == NULL) ||
+        NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0)) /* written by this thread only */
+        return NULL;
+    if (graph != NULL) {
+        if (NVS_UNLIKELY(slot->graph != graph) || NVS_UNLIKELY(slot->graph_left <= 1))
+            return NULL;
+        slot->graph_left--;
+    }
+    /* As in nvs_gate_enter.  A closer that has seen us active is woken on the long way, which finds the gate closed too. */
+    atomic_store_explicit(&slot->active, 1, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst);
+    if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.gates[0], memory_order_acquire) == NVS_GATE_OPEN))
+        return slot;
+    atomic_store_explicit(&slot->active, 0, memory_order_release);
+    return NULL;
+}
+
+/* Around a call that waits for work of this GPU.  Relaxed: the agent looks at it now and then. */
+static inline nvs_slot *nvs_gate_await(uint32_t gpu)
+{
+    nvs_slot *slot = nvs_self;
+    if (NVS_UNLIKELY(gpu == NVS_NO_GPU) || (slot == NULL && (slot = nvs_slot_register()) == NULL))
+        return NULL;
+    atomic_store_explicit(&slot->awaiting, gpu + 1, memory_order_relaxed);
+    return slot;
+}
+
+static inline void nvs_gate_awaited(nvs_slot *slot)
+{
+    if (NVS_LIKELY(slot != NULL))
+        atomic_store_explicit(&slot->awaiting, 0, memory_order_relaxed);
+}
+
+/* For pacing: how many submissions of this thread it has not seen.  It wants to look again after `stride` of them. */
+static inline uint32_t nvs_gate_unseen(nvs_slot *slot, uint32_t stride)
+{
+    const uint32_t count = slot->unseen + (slot->stride - slot->countdown);
+    slot->unseen = 0;
+    slot->stride = slot->countdown = stride;
+    return count;
+}
+
+void nvs_gate_init(void);                                   /* all gates open: until nvs_gate_arm the hook is inert */
+void nvs_gate_arm(void);                                    /* all gates closed: from now on a lease is needed */
+void nvs_gate_open(uint32_t gpu, bool paced);               /* also switches between paced and not while open */
+nvs_status nvs_gate_close(uint32_t gpu, uint64_t deadline_ns); /* new calls wait; those inside have left, or timed out */
+uint64_t nvs_gate_calls(uint32_t gpu);                      /* all calls ever let through */
+bool nvs_gate_inside(uint32_t gpu);                         /* a thread is in a gated call now */
+bool nvs_gate_in_use(uint32_t gpu);                         /* or in one that waits for the GPU's work, or on its way in */
+uint32_t nvs_gate_waiting(uint32_t gpu);                    /* threads that wait before the gate */
+
+/* Asleep before the gate, as nvs_agent_wait_for_lease does it: begin tells whether this is the first thread.  A thread counts
+ * once however often it begins, so that a signal's handler may wait inside of a wait, or jump out of one. */
+bool nvs_gate_wait_begin(uint32_t gpu);
+bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns);     /* one sleep; true when the gate is not closed any more */
+void nvs_gate_alert(uint32_t gpu, uint64_t until_ns);       /* it will open soon: one of those who wait stays awake */
+void nvs_gate_kick(uint32_t gpu);                           /* those who sleep before the gate look around */
+void nvs_gate_wait_end(uint32_t gpu);
+
+/* No context of this process on the GPU can run work any more, or one can again.  Then calls need no lease: they get the driver's error. */
+void nvs_gate_set_dead(uint32_t gpu, bool dead);
+static inline bool nvs_gate_dead(uint32_t gpu)
+{
+    return atomic_load_explicit(&nvs_gates[gpu].dead, memory_order_seq_cst); /* pairs with nvs_gate_set_dead */
+}
+
+/* A futex with an absolute CLOCK_MONOTONIC deadline (UINT64_MAX: none).  May return early. */
+void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns);
+void nvs_futex_wake(_Atomic uint32_t *word, int threads);
+
+void nvs_gate_after_fork(void);                             /* in the child */
+
+#endif

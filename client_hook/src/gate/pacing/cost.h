@@ -1,0 +1,49 @@
+/* What a submission takes on the GPU, by what is submitted: programs mix kernels of milliseconds with fills of
+ * microseconds, and an average of both is wrong for each.
+ *
+ * A small table of estimates for each thread, found by a hash; two kinds that meet in one place share an estimate.  What a stretch
+ * of work took, compared with what its parts were thought to take, mends all of them in proportion, and so each in the end:
+ * stretches differ in their mixture.  A kind that is new gets what is left of its stretch.
+ *
+ * May not go here: streams, events, when anybody waits.
+ */
+#ifndef NVS_PACE_COST_H
+#define NVS_PACE_COST_H
+
+#include "base/base.h"
+
+enum { NVS_PACE_KINDS = 256, NVS_PACE_SET_WORDS = NVS_PACE_KINDS / 64 };
+
+typedef struct nvs_pace_costs {
+    uint32_t ns[NVS_PACE_KINDS]; /* 0: not known yet */
+} nvs_pace_costs;
+
+typedef struct nvs_pace_set { /* of kinds */
+    uint64_t bits[NVS_PACE_SET_WORDS];
+} nvs_pace_set;
+
+/* A value for nvs_pace_after() that tells kinds of work apart: the entry point, what it runs, and the size as a power of two. */
+static inline uint64_t nvs_pace_what(uint32_t entry_point, const void *runs, uint64_t size)
+{
+    return (uint64_t)entry_point << 8 ^ (uint64_t)(uintptr_t)runs ^ (size == 0 ? 0 : 64u - (unsigned)__builtin_clzll(size));
+}
+
+static inline uint32_t nvs_pace_kind(uint64_t what)
+{
+    return (uint32_t)(what * 0x9e3779b97f4a7c15u >> 56); /* Fibonacci hashing: the best bits come out on top */
+}
+_Static_assert(NVS_PACE_KINDS == 1 << (64 - 56), "the hash has as many bits as the table has places");
+
+typedef struct nvs_pace_stretch { /* of submissions */
+    nvs_pace_set kinds;
+    uint64_t ns;       /* what they are thought to take */
+    uint64_t guess_ns; /* so much of it is for those of which nothing is known */
+    uint64_t basis_ns; /* nvs_pace_basis() at its end */
+} nvs_pace_stretch;
+
+/* The sum of the kinds' estimates: how far they have changed since says what would be thought of the stretch today. */
+uint64_t nvs_pace_basis(const nvs_pace_costs *costs, const nvs_pace_set *kinds);
+/* It took so long, as measured, or (not exact) at most. */
+void nvs_pace_learn(nvs_pace_costs *costs, const nvs_pace_stretch *stretch, uint64_t took_ns, bool exact);
+
+#endif

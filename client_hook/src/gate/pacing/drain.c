@@ -1,0 +1,215 @@
+/* Draining: the second half of pacing.h.
+ *
+ * With the gate closed nothing new is submitted, so one look at each stream, or at the whole context, that finds nothing
+ * pending is final.  cuCtxRecordEvent (CUDA 12.5) sees all of a context, per-thread default streams of other threads and
+ * internal streams included, and can be polled against a deadline.  Without it an event in the legacy stream, which waits for all
+ * blocking streams, and the known streams are polled until the deadline, and cuCtxSynchronize, which has none, finds nothing left.
+ *
+ * While a stream is being captured nothing context-wide may be asked, nor the default streams.  Their work is waited for by marks (gate/captures.h), and so
+ * is what a graph does on another GPU than its stream's, of which no context of that GPU knows (gate/marks.h).  A drain looks at the streams first: a
+ * stream that has become part of a capture meanwhile has left its mark before.
+ *
+ * A context that the program is about to end is left out, while its work runs.  The thread that ends it occupies the gate from before that until
+ * the context has ended, or is among the others again since it lives on: who drains waits for the thread, and looks again.
+ *
+ * May not go here: anything that an application's thread runs.
+ */
+#include "gate/pacing/pacing.h"
+
+#include "base/cancel.h"
+#include "gate/captures.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "gate/marks.h"
+
+enum { LOOK_NS = 100000 }; /* for one look at a context */
+
+typedef struct look {
+    bool pending;   /* something is not done */
+    bool capturing; /* a stream is being captured: nothing context-wide may be asked */
+} look;
+
+static void look_at(CUstream stream, look *found)
+{
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = NVS_REAL(cuStreamIsCapturing)(stream, &capture);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        found->capturing = true;
+    else if ((result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED) && /* a driver from before captures */
+             NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY)
+        found->pending = true; /* any other error: nothing runs there that could be waited for */
+}
+
+static bool look_at_stream(CUstream stream, void *argument)
+{
+    look *found = argument;
+    look_at(stream, found);
+    return !found->pending;
+}
+
+static void look_at_streams(CUcontext context, look *found)
+{
+    *found = (look){.capturing = nvs_capturing()};
+    if (!found->capturing)
+        look_at(CU_STREAM_LEGACY, found);
+    if (!found->pending)
+        nvs_each_stream(context, look_at_stream, found);
+}
+
+typedef struct drain {
+    uint32_t gpu;
+    bool marks; /* only those in the context of work on that GPU */
+    uint64_t upto; /* later marks are of what was submitted after this drain had begun */
+    uint64_t deadline_ns;
+    bool look_only; /* do not wait for what a stream has pending */
+    nvs_status status;
+} drain;
+
+/* The first looks follow each other at once, then with naps that grow to a bound: late by at most that much. */
+static bool nap(unsigned *looks, uint64_t deadline_ns)
+{
+    uint64_t now = nvs_now_ns();
+    if (now >= deadline_ns)
+        return false;
+    unsigned count = ++*looks;
+    if (count <= 16)
+        return true;
+    uint64_t length = count <= 64 ? 10000 : 30000;
+    if (length > deadline_ns - now)
+        length = deadline_ns - now;
+    nvs_nap((long)length);
+    return true;
+}
+
+static bool sees_contexts(void)
+{
+#if CUDA_VERSION >= 12050
+    return NVS_HAS(cuCtxRecordEvent);
+#else
+    return false;
+#endif
+}
+
+/* Behind all of the current context's work; on an older driver behind that of all blocking streams, for which the legacy stream waits. */
+static CUresult record_event(CUcontext context, CUevent event)
+{
+#if CUDA_VERSION >= 12050
+    if (sees_contexts())
+        return NVS_REAL(cuCtxRecordEvent)(context, event);
+#endif
+    look found = {0};
+    (void)context;
+    look_at(CU_STREAM_LEGACY, &found); /* an event there would spoil a capture */
+    return found.capturing ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : NVS_REAL(cuEventRecord)(event, CU_STREAM_LEGACY);
+}
+
+/* The whole context by one event.  UNAVAILABLE when the driver cannot do it (now). */
+static nvs_status drain_by_event(CUcontext context, uint64_t deadline_ns)
+{
+    CUevent event;
+    nvs_status status = NVS_UNAVAILABLE;
+    unsigned looks = 0;
+    CUresult result;
+    if (NVS_REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        return NVS_UNAVAILABLE;
+    if (record_event(context, event) != CUDA_SUCCESS)
+        goto out;
+    while ((result = NVS_REAL(cuEventQuery)(event)) == CUDA_ERROR_NOT_READY && nap(&looks, deadline_ns)) {
+    }
+    status = result == CUDA_ERROR_NOT_READY ? NVS_TIMED_OUT : NVS_OK;
+out:
+    (void)NVS_REAL(cuEventDestroy_v2)(event);
+    return status;
+}
+
+static nvs_status drain_context(CUcontext context, const drain *job)
+{
+    look found;
+    unsigned looks = 0;
+    nvs_status status = NVS_UNAVAILABLE;
+    if (!job->look_only && !nvs_capturing())
+        status = drain_by_event(context, job->deadline_ns);
+    if (status == NVS_TIMED_OUT)
+        return status;
+    for (;;) {
+        look_at_streams(context, &found);
+        if (!found.pending)
+            break;
+        if (job->look_only || !nap(&looks, job->deadline_ns))
+            return NVS_TIMED_OUT;
+    }
+    if ((status == NVS_OK && sees_contexts()) || found.capturing || nvs_capturing())
+        return NVS_OK;
+    if (job->look_only)
+        return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;
+    (void)NVS_REAL(cuCtxSynchronize)(); /* an error is the application's; what failed does not run */
+    return NVS_OK;
+}
+
+static nvs_status drain_marks(CUcontext context, const drain *job)
+{
+    unsigned looks = 0;
+    while (nvs_mark_pending(job->gpu, context, job->upto))
+        if (job->look_only || !nap(&looks, job->deadline_ns))
+            return NVS_TIMED_OUT;
+    return NVS_OK;
+}
+
+static bool visit_context(CUcontext context, void *argument)
+{
+    drain *job = argument;
+    CUcontext popped;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (!nvs_context_enter(context))
+        return true; /* it has died: so has its work */
+    bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    job->status = job->marks ? drain_marks(context, job) : drain_context(context, job);
+    if (exchanged)
+        (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    (void)NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+    return job->status == NVS_OK;
+}
+
+/* False: a context was left out. */
+static bool drain_all(drain *job)
+{
+    bool all = nvs_each_context(job->gpu, visit_context, job);
+    const uint32_t others = job->status == NVS_OK ? nvs_marked_by(job->gpu) : 0;
+    job->marks = true;
+    job->upto = nvs_marks_made();
+    for (uint32_t gpu = 0; others != 0 && gpu < NVS_MAX_GPUS && job->status == NVS_OK; gpu++)
+        if ((others >> gpu & 1) != 0 && !nvs_each_context(gpu, visit_context, job))
+            all = false;
+    return all;
+}
+
+nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns)
+{
+    drain job = {.gpu = gpu, .deadline_ns = deadline_ns};
+    (void)drain_all(&job);
+    return job.status;
+}
+
+nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
+{
+    for (unsigned looks = 0;;) {
+        drain job = {.gpu = gpu, .deadline_ns = deadline_ns};
+        const bool all = drain_all(&job);
+        const bool ended = job.status == NVS_OK && all && !nvs_gate_inside(gpu);
+        if (ended)
+            (void)nvs_gpu_look_dead(gpu); /* work that fails ends, too */
+        if (ended || job.status != NVS_OK)
+            return job.status;
+        /* Waits for who is inside; not for who ends a context from inside of another GPU's gate. */
+        if (nvs_gate_close(gpu, deadline_ns) != NVS_OK || !nap(&looks, deadline_ns))
+            return NVS_TIMED_OUT;
+    }
+}
+
+bool nvs_gpu_idle(uint32_t gpu)
+{
+    /* An event on an idle context takes the GPU some microseconds. */
+    drain job = {.gpu = gpu, .deadline_ns = nvs_now_ns() + LOOK_NS, .look_only = true};
+    return drain_all(&job) && job.status == NVS_OK;
+}

@@ -1,0 +1,373 @@
+/* See stream.h.
+ *
+ * No wait here is without end.  The work may wait for something that this very thread would submit next, to another GPU or
+ * stream.  Who has waited in vain does not wait for that stream again until its oldest event is done.
+ *
+ * For who has the GPU to itself the bound is lifted step by step (`relief`) when the GPU fell idle after the thread had been made to
+ * wait, unless it waited for its work by itself: such a program runs ahead for a reason.
+ */
+#include "gate/pacing/stream.h"
+
+#include "base/cancel.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+
+#include <stdatomic.h>
+
+enum {
+    UNMEASURED = 2,      /* events pending before there is an estimate */
+    LONGEST_EVERY = 64,  /* an event costs about a fifth of a launch; long kernels after short ones are noticed so late */
+    LONE_EVERY = 1024,   /* the same for who is alone, and then not before LONE_GAP_NS */
+    GUESSED_EVERY = 16,  /* before a stream has an estimate of its own */
+    MOST_RELIEF = 10,    /* twice as often as the budget of who is alone doubles; then there is none */
+    FORGIVEN = 250,      /* waits without harm that take one back: more than half a second */
+};
+#define PATIENCE_NS 100000000u      /* beyond twice what the estimate says */
+#define FIRST_PATIENCE_NS 1000000u  /* of who is alone, to find out how long its work is */
+#define SHORTEST_NAP_NS 20000u
+#define LONGEST_NAP_NS 2000000u
+#define RETRY_EVERY (1u << 16)      /* submissions to a stream that could not be paced */
+
+NVS_FORK_STATE static _Atomic uint64_t totals[NVS_MAX_GPUS];       /* submissions that events stand for */
+NVS_FORK_STATE static _Atomic uint64_t totals_ns[NVS_MAX_GPUS];    /* what they were thought to take */
+NVS_FORK_STATE static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* when the work of all is done, by the estimates */
+
+/* Something failed: the stream, its context or the device is gone, or broken by the application.  Not ours to report. */
+static void forget(nvs_pace_stream *entry)
+{
+    *entry = (nvs_pace_stream){.stream = entry->stream, .context = entry->context, .gpu = entry->gpu, .used = entry->used,
+                           .every = RETRY_EVERY, .refused = true};
+}
+
+void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    const uint64_t longest = entry->guessed ? GUESSED_EVERY : now->lone ? LONE_EVERY : LONGEST_EVERY;
+    /* Where nothing is ever pending a look costs more than what it may find. */
+    const uint64_t part = !now->lone ? 8 : entry->idle == NVS_PACE_IDLE ? 1 : 6;
+    uint64_t every = entry->each_ns == 0 ? 1 : now->budget_ns / part / entry->each_ns;
+    if (!now->lone) { /* by what is submitted, then */
+        if (entry->lone)
+            entry->stretch.ns = entry->stretch.guess_ns = entry->since * entry->each_ns;
+        entry->every_ns = now->budget_ns / 8;
+        every = entry->each_ns == 0 ? 1 : longest;
+    }
+    entry->lone = now->lone;
+    entry->every = every < 1 ? 1 : every > longest ? (uint32_t)longest : (uint32_t)every;
+}
+
+void nvs_pace_stream_nothing_since(nvs_pace_stream *entry)
+{
+    entry->since = 0;
+    entry->stretch = (nvs_pace_stretch){0};
+}
+
+static void adapt(nvs_pace_stream *entry, uint64_t sample_ns, bool exact, const nvs_pace_terms *now)
+{
+    if (entry->guessed)
+        entry->each_ns = 0;
+    entry->guessed = false;
+    if (exact)
+        entry->each_ns = entry->exact ? (3 * entry->each_ns + sample_ns) / 4 : sample_ns;
+    else if (entry->each_ns == 0 || sample_ns < entry->each_ns)
+        entry->each_ns = sample_ns;
+    else
+        exact = entry->exact; /* it said nothing */
+    entry->exact = exact;
+    if (entry->each_ns == 0)
+        entry->each_ns = 1;
+    nvs_pace_stream_choose_every(entry, now);
+}
+
+static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns, const nvs_pace_terms *now)
+{
+    const uint64_t work_ns = took->stretch.ns;
+    const double own = took->span_ns > work_ns ? (double)work_ns / (double)took->span_ns : 1.0;
+    nvs_pace_learn(now->costs, &took->stretch, (uint64_t)(ns * own), took->follows);
+    adapt(entry, (uint64_t)ns / took->span, took->follows, now);
+}
+
+/* Nothing is ever pending: the program is bound by launching, as far as is known. */
+static bool launch_bound(const nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    return now->lone && entry->idle == NVS_PACE_IDLE && entry->count == 1 && entry->quickest_ns != 0 && entry->each_ns != 0 && !entry->guessed;
+}
+
+/* What passes between two launches here is not less than what one takes there, and needs no question: the driver takes 3 us for one.  It follows the
+ * program: one that has become slow may wait for room in the driver's queue, and then the next look has to come before that queue is through. */
+static void follow(nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    entry->each_ns = entry->quickest_ns;
+    entry->exact = false;
+    entry->quickest_ns = 0;
+    nvs_pace_stream_choose_every(entry, now);
+}
+
+void nvs_pace_stream_visited(nvs_pace_stream *entry, uint32_t submissions, uint64_t now_ns)
+{
+    if (entry->visited_ns != 0 && submissions != 0) {
+        const uint64_t each_ns = (now_ns - entry->visited_ns) / submissions + 1;
+        if (entry->quickest_ns == 0 || each_ns < entry->quickest_ns)
+            entry->quickest_ns = each_ns;
+    }
+    entry->visited_ns = now_ns;
+}
+
+/* Takes the oldest event, which is done, out of the ring. */
+static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    nvs_pace_event *oldest = &entry->ring[entry->first];
+    float milliseconds = 0;
+    if (launch_bound(entry, now))
+        follow(entry, now);
+    else if (entry->done != NULL && NVS_REAL(cuEventElapsedTime)(&milliseconds, entry->done, oldest->event) == CUDA_SUCCESS && milliseconds >= 0)
+        learn(entry, oldest, (double)milliseconds * 1e6, now);
+    CUevent spare = entry->done;
+    entry->done = oldest->event;
+    oldest->event = spare; /* used again, or made when it is NULL */
+    entry->work -= oldest->work;
+    entry->work_ns -= oldest->stretch.ns;
+    entry->first = (entry->first + 1) % NVS_PACE_RING;
+    entry->count--;
+    entry->oldest_ns = now->now_ns;
+    entry->stuck = false;
+}
+
+static bool take_what_is_done(nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    while (entry->count > 0) {
+        CUresult result = NVS_REAL(cuEventQuery)(entry->ring[entry->first].event);
+        if (result == CUDA_ERROR_NOT_READY)
+            break;
+        if (result != CUDA_SUCCESS)
+            return false;
+        take_oldest(entry, now);
+    }
+    return true;
+}
+
+/* What is thought to be pending.  For who is alone an upper bound is no reason to wait: as far as one knows, the GPU waits for the
+ * program. */
+static double pending_ns(const nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    const double known = now->lone && !entry->exact ? 0 : (double)entry->work_ns;
+    if (entry->count == 0 || now->now_ns <= entry->oldest_ns)
+        return known;
+    const nvs_pace_event *oldest = &entry->ring[entry->first];
+    const double passed = (double)(now->now_ns - entry->oldest_ns);
+    const double so_far = oldest->span_ns != 0 ? passed * (double)entry->work_ns / (double)oldest->span_ns
+                                               : passed * entry->work / (double)oldest->span;
+    return so_far > known ? so_far : known;
+}
+
+/* How many of the oldest events must be done before more may be submitted: none below the budget, else so many that a
+ * good part of it is free again, because each wait costs a wake-up.  One always stays, to keep the GPU busy.  What follows until
+ * the next event is recorded comes on top (choose_every), and, when others come, what the estimates were wrong by. */
+static uint32_t surplus(const nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    const double eighth = (double)now->budget_ns / 8;
+    const double most = eighth * (now->lone ? 4 : 6), enough = eighth * (now->lone ? 3 : 4);
+    double pending = pending_ns(entry, now);
+    uint32_t drop = 0;
+    if (entry->each_ns == 0 && entry->count > UNMEASURED)
+        return entry->count - UNMEASURED;
+    if (pending <= most)
+        return 0;
+    const double scale = entry->work_ns != 0 ? pending / (double)entry->work_ns : 0;
+    while (drop + 1 < entry->count && pending > enough) {
+        const nvs_pace_event *next = &entry->ring[(entry->first + drop++) % NVS_PACE_RING];
+        pending -= scale != 0 ? scale * (double)next->stretch.ns : pending * next->work / entry->work;
+    }
+    return drop;
+}
+
+/* --- waiting --- */
+
+/* By naps and not by cuEventSynchronize, which has no deadline; the rest of the budget covers a nap that is too long. */
+static void nap(uint64_t expected_ns)
+{
+    uint64_t length = expected_ns / 4 * 3;
+    length = length < SHORTEST_NAP_NS ? SHORTEST_NAP_NS : length > LONGEST_NAP_NS ? LONGEST_NAP_NS : length;
+    nvs_nap((long)length);
+}
+
+/* Sleeps until the `count` oldest events are done, or have taken far longer than they should. */
+static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now)
+{
+    const uint64_t began = now->now_ns;
+    const CUevent last = entry->ring[(entry->first + count - 1) % NVS_PACE_RING].event;
+    uint64_t work = 0, work_ns = 0;
+    CUresult result;
+    for (uint32_t i = 0; i < count; i++) {
+        work += entry->ring[(entry->first + i) % NVS_PACE_RING].work;
+        work_ns += entry->ring[(entry->first + i) % NVS_PACE_RING].stretch.ns;
+    }
+    const double share = entry->work_ns != 0 ? (double)work_ns / (double)entry->work_ns : (double)work / entry->work;
+    const uint64_t expected = (uint64_t)(share * pending_ns(entry, now));
+    /* Who is alone is stopped at first only to find out how long its work is, for little longer each time. */
+    const bool first = now->lone && entry->each_ns == 0;
+    const uint64_t guess = 2 * expected + FIRST_PATIENCE_NS;
+    const uint64_t patience = !first ? 2 * expected + PATIENCE_NS : guess < PATIENCE_NS ? guess : PATIENCE_NS;
+    while ((result = NVS_REAL(cuEventQuery)(last)) == CUDA_ERROR_NOT_READY) {
+        const uint64_t passed = now->now_ns - began;
+        if (passed > patience) {
+            entry->stuck = !first || now->now_ns - entry->oldest_ns > PATIENCE_NS;
+            return take_what_is_done(entry, now);
+        }
+        nap(passed < expected ? expected - passed : passed / 4);
+        now->now_ns = nvs_now_ns();
+    }
+    return result == CUDA_SUCCESS && take_what_is_done(entry, now);
+}
+
+/* --- one look --- */
+
+static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
+{
+    nvs_pace_event *next = &entry->ring[(entry->first + entry->count) % NVS_PACE_RING];
+    if (next->event == NULL && NVS_REAL(cuEventCreate)(&next->event, CU_EVENT_DEFAULT) != CUDA_SUCCESS) {
+        next->event = NULL;
+        return false;
+    }
+    if (NVS_REAL(cuEventRecord)(next->event, entry->stream) != CUDA_SUCCESS)
+        return false;
+    if (now->lone)
+        entry->stretch = (nvs_pace_stretch){.ns = entry->since * entry->each_ns};
+    entry->stretch.basis_ns = nvs_pace_basis(now->costs, &entry->stretch.kinds);
+    const uint64_t since = entry->since, since_ns = entry->stretch.ns;
+    const uint64_t total = since + atomic_fetch_add_explicit(&totals[entry->gpu], since, memory_order_relaxed);
+    const uint64_t total_ns = since_ns + atomic_fetch_add_explicit(&totals_ns[entry->gpu], since_ns, memory_order_relaxed);
+    next->work = entry->since;
+    next->stretch = entry->stretch;
+    next->span = entry->last_total == 0 ? since : total - entry->last_total;
+    next->span += next->span == 0;
+    next->span_ns = entry->last_total == 0 ? since_ns : total_ns - entry->last_total_ns;
+    entry->last_total = total;
+    entry->last_total_ns = total_ns;
+    next->follows = entry->count > 0;
+    if (entry->count == 0)
+        entry->oldest_ns = now->now_ns;
+    entry->work += next->work;
+    entry->work_ns += next->stretch.ns;
+    nvs_pace_stream_nothing_since(entry);
+    entry->count++;
+    const uint64_t end_ns = now->now_ns + entry->work_ns * now->parts;
+    if (end_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed)) /* who loses the race is near enough */
+        atomic_store_explicit(&ends_ns[entry->gpu], end_ns, memory_order_relaxed);
+    return true;
+}
+
+/* Has making it wait harmed who is alone?  Then its GPU has fallen idle since, and not because it waited for it. */
+static void judge(nvs_pace_stream *entry, uint32_t synchronized, const nvs_pace_terms *now)
+{
+    const bool idle = entry->count == 0 && now->now_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed);
+    const bool by_itself = entry->synchronized != synchronized;
+    entry->synchronized = synchronized;
+    if (by_itself) {
+        entry->throttled = false;
+    } else if (!now->lone) {
+        entry->throttled = false;
+        entry->relief = entry->waits = 0; /* what it was alone with will be another mixture */
+    } else if (entry->throttled && idle) {
+        entry->throttled = false;
+        entry->waits = 0;
+        entry->relief += entry->relief < MOST_RELIEF;
+    }
+}
+
+static bool throttle(nvs_pace_stream *entry, uint32_t drop, nvs_pace_terms *now)
+{
+    if (now->lone && entry->each_ns != 0) { /* else only to find out how long its work is */
+        entry->throttled = true;
+        if (++entry->waits >= FORGIVEN) {
+            entry->waits = 0;
+            entry->relief -= entry->relief > 0;
+        }
+    }
+    return wait_for(entry, drop, now);
+}
+
+static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *now)
+{
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult known = NVS_REAL(cuStreamIsCapturing)(entry->stream, &capture);
+    if ((known != CUDA_SUCCESS && known != CUDA_ERROR_NOT_SUPPORTED) || capture != CU_STREAM_CAPTURE_STATUS_NONE)
+        return true; /* being captured, or the legacy stream beside one that is */
+    if (entry->refused) { /* time to try again */
+        entry->refused = false;
+        entry->every = 1;
+    }
+    if (now->lone)
+        now->budget_ns <<= entry->relief / 2;
+    if (!take_what_is_done(entry, now))
+        return false;
+    entry->idle = entry->count != 0 ? 0 : entry->idle < NVS_PACE_IDLE ? entry->idle + 1 : entry->idle;
+    if (entry->idle != NVS_PACE_IDLE)
+        entry->visited_ns = entry->quickest_ns = 0;
+    if (entry->idle == NVS_PACE_IDLE)
+        nvs_pace_stream_choose_every(entry, now);
+    judge(entry, synchronized, now);
+    if (now->lone && entry->relief == MOST_RELIEF) {
+        nvs_pace_stream_nothing_since(entry);
+        entry->every = LONE_EVERY;
+        return true; /* not bounded any more */
+    }
+    if (entry->count == NVS_PACE_RING && (entry->stuck || !throttle(entry, 1, now) || entry->count == NVS_PACE_RING))
+        return entry->stuck;
+    if (!record(entry, now))
+        return false;
+    uint32_t drop = entry->stuck ? 0 : surplus(entry, now);
+    return drop == 0 || throttle(entry, drop, now);
+}
+
+/* The events of a stream are made and used in its own context, which need not be the current one. */
+static bool pace_in_context(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *now)
+{
+    CUcontext current = NULL;
+    bool pushed = false, fine;
+    if (entry->owner == NULL && entry->context == NULL && NVS_HAS(cuStreamGetCtx) &&
+        NVS_REAL(cuStreamGetCtx)(entry->stream, &entry->owner) != CUDA_SUCCESS)
+        entry->owner = NULL;
+    if (entry->owner != NULL && (NVS_REAL(cuCtxGetCurrent)(&current) != CUDA_SUCCESS || current != entry->owner))
+        pushed = nvs_context_enter(entry->owner);
+    fine = pace(entry, synchronized, now);
+    if (pushed)
+        (void)NVS_REAL(cuCtxPopCurrent_v2)(&current);
+    return fine;
+}
+
+void nvs_pace_stream_look(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *now)
+{
+    if (!pace_in_context(entry, synchronized, now))
+        forget(entry);
+}
+
+bool nvs_pace_stream_rare(const nvs_pace_stream *entry)
+{
+    return entry->every >= LONE_EVERY;
+}
+
+void nvs_pace_stream_drop(nvs_pace_stream *entry)
+{
+    for (unsigned i = 0; i < NVS_PACE_RING; i++) /* destroying a pending event is legal: it goes when it is done */
+        if (entry->ring[i].event != NULL)
+            (void)NVS_REAL(cuEventDestroy_v2)(entry->ring[i].event);
+    if (entry->done != NULL)
+        (void)NVS_REAL(cuEventDestroy_v2)(entry->done);
+}
+
+bool nvs_pace_stream_has_events(const nvs_pace_stream *entry)
+{
+    bool has = entry->done != NULL;
+    for (unsigned i = 0; i < NVS_PACE_RING; i++)
+        has |= entry->ring[i].event != NULL;
+    return has;
+}
+
+NVS_FORK_CODE void nvs_pace_stream_after_fork(void)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        atomic_store_explicit(&totals[gpu], 0, memory_order_relaxed);
+        atomic_store_explicit(&totals_ns[gpu], 0, memory_order_relaxed);
+        atomic_store_explicit(&ends_ns[gpu], 0, memory_order_relaxed);
+    }
+}

@@ -1,0 +1,393 @@
+/* Wrappers: stream-ordered memory.
+ *
+ * In a mode that moves memory, an allocation outside a capture is made at once by the backend, which is stronger than stream
+ * order asks; its free is put off until the work queued before it is done (an event; nvs_memory_reap), unless an allocation of
+ * its size on the same stream can have it before.  Inside a capture the memory belongs to the graph: it stays the driver's
+ * (memory/graph_memory.h).  What is charged is what is allocated, not what a pool of the driver keeps back for later: it gives that up
+ * under pressure.
+ */
+#include "coord/agent.h"
+#include "gate/captures.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "memory/graph_memory.h"
+#include "ipc/ipc.h"
+#include "base/log.h"
+#include "gate/marks.h"
+#include "memory/memory.h"
+#include "memory/records/pool_figures.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* How many pools must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: whoever uses a pool has
+ * got it from the call that counted it. */
+static _Atomic uint32_t special_pools;
+
+/* GPUs, by bit, where a pool has ever given what the driver does not know as a pool's.  Relaxed: who opens a pool has got what it gave from
+ * the call that set the bit, else the two are not in order anyhow. */
+static _Atomic uint32_t gave_other;
+
+static bool is_special(CUmemoryPool pool)
+{
+    nvs_allocation mark;
+    return atomic_load_explicit(&special_pools, memory_order_relaxed) != 0 &&
+           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) == NVS_FOUND;
+}
+
+static bool is_on_gpu(CUmemoryPool pool)
+{
+    nvs_allocation mark;
+    return atomic_load_explicit(&special_pools, memory_order_relaxed) == 0 ||
+           nvs_allocation_find(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark) != NVS_FOUND || mark.references != 0;
+}
+
+/* Remembers a pool.  False when the host has no memory for it. */
+static bool mark_special(CUmemoryPool pool, bool on_gpu)
+{
+    nvs_allocation *mark = nvs_allocation_new(NVS_SPACE_POOL, NVS_MEMORY_MARK, 0);
+    if (mark == NULL)
+        return false;
+    mark->key = (uint64_t)(uintptr_t)pool;
+    mark->length = 1;
+    mark->references = on_gpu;
+    nvs_allocation *stale = nvs_allocation_insert(mark);
+    if (stale == NULL)
+        atomic_fetch_add_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
+    atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_LONG, memory_order_relaxed); /* see base/hot.h */
+    free(stale); /* one key, so one at most */
+    return true;
+}
+
+/* Is this stream being captured, or in a state in which the driver will refuse anyhow? */
+static bool captures(CUstream stream, bool per_thread)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!nvs_capturing())
+        return false;
+    CUresult result = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status) : NVS_REAL(cuStreamIsCapturing)(stream, &status);
+    return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* A number that no other stream ever has, whatever becomes of its handle; 0: not known. */
+static uint64_t identity(CUstream stream, bool per_thread)
+{
+    unsigned long long id = 0;
+    if (!NVS_HAS(cuStreamGetId) || (per_thread && !NVS_HAS(cuStreamGetId_ptsz)))
+        return 0;
+    CUresult result = per_thread ? NVS_REAL(cuStreamGetId_ptsz)(stream, &id) : NVS_REAL(cuStreamGetId)(stream, &id);
+    return result == CUDA_SUCCESS ? id + 1 : 0;
+}
+
+/* Which function of the driver stands behind a call. */
+typedef struct request {
+    size_t bytes;
+    CUmemoryPool pool; /* NULL: the device's current one, unless the call names it */
+    CUstream stream;
+    bool per_thread, names_pool;
+} request;
+
+static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
+{
+    if (r->names_pool)
+        return r->per_thread ? NVS_REAL(cuMemAllocFromPoolAsync_ptsz)(dptr, r->bytes, r->pool, r->stream)
+                             : NVS_REAL(cuMemAllocFromPoolAsync)(dptr, r->bytes, r->pool, r->stream);
+    return r->per_thread ? NVS_REAL(cuMemAllocAsync_ptsz)(dptr, r->bytes, r->stream)
+                         : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
+}
+
+/* Where the book has no place. */
+static bool keep_in_registry(const nvs_pool_memory *memory, size_t bytes)
+{
+    nvs_allocation *entry = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_POOL, memory->gpu);
+    if (entry == NULL)
+        return false;
+    entry->charged_bytes = memory->charged_bytes;
+    entry->context = memory->context;
+    nvs_memory_keep(entry, memory->address, bytes);
+    return true;
+}
+
+static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_thread)
+{
+    return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
+}
+
+/* What the driver has given out is remembered. */
+static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdeviceptr address, const request *r)
+{
+    nvs_pool_memory stale;
+    nvs_pool_place *place;
+    memory->address = address;
+    while (NVS_UNLIKELY((place = nvs_memory_claim_pooled(address, &stale)) != NULL))
+        nvs_memory_pooled_freed(place, &stale, CUDA_SUCCESS); /* behind our back, says the driver by giving it out again */
+    nvs_pool_book_begin();
+    if (NVS_LIKELY(nvs_pool_book_enter(memory))) {
+        nvs_memory_changed(memory->gpu);
+    } else if (!keep_in_registry(memory, r->bytes)) {
+        free_by_driver(address, r->stream, r->per_thread);
+        nvs_memory_uncharge(memory->gpu, memory->charged_bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    /* What has come by here could have come by the short way, from now on. */
+    if (memory->gpu == 0 && nvs_only_gpu() == 0 && nvs_config.memory_mode == 0 &&
+        atomic_load_explicit(&special_pools, memory_order_relaxed) == 0) /* see its declaration */
+        nvs_pools_go(NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT);
+    return CUDA_SUCCESS;
+}
+
+/* The driver's own memory: counted, and nothing else. */
+static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request *r)
+{
+    nvs_pool_memory memory = {.gpu = gpu};
+    CUresult result = nvs_memory_charge(gpu, r->bytes, &memory.charged_bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    memory.context = nvs_usual_owner();
+    result = ask_driver(dptr, r);
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_uncharge(gpu, memory.charged_bytes);
+        return result;
+    }
+    return note(&memory, *dptr, r);
+}
+
+/* The pool says that this memory is of it. */
+static void count_in(CUmemoryPool pool, CUdeviceptr memory, size_t bytes)
+{
+    nvs_pool_figures *figures = pool != NULL ? nvs_pool_give(pool, bytes) : NULL;
+    if (figures != NULL && !nvs_allocation_set_pool(memory, figures, bytes))
+        nvs_pool_take_back(figures, bytes, true);
+}
+
+static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
+{
+    uint32_t gpu = nvs_stream_gpu(r->stream);
+    if (dptr == NULL || r->bytes == 0 || (r->names_pool && r->pool == NULL) || !nvs_memory_manages(gpu))
+        return ask_driver(dptr, r);
+    if (captures(r->stream, r->per_thread)) {
+        nvs_graph_allocates();
+        return ask_driver(dptr, r);
+    }
+    CUmemoryPool pool = r->pool;
+    const bool moves = nvs_memory_backend(gpu)->movable;
+    if (pool == NULL && (moves || atomic_load_explicit(&special_pools, memory_order_relaxed) != 0)) /* see its declaration */
+        NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);
+    if (pool != NULL && !is_on_gpu(pool))
+        return ask_driver(dptr, r); /* host memory: none of the quota's business */
+    if (!moves || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
+        return allocate_in_pool(gpu, dptr, r);
+    /* What the application calls is legal while this thread captures another stream; what we call instead must be too. */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    if (result == CUDA_SUCCESS)
+        count_in(pool, *dptr, r->bytes);
+    if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has none; the stream is enough for the driver's own */
+        return allocate_in_pool(gpu, dptr, r);
+    if (result == CUDA_SUCCESS && (atomic_load_explicit(&gave_other, memory_order_relaxed) >> gpu & 1) == 0) /* see its declaration */
+        atomic_fetch_or_explicit(&gave_other, UINT32_C(1) << gpu, memory_order_relaxed);
+    return result;
+}
+
+/* --- the short way, as in front of the gate (gate/gate.h): few lines of code and of data.  For a process that sees one GPU and whose memory stays the
+ * driver's, while nothing is captured and there is room that needs no question --- */
+
+/* False: nothing has happened, and everything above is needed. */
+static inline bool admit_shortly(nvs_pool_memory *memory, const CUdeviceptr *dptr, size_t bytes)
+{
+    nvs_slot *slot = nvs_self_alone();
+    /* All relaxed: see base/hot.h. */
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.pools, memory_order_relaxed) != NVS_POOLS_SHORT) || NVS_UNLIKELY(dptr == NULL || bytes == 0) ||
+        NVS_UNLIKELY(nvs_capturing()) || NVS_UNLIKELY(slot == NULL) || NVS_UNLIKELY(slot->owner_uses == 0))
+        return false;
+    memory->gpu = 0;
+    memory->context = atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed);
+    memory->charged_bytes = nvs_memory_grains(bytes);
+    if (NVS_UNLIKELY(memory->context == NULL) || !nvs_ledger_charge(&nvs_ledgers[0], memory->charged_bytes))
+        return false;
+    slot->owner_uses--;
+    return true;
+}
+
+static inline __attribute__((always_inline)) CUresult note_shortly(nvs_pool_memory *memory, CUresult result, const CUdeviceptr *dptr, const request *r)
+{
+    if (NVS_UNLIKELY(result != CUDA_SUCCESS)) {
+        nvs_memory_uncharge(0, memory->charged_bytes);
+        return result;
+    }
+    const CUdeviceptr address = memory->address = *dptr;
+    if (NVS_UNLIKELY(nvs_pool_book_has(address)) || NVS_UNLIKELY(!nvs_pool_book_enter(memory)))
+        return note(memory, address, r);
+    nvs_memory_changed(0);
+    return CUDA_SUCCESS;
+}
+
+#define NVS_FROM_POOL(symbol, parameters, arguments, from, names_pool)                                                \
+    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters                                        \
+    {                                                                                                                 \
+        const request asked = {bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool};                         \
+        nvs_pool_memory memory;                                                                                       \
+        if (NVS_UNLIKELY(!admit_shortly(&memory, dptr, bytesize)))                                                    \
+            return allocate_async(dptr, &asked);                                                                      \
+        const CUresult result = NVS_REAL(symbol) arguments;                                                           \
+        return note_shortly(&memory, result, dptr, &asked);                                                           \
+    }
+
+NVS_FROM_POOL(cuMemAllocAsync, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream), (dptr, bytesize, hStream), NULL, false)
+NVS_FROM_POOL(cuMemAllocAsync_ptsz, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream), (dptr, bytesize, hStream), NULL, false)
+NVS_FROM_POOL(cuMemAllocFromPoolAsync, (CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream),
+              (dptr, bytesize, pool, hStream), pool, true)
+NVS_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream),
+              (dptr, bytesize, pool, hStream), pool, true)
+
+/* --- free --- */
+
+static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool per_thread)
+{
+    CUevent event;
+    CUcontext context;
+    uint64_t bytes = 0;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* as in allocate_async */
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    CUresult result = nvs_event_behind(stream, per_thread, &event, &context);
+    nvs_pool_figures *pool = result == CUDA_SUCCESS ? nvs_allocation_take_pool(dptr, &bytes) : NULL;
+    nvs_pool_take_back(pool, bytes, true); /* at the call, as the driver counts */
+    if (result == CUDA_SUCCESS && nvs_allocation_defer(dptr, event, identity(stream, per_thread)) != NVS_FOUND) {
+        NVS_REAL(cuEventDestroy_v2)(event);
+        result = CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
+    }
+    if (result == CUDA_SUCCESS)
+        nvs_ipc_withdraw(gpu, dptr); /* before the memory serves again (nvs_allocation_revive) */
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return result;
+}
+
+/* Of what does not stand in the book. */
+static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream stream, bool per_thread)
+{
+    nvs_allocation known, *entry;
+    nvs_lookup found = nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &known);
+    if (found == NVS_ABSENT || known.key != dptr)
+        return free_by_driver(dptr, stream, per_thread);
+    if (found == NVS_DYING)
+        return CUDA_ERROR_INVALID_VALUE; /* freed twice */
+    if (known.kind == NVS_MEMORY_REDIRECTED)
+        return captures(stream, per_thread) ? free_by_driver(dptr, stream, per_thread) : free_later(known.gpu, dptr, stream, per_thread);
+    if (nvs_allocation_take(NVS_SPACE_ADDRESS, dptr, &entry) != NVS_FOUND)
+        return CUDA_ERROR_INVALID_VALUE; /* freed twice, by two threads at once */
+    CUresult result = free_by_driver(dptr, stream, per_thread);
+    if (result == CUDA_SUCCESS)
+        nvs_memory_drop(entry);
+    else
+        nvs_memory_drop_all(nvs_allocation_insert(entry));
+    return result;
+}
+
+#define NVS_FREES(symbol)                                                                         \
+    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol(CUdeviceptr dptr, CUstream hStream) \
+    {                                                                                             \
+        nvs_pool_memory memory;                                                                   \
+        nvs_pool_place *const claimed = nvs_memory_claim_pooled(dptr, &memory);                   \
+        if (NVS_UNLIKELY(claimed == NULL))                                                        \
+            return free_other(dptr, hStream, NVS_PER_THREAD(#symbol));                            \
+        return nvs_memory_pooled_freed(claimed, &memory, NVS_REAL(symbol)(dptr, hStream));        \
+    }
+
+NVS_FREES(cuMemFreeAsync)
+NVS_FREES(cuMemFreeAsync_ptsz)
+
+/* --- pools --- */
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
+{
+    CUresult result = NVS_REAL(cuMemPoolCreate)(pool, poolProps);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool on_gpu = poolProps->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if (on_gpu && poolProps->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && poolProps->handleTypes == CU_MEM_HANDLE_TYPE_NONE)
+        return result;
+    if (mark_special(*pool, on_gpu))
+        return result;
+    NVS_REAL(cuMemPoolDestroy)(*pool);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Memory in chunks does not know what was allowed to a pool: in mode `swap` one that other GPUs may reach stays the driver's, and what it gave
+ * before is opened to them. */
+NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
+{
+    const CUresult result = NVS_REAL(cuMemPoolSetAccess)(pool, map, count);
+    bool given = false;
+    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
+        given = given || map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    if (given && nvs_config.memory_mode == 2 && nvs_config.enabled && !is_special(pool) && !mark_special(pool, true))
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "no memory to remember that other GPUs may reach a pool; they may not reach what it gives from now on");
+    for (size_t i = 0; given && i < count && nvs_config.memory_mode == 2 && nvs_config.enabled; i++)
+        if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+            nvs_swap_pool_opened(pool, (uint32_t)map[i].location.id, atomic_load_explicit(&gave_other, memory_order_relaxed)); /* see its declaration */
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
+{
+    nvs_allocation *mark = NULL;
+    nvs_allocation_take(NVS_SPACE_POOL, (uint64_t)(uintptr_t)pool, &mark);
+    CUresult result = NVS_REAL(cuMemPoolDestroy)(pool);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_destroyed(pool);
+    if (mark != NULL && result == CUDA_SUCCESS) {
+        atomic_fetch_sub_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
+        free(mark);
+    } else if (mark != NULL) {
+        nvs_memory_drop_all(nvs_allocation_insert(mark));
+    }
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    const CUresult result = NVS_REAL(cuMemPoolGetAttribute)(pool, attr, value);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_add_figure(pool, attr, value);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    const CUresult result = NVS_REAL(cuMemPoolSetAttribute)(pool, attr, value);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_set_figure(pool, attr, value);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
+{
+    const CUresult result = NVS_REAL(cuMemPoolTrimTo)(pool, minBytesToKeep);
+    if (result == CUDA_SUCCESS)
+        nvs_pool_trimmed(pool, minBytesToKeep);
+    return result;
+}
+
+/* Pools of host or managed memory that the driver itself keeps come to light here. */
+static CUresult pool_found(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location, CUmemAllocationType type)
+{
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool on_gpu = location->type == CU_MEM_LOCATION_TYPE_DEVICE;
+    if ((on_gpu && type == CU_MEM_ALLOCATION_TYPE_PINNED) || mark_special(*pool, on_gpu))
+        return result;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
+{
+    return pool_found(NVS_REAL(cuMemGetDefaultMemPool)(pool_out, location, type), pool_out, location, type);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
+{
+    return pool_found(NVS_REAL(cuMemGetMemPool)(pool, location, type), pool, location, type);
+}

@@ -1,0 +1,168 @@
+/* Wrappers and answers about memory in chunks (mode `swap`), of which the driver knows only the parts that are on the GPU now.
+ *
+ * A pointer must look like what cuMemAlloc gives, or what the application mapped itself, whether its chunks are there or not: so the
+ * answers come from the registry alone.  What makes memory known to others by its physical place (descriptors, handles) cannot be
+ * had for memory that moves.
+ */
+#include "coord/agent.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "ipc/ipc.h"
+#include "base/log.h"
+#include "memory/memory.h"
+#include "swap/swap.h"
+
+static bool in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
+{
+    return nvs_config.memory_mode == 2 && nvs_config.enabled &&
+           nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
+}
+
+/* The same of what the application mapped itself: only where that differs. */
+static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const nvs_allocation *handle, CUdeviceptr address)
+{
+    const CUmemAllocationProp *prop = &((const nvs_segment *)handle->kept)->own->properties;
+    const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)nvs_current_gpu()};
+    unsigned long long access;
+    switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = NULL; break; /* it belongs to none */
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = handle->serial; break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = prop->requestedHandleTypes; break;
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(unsigned int *)data = prop->allocFlags.gpuDirectRDMACapable; break;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        nvs_view_access(handle->kept, address, &here, &access);
+        *(unsigned int *)data = (unsigned int)access; /* the two kinds of flags have the same values */
+        break;
+    default: break;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* What the driver would say of plain device memory. */
+static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
+{
+    switch ((int)attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = as->context; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned int *)data = CU_MEMORYTYPE_DEVICE; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *(CUdeviceptr *)data = pointer; break;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER: *(void **)data = NULL; return CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS: return CUDA_ERROR_NOT_SUPPORTED; /* for RDMA: this memory moves */
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: *(unsigned int *)data = nvs_swap_sync_memops(as->gpu, as->kept); break;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)data = as->serial; break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(unsigned int *)data = as->kind == NVS_MEMORY_REDIRECTED && nvs_heir_possible(as->gpu);
+        break;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = as->key; break;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = as->length; break;
+    case CU_POINTER_ATTRIBUTE_MAPPED: *(unsigned int *)data = 1; break;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: *(unsigned long long *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: *(unsigned int *)data = 0; break;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: *(unsigned int *)data = CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE; break;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)data = NULL; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE: *(size_t *)data = as->length; break;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR: *(CUdeviceptr *)data = as->key; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID: *(unsigned long long *)data = as->serial; break;
+    default: return NVS_REAL(cuPointerGetAttribute)(data, attribute, pointer); /* newer than this list */
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
+{
+    nvs_allocation at, *handle;
+    if (as->kind != NVS_MEMORY_MAPPING)
+        return answer_plain(data, attribute, as, pointer);
+    if ((handle = nvs_allocation_pin_mapping(pointer, 1, &at)) == NULL)
+        return CUDA_ERROR_INVALID_VALUE; /* unmapped in this very moment */
+    at.kept = handle->kept;
+    CUresult result = answer_plain(data, attribute, &at, pointer);
+    if (result == CUDA_SUCCESS)
+        result = answer_mapped(data, attribute, handle, at.key);
+    nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
+{
+    nvs_allocation as, at, *handle;
+    if (value == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !in_chunks(ptr, &as))
+        return NVS_REAL(cuPointerSetAttribute)(value, attribute, ptr);
+    if (as.kind != NVS_MEMORY_MAPPING)
+        return nvs_swap_set_sync_memops(as.gpu, as.kept, *(const unsigned int *)value);
+    if ((handle = nvs_allocation_pin_mapping(ptr, 1, &at)) == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = nvs_swap_set_sync_memops(handle->gpu, handle->kept, *(const unsigned int *)value);
+    nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+    nvs_allocation as;
+    nvs_ipc_import shared;
+    if (nvs_ipc_imported(dptr, &shared))
+        as = (nvs_allocation){.key = shared.address, .length = shared.length};
+    else if (!in_chunks(dptr, &as))
+        return NVS_REAL(cuMemGetAddressRange_v2)(pbase, psize, dptr);
+    if (pbase != NULL)
+        *pbase = as.key;
+    if (psize != NULL)
+        *psize = as.length;
+    return CUDA_SUCCESS;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdeviceptr dptr, size_t size, CUmemRangeHandleType handleType,
+                                                          unsigned long long flags)
+{
+    nvs_allocation as;
+    if (!in_chunks(dptr, &as))
+        return NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags);
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "memory that moves has no descriptor for other devices (cuMemGetHandleForAddressRange): "
+                                  "run this program with --memory device (NVSHARE_MEMORY=device)");
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* Work of one GPU may now reach what another one has, without naming it. */
+static void open_to(uint32_t owner, uint32_t accessor)
+{
+    nvs_swap_reach(owner);
+    nvs_backend_swap_allow(owner, accessor);
+}
+
+/* The driver gives access to memory that it allocates itself; this memory gets it chunk by chunk, and stays on the card from then on.
+ * Access is not taken back when it is disabled: what no program does is then possible for it. */
+NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)
+{
+    CUresult result = NVS_REAL(cuCtxEnablePeerAccess)(peerContext, Flags);
+    if (result != CUDA_SUCCESS)
+        return result;
+    uint32_t owner = nvs_context_gpu(peerContext), accessor = nvs_current_gpu();
+    if (owner >= NVS_MAX_GPUS || accessor >= NVS_MAX_GPUS)
+        return result;
+    nvs_ipc_open_to(owner, accessor);
+    if (nvs_config.memory_mode == 2 && nvs_config.enabled && nvs_memory_backend(owner)->chunked)
+        open_to(owner, accessor);
+    return result;
+}
+
+/* Which GPU a pool is of, as far as that can be asked: NVS_NO_GPU, not known. */
+static uint32_t owner_of(CUmemoryPool pool)
+{
+    CUmemoryPool known;
+    for (CUdevice gpu = 0; gpu < (CUdevice)NVS_MAX_GPUS; gpu++)
+        if ((NVS_REAL(cuDeviceGetDefaultMemPool)(&known, gpu) == CUDA_SUCCESS && known == pool) ||
+            (NVS_REAL(cuDeviceGetMemPool)(&known, gpu) == CUDA_SUCCESS && known == pool))
+            return (uint32_t)gpu;
+    return NVS_NO_GPU;
+}
+
+void nvs_swap_pool_opened(CUmemoryPool pool, uint32_t accessor, uint32_t gave)
+{
+    const uint32_t owner = gave != 0 ? owner_of(pool) : NVS_NO_GPU;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if ((gave >> gpu & 1) != 0 && gpu != accessor && (owner == gpu || owner == NVS_NO_GPU))
+            open_to(gpu, accessor);
+}

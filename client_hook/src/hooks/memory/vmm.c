@@ -1,0 +1,315 @@
+/* Wrappers: the application's own virtual memory management (JAX, PyTorch's expandable segments).
+ *
+ * Its physical memory on a GPU is charged to the quota from cuMemCreate until the driver really gives it up: when the last
+ * reference (create, retain, import here) is released and the last mapping is gone.  Memory in host locations is not charged.
+ * What is not seen: other processes that hold an exported handle, and memory imported from them, which is charged there.
+ *
+ * In mode `swap` a handle is a number of ours that stands for a segment (swap/swap.h), so that its memory can leave the GPU, and need not
+ * be there before a lease is.  What must be the driver's own stays so, and is pinned: see stays_real().  The rest of what can be done
+ * with a handle is in vmm_share.c.
+ */
+#include "coord/agent.h"
+#include "driver/cuda_api.h"
+#include "memory/memory.h"
+#include "memory/pins.h"
+#include "swap/swap.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool swapping(void)
+{
+    return nvs_config.memory_mode == 2 && nvs_config.enabled;
+}
+
+/* --- creation --- */
+
+static bool find_rdma(void)
+{
+    const int saved = errno;
+    bool found = access("/dev/nvidia-fs0", F_OK) == 0;
+    DIR *devices = opendir("/dev/infiniband");
+    if (devices != NULL) {
+        for (const struct dirent *at; !found && (at = readdir(devices)) != NULL;)
+            found = strncmp(at->d_name, "uverbs", 6) == 0;
+        closedir(devices);
+    }
+    errno = saved;
+    return found;
+}
+
+/* Could other devices be told to reach this process's memory by itself?  Frameworks set the flag for that wherever the GPU can do it. */
+static bool rdma_possible(void)
+{
+    enum { UNKNOWN, YES, NO };
+    static _Atomic uint8_t known;
+    /* Relaxed: the answer stands for itself and every thread would find the same. */
+    uint8_t answer = atomic_load_explicit(&known, memory_order_relaxed);
+    if (answer == UNKNOWN) {
+        answer = find_rdma() ? YES : NO;
+        atomic_store_explicit(&known, answer, memory_order_relaxed);
+    }
+    return answer == YES;
+}
+
+/* Memory whose physical place others may know, or of a kind that nobody here knows.  A kind of descriptor that is only asked for is
+ * no reason: it is when one is made (vmm_share.c). */
+static bool stays_real(const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    static const unsigned char nothing[sizeof prop->allocFlags.reserved];
+    const bool plain = prop->type == CU_MEM_ALLOCATION_TYPE_PINNED && prop->win32HandleMetaData == NULL && flags == 0 &&
+                       prop->allocFlags.compressionType == 0 && prop->allocFlags.usage == 0 &&
+                       memcmp(prop->allocFlags.reserved, nothing, sizeof nothing) == 0;
+    const bool unshared = prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_NONE ||
+                          prop->requestedHandleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    return !plain || !unshared || (prop->allocFlags.gpuDirectRDMACapable && rdma_possible());
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                                        unsigned long long flags)
+{
+    nvs_allocation *entry;
+    if (handle == NULL || prop == NULL || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop->location.id < 0 ||
+        !nvs_memory_manages((uint32_t)prop->location.id))
+        return NVS_REAL(cuMemCreate)(handle, size, prop, flags);
+    if (swapping() && !stays_real(prop, flags)) {
+        CUresult made = nvs_memory_create((uint32_t)prop->location.id, size, prop, handle);
+        if (made != CUDA_ERROR_NOT_SUPPORTED)
+            return made;
+    }
+    CUresult result = nvs_pins_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, (uint32_t)prop->location.id, size, &entry);
+    if (result != CUDA_SUCCESS)
+        return result;
+    entry->references = 1;
+    result = NVS_REAL(cuMemCreate)(handle, size, prop, flags);
+    if (result == CUDA_SUCCESS)
+        nvs_memory_keep(entry, *handle, 1);
+    else
+        nvs_memory_drop(entry);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    nvs_allocation *last;
+    bool known = nvs_allocation_release_handle(handle, &last);
+    CUresult result = known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (!nvs_memory_is_number(handle))
+        result = NVS_REAL(cuMemRelease)(handle);
+    if (result == CUDA_SUCCESS) {
+        if (last != NULL)
+            nvs_memory_drop(last);
+    } else if (last != NULL) {
+        last->references = 1;
+        nvs_memory_drop_all(nvs_allocation_insert(last));
+    } else if (known) {
+        nvs_allocation_retain_handle(handle);
+    }
+    return result;
+}
+
+/* --- addresses: known so that a mapping can be judged while there is nothing to map --- */
+
+NVS_EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
+                                                unsigned long long flags)
+{
+    nvs_allocation *range = swapping() ? nvs_allocation_new(NVS_SPACE_RANGE, NVS_MEMORY_MARK, 0) : NULL;
+    if (range == NULL && swapping())
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = NVS_REAL(cuMemAddressReserve)(ptr, size, alignment, addr, flags);
+    if (range == NULL)
+        return result;
+    if (result != CUDA_SUCCESS) {
+        free(range);
+        return result;
+    }
+    range->key = *ptr;
+    range->length = size;
+    nvs_memory_drop_all(nvs_allocation_insert(range));
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr ptr, size_t size)
+{
+    nvs_allocation *range = NULL, ignored, *handle;
+    if (swapping() && (handle = nvs_allocation_pin_mapping(ptr, size, &ignored)) != NULL) {
+        nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+        return CUDA_ERROR_INVALID_VALUE; /* as the driver would say if it knew */
+    }
+    if (swapping() && nvs_allocation_take(NVS_SPACE_RANGE, ptr, &range) != NVS_FOUND)
+        range = NULL;
+    CUresult result = NVS_REAL(cuMemAddressFree)(ptr, size);
+    if (range != NULL && result != CUDA_SUCCESS)
+        nvs_memory_drop_all(nvs_allocation_insert(range));
+    else if (range != NULL)
+        nvs_memory_drop(range);
+    return result;
+}
+
+static bool is_reserved(CUdeviceptr ptr, size_t size)
+{
+    nvs_allocation range;
+    return nvs_allocation_find(NVS_SPACE_RANGE, ptr, &range) != NVS_ABSENT && size <= range.length && ptr - range.key <= range.length - size;
+}
+
+/* --- mappings --- */
+
+/* Of a number of ours: judged here, because the driver may have nothing to judge by now. */
+static CUresult map_number(nvs_allocation *handle, CUdeviceptr ptr, size_t size, size_t offset, unsigned long long flags)
+{
+    nvs_segment *segment = handle->kept;
+    const uint64_t unit = nvs_swap_unit(handle->gpu);
+    if (size != segment->bytes || offset != 0 || flags != 0 || ptr % unit != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!is_reserved(ptr, size) || nvs_allocation_overlaps(NVS_SPACE_ADDRESS, ptr, size))
+        return CUDA_ERROR_INVALID_VALUE;
+    return nvs_view_add(segment, ptr);
+}
+
+/* Of a handle that nobody counts (imported, host memory): noted, so that nothing else is thought to fit there. */
+static CUresult map_unknown(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+{
+    CUresult result = NVS_REAL(cuMemMap)(ptr, size, offset, handle, flags);
+    nvs_allocation *mapping = NULL;
+    if (result == CUDA_SUCCESS && swapping())
+        mapping = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_MAPPING, 0);
+    if (mapping == NULL)
+        return result;
+    mapping->key = ptr;
+    mapping->length = size;
+    nvs_memory_drop_all(nvs_allocation_insert(mapping));
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                                     unsigned long long flags)
+{
+    nvs_allocation *pinned = nvs_allocation_pin_handle(handle), *mapping = NULL;
+    if (pinned == NULL)
+        return nvs_memory_is_number(handle) ? CUDA_ERROR_INVALID_VALUE : map_unknown(ptr, size, offset, handle, flags);
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    mapping = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_MAPPING, pinned->gpu);
+    if (mapping != NULL)
+        result = pinned->chunked ? map_number(pinned, ptr, size, offset, flags) : NVS_REAL(cuMemMap)(ptr, size, offset, handle, flags);
+    if (result == CUDA_SUCCESS) {
+        mapping->key = ptr;
+        mapping->length = size;
+        mapping->chunked = pinned->chunked;
+        nvs_memory_drop_all(nvs_allocation_map(mapping, pinned));
+        return result;
+    }
+    free(mapping);
+    nvs_memory_drop_all(nvs_allocation_unpin_handle(pinned));
+    return result;
+}
+
+/* A step for each part of a range: what is mapped of one number, and what lies between and is the driver's. */
+typedef struct parts {
+    CUresult (*of_number)(nvs_segment *segment, CUdeviceptr address, size_t size, void *argument);
+    CUresult (*of_driver)(CUdeviceptr address, size_t size, void *argument);
+    void *argument;
+} parts;
+
+/* False when a mapping sticks out of the range: nothing may be done to a part of one. */
+static bool parts_are_whole(CUdeviceptr ptr, size_t size)
+{
+    nvs_allocation at, *handle;
+    bool whole = true;
+    const CUdeviceptr ends[2] = {ptr, ptr + size - 1};
+    for (int i = 0; i < 2; i++) {
+        if ((handle = nvs_allocation_pin_mapping(ends[i], 1, &at)) == NULL)
+            continue;
+        whole = whole && at.key >= ptr && at.key + at.length <= ptr + size;
+        nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+    }
+    return whole;
+}
+
+static CUresult each_part(CUdeviceptr ptr, size_t size, const parts *of)
+{
+    CUresult result = CUDA_SUCCESS;
+    const CUdeviceptr end = ptr + size;
+    if (size == 0 || end < ptr || !swapping())
+        return of->of_driver(ptr, size, of->argument);
+    if (!parts_are_whole(ptr, size))
+        return CUDA_ERROR_INVALID_VALUE;
+    while (ptr < end && result == CUDA_SUCCESS) {
+        nvs_allocation at, *handle = nvs_allocation_pin_mapping(ptr, end - ptr, &at);
+        CUdeviceptr here = handle != NULL ? at.key : end;
+        if (here > ptr)
+            result = of->of_driver(ptr, here - ptr, of->argument);
+        if (handle == NULL)
+            return result;
+        if (result == CUDA_SUCCESS)
+            result = of->of_number(handle->kept, at.key, at.length, of->argument);
+        nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+        ptr = at.key + at.length;
+    }
+    return result;
+}
+
+static CUresult unmap_number(nvs_segment *segment, CUdeviceptr address, size_t size, void *ignored)
+{
+    nvs_allocation *mapping = nvs_allocation_take_mappings(address, 1);
+    CUresult result = nvs_view_end(segment, address);
+    nvs_memory_drop_all(nvs_allocation_end_mappings(mapping, result == CUDA_SUCCESS));
+    return result;
+}
+
+static CUresult unmap_driver(CUdeviceptr address, size_t size, void *ignored)
+{
+    nvs_allocation *mappings = nvs_allocation_take_mappings(address, size);
+    CUresult result = NVS_REAL(cuMemUnmap)(address, size);
+    nvs_memory_drop_all(nvs_allocation_end_mappings(mappings, result == CUDA_SUCCESS));
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
+    return each_part(ptr, size, &(parts){unmap_number, unmap_driver, NULL});
+}
+
+typedef struct rights {
+    const CUmemAccessDesc *desc;
+    size_t count;
+} rights;
+
+static CUresult allow_number(nvs_segment *segment, CUdeviceptr address, size_t size, void *argument)
+{
+    const rights *given = argument;
+    if (given->desc == NULL || given->count == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUresult result = nvs_view_allow(segment, address, given->desc, given->count);
+    for (size_t i = 0; result == CUDA_SUCCESS && i < given->count; i++)
+        if (given->desc[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && (uint32_t)given->desc[i].location.id != segment->gpu &&
+            given->desc[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+            nvs_swap_reach(segment->gpu);
+    return result;
+}
+
+static CUresult allow_driver(CUdeviceptr address, size_t size, void *argument)
+{
+    const rights *given = argument;
+    return NVS_REAL(cuMemSetAccess)(address, size, given->desc, given->count);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+    return each_part(ptr, size, &(parts){allow_number, allow_driver, &(rights){desc, count}});
+}
+
+NVS_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+    nvs_allocation at, *handle = NULL;
+    if (flags != NULL && location != NULL && swapping())
+        handle = nvs_allocation_pin_mapping(ptr, 1, &at);
+    if (handle == NULL)
+        return NVS_REAL(cuMemGetAccess)(flags, location, ptr);
+    bool there = nvs_view_access(handle->kept, at.key, location, flags);
+    nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
+    return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,412 @@
+/* Wrappers of contexts, streams and captures: call the real function, report to the registry.
+ *
+ * Nothing waits here for a lease, with one exception: a capture begins inside the gate, so that a drain which has found
+ * no capture can synchronise a context without spoiling one, and that finds the marks of all work otherwise (gate/captures.h).
+ */
+#include "coord/agent.h"
+#include "gate/captures.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "gate/marks.h"
+#include "memory/memory.h"
+#include "gate/pacing/pacing.h"
+#include "swap/swap.h"
+
+#include <string.h>
+
+NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
+{
+    static _Atomic bool done; /* true in a fork's child too, for which the driver does nothing any more; relaxed: only a hint */
+    nvs_init();               /* another library's constructor may come here before ours has run */
+    if (!atomic_load_explicit(&done, memory_order_relaxed))
+        nvs_agent_begin(); /* the driver takes a tenth of a second */
+    const CUresult result = NVS_REAL(cuInit)(Flags);
+    if (result != CUDA_SUCCESS)
+        return result;
+    atomic_store_explicit(&done, true, memory_order_relaxed);
+    nvs_context_learn();
+    if (nvs_only_gpu() != NVS_NO_GPU)
+        nvs_agent_expect(nvs_only_gpu()); /* a runtime's next question is how much memory it has */
+    return result;
+}
+
+/* ---- Contexts ---- */
+
+/* The driver takes a tenth of a second for the first one. */
+static CUdevice expected(CUdevice device)
+{
+    if (nvs_context_possible((uint32_t)device))
+        nvs_agent_expect((uint32_t)device);
+    return device;
+}
+
+static CUresult context_made(CUresult result, CUcontext *context, CUdevice device)
+{
+    if (result == CUDA_SUCCESS) {
+        nvs_context_created(*context, (uint32_t)device);
+        nvs_current_changed(NULL);
+    }
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate)(pctx, flags, expected(dev)), pctx, dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate_v2)(pctx, flags, expected(dev)), pctx, dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *paramsArray, int numParams, unsigned int flags,
+                                           CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate_v3)(pctx, paramsArray, numParams, flags, expected(dev)), pctx, dev);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
+{
+    return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev);
+}
+
+/* Before the driver ends a context, from inside of its GPU's gate: nobody may look at it or use events in it from now on, while its work runs on
+ * (gate/pacing/drain.c).  True: it was known. */
+static bool withdraw(CUcontext context, uint32_t gpu)
+{
+    nvs_pacing_context_gone(context);
+    const bool known = nvs_context_leaving(context, nvs_self);
+    nvs_agent_hurry_moves(gpu); /* a move that waits for room has a visit to it */
+    nvs_context_await_visitors(context);
+    nvs_swap_lanes_context_leaving(context);
+    return known;
+}
+
+/* After it has, or has not. */
+static void ended(CUcontext context, nvs_slot *held)
+{
+    nvs_pacing_context_gone(context); /* again: another thread may have made events meanwhile */
+    nvs_context_gone(context);
+    nvs_marks_context_gone(context);
+    nvs_captures_context_gone(context);
+    nvs_gate_vacate(held);
+    nvs_memory_context_gone(context);
+}
+
+static void lives_on(CUcontext context, uint32_t gpu, bool withdrawn, nvs_slot *held)
+{
+    if (withdrawn)
+        nvs_context_created(context, gpu);
+    nvs_gate_vacate(held);
+}
+
+static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
+{
+    const uint32_t gpu = nvs_context_gpu(context);
+    nvs_slot *const held = nvs_gate_occupy(gpu);
+    const bool known = withdraw(context, gpu);
+    const CUresult result = real(context);
+    if (result == CUDA_SUCCESS)
+        ended(context, held);
+    else
+        lives_on(context, gpu, known, held);
+    nvs_current_changed(NULL);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxDestroy(CUcontext ctx)
+{
+    return destroy_context(NVS_REAL(cuCtxDestroy), ctx);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
+{
+    return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
+}
+
+/* Destroys at the last reference only, and nobody says before which that is. */
+NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
+{
+    const uint32_t gpu = nvs_context_gpu(ctx);
+    nvs_slot *const held = nvs_gate_occupy(gpu);
+    const bool known = withdraw(ctx, gpu);
+    const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
+    if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
+        ended(ctx, held);
+    else
+        lives_on(ctx, gpu, known, held);
+    nvs_current_changed(NULL);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
+{
+    const CUresult result = NVS_REAL(cuCtxAttach)(pctx, flags);
+    nvs_current_changed(NULL);
+    return result;
+}
+
+/* Frameworks call these all the time.  Where there is one GPU a jump is all of it: whatever is current, it is of that one. */
+#define NVS_SWITCHES(symbol, parameters, arguments, to)                            \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                  \
+    {                                                                              \
+        if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU))                              \
+            return NVS_REAL(symbol) arguments;                                     \
+        const CUresult result = NVS_REAL(symbol) arguments;                        \
+        nvs_current_changed(result == CUDA_SUCCESS ? (to) : NULL);                 \
+        return result;                                                             \
+    }
+
+NVS_SWITCHES(cuCtxSetCurrent, (CUcontext ctx), (ctx), ctx)
+NVS_SWITCHES(cuCtxPushCurrent, (CUcontext ctx), (ctx), ctx)
+NVS_SWITCHES(cuCtxPushCurrent_v2, (CUcontext ctx), (ctx), ctx)
+NVS_SWITCHES(cuCtxPopCurrent, (CUcontext *pctx), (pctx), NULL)
+NVS_SWITCHES(cuCtxPopCurrent_v2, (CUcontext *pctx), (pctx), NULL)
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
+{
+    const CUresult result = NVS_REAL(cuDevicePrimaryCtxRetain)(pctx, expected(dev));
+    if (result == CUDA_SUCCESS) {
+        nvs_context_created(*pctx, (uint32_t)dev);
+        nvs_primary_retained((uint32_t)dev, *pctx);
+    }
+    return result;
+}
+
+static bool is_active(CUdevice device)
+{
+    unsigned int flags;
+    int active = 0;
+    return NVS_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+/* The primary context's handle, which nobody has told us: retained by a path that no hook sees, or in use again after a reset. */
+static CUcontext hidden_primary(CUdevice device)
+{
+    CUcontext context = NULL;
+    if (!is_active(device) || NVS_REAL(cuDevicePrimaryCtxRetain)(&context, device) != CUDA_SUCCESS)
+        return NULL;
+    NVS_REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    return context;
+}
+
+/* Release ends the primary context at the last reference, reset at once; the state afterwards says what happened.  Only
+ * what is likely to end is withdrawn from visitors before: a drain must not miss a context that lives on. */
+static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool reset)
+{
+    bool last;
+    CUcontext context = nvs_primary_released((uint32_t)device, &last);
+    if (context == NULL)
+        context = hidden_primary(device);
+    nvs_slot *const held = nvs_gate_occupy((uint32_t)device);
+    const bool withdrawn = context != NULL && (last || reset) && withdraw(context, (uint32_t)device);
+    const CUresult result = real(device);
+    const bool lives = is_active(device);
+    if (context != NULL && !lives)
+        ended(context, held);
+    else
+        lives_on(context, (uint32_t)device, withdrawn, held);
+    if (result != CUDA_SUCCESS && context != NULL && lives)
+        nvs_primary_retained((uint32_t)device, context);
+    nvs_current_changed(NULL);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease), dev, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxRelease_v2), dev, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset), dev, true);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+    return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev, true);
+}
+
+/* ---- Green contexts: parts of a GPU; what counts here is the context handle that their streams carry, and that what is
+ * allocated in them is the primary context's ---- */
+
+static void green_seen(CUcontext context)
+{
+    CUcontext primary = NULL;
+    const uint32_t gpu = nvs_context_told(context);
+    if (gpu == NVS_NO_GPU || NVS_REAL(cuDevicePrimaryCtxRetain)(&primary, (CUdevice)gpu) != CUDA_SUCCESS)
+        return;
+    nvs_context_is_green(context, primary);
+    NVS_REAL(cuDevicePrimaryCtxRelease_v2)((CUdevice)gpu); /* the green context holds it */
+}
+
+NVS_EXPORT CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
+{
+    const CUresult result = NVS_REAL(cuCtxFromGreenCtx)(pContext, hCtx);
+    if (result == CUDA_SUCCESS)
+        green_seen(*pContext);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
+{
+    CUcontext context = NULL;
+    if (NVS_REAL(cuCtxFromGreenCtx)(&context, hCtx) != CUDA_SUCCESS)
+        context = NULL;
+    const uint32_t gpu = nvs_context_gpu(context);
+    nvs_slot *const held = nvs_gate_occupy(gpu);
+    const bool known = context != NULL && withdraw(context, gpu);
+    const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
+    if (result == CUDA_SUCCESS && context != NULL)
+        ended(context, held);
+    else
+        lives_on(context, gpu, known, held);
+    nvs_current_changed(NULL);
+    return result;
+}
+
+/* ---- Streams ---- */
+
+static CUresult stream_made(CUresult result, CUstream *stream)
+{
+    CUcontext context = NULL;
+    if (result == CUDA_SUCCESS && NVS_REAL(cuCtxGetCurrent)(&context) == CUDA_SUCCESS && context != NULL) {
+        nvs_context_gpu(context);
+        nvs_stream_created(*stream, context);
+    }
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamCreate(CUstream *phStream, unsigned int Flags)
+{
+    return stream_made(NVS_REAL(cuStreamCreate)(phStream, Flags), phStream);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
+{
+    return stream_made(NVS_REAL(cuStreamCreateWithPriority)(phStream, flags, priority), phStream);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
+{
+    const CUresult result = NVS_REAL(cuGreenCtxStreamCreate)(phStream, greenCtx, flags, priority);
+    CUcontext context = NULL;
+    if (result == CUDA_SUCCESS && NVS_REAL(cuCtxFromGreenCtx)(&context, greenCtx) == CUDA_SUCCESS) {
+        green_seen(context);
+        nvs_stream_created(*phStream, context);
+    }
+    return result;
+}
+
+static CUresult destroy_stream(CUresult (*real)(CUstream), CUstream stream)
+{
+    CUcontext context;
+    if (!nvs_stream_leaving(stream, &context)) {
+        nvs_capture_lost(stream);
+        return CUDA_SUCCESS;
+    }
+    const CUresult result = real(stream);
+    if (result == CUDA_SUCCESS)
+        nvs_capture_lost(stream);
+    else if (context != NULL)
+        nvs_stream_created(stream, context); /* it lives on */
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)
+{
+    return destroy_stream(NVS_REAL(cuStreamDestroy), hStream);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
+{
+    return destroy_stream(NVS_REAL(cuStreamDestroy_v2), hStream);
+}
+
+/* ---- Captures ---- */
+
+/* Else into a graph that the program has. */
+#define NVS_INTO_NEW(symbol) (strncmp(symbol, "cuStreamBeginCapture", 20) == 0 && strncmp(symbol, "cuStreamBeginCaptureTo", 22) != 0)
+
+#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments)                      \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
+    {                                                                         \
+        const uint32_t gpu = nvs_stream_gpu(hStream);                         \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                           \
+        nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol));            \
+        const CUresult result = NVS_REAL(symbol) arguments;                   \
+        nvs_capture_began(hStream, NVS_PER_THREAD(#symbol), result);          \
+        nvs_gate_leave(slot, gpu);                                            \
+        if (result == CUDA_SUCCESS)                                           \
+            nvs_capture_on(gpu, hStream, NVS_PER_THREAD(#symbol), NVS_INTO_NEW(#symbol)); \
+        return result;                                                        \
+    }
+
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream hStream), (hStream))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream hStream), (hStream))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph,
+                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                   size_t numDependencies, CUstreamCaptureMode mode),
+                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
+                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                   size_t numDependencies, CUstreamCaptureMode mode),
+                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
+
+/* A failing end has ended the capture too, unless it was not this thread's to end: the stream knows. */
+static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (result != CUDA_SUCCESS) {
+        const CUresult asked = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status)
+                                          : NVS_REAL(cuStreamIsCapturing)(stream, &status);
+        if (asked != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
+            return result;
+    }
+    nvs_capture_ended(stream, per_thread);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
+{
+    return capture_over(NVS_REAL(cuStreamEndCapture)(hStream, phGraph), hStream, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
+{
+    return capture_over(NVS_REAL(cuStreamEndCapture_ptsz)(hStream, phGraph), hStream, true);
+}
+
+#if CUDA_VERSION >= 13020
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
+                  (hStream, streamCigCaptureParams))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
+                  (hStream, streamCigCaptureParams))
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig(CUstream hStream)
+{
+    return capture_over(NVS_REAL(cuStreamEndCaptureToCig)(hStream), hStream, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig_ptsz(CUstream hStream)
+{
+    return capture_over(NVS_REAL(cuStreamEndCaptureToCig_ptsz)(hStream), hStream, true);
+}
+#endif
+
+#if CUDA_VERSION >= 13030
+NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph,
+                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
+                  (hStream, mode, hGraph, callbackFunc, userData))
+NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz,
+                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
+                  (hStream, mode, hGraph, callbackFunc, userData))
+#endif

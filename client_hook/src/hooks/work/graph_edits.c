@@ -1,0 +1,226 @@
+/* Wrappers of edits of graphs that name memory, for mode `swap`; in the other modes they are the driver's calls.
+ *
+ * Edits put no work on a GPU and need no lease.  But the driver looks at the addresses of copies, fills and values when a node is made or
+ * changed, and refuses those where nothing is mapped: so such an edit waits until the memory is there, and stands in the gate meanwhile.
+ * And work of a graph that is on one GPU and names another's memory is noticed here (hooks/memory/operands.h), because a launch names nothing.
+ *
+ * What is captured needs none of this: the captured calls are gated themselves.
+ *
+ * In all modes the calls that add a node say on which GPU it will run (graph_gpus.h).
+ */
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "hooks/work/graph_gpus.h"
+#include "memory/graph_memory.h"
+#include "base/log.h"
+#include "hooks/memory/operands.h"
+#include "swap/swap.h"
+
+typedef struct named { /* what an edit says of memory; what it does not say is NULL */
+    bool idle;         /* there is no work, or it is `child`'s */
+    CUgraph child;
+    CUcontext context; /* where the work will run */
+    const CUDA_MEMCPY3D *copy;
+    CUdeviceptr fill;
+    const CUstreamBatchMemOpParams *values;
+    const CUdeviceptr *targets, *sources;
+    size_t count; /* of values, or of pairs */
+} named;
+
+static bool meet(uint32_t gpu, const named *what)
+{
+    unsigned found = nvs_meet_3d(gpu, what->copy);
+    if (what->fill != 0)
+        found |= nvs_meet(gpu, what->fill, 0);
+    if (what->values != NULL)
+        found |= nvs_meet_values(gpu, what->values, what->count);
+    if (what->targets != NULL)
+        found |= nvs_meet_list(gpu, what->targets, what->sources, what->count);
+    if (found & NVS_APART)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "a graph names memory of a GPU that the one it runs on cannot be given access to (cuDeviceCanAccessPeer): run "
+                                      "this program with --memory device (NVSHARE_MEMORY=device)");
+    return (found & NVS_MOVES) != 0;
+}
+
+static bool note(CUcontext context, void *argument)
+{
+    *(bool *)argument = true;
+    return false;
+}
+
+static bool is_used(uint32_t gpu)
+{
+    bool found = false;
+    nvs_each_context(gpu, note, &found);
+    return found;
+}
+
+/* The GPU whose gate must be open while the driver looks at the addresses; NVS_NO_GPU: none, nothing moves there.  Where it is not said on which GPU
+ * the work will run, it may be any that the program uses. */
+static uint32_t gate_for(const named *what)
+{
+    const uint32_t told = nvs_context_gpu(what->context);
+    uint32_t gate = NVS_NO_GPU;
+    if (what->copy == NULL && what->fill == 0 && what->values == NULL && what->targets == NULL)
+        return NVS_NO_GPU;
+    if (told != NVS_NO_GPU)
+        gate = meet(told, what) ? told : NVS_NO_GPU;
+    for (uint32_t gpu = 0; told == NVS_NO_GPU && gpu < NVS_MAX_GPUS; gpu++)
+        if (is_used(gpu) && meet(gpu, what))
+            gate = gpu;
+    return gate != NVS_NO_GPU && nvs_swap_is_reached(gate) ? NVS_NO_GPU : gate;
+}
+
+static named of_params(const CUgraphNodeParams *params)
+{
+    named what = {.context = NULL};
+    switch (params != NULL ? (int)params->type : -1) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: /* beside a function the context is ignored, and may be anything */
+        what.context = params->kernel.func == NULL ? params->kernel.ctx : NULL;
+        break;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: what.context = params->conditional.ctx; break;
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+        what.idle = true;
+        what.child = params->graph.graph;
+        break;
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+        what.context = params->memcpy.copyCtx;
+        what.copy = &params->memcpy.copyParams;
+        break;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+        what.context = params->memset.ctx;
+        what.fill = params->memset.dst;
+        break;
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+        what.context = params->memOp.ctx;
+        what.values = params->memOp.paramArray;
+        what.count = params->memOp.count;
+        break;
+#if CUDA_VERSION >= 13050
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: /* its context may be a green one, which looks the same: as if none were given */
+        what.targets = params->memcpyBatch.dsts;
+        what.sources = params->memcpyBatch.srcs;
+        what.count = params->memcpyBatch.count;
+        break;
+#endif
+    default: what.idle = true; break;
+    }
+    return what;
+}
+
+static named of_values(const CUDA_BATCH_MEM_OP_NODE_PARAMS *params)
+{
+    return params != NULL ? (named){.context = params->ctx, .values = params->paramArray, .count = params->count} : (named){.context = NULL};
+}
+
+static CUdeviceptr target_of(const CUDA_MEMSET_NODE_PARAMS *params) { return params != NULL ? params->dst : 0; }
+
+/* For edits that add no node; where one is added the parameter's name hides this. */
+static const CUgraph hGraph = NULL;
+
+static void allocates_nothing(const void *params) {}
+
+static void may_allocate(const CUgraphNodeParams *params)
+{
+    if (params != NULL && params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        nvs_graph_allocates();
+}
+
+/* For edits whose parameters have another name. */
+static const void *const nodeParams = NULL;
+#define NVS_MAY_ALLOCATE() _Generic((nodeParams), CUgraphNodeParams *: may_allocate, default: allocates_nothing)(nodeParams)
+
+static CUresult added(CUresult result, CUgraph graph, named what)
+{
+    if (what.child != NULL)
+        nvs_graph_child_added(result, graph, what.child);
+    else if (!what.idle)
+        nvs_graph_node_added(result, graph, what.context);
+    return result;
+}
+
+/* `of`: what the edit names. */
+#define NVS_EDIT(symbol, parameters, arguments, of)                                                                     \
+    static CUresult edit_##symbol parameters                                                                            \
+    {                                                                                                                   \
+        if (NVS_LIKELY(!nvs_meets()))                                                                                   \
+            return NVS_REAL(symbol) arguments;                                                                          \
+        const named what = of;                                                                                          \
+        const uint32_t gpu = gate_for(&what);                                                                           \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                                                                     \
+        const CUresult result = NVS_REAL(symbol) arguments;                                                             \
+        nvs_gate_leave(slot, gpu);                                                                                      \
+        return result;                                                                                                  \
+    }                                                                                                                   \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                                                       \
+    {                                                                                                                   \
+        const CUresult result = edit_##symbol arguments;                                                                \
+        NVS_MAY_ALLOCATE();                                                                                             \
+        return hGraph != NULL && NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) ? added(result, hGraph, of) : result;       \
+    }
+#define OF_COPY(where, parameters) ((named){.context = (where), .copy = (parameters)})
+#define OF_FILL(where, parameters) ((named){.context = (where), .fill = target_of(parameters)})
+
+NVS_EDIT(cuGraphAddMemcpyNode,
+         (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies,
+          const CUDA_MEMCPY3D *copyParams, CUcontext ctx),
+         (phGraphNode, hGraph, dependencies, numDependencies, copyParams, ctx), OF_COPY(ctx, copyParams))
+NVS_EDIT(cuGraphAddMemsetNode,
+         (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies,
+          const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx),
+         (phGraphNode, hGraph, dependencies, numDependencies, memsetParams, ctx), OF_FILL(ctx, memsetParams))
+NVS_EDIT(cuGraphAddBatchMemOpNode,
+         (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies,
+          const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams),
+         (phGraphNode, hGraph, dependencies, numDependencies, nodeParams), of_values(nodeParams))
+NVS_EDIT(cuGraphAddNode,
+         (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, size_t numDependencies, CUgraphNodeParams *nodeParams),
+         (phGraphNode, hGraph, dependencies, numDependencies, nodeParams), of_params(nodeParams))
+NVS_EDIT(cuGraphAddNode_v2,
+         (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+          size_t numDependencies, CUgraphNodeParams *nodeParams),
+         (phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams), of_params(nodeParams))
+NVS_EDIT(cuGraphMemcpyNodeSetParams, (CUgraphNode hNode, const CUDA_MEMCPY3D *nodeParams), (hNode, nodeParams), OF_COPY(NULL, nodeParams))
+NVS_EDIT(cuGraphMemsetNodeSetParams, (CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *nodeParams), (hNode, nodeParams),
+         OF_FILL(NULL, nodeParams))
+NVS_EDIT(cuGraphBatchMemOpNodeSetParams, (CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams), (hNode, nodeParams),
+         of_values(nodeParams))
+NVS_EDIT(cuGraphNodeSetParams, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams), of_params(nodeParams))
+NVS_EDIT(cuGraphExecMemcpyNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMCPY3D *copyParams, CUcontext ctx),
+         (hGraphExec, hNode, copyParams, ctx), OF_COPY(ctx, copyParams))
+NVS_EDIT(cuGraphExecMemsetNodeSetParams,
+         (CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx),
+         (hGraphExec, hNode, memsetParams, ctx), OF_FILL(ctx, memsetParams))
+NVS_EDIT(cuGraphExecBatchMemOpNodeSetParams,
+         (CUgraphExec hGraphExec, CUgraphNode hNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams), (hGraphExec, hNode, nodeParams),
+         of_values(nodeParams))
+NVS_EDIT(cuGraphExecNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams),
+         (hGraphExec, hNode, nodeParams), of_params(nodeParams))
+#if CUDA_VERSION >= 13040
+NVS_EDIT(cuGraphAddNode_v3,
+         (CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+          size_t numDependencies, CUgraphNodeParams *nodeParams),
+         (phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams), of_params(nodeParams))
+NVS_EDIT(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams), of_params(nodeParams))
+#endif
+
+/* The driver compares where the memory of old and new nodes lies.  The edit names none: the current GPU's is there meanwhile. */
+#define NVS_UPDATE(symbol, parameters, arguments)                              \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                              \
+    {                                                                          \
+        const bool moves = nvs_config.enabled && nvs_config.memory_mode == 2;  \
+        const uint32_t gpu = moves ? nvs_current_gpu() : NVS_NO_GPU;           \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                            \
+        const CUresult result = NVS_REAL(symbol) arguments;                    \
+        nvs_gate_leave(slot, gpu);                                             \
+        return result;                                                         \
+    }
+
+NVS_UPDATE(cuGraphExecUpdate,
+           (CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out, CUgraphExecUpdateResult *updateResult_out),
+           (hGraphExec, hGraph, hErrorNode_out, updateResult_out))
+NVS_UPDATE(cuGraphExecUpdate_v2, (CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo),
+           (hGraphExec, hGraph, resultInfo))
+NVS_UPDATE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
+           (hGraphExec, hNode, childGraph))

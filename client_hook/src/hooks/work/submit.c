@@ -1,0 +1,168 @@
+/* Wrappers of everything that puts work on a GPU, or waits for it: bodies made from driver/cuda_api.def, and those that fit no mould.
+ *
+ * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path, for a process that sees one GPU and has no
+ * capture open (gate/captures.h).
+ */
+#include "coord/agent.h"
+#include "gate/captures.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "hooks/work/graph_gpus.h"
+#include "hooks/memory/operands.h"
+#include "memory/memory.h"
+#include "gate/pacing/pacing.h"
+#include "memory/records/pool_figures.h"
+
+/* A constant, as the name is one. */
+#define NVS_IS_GRAPH(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
+
+/* What pacing tells kinds of work by.  A wrapper's parameters have cuda.h's names, which hide these where they exist. */
+static const CUfunction f = NULL;
+static const CUgraphExec hGraph = NULL, hGraphExec = NULL;
+static const unsigned int gridDimX = 0, gridDimY = 1, gridDimZ = 1;
+static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
+#define NVS_GRAPH (hGraph != NULL ? hGraph : hGraphExec)
+#define NVS_WHAT(symbol)                                                                                     \
+    nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : NVS_GRAPH,                                  \
+                  (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
+
+/* Where work may lie in memory of another GPU, as far as the call itself says it (hooks/memory/operands.h); by the same names. */
+static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 0;
+static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
+static const size_t *const sizes = NULL;
+static const size_t count = 0, numOps = 0;
+static const void *const pCopy = NULL, *const opList = NULL, *const op = NULL, *const paramArray = NULL;
+static unsigned meet_nothing(uint32_t gpu, const void *shape) { return 0; }
+static unsigned meet_no_list(uint32_t gpu, const void *list, size_t length) { return 0; }
+static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_meet_shapes(gpu, shape, 1); }
+
+/* What nvs_meet says of a call.  A process that sees one GPU, or whose memory stays where it is, has nothing to meet. */
+#define NVS_MEET(gpu, found)                                                                                    \
+    do {                                                                                                        \
+        if (NVS_LIKELY(dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || \
+                       op != NULL || paramArray != NULL) && /* a constant for most */                           \
+            NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) && \
+            (gpu) != NVS_NO_GPU && nvs_meets()) {                                                               \
+            if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
+                found |= nvs_meet(gpu, dst + dstDevice + addr, src + srcDevice);                                \
+            if (dsts != NULL)                                                                                   \
+                found |= nvs_meet_list(gpu, dsts, srcs, count);                                                 \
+            found |= _Generic((pCopy), const CUDA_MEMCPY2D *: nvs_meet_2d, const CUDA_MEMCPY3D *: nvs_meet_3d,  \
+                              const CUDA_MEMCPY3D_PEER *: nvs_meet_peer, default: meet_nothing)(gpu, pCopy);    \
+            found |= _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: nvs_meet_shapes, default: meet_no_list)(gpu, opList, numOps); \
+            found |= _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: meet_one, default: meet_nothing)(gpu, op);        \
+            found |= _Generic((paramArray), CUstreamBatchMemOpParams *: nvs_meet_values, default: meet_no_list)(gpu, paramArray, count); \
+        }                                                                                                       \
+    } while (0)
+
+#define NVS_AROUND(symbol, work_stream, no_stream, result)                                                      \
+    nvs_around(&(nvs_apart){.stream = (work_stream), .per_thread = NVS_PER_THREAD(#symbol), .waits = (no_stream), \
+                            .to = dst + dstDevice, .from = src + srcDevice, .bytes = ByteCount,                 \
+                            .targets = dsts, .sources = srcs, .sizes = sizes,                                   \
+                            .count = dsts != NULL ? count : op != NULL ? 1 : numOps,                            \
+                            .shapes = _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: opList,                      \
+                                               default: _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: op, default: NULL)), \
+                            .flat = _Generic((pCopy), const CUDA_MEMCPY2D *: pCopy, default: NULL),             \
+                            .solid = _Generic((pCopy), const CUDA_MEMCPY3D *: pCopy, default: NULL)}, result)
+
+/* Most calls take the short way (gate/gate.h): the fewer lines of code they run through, the less is missing from the caches. */
+#define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream, no_stream) \
+    static __attribute__((noinline, flatten)) CUresult long_##symbol parameters    \
+    {                                                                              \
+        const uint32_t gpu = (gpu_of_call);                                        \
+        CUresult result;                                                           \
+        unsigned found = 0;                                                        \
+        NVS_MEET(gpu, found);                                                      \
+        nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(NVS_GRAPH, gpu) : nvs_gate_enter(gpu); \
+        const nvs_way way = NVS_LIKELY((found & NVS_APART) == 0) ? NVS_NO_WAY : NVS_AROUND(symbol, work_stream, no_stream, &result); \
+        if (way != NVS_WENT)                                                       \
+            result = NVS_REAL(symbol) arguments;                                   \
+        if (way == NVS_BORROWED)                                                   \
+            nvs_give_back();                                                       \
+        if (NVS_IS_GRAPH(#symbol))                                                 \
+            nvs_graph_leave(slot, NVS_GRAPH, &(nvs_graph_launch){gpu, (work_stream), NVS_PER_THREAD(#symbol), result}); \
+        nvs_capture_submitted(gpu, (work_stream), NVS_PER_THREAD(#symbol), result);                         \
+        if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
+            nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
+        return result;                                                              \
+    }                                                                               \
+    NVS_EXPORT __attribute__((aligned(64))) CUresult CUDAAPI symbol parameters      \
+    {                                                                               \
+        nvs_slot *slot;                                                             \
+        const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: nothing has to be saved */ \
+        if (NVS_UNLIKELY(real == NULL) ||                                           \
+            NVS_UNLIKELY((slot = nvs_gate_enter_alone(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL)) == NULL)) \
+            return long_##symbol arguments;                                         \
+        const CUresult result = ((__typeof__(&symbol))real) arguments;              \
+        nvs_capture_submitted(0, (work_stream), NVS_PER_THREAD(#symbol), result);   \
+        if (NVS_UNLIKELY(nvs_gate_left(slot, 0)))                                   \
+            pace_alone(slot, (work_stream), NVS_PER_THREAD(#symbol));               \
+        return result;                                                              \
+    }
+
+/* Now and then.  Who is alone is paced by the number of its submissions, whatever they are. */
+static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream, bool per_thread)
+{
+    if (nvs_gate_leave_slow(slot, 0))
+        nvs_pace_after(0, stream, per_thread, 0);
+}
+
+#define NVS_STREAM(symbol, since, parameters, arguments, stream_expression)                               \
+    NVS_GATED(symbol, parameters, arguments, nvs_stream_gpu(stream_expression), stream_expression, false)
+#define NVS_CURRENT(symbol, since, parameters, arguments)                                                 \
+    NVS_GATED(symbol, parameters, arguments, nvs_current_gpu(), NULL, true)
+#define NVS_UNSTREAMED(symbol, since, parameters, arguments)                               \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                                         \
+    {                                                                                     \
+        const uint32_t gpu = nvs_current_gpu();                                           \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                                       \
+        const CUresult result = NVS_REAL(symbol) arguments;                               \
+        nvs_gate_leave(slot, gpu);                                                        \
+        return result;                                                                    \
+    }
+#define NVS_CUSTOM(symbol, since)
+#define NVS_PASS(symbol, since, reason)
+#define NVS_THUNK(symbol, since, reason)
+#define NVS_FOREIGN(symbol, since, reason)
+#include "driver/cuda_api.def"
+
+/* One launch on several GPUs.  A thread can stand in one gate only: it passes the others' first, so that it holds their
+ * lease when it comes to the launch, unless one is revoked just then; NVIDIA removed the function in CUDA 13. */
+NVS_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices,
+                                                                 unsigned int flags)
+{
+    uint32_t gpu = NVS_NO_GPU;
+    if (launchParamsList != NULL && numDevices > 0) {
+        for (unsigned int i = 1; i < numDevices; i++) {
+            gpu = nvs_stream_gpu(launchParamsList[i].hStream);
+            nvs_gate_leave(nvs_gate_enter(gpu), gpu);
+        }
+        gpu = nvs_stream_gpu(launchParamsList[0].hStream);
+    }
+    nvs_slot *const slot = nvs_gate_enter(gpu);
+    const CUresult result = NVS_REAL(cuLaunchCooperativeKernelMultiDevice)(launchParamsList, numDevices, flags);
+    if (nvs_gate_leave(slot, gpu))
+        nvs_pace_after(gpu, launchParamsList[0].hStream, false,
+                       nvs_pace_what(NVS_ID_cuLaunchCooperativeKernelMultiDevice, launchParamsList[0].function, 0));
+    return result;
+}
+
+/* These submit nothing and pass no gate.  The agent must not take a program for idle that waits for its work, and pacing has
+ * to know that the thread has waited by itself. */
+#define NVS_WAITS(symbol, parameters, arguments, gpu_of_call)    \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                \
+    {                                                            \
+        nvs_slot *const slot = nvs_gate_await(gpu_of_call);      \
+        const CUresult result = NVS_REAL(symbol) arguments;      \
+        nvs_gate_awaited(slot);                                  \
+        nvs_pace_synchronized();                                 \
+        nvs_pools_synchronized();                                \
+        return result;                                           \
+    }
+
+NVS_WAITS(cuCtxSynchronize, (void), (), nvs_current_gpu())
+NVS_WAITS(cuCtxSynchronize_v2, (CUcontext ctx), (ctx), nvs_only_gpu() != NVS_NO_GPU ? nvs_only_gpu() : nvs_context_gpu(ctx))
+NVS_WAITS(cuEventSynchronize, (CUevent hEvent), (hEvent), nvs_current_gpu())
+NVS_WAITS(cuStreamSynchronize, (CUstream hStream), (hStream), nvs_stream_gpu(hStream))
+NVS_WAITS(cuStreamSynchronize_ptsz, (CUstream hStream), (hStream), nvs_stream_gpu(hStream))

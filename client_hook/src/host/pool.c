@@ -1,0 +1,501 @@
+/* Pinned host memory in grains: see pool.h for what it promises. */
+#define _GNU_SOURCE /* syscall */
+#include "host/pool.h"
+
+#include "coord/agent.h"
+#include "base/cancel.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "host/system.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SLAB_GRAINS = 128, FIRST_GRAINS = 32, AHEAD_GRAINS = 8, MAX_SLABS = 8192, HELPERS = 2 };
+enum { REST_FACTOR = 9 };      /* a tenth of one thread's time, while the program may run */
+#define IDLE_NS 10000000000u   /* unused for so long, and not to be ready: given back */
+#define LOOK_AGAIN_NS 50000000 /* how old the system's word about free memory may be */
+
+typedef struct slab { /* memory of one growth; never moves while a grain is taken */
+    char *memory; /* NULL: none here */
+    nvs_host_mapping mapping;
+    uint32_t grains, free_grains;
+    CUcontext registered; /* in which it was; NULL: it is not, and copies are slower */
+    uint64_t used[SLAB_GRAINS / 64];
+} slab;
+
+/* All under the lock; "host pool" in the lock order of base/base.h, the innermost. */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static slab slabs[MAX_SLABS];
+NVS_FORK_STATE static uint32_t slab_count; /* entries that were ever used */
+NVS_FORK_STATE static uint64_t reserved_bytes, grown_grains, taken_grains;
+NVS_FORK_STATE static uint64_t growing_grains; /* that helpers are at */
+NVS_FORK_STATE static uint64_t announced_grains; /* that an eviction under way will take */
+static uint32_t near_gpu;
+NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to be ready ahead of need */
+NVS_FORK_STATE static bool grow_failed, keeps;
+NVS_FORK_STATE static unsigned helpers; /* two, so that one registers while the other touches */
+NVS_FORK_STATE static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* who asks for a larger share; "host share" in that order */
+NVS_FORK_STATE static bool share_known; /* the coordinator has a budget */
+NVS_FORK_STATE static uint64_t share_bytes;
+NVS_FORK_STATE static uint64_t asked_bytes; /* by threads that ask for a larger share: not to be given back before they have taken it */
+NVS_FORK_STATE static uint64_t available_bytes, looked_ns;
+
+/* --- room --- */
+
+/* Locked. */
+static bool system_has(uint64_t bytes)
+{
+    uint64_t now = nvs_now_ns();
+    if (looked_ns == 0 || now > looked_ns + LOOK_AGAIN_NS || bytes > available_bytes) {
+        const int saved = errno, cancel = nvs_cancel_defer(); /* the application's, and it holds the lock */
+        available_bytes = nvs_host_system_left();
+        nvs_cancel_allow(cancel);
+        looked_ns = now;
+        errno = saved;
+    }
+    return bytes <= available_bytes;
+}
+
+/* Locked. */
+static bool fits_here(uint64_t bytes)
+{
+    uint64_t sum = reserved_bytes + bytes, grown = grown_grains * NVS_HOST_GRAIN;
+    return sum >= bytes && (nvs_config.host_limit == 0 || sum <= nvs_config.host_limit) && (sum <= grown || system_has(sum - grown));
+}
+
+static uint64_t whole_steps(uint64_t bytes)
+{
+    return (bytes + NVS_HOST_STEP - 1) / NVS_HOST_STEP * NVS_HOST_STEP;
+}
+
+/* Whether it is taken; false, and `covered` says why: the share is too small, or this machine has no more. */
+static bool take(uint64_t bytes, bool *covered, uint64_t *sum)
+{
+    pthread_mutex_lock(&lock);
+    const bool fits = fits_here(bytes);
+    *sum = reserved_bytes + bytes;
+    *covered = !fits || !share_known || *sum <= share_bytes;
+    if (fits && *covered) {
+        reserved_bytes = *sum;
+        pthread_cond_broadcast(&changed); /* more may be made ready ahead */
+    }
+    pthread_mutex_unlock(&lock);
+    return fits && *covered;
+}
+
+static void count_asked(uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    asked_bytes += bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+bool nvs_host_reserve(uint64_t bytes)
+{
+    enum { TRIES = 4 }; /* a whole step, and then no more than is needed: others may take of what came */
+    bool covered, taken = take(bytes, &covered, &(uint64_t){0});
+    if (taken || covered)
+        return taken;
+    /* One thread asks at a time, from the sum to the answer: who asked by an older, smaller sum would give back what others have. */
+    pthread_mutex_lock(&asking);
+    count_asked(bytes);
+    uint64_t sum, asked = 0; /* exactly so much, and it was not to be had */
+    for (int i = 0;; i++) {
+        taken = take(bytes, &covered, &sum);
+        if (taken || covered || sum == asked || i == TRIES)
+            break;
+        nvs_agent_reserve_host(i == 0 ? whole_steps(sum) : sum);
+        asked = i == 0 ? 0 : sum;
+    }
+    count_asked(-bytes);
+    pthread_mutex_unlock(&asking);
+    return taken;
+}
+
+void nvs_host_unreserve(uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    reserved_bytes -= bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_host_set_share(bool known, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    share_known = known;
+    share_bytes = bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t nvs_host_share_in_use(void)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t bytes = whole_steps(reserved_bytes);
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+bool nvs_host_spare_share(uint64_t *out)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t keep = whole_steps(reserved_bytes + asked_bytes);
+    bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one stays, for the next allocation */
+    if (spare)
+        *out = share_bytes = keep + NVS_HOST_STEP;
+    pthread_mutex_unlock(&lock);
+    return spare;
+}
+
+/* --- growing --- */
+
+typedef struct registration {
+    void *memory;
+    size_t bytes;
+    CUcontext in;
+} registration;
+
+static bool register_in(CUcontext context, void *argument)
+{
+    registration *r = argument;
+    CUcontext ignored;
+    if (!nvs_context_enter(context))
+        return true;
+    CUresult result = NVS_REAL(cuMemHostRegister_v2)(r->memory, r->bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        r->in = context;
+    else if (nvs_context_error() == CUDA_SUCCESS) /* a dead one pins nothing */
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "host memory cannot be pinned (error %d): evictions will be slow", (int)result);
+    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return false;
+}
+
+static bool unregister_in(CUcontext context, void *argument)
+{
+    registration *r = argument;
+    CUcontext ignored;
+    if (context != r->in || !nvs_context_enter(context))
+        return true;
+    NVS_REAL(cuMemHostUnregister)(r->memory);
+    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return false;
+}
+
+/* Unlocked.  A slab of so many grains, ready for use. */
+static bool make_slab(slab *out, uint32_t grains, uint32_t gpu, bool gently)
+{
+    nvs_host_mapping mapping;
+    if (!nvs_host_map(gpu, grains * NVS_HOST_GRAIN, NVS_HOST_GRAIN, gently, &mapping))
+        return false;
+    registration r = {mapping.memory, grains * NVS_HOST_GRAIN, NULL};
+    nvs_each_context(gpu, register_in, &r);
+    *out = (slab){.memory = mapping.memory, .mapping = mapping, .grains = grains, .free_grains = grains, .registered = r.in};
+    return true;
+}
+
+static void end_slab(const slab *of, uint32_t gpu)
+{
+    registration r = {of->memory, of->grains * NVS_HOST_GRAIN, of->registered};
+    if (of->registered != NULL)
+        nvs_each_context(gpu, unregister_in, &r);
+    nvs_host_unmap(&of->mapping);
+}
+
+/* Locked: how many grains there must be now. */
+static uint64_t demand(void)
+{
+    return taken_grains + announced_grains;
+}
+
+/* Locked: how many there should be. */
+static uint64_t target(void)
+{
+    uint64_t ahead = 0, all = reserved_bytes / NVS_HOST_GRAIN;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        ahead += (ahead_bytes[gpu] + NVS_HOST_GRAIN - 1) / NVS_HOST_GRAIN;
+    ahead = ahead < all ? ahead : all; /* more can never be taken */
+    return ahead > demand() ? ahead : demand();
+}
+
+/* Locked; unlocks meanwhile.  One slab of at most so many grains, towards `wanted`. */
+static void grow(uint64_t wanted, uint32_t most, bool gently)
+{
+    uint64_t missing = wanted - grown_grains - growing_grains;
+    uint32_t grains = (uint32_t)(missing < most ? missing : most), gpu = near_gpu, index = 0;
+    slab made;
+    growing_grains += grains;
+    pthread_mutex_unlock(&lock);
+    bool done = make_slab(&made, grains, gpu, gently);
+    pthread_mutex_lock(&lock);
+    growing_grains -= grains;
+    while (index < MAX_SLABS && slabs[index].memory != NULL)
+        index++;
+    if (done && index == MAX_SLABS) {
+        pthread_mutex_unlock(&lock);
+        end_slab(&made, gpu);
+        pthread_mutex_lock(&lock);
+        done = false;
+    }
+    grow_failed = !done;
+    if (done) {
+        slabs[index] = made;
+        slab_count = index + 1 > slab_count ? index + 1 : slab_count;
+        grown_grains += grains;
+        looked_ns = 0; /* the system has less now */
+    }
+    pthread_cond_broadcast(&changed);
+}
+
+static void grow_for_demand(void)
+{
+    /* The first ones are soon there. */
+    grow(demand(), grown_grains + growing_grains < SLAB_GRAINS ? FIRST_GRAINS : SLAB_GRAINS, false);
+}
+
+/* Locked; unlocks meanwhile.  Gives one slab back that nobody uses and that is beyond the target; false when there is none. */
+static bool shrink(void)
+{
+    for (uint32_t i = 0; i < slab_count; i++) {
+        slab of = slabs[i];
+        if (of.memory == NULL || of.free_grains != of.grains || grown_grains < target() + of.grains)
+            continue;
+        slabs[i] = (slab){0};
+        grown_grains -= of.grains;
+        uint32_t gpu = near_gpu;
+        pthread_mutex_unlock(&lock);
+        end_slab(&of, gpu);
+        pthread_mutex_lock(&lock);
+        return true;
+    }
+    return false;
+}
+
+/* For evictions under way. */
+static void *help(void *nothing)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        if (demand() > grown_grains + growing_grains && !grow_failed)
+            grow_for_demand();
+        else
+            nvs_cond_wait(&changed, &lock, NULL);
+    }
+    return NULL;
+}
+
+/* Locked.  True when the time has passed. */
+static bool wait_for(uint64_t length_ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until); /* what pthread_cond_timedwait wants */
+    uint64_t end = (uint64_t)until.tv_nsec + length_ns;
+    until.tv_sec += (time_t)(end / 1000000000u);
+    until.tv_nsec = (long)(end % 1000000000u);
+    return nvs_cond_wait(&changed, &lock, &until) == ETIMEDOUT;
+}
+
+static bool program_may_run(uint32_t gpu)
+{
+    /* Relaxed: only how gently we go on depends on it. */
+    return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
+}
+
+/* Locked.  A piece ahead of need, and the rest after it. */
+static void grow_ahead(void)
+{
+    uint64_t began = nvs_now_ns();
+    const uint32_t gpu = near_gpu;
+    grow(target(), AHEAD_GRAINS, true);
+    uint64_t end = nvs_now_ns() + REST_FACTOR * (nvs_now_ns() - began);
+    for (uint64_t now = began; program_may_run(gpu) && (now = nvs_now_ns()) < end && demand() <= grown_grains;)
+        (void)wait_for(end - now);
+}
+
+/* Makes ready ahead of need, and gives back what is not needed. */
+static void *keep(void *nothing)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
+    pthread_mutex_lock(&lock);
+    for (bool idle = false;;) {
+        const uint64_t before = taken_grains, wanted = target();
+        if (demand() <= grown_grains && wanted > grown_grains + growing_grains && !grow_failed) {
+            grow_ahead();
+            idle = false;
+        } else if (grown_grains > wanted && !idle) {
+            idle = wait_for(IDLE_NS) && before == taken_grains && wanted == target();
+        } else if (grown_grains <= wanted || !shrink()) {
+            nvs_cond_wait(&changed, &lock, NULL);
+            idle = false;
+        }
+    }
+    return NULL;
+}
+
+static bool have_thread(void *(*role)(void *))
+{
+    return nvs_thread_start(NULL, role, NULL) == 0;
+}
+
+/* Locked. */
+static void have_helpers(void)
+{
+    grow_failed = false;
+    keeps = keeps || have_thread(keep);
+    while (helpers < HELPERS && have_thread(help))
+        helpers++;
+    pthread_cond_broadcast(&changed);
+}
+
+void nvs_host_prepare(uint32_t gpu, uint64_t grains)
+{
+    pthread_mutex_lock(&lock);
+    announced_grains = grains;
+    near_gpu = gpu;
+    if (demand() > grown_grains)
+        have_helpers();
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_host_ahead(uint32_t gpu, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    if (ahead_bytes[gpu] != bytes) {
+        ahead_bytes[gpu] = bytes;
+        near_gpu = gpu;
+        grow_failed = false;
+        keeps = keeps || have_thread(keep);
+        pthread_cond_broadcast(&changed);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* --- taking --- */
+
+/* Locked.  Up to so many free grains of a slab from its first free one on, in a row. */
+static uint32_t take_from(slab *of, uint32_t grains, void **out, bool in_a_row)
+{
+    uint32_t got = 0;
+    for (uint32_t i = 0; i < of->grains && got < grains; i++) {
+        bool used = (of->used[i / 64] >> (i % 64)) & 1;
+        if (used && in_a_row)
+            got = 0;
+        if (!used)
+            out[got++] = of->memory + i * NVS_HOST_GRAIN;
+    }
+    if (in_a_row && got < grains)
+        return 0;
+    for (uint32_t i = 0; i < got; i++) {
+        uint64_t index = (uint64_t)((char *)out[i] - of->memory) / NVS_HOST_GRAIN;
+        of->used[index / 64] |= UINT64_C(1) << (index % 64);
+    }
+    of->free_grains -= got;
+    taken_grains += got;
+    announced_grains -= announced_grains < got ? announced_grains : got;
+    return got;
+}
+
+/* Locked. */
+static bool try_take(uint32_t grains, void **out)
+{
+    uint32_t got = 0;
+    if (grown_grains - taken_grains < grains)
+        return false;
+    for (uint32_t i = 0; i < slab_count; i++)
+        if (slabs[i].memory != NULL && slabs[i].free_grains >= grains && take_from(&slabs[i], grains, out, true) == grains)
+            return true;
+    for (uint32_t i = 0; i < slab_count && got < grains; i++)
+        if (slabs[i].memory != NULL && slabs[i].free_grains != 0)
+            got += take_from(&slabs[i], grains - got, out + got, false);
+    return got == grains; /* there are enough: see above */
+}
+
+bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
+{
+    pthread_mutex_lock(&lock);
+    bool taken = try_take(grains, out);
+    while (!taken) {
+        near_gpu = gpu;
+        if (announced_grains < grains)
+            announced_grains = grains;
+        if (demand() > grown_grains && grow_failed)
+            break;
+        if (helpers == 0)
+            have_helpers();
+        if (helpers != 0)
+            nvs_cond_wait(&changed, &lock, NULL);
+        else
+            grow_for_demand(); /* no thread to be had: by ourselves */
+        taken = try_take(grains, out);
+    }
+    pthread_mutex_unlock(&lock);
+    return taken;
+}
+
+void nvs_host_give(uint32_t grains, void *const *taken)
+{
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < grains; i++)
+        for (uint32_t s = 0; s < slab_count; s++) {
+            slab *of = &slabs[s];
+            uint64_t offset = (uint64_t)((char *)taken[i] - of->memory);
+            if (of->memory == NULL || (char *)taken[i] < of->memory || offset >= of->grains * NVS_HOST_GRAIN)
+                continue;
+            uint64_t index = offset / NVS_HOST_GRAIN;
+            of->used[index / 64] &= ~(UINT64_C(1) << (index % 64));
+            of->free_grains++;
+            taken_grains--;
+            break;
+        }
+    if (grown_grains > target())
+        pthread_cond_broadcast(&changed); /* time begins to run for what is unused */
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t nvs_host_taken_bytes(void)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t bytes = taken_grains * NVS_HOST_GRAIN;
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+void nvs_host_context_gone(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (uint32_t i = 0; i < slab_count; i++)
+        if (slabs[i].registered == context)
+            slabs[i].registered = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+NVS_FORK_CODE void nvs_host_after_fork(void)
+{
+    /* The memory was not copied to the child (MADV_DONTFORK); the helper does not exist here. */
+    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&asking, NULL);
+    pthread_cond_init(&changed, NULL);
+    memset(slabs, 0, slab_count * sizeof slabs[0]);
+    slab_count = 0;
+    reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
+    growing_grains = 0;
+    memset(ahead_bytes, 0, sizeof ahead_bytes);
+    share_known = keeps = grow_failed = false;
+    asked_bytes = 0; /* their threads do not exist here */
+    share_bytes = 0;
+    helpers = 0;
+    looked_ns = 0;
+}

@@ -1,0 +1,256 @@
+/* The thread that answers for what this process has exported.  See ipc.h.
+ *
+ * It starts with the first export and sleeps while nobody asks.  Each other process has one connection; what it has open ends with it,
+ * so the death of an importer frees what only it held.
+ *
+ * It calls the driver (descriptors of chunks, and what it is the last to need): not any more once the process has begun to end.
+ *
+ * May not go here: which memory (export.c).
+ */
+#define _GNU_SOURCE /* pthread_setname_np */
+#include "ipc/ipc.h"
+
+#include "gate/gate.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST_GUESTS = 512, SHORT_OF_DESCRIPTORS_MS = 50 };
+#define GOODBYE_NS 50000000u
+
+typedef struct opened { /* an export that a guest has open, each time that it opened it */
+    struct opened *next;
+    nvs_ipc_export_entry *export;
+    nvs_ipc_secret key;
+    uint64_t times;
+} opened;
+
+typedef struct guest {
+    int socket;
+    opened *opens;
+} guest;
+
+typedef struct house { /* of the thread alone */
+    int listener;
+    uint32_t count;
+    guest guests[MOST_GUESTS];
+    struct pollfd polled[MOST_GUESTS + 1];
+} house;
+
+enum { NONE, STARTING, RUNNING };
+NVS_FORK_STATE static _Atomic uint32_t phase; /* futex.  RUNNING is released after `own_name`, acquired by who reads it */
+static nvs_ipc_secret own_name;
+NVS_FORK_STATE static house *open_house; /* for a forked child, which closes its copies */
+
+/* At the end of the process.  seq_cst: either the thread sees that it is ending, or who ends it sees that it is busy. */
+NVS_FORK_STATE static _Atomic uint32_t ending, busy;
+
+static bool begin_driver(void)
+{
+    atomic_store_explicit(&busy, 1, memory_order_seq_cst); /* pairs with say_goodbye */
+    return atomic_load_explicit(&ending, memory_order_seq_cst) == 0;
+}
+
+static void end_driver(void)
+{
+    atomic_store_explicit(&busy, 0, memory_order_seq_cst); /* pairs with say_goodbye */
+    if (atomic_load_explicit(&ending, memory_order_seq_cst) != 0)
+        nvs_futex_wake(&busy, INT32_MAX);
+}
+
+static void say_goodbye(void)
+{
+    const int saved = errno;
+    const uint64_t until = nvs_now_ns() + GOODBYE_NS;
+    atomic_store_explicit(&ending, 1, memory_order_seq_cst); /* pairs with begin_driver */
+    while (atomic_load_explicit(&busy, memory_order_seq_cst) != 0 && nvs_now_ns() < until)
+        nvs_futex_wait(&busy, 1, until);
+    errno = saved;
+}
+
+/* --- what a guest asks --- */
+
+static opened *find(const guest *of, const nvs_ipc_secret *key)
+{
+    opened *at = of->opens;
+    while (at != NULL && !nvs_ipc_same(&at->key, key))
+        at = at->next;
+    return at;
+}
+
+static void close_one(guest *of, opened *which)
+{
+    opened **link = &of->opens;
+    while (*link != which)
+        link = &(*link)->next;
+    *link = which->next;
+    if (begin_driver())
+        nvs_ipc_let_go(which->export);
+    end_driver();
+    free(which);
+}
+
+/* Its entry in what the guest has open, once more if it is the first part that is asked for. */
+static opened *open_one(guest *of, const nvs_ipc_request *asked)
+{
+    opened *at = find(of, &asked->key);
+    if (at == NULL && asked->first == 0) {
+        at = calloc(1, sizeof *at);
+        nvs_ipc_export_entry *export = at != NULL ? nvs_ipc_hold(&asked->key) : NULL;
+        if (export == NULL) {
+            free(at);
+            return NULL;
+        }
+        *at = (opened){.next = of->opens, .export = export, .key = asked->key};
+        of->opens = at;
+    }
+    if (at != NULL && asked->first == 0)
+        at->times++;
+    return at;
+}
+
+static bool answer(guest *of, const nvs_ipc_request *asked)
+{
+    nvs_ipc_answer said = {.number = asked->number, .result = NVS_IPC_STALE};
+    int descriptors[NVS_IPC_CHUNKS];
+    const opened *which = open_one(of, asked);
+    if (which != NULL && begin_driver())
+        nvs_ipc_answer_open(which->export, asked->first, &said, descriptors);
+    end_driver();
+    /* One question at a time is asked, so there is room for the answer; who does not take it is not waited for. */
+    const bool sent = nvs_ipc_send(of->socket, &said, sizeof said, descriptors, said.here, 0);
+    nvs_ipc_close_all(descriptors, said.here);
+    return sent;
+}
+
+/* False: this guest is done. */
+static bool serve(guest *of)
+{
+    nvs_ipc_request asked;
+    uint32_t ignored;
+    ssize_t got = nvs_ipc_receive(of->socket, &asked, sizeof asked, NULL, 0, &ignored, 0);
+    if (got != (ssize_t)sizeof asked || asked.version != NVS_IPC_VERSION)
+        return false;
+    if (asked.what == NVS_IPC_OPEN)
+        return answer(of, &asked);
+    opened *which = find(of, &asked.key);
+    if (asked.what != NVS_IPC_CLOSE)
+        return false;
+    if (which != NULL && --which->times == 0)
+        close_one(of, which);
+    return true;
+}
+
+/* --- the thread --- */
+
+static void see_off(house *of, uint32_t index)
+{
+    guest *leaving = &of->guests[index];
+    const int socket = leaving->socket;
+    while (leaving->opens != NULL)
+        close_one(leaving, leaving->opens);
+    *leaving = of->guests[of->count - 1];
+    of->count--;
+    close(socket); /* once it stands nowhere: a child that is forked just now must not close another's number */
+}
+
+/* False: for want of descriptors nobody can come in just now. */
+static bool welcome(house *of)
+{
+    bool wait;
+    int socket = nvs_ipc_accept(of->listener, &wait);
+    if (socket >= 0)
+        of->guests[of->count++] = (guest){.socket = socket};
+    return !wait;
+}
+
+static void *run(void *argument)
+{
+    house *of = argument;
+    bool receiving = true;
+    (void)pthread_setname_np(pthread_self(), "nvshare-ipc");
+    for (;;) {
+        const uint32_t guests = of->count;
+        for (uint32_t i = 0; i < guests; i++)
+            of->polled[i] = (struct pollfd){.fd = of->guests[i].socket, .events = POLLIN};
+        /* A negative descriptor is left out. */
+        of->polled[guests] = (struct pollfd){.fd = receiving && guests < MOST_GUESTS ? of->listener : -1, .events = POLLIN};
+        if (poll(of->polled, guests + 1, receiving ? -1 : SHORT_OF_DESCRIPTORS_MS) < 0)
+            continue; /* it takes no signals: for want of memory of the kernel's */
+        receiving = true;
+        for (uint32_t i = guests; i-- > 0;) /* backwards: the last one takes the place of one that leaves */
+            if (of->polled[i].revents != 0 && !serve(&of->guests[i]))
+                see_off(of, i);
+        if (of->polled[guests].revents != 0)
+            receiving = welcome(of);
+    }
+    return NULL;
+}
+
+static bool start(void)
+{
+    house *made = calloc(1, sizeof *made);
+    if (made == NULL || !nvs_ipc_make_secret(&own_name) || (made->listener = nvs_ipc_listen(&own_name)) < 0) {
+        free(made);
+        return false;
+    }
+    open_house = made;
+    if (nvs_thread_start(NULL, run, made) == 0) {
+        (void)atexit(say_goodbye); /* registered after the driver's own handlers, so it runs before them */
+        return true;
+    }
+    open_house = NULL;
+    close(made->listener);
+    free(made);
+    return false;
+}
+
+bool nvs_ipc_serve(nvs_ipc_secret *process)
+{
+    const int saved = errno;
+    const uint64_t until = nvs_now_ns() + NVS_IPC_PATIENCE_NS;
+    uint32_t seen = NONE;
+    /* Acquire pairs with the releases below. */
+    while (!atomic_compare_exchange_strong_explicit(&phase, &seen, STARTING, memory_order_acquire, memory_order_acquire) && seen != RUNNING &&
+           nvs_now_ns() < until) {
+        nvs_futex_wait(&phase, STARTING, until); /* another thread is at it */
+        seen = NONE;
+    }
+    if (seen == NONE) {
+        seen = start() ? RUNNING : NONE;
+        if (seen == NONE)
+            NVS_LOG_ONCE(NVS_LOG_WARNING, "no socket or thread to share memory with other processes by (cuIpcGetMemHandle): %s", strerror(errno));
+        atomic_store_explicit(&phase, seen, memory_order_release); /* pairs with the acquires above and in nvs_ipc_is_own */
+        nvs_futex_wake(&phase, INT32_MAX);
+    }
+    if (seen == RUNNING)
+        *process = own_name;
+    errno = saved;
+    return seen == RUNNING;
+}
+
+bool nvs_ipc_is_own(const nvs_ipc_secret *process)
+{
+    /* Acquire pairs with the release in nvs_ipc_serve. */
+    return atomic_load_explicit(&phase, memory_order_acquire) == RUNNING && nvs_ipc_same(process, &own_name);
+}
+
+NVS_FORK_CODE void nvs_ipc_server_after_fork(void)
+{
+    if (open_house != NULL) { /* else the parent's guests would not notice its end; the thread is not here */
+        for (uint32_t i = 0; i < open_house->count; i++)
+            close(open_house->guests[i].socket);
+        close(open_house->listener);
+    }
+    open_house = NULL;
+    atomic_store_explicit(&phase, NONE, memory_order_relaxed);
+    atomic_store_explicit(&ending, 0, memory_order_relaxed);
+    atomic_store_explicit(&busy, 0, memory_order_relaxed);
+}

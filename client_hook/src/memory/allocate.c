@@ -1,0 +1,139 @@
+/* The ways in which memory begins: by the backend, as a handle, in the order of a stream.  How it ends is in release.c.
+ *
+ * May not go here: the quota's figures (memory.c).
+ */
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "gate/gate.h"
+#include "base/log.h"
+#include "memory/memory.h"
+
+#include <stdatomic.h>
+
+/* What the driver says to an allocation without a context: in a child that was forked after cuInit something else. */
+static CUresult no_context(void)
+{
+    CUcontext none;
+    CUresult result = NVS_REAL(cuCtxGetCurrent)(&none);
+    return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+/* Physical memory alone can be had without a context, and in a dead one. */
+static CUresult usable(const nvs_allocation *entry)
+{
+    if (entry->context == NULL)
+        return no_context();
+    return nvs_gate_dead(entry->gpu) ? nvs_context_error() : CUDA_SUCCESS;
+}
+
+static unsigned long long whole_mib(uint64_t bytes)
+{
+    return (unsigned long long)((bytes >> 20) + ((bytes & ((1u << 20) - 1)) != 0));
+}
+
+void nvs_memory_say_limited(uint32_t gpu, uint64_t bytes)
+{
+    nvs_ledger *of = &nvs_ledgers[gpu];
+    /* Relaxed: see memory/records/ledger.h. */
+    const uint64_t told = atomic_load_explicit(&of->limit, memory_order_relaxed), limit = told != 0 ? told : nvs_config.memory_limit;
+    const uint64_t charged = atomic_load_explicit(&of->charged, memory_order_relaxed);
+    const bool beyond = charged > limit || bytes > limit - charged;
+    if (limit == 0 || (!beyond && !atomic_load_explicit(&of->limited, memory_order_relaxed)))
+        return;
+    if (atomic_load_explicit(&of->limit_of_slot, memory_order_relaxed))
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this container is %llu MiB, for all of its programs "
+                     "together (the pod's memory resource sets it, or its annotation nvshare.com/memory-limit)",
+                     whole_mib(bytes), gpu, whole_mib(limit));
+    else if (limit == nvs_config.memory_limit)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this program is %llu MiB, from NVSHARE_MEMORY_LIMIT "
+                     "(nvshare-run --gpu-memory-limit); to change it now: nvshare-ctl limit %s --memory SIZE",
+                     whole_mib(bytes), gpu, whole_mib(limit), nvs_config.name);
+    else
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this program is %llu MiB, set in the coordinator; to "
+                     "change it: nvshare-ctl limit %s --memory SIZE", whole_mib(bytes), gpu, whole_mib(limit), nvs_config.name);
+}
+
+CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
+{
+    const nvs_backend *backend = nvs_memory_backend(gpu);
+    nvs_allocation *entry;
+    CUdeviceptr pointer = 0;
+    CUresult result = nvs_memory_admit(NVS_SPACE_ADDRESS, backend->kind, gpu, bytes, &entry);
+    if (result != CUDA_SUCCESS)
+        return result;
+    entry->context = nvs_owner_context();
+    if (backend->chunked)
+        nvs_memory_in_chunks(entry);
+    entry->movable = backend->movable && !backend->chunked && entry->context != NULL; /* it is moved from within its context */
+    if (backend->chunked)
+        result = usable(entry);
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        return result;
+    }
+    do
+        result = backend->allocate(gpu, &pointer, bytes, &entry->kept);
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        if (result == CUDA_ERROR_OUT_OF_MEMORY)
+            nvs_memory_say_limited(gpu, bytes);
+        return result;
+    }
+    nvs_memory_keep(entry, pointer, bytes);
+    *out = pointer;
+    return CUDA_SUCCESS;
+}
+
+/* Numbers of handles: no address that a processor of today has, and never two the same.  So the driver's are told apart, and what
+ * was released is. */
+static const uint64_t NUMBERS = UINT64_C(0x6e76) << 48, NUMBERS_MASK = UINT64_C(0xffff) << 48;
+
+bool nvs_memory_is_number(uint64_t handle)
+{
+    return (handle & NUMBERS_MASK) == NUMBERS;
+}
+
+CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, CUmemGenericAllocationHandle *out)
+{
+    static _Atomic uint64_t last;
+    const nvs_backend *backend = nvs_memory_backend(gpu);
+    nvs_allocation *entry;
+    if (!backend->chunked)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult result = nvs_memory_admit(NVS_SPACE_HANDLE, NVS_MEMORY_HANDLE, gpu, bytes, &entry);
+    if (result != CUDA_SUCCESS)
+        return result;
+    entry->references = 1;
+    nvs_memory_in_chunks(entry);
+    do
+        result = backend->create(gpu, bytes, properties, &entry->kept);
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_memory_reap(gpu, true));
+    if (result != CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        if (result == CUDA_ERROR_OUT_OF_MEMORY)
+            nvs_memory_say_limited(gpu, bytes);
+        return result;
+    }
+    /* Relaxed: only that no two are the same matters. */
+    *out = NUMBERS | (atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1);
+    nvs_memory_keep(entry, *out, 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream)
+{
+    nvs_allocation wanted = {.gpu = gpu, .freed_on = stream};
+    CUevent event;
+    uint64_t pointer;
+    if (stream != 0 && nvs_allocation_deferred(gpu) != 0) {
+        wanted.charged_bytes = nvs_memory_grains(bytes);
+        wanted.context = nvs_owner_context();
+        if (wanted.context != NULL && nvs_allocation_revive(&wanted, bytes, &pointer, &event)) {
+            NVS_REAL(cuEventDestroy_v2)(event);
+            *out = pointer;
+            return CUDA_SUCCESS;
+        }
+    }
+    return nvs_memory_allocate(gpu, out, bytes);
+}

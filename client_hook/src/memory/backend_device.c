@@ -1,0 +1,34 @@
+/* Memory mode `device`: the driver's own memory, which stays where it is.  Only counted. */
+#include "driver/cuda_api.h"
+#include "memory/memory.h"
+
+static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
+{
+    return NVS_REAL(cuMemAlloc_v2)(out, bytes);
+}
+
+static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *kept)
+{
+    return NVS_REAL(cuMemFree_v2)(pointer);
+}
+
+static nvs_status move_nothing(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
+{
+    *moved_bytes = 0; /* all of it is pinned: the coordinator knows from the reports, and asking is no error */
+    return NVS_OK;
+}
+
+static void context_gone(CUcontext context)
+{
+}
+
+const nvs_backend nvs_backend_device = {
+    .name = "device",
+    .kind = NVS_MEMORY_REAL,
+    .movable = false,
+    .allocate = allocate,
+    .release = release,
+    .evict = move_nothing,
+    .restore = move_nothing,
+    .context_gone = context_gone,
+};

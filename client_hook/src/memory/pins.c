@@ -1,0 +1,61 @@
+/* See pins.h. */
+#include "memory/pins.h"
+
+#include "coord/agent.h"
+#include "base/log.h"
+
+#include <stdatomic.h>
+
+/* Asked for and not settled.  Relaxed: a counter that stands for itself; it is raised before the figures are read, so that what becomes
+ * pinned meanwhile may count twice for a moment, and never not at all. */
+NVS_FORK_STATE static _Atomic uint64_t under_way[NVS_MAX_GPUS];
+
+/* Beside what is under way, and `more` that nobody counts yet. */
+static bool may_stay(uint32_t gpu, uint64_t more)
+{
+    nvs_usage usage;
+    nvs_memory_usage(gpu, &usage);
+    return nvs_agent_reserve_pins(gpu, usage.pinned_bytes + more) != NVS_REFUSED;
+}
+
+bool nvs_pins_may(uint32_t gpu, uint64_t bytes)
+{
+    if (bytes == 0 || gpu >= NVS_MAX_GPUS)
+        return true;
+    const uint64_t before = atomic_fetch_add_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */
+    if (may_stay(gpu, before + bytes))
+        return true;
+    nvs_pins_settled(gpu, bytes);
+    return false;
+}
+
+void nvs_pins_settled(uint32_t gpu, uint64_t bytes)
+{
+    if (bytes != 0 && gpu < NVS_MAX_GPUS)
+        atomic_fetch_sub_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */
+}
+
+void nvs_pins_say_refused(const char *what)
+{
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "out of memory: %s must stay on the card, and what other programs need would not fit beside it; nvshare-ctl "
+                 "memory shows who needs what: free some there, or let one run from host memory (nvshare-ctl limit CLIENT --resident SIZE)", what);
+}
+
+CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)
+{
+    CUresult result = nvs_memory_admit(space, kind, gpu, bytes, out);
+    if (result != CUDA_SUCCESS)
+        return result;
+    /* It is charged and does not move, so it is counted as pinned already. */
+    if (gpu >= NVS_MAX_GPUS || may_stay(gpu, atomic_load_explicit(&under_way[gpu], memory_order_relaxed))) /* see its declaration */
+        return CUDA_SUCCESS;
+    nvs_pins_say_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");
+    nvs_memory_drop(*out);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+NVS_FORK_CODE void nvs_pins_after_fork(void)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) /* one thread: any order will do */
+        atomic_store_explicit(&under_way[gpu], 0, memory_order_relaxed);
+}

@@ -1,0 +1,188 @@
+/* See pool_figures.h. */
+#include "memory/records/pool_figures.h"
+
+#include "driver/cuda_api.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint64_t PIECE = UINT64_C(32) << 20;
+
+struct nvs_pool_figures {
+    nvs_pool_figures *next;
+    CUmemoryPool pool; /* NULL: it is destroyed, and out of the list */
+    uint64_t used, used_high, reserved, reserved_high;
+    uint64_t held;      /* given out and not free */
+    uint64_t threshold; /* beyond it, a wait gives back what is reserved */
+    uint64_t count;     /* of allocations that are given out */
+};
+
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "figures of pools" in the lock order of base/base.h */
+NVS_FORK_STATE static nvs_pool_figures *pools;
+NVS_FORK_STATE _Atomic bool nvs_pools_may_shrink;
+
+/* Locked. */
+static nvs_pool_figures *find(CUmemoryPool pool)
+{
+    nvs_pool_figures *at = pools;
+    while (at != NULL && at->pool != pool)
+        at = at->next;
+    return at;
+}
+
+/* Not locked: the driver is asked. */
+static nvs_pool_figures *make(CUmemoryPool pool)
+{
+    cuuint64_t threshold = 0;
+    nvs_pool_figures *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return NULL;
+    if (NVS_REAL(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS)
+        threshold = 0;
+    made->pool = pool;
+    made->threshold = threshold;
+    return made;
+}
+
+static uint64_t whole(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - PIECE ? UINT64_MAX : (bytes + PIECE - 1) / PIECE * PIECE;
+}
+
+/* Locked. */
+static void shrink(nvs_pool_figures *of, uint64_t keep)
+{
+    const uint64_t least = whole(of->held > keep ? of->held : keep);
+    if (of->reserved > least)
+        of->reserved = least;
+}
+
+/* Locked. */
+static void look(const nvs_pool_figures *of)
+{
+    if (of->reserved > of->threshold && of->reserved > whole(of->held))
+        atomic_store_explicit(&nvs_pools_may_shrink, true, memory_order_relaxed); /* see its declaration */
+}
+
+nvs_pool_figures *nvs_pool_give(CUmemoryPool pool, uint64_t bytes)
+{
+    nvs_pool_figures *fresh = NULL, *of;
+    pthread_mutex_lock(&lock);
+    if ((of = find(pool)) == NULL) {
+        pthread_mutex_unlock(&lock);
+        fresh = make(pool);
+        pthread_mutex_lock(&lock);
+        if ((of = find(pool)) == NULL && fresh != NULL) {
+            fresh->next = pools;
+            of = pools = fresh;
+            fresh = NULL;
+        }
+    }
+    if (of != NULL) {
+        of->count++;
+        of->used += bytes;
+        of->held += bytes;
+        if (of->used_high < of->used)
+            of->used_high = of->used;
+        if (of->reserved < whole(of->held))
+            of->reserved = whole(of->held);
+        if (of->reserved_high < of->reserved)
+            of->reserved_high = of->reserved;
+    }
+    pthread_mutex_unlock(&lock);
+    free(fresh);
+    return of;
+}
+
+void nvs_pool_take_back(nvs_pool_figures *figures, uint64_t bytes, bool counts)
+{
+    if (figures == NULL)
+        return;
+    pthread_mutex_lock(&lock);
+    figures->used -= counts ? bytes : 0;
+    figures->held -= bytes;
+    figures->count--;
+    look(figures);
+    const bool last = figures->pool == NULL && figures->count == 0;
+    pthread_mutex_unlock(&lock);
+    if (last)
+        free(figures);
+}
+
+void nvs_pool_add_figure(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    uint64_t number = 0, more = 0;
+    pthread_mutex_lock(&lock);
+    const nvs_pool_figures *of = find(pool);
+    switch (of != NULL ? (int)attribute : -1) {
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: more = of->reserved; break;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: more = of->reserved_high; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: more = of->used; break;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: more = of->used_high; break;
+    default: break;
+    }
+    pthread_mutex_unlock(&lock);
+    if (more == 0)
+        return; /* the value may be an int */
+    memcpy(&number, value, sizeof number);
+    number += more; /* where both have some, the marks are at most that high */
+    memcpy(value, &number, sizeof number);
+}
+
+void nvs_pool_set_figure(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value)
+{
+    pthread_mutex_lock(&lock);
+    nvs_pool_figures *of = find(pool);
+    if (of != NULL && attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+        of->used_high = of->used;
+    if (of != NULL && attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+        of->reserved_high = of->reserved;
+    if (of != NULL && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) {
+        memcpy(&of->threshold, value, sizeof of->threshold);
+        look(of);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_pool_trimmed(CUmemoryPool pool, size_t keep_bytes)
+{
+    pthread_mutex_lock(&lock);
+    nvs_pool_figures *of = find(pool);
+    if (of != NULL)
+        shrink(of, keep_bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_pool_destroyed(CUmemoryPool pool)
+{
+    pthread_mutex_lock(&lock);
+    nvs_pool_figures **link = &pools, *of;
+    while (*link != NULL && (*link)->pool != pool)
+        link = &(*link)->next;
+    if ((of = *link) != NULL) {
+        *link = of->next;
+        of->pool = NULL;
+    }
+    const bool last = of != NULL && of->count == 0;
+    pthread_mutex_unlock(&lock);
+    if (last)
+        free(of);
+}
+
+void nvs_pools_shrink(void)
+{
+    pthread_mutex_lock(&lock);
+    atomic_store_explicit(&nvs_pools_may_shrink, false, memory_order_relaxed); /* changes under the lock */
+    for (nvs_pool_figures *of = pools; of != NULL; of = of->next)
+        if (of->reserved > of->threshold)
+            shrink(of, of->threshold);
+    pthread_mutex_unlock(&lock);
+}
+
+NVS_FORK_CODE void nvs_pool_figures_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    pools = NULL;                    /* CUDA is not usable here */
+    atomic_store_explicit(&nvs_pools_may_shrink, false, memory_order_relaxed);
+}

@@ -1,0 +1,101 @@
+/* The streams and events that a GPU's memory is moved with, kept from one move to the next.
+ *
+ * They belong to a context.  A thread that ends the context destroys them before, or the driver with it.
+ *
+ * May not go here: what is moved (pipeline.c).
+ */
+#include "swap/swap.h"
+
+#include <string.h>
+
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+
+NVS_FORK_STATE static nvs_lane lanes[NVS_MAX_GPUS]; /* of the GPU's mover; `context` under the lock of swap.h, for threads that report its end */
+
+static void forget_lane(nvs_lane *with)
+{
+    for (unsigned i = 0; i < NVS_LANE_STREAMS; i++)
+        if (with->streams[i] != NULL)
+            NVS_REAL(cuStreamDestroy_v2)(with->streams[i]);
+    for (unsigned i = 0; i < NVS_LANE_EVENTS; i++)
+        if (with->events[i] != NULL)
+            NVS_REAL(cuEventDestroy_v2)(with->events[i]);
+    *with = (nvs_lane){0};
+}
+
+/* Of another context, whose streams are destroyed while it is held; else they end with it. */
+static void replace_lane(nvs_lane *with, const nvs_lane *made)
+{
+    nvs_swap_lock();
+    const CUcontext before = with->context;
+    nvs_swap_unlock();
+    const size_t visit = nvs_context_hold(before);
+    nvs_swap_lock();
+    nvs_lane old = *with; /* empty by now if the thread that ends its context was here */
+    *with = *made;
+    nvs_swap_unlock();
+    if (old.context != NULL && visit != 0)
+        forget_lane(&old);
+    nvs_context_unhold(visit);
+}
+
+CUresult nvs_swap_lane(uint32_t gpu, CUcontext context, nvs_lane **out)
+{
+    nvs_lane *const with = &lanes[gpu];
+    *out = with;
+    nvs_swap_lock();
+    bool there = with->context == context;
+    nvs_swap_unlock();
+    if (there)
+        return CUDA_SUCCESS;
+    nvs_lane made = {.context = context};
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < NVS_LANE_STREAMS && result == CUDA_SUCCESS; i++)
+        result = NVS_REAL(cuStreamCreate)(&made.streams[i], CU_STREAM_NON_BLOCKING);
+    for (unsigned i = 0; i < NVS_LANE_EVENTS && result == CUDA_SUCCESS; i++)
+        result = NVS_REAL(cuEventCreate)(&made.events[i], CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
+    if (result != CUDA_SUCCESS) {
+        forget_lane(&made);
+        return result;
+    }
+    replace_lane(with, &made);
+    return CUDA_SUCCESS;
+}
+
+static nvs_lane take_lane_of(CUcontext context, uint32_t gpu)
+{
+    nvs_lane taken = {0};
+    nvs_swap_lock();
+    if (lanes[gpu].context == context) {
+        taken = lanes[gpu];
+        lanes[gpu] = (nvs_lane){0};
+    }
+    nvs_swap_unlock();
+    return taken;
+}
+
+void nvs_swap_lanes_context_gone(CUcontext context)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        (void)take_lane_of(context, gpu); /* its streams and events went with it */
+}
+
+void nvs_swap_lanes_context_leaving(CUcontext context)
+{
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        nvs_lane old = take_lane_of(context, gpu);
+        if (old.context != NULL && nvs_context_enter(context)) {
+            forget_lane(&old);
+            NVS_REAL(cuCtxPopCurrent_v2)(&context);
+        }
+    }
+}
+
+NVS_FORK_CODE void nvs_swap_lanes_after_fork(void)
+{
+    static const nvs_lane none;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (memcmp(&lanes[gpu], &none, sizeof none) != 0)
+            lanes[gpu] = none;
+}

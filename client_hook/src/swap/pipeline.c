@@ -1,0 +1,437 @@
+/* Copying chunks out and in, in three stages with a thread each, so that the link is never idle: what can take long beside
+ * another program's copies (taking or mapping memory, unmapping it) happens ahead of the copies and behind them.
+ *
+ *            prepare                          copy              finish
+ *   out      host memory is taken             device to host    arrived: unmapped, and counted
+ *   in       waits for room; mapped           host to device    arrived: its host memory is given back
+ *
+ * The copying stage runs on the caller's thread.  Without threads to be had all stages run there, one piece after the other.
+ *
+ * Everything runs in some live context of the GPU: chunks are reachable from all of them.  The context is held by a visit
+ * (driver/contexts/context.h), so that it does not end in the middle.
+ *
+ * May not go here: which chunks.
+ */
+#include "swap/swap.h"
+
+#include "base/cancel.h"
+#include "driver/contexts/context.h"
+#include "driver/cuda_api.h"
+#include "base/log.h"
+#include "base/thread.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+enum { STREAMS = NVS_LANE_STREAMS, IN_FLIGHT = NVS_LANE_EVENTS, RING = 16, MOST_IN_A_ROW = 8 };
+
+typedef struct flight { /* a chunk on its way; each stage hands it to the next under the pipeline's lock */
+    void *host[NVS_CHUNK_GRAINS];
+    CUresult failed; /* its copy could not be queued */
+    bool skipped;    /* nothing is to be done about it: freed meanwhile, or given up */
+    bool copied;     /* a copy was wanted: not for a chunk that never had contents */
+} flight;
+
+/* Places are numbered as in the job: place n has flights[n % RING], and its copy events[n % IN_FLIGHT]. */
+typedef struct pipeline {
+    nvs_transfer *job;
+    nvs_lane *with;
+    CUcontext context;
+    flight flights[RING];
+    pthread_mutex_t lock; /* taken with no other, and never held across a call of the driver */
+    pthread_cond_t changed;
+    /* Under the lock, and written by one stage each: how many places have passed it. */
+    size_t prepared, queued, finished;
+    bool all_prepared; /* no more will be */
+    bool stopped;      /* something failed: nothing new is begun */
+} pipeline;
+
+/* --- what all stages do --- */
+
+static void fail(pipeline *p, nvs_status status, CUresult result)
+{
+    pthread_mutex_lock(&p->lock);
+    if (p->job->status == NVS_OK) {
+        p->job->status = status;
+        p->job->failure = result;
+    }
+    p->stopped = true;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void set_state(const nvs_place *of, nvs_chunk_state state, int64_t on_gpu, void *const *host, uint64_t restored)
+{
+    nvs_chunk *chunk = &of->segment->chunks[of->chunk];
+    nvs_swap_lock();
+    chunk->state = (uint8_t)state;
+    for (uint32_t i = 0; i < chunk->grains; i++)
+        chunk->host[i] = host != NULL ? host[i] : NULL;
+    if (restored != 0)
+        chunk->restored = restored;
+    nvs_segment_moved(of->segment, on_gpu);
+    nvs_swap_unlock();
+}
+
+static void account(const nvs_place *of, int64_t on_gpu)
+{
+    nvs_swap_lock();
+    nvs_segment_moved(of->segment, on_gpu);
+    nvs_swap_unlock();
+}
+
+static uint64_t next_restoration(uint32_t gpu)
+{
+    nvs_swap_lock();
+    uint64_t number = ++nvs_swap_gpus[gpu].restorations;
+    nvs_swap_unlock();
+    return number;
+}
+
+static uint32_t grains_of(const nvs_place *of)
+{
+    return of->segment->chunks[of->chunk].grains;
+}
+
+static bool is_doomed(const nvs_place *of)
+{
+    nvs_swap_lock();
+    bool doomed = of->segment->doomed;
+    nvs_swap_unlock();
+    return doomed;
+}
+
+static bool has_room(const pipeline *p, uint64_t bytes, bool wait)
+{
+    const nvs_watch *watch = p->job->watch;
+    return watch == NULL || watch->room(watch->argument, bytes, wait);
+}
+
+/* --- first stage --- */
+
+/* Neighbours among what is to come in, from the first one on, that are mapped in one step. */
+static size_t in_a_row(const nvs_place *places, size_t count)
+{
+    static const uint64_t ENOUGH = NVS_CHUNK_GRAINS * NVS_HOST_GRAIN;
+    uint64_t bytes = places[0].bytes;
+    size_t found = 1;
+    while (found < count && found < MOST_IN_A_ROW && bytes + places[found].bytes <= ENOUGH &&
+           nvs_chunks_adjoin(&places[found - 1], &places[found]) && !is_doomed(&places[found]))
+        bytes += places[found++].bytes;
+    return found;
+}
+
+/* Gives chunks their memory; how many of them, from the first one on. */
+static size_t map_some(pipeline *p, const nvs_place *places, size_t count)
+{
+    CUresult result;
+    uint64_t waited_ns = 0;
+    for (;; count = 1) {
+        for (size_t i = 0; i < count; i++) /* before it is there: what is told is never too little */
+            account(&places[i], (int64_t)places[i].bytes);
+        result = nvs_chunks_map(places, count);
+        if (result == CUDA_SUCCESS)
+            return count;
+        for (size_t i = 0; i < count; i++)
+            account(&places[i], -(int64_t)places[i].bytes);
+        /* Who has just ended may still have what is free by all accounts. */
+        bool later = result == CUDA_ERROR_OUT_OF_MEMORY && p->job->watch != NULL && p->job->watch->promised;
+        if (count == 1 && !(later && has_room(p, 0, false) && nvs_swap_patience(&waited_ns)))
+            break;
+    }
+    fail(p, result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_NO_MEMORY : NVS_CUDA_FAILED, result);
+    return 0;
+}
+
+/* From place n on, at most `most` of them; how many, 0: no more.  `begun` counts the bytes so far. */
+static size_t prepare_in(pipeline *p, size_t n, size_t most, uint64_t *begun)
+{
+    const nvs_place *places = p->job->places + n;
+    size_t count = in_a_row(places, most);
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++)
+        bytes += places[i].bytes;
+    if (count > 1 && !has_room(p, *begun + bytes, false)) { /* then little by little */
+        count = 1;
+        bytes = places[0].bytes;
+    }
+    if (!has_room(p, *begun + bytes, true))
+        return 0;
+    count = map_some(p, places, count);
+    for (size_t i = 0; i < count; i++) {
+        const nvs_chunk *chunk = &places[i].segment->chunks[places[i].chunk];
+        flight *f = &p->flights[(n + i) % RING];
+        *f = (flight){.copied = chunk->state != NVS_CHUNK_UNBACKED};
+        for (uint32_t grain = 0; grain < chunk->grains; grain++)
+            f->host[grain] = chunk->host[grain];
+        *begun += places[i].bytes;
+    }
+    return count;
+}
+
+static size_t prepare_out(pipeline *p, size_t n, uint64_t *begun)
+{
+    const nvs_place *of = &p->job->places[n];
+    flight *f = &p->flights[n % RING];
+    if (!has_room(p, *begun + of->bytes, true))
+        return 0;
+    *f = (flight){.copied = true};
+    *begun += of->bytes;
+    if (nvs_host_take(p->job->gpu, grains_of(of), f->host))
+        return 1;
+    fail(p, NVS_NO_MEMORY, CUDA_ERROR_OUT_OF_MEMORY);
+    return 0;
+}
+
+/* Some places from n on; 0: no more. */
+static size_t prepare(pipeline *p, size_t n, size_t most, uint64_t *begun)
+{
+    if (nvs_context_ends(p->context))
+        return 0; /* a thread waits to end it; another context may do for the rest */
+    if (is_doomed(&p->job->places[n])) {
+        p->flights[n % RING] = (flight){.skipped = true};
+        return 1;
+    }
+    return p->job->out ? prepare_out(p, n, begun) : prepare_in(p, n, most, begun);
+}
+
+/* --- second stage --- */
+
+/* Neighbouring grains go in one copy. */
+static CUresult copy(const pipeline *p, size_t n, const flight *f, CUstream stream)
+{
+    const nvs_place *of = &p->job->places[n];
+    const uint32_t grains = grains_of(of);
+    CUdeviceptr address = nvs_segment_chunk_address(of->segment, of->chunk);
+    CUresult result = CUDA_SUCCESS;
+    for (uint32_t i = 0, run; i < grains && result == CUDA_SUCCESS; i += run, address += run * NVS_HOST_GRAIN) {
+        for (run = 1; i + run < grains && (char *)f->host[i + run] == (char *)f->host[i] + run * NVS_HOST_GRAIN;)
+            run++;
+        result = p->job->out ? NVS_REAL(cuMemcpyDtoHAsync_v2)(f->host[i], address, run * NVS_HOST_GRAIN, stream)
+                             : NVS_REAL(cuMemcpyHtoDAsync_v2)(address, f->host[i], run * NVS_HOST_GRAIN, stream);
+    }
+    return result;
+}
+
+static void queue(pipeline *p, size_t n, bool stopped)
+{
+    flight *f = &p->flights[n % RING];
+    CUstream stream = p->with->streams[n % STREAMS];
+    if (f->skipped || !f->copied)
+        return;
+    if (p->job->out && (stopped || nvs_context_ends(p->context))) { /* not begun.  But what is mapped must get what belongs there. */
+        nvs_host_give(grains_of(&p->job->places[n]), f->host);
+        f->skipped = true;
+        return;
+    }
+    f->failed = copy(p, n, f, stream);
+    if (f->failed == CUDA_SUCCESS)
+        f->failed = NVS_REAL(cuEventRecord)(p->with->events[n % IN_FLIGHT], stream);
+}
+
+/* --- third stage --- */
+
+static void arrived(pipeline *p, uint64_t bytes)
+{
+    const nvs_watch *watch = p->job->watch;
+    p->job->moved_bytes += bytes;
+    if (watch != NULL)
+        watch->moved(watch->argument, p->job->moved_bytes);
+}
+
+/* A chunk's copy to the host has arrived, or failed: only now may it leave the GPU. */
+static void finish_out(pipeline *p, const nvs_place *of, flight *f, CUresult copied)
+{
+    const int offered = copied == CUDA_SUCCESS ? nvs_heir_offer(of->segment, of->chunk) : -1;
+    CUresult result = copied == CUDA_SUCCESS ? nvs_chunk_unmap(of->segment, of->chunk) : copied;
+    if (result != CUDA_SUCCESS) {
+        if (offered >= 0)
+            close(offered);
+        nvs_host_give(grains_of(of), f->host);
+        fail(p, NVS_CUDA_FAILED, result);
+        return;
+    }
+    set_state(of, NVS_CHUNK_EVICTED, -(int64_t)of->bytes, f->host, 0);
+    nvs_heir_give(of->segment, of->chunk, offered); /* before it is told, so that it is there when the room is */
+    arrived(p, of->bytes);
+}
+
+static void finish_in(pipeline *p, const nvs_place *of, flight *f, CUresult copied)
+{
+    if (copied != CUDA_SUCCESS) { /* the host's copy is still the good one */
+        fail(p, NVS_CUDA_FAILED, copied);
+        if (nvs_chunk_unmap(of->segment, of->chunk) == CUDA_SUCCESS)
+            account(of, -(int64_t)of->bytes);
+        return;
+    }
+    set_state(of, NVS_CHUNK_RESIDENT, 0, NULL, next_restoration(p->job->gpu));
+    if (f->copied)
+        nvs_host_give(grains_of(of), f->host);
+    arrived(p, of->bytes);
+}
+
+static void finish(pipeline *p, size_t n)
+{
+    flight *f = &p->flights[n % RING];
+    if (f->skipped)
+        return;
+    CUresult copied = f->failed;
+    if (f->copied && copied == CUDA_SUCCESS)
+        copied = NVS_REAL(cuEventSynchronize)(p->with->events[n % IN_FLIGHT]);
+    for (unsigned i = 0; copied != CUDA_SUCCESS && i < STREAMS; i++)
+        NVS_REAL(cuStreamSynchronize)(p->with->streams[i]); /* whatever it was: both ends may still be in use */
+    (p->job->out ? finish_out : finish_in)(p, &p->job->places[n], f, copied);
+}
+
+/* --- one thread --- */
+
+static void finish_queued(pipeline *p, size_t keep)
+{
+    while (p->queued - p->finished > keep) {
+        finish(p, p->finished);
+        p->finished++;
+    }
+}
+
+static void run_alone(pipeline *p)
+{
+    uint64_t begun = p->job->moved_bytes;
+    size_t count = 1;
+    while (p->prepared < p->job->count && count != 0 && !p->stopped) {
+        if (!has_room(p, begun + p->job->places[p->prepared].bytes, false))
+            finish_queued(p, 0); /* before it waits, what is under way arrives and is told */
+        size_t left = p->job->count - p->prepared;
+        count = prepare(p, p->prepared, left < IN_FLIGHT ? left : IN_FLIGHT, &begun);
+        p->prepared += count;
+        while (p->queued < p->prepared) {
+            finish_queued(p, IN_FLIGHT - 1);
+            queue(p, p->queued, p->stopped);
+            p->queued++;
+        }
+    }
+    finish_queued(p, 0);
+}
+
+/* --- three threads --- */
+
+static void enter(const pipeline *p, bool *pushed)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    *pushed = nvs_context_enter(p->context);
+}
+
+static void leave(bool pushed)
+{
+    CUcontext ignored;
+    if (pushed)
+        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+}
+
+static void *prepare_all(void *argument)
+{
+    pipeline *p = argument;
+    uint64_t begun = p->job->moved_bytes;
+    bool pushed;
+    enter(p, &pushed);
+    for (size_t n = 0, count; n < p->job->count; n += count) {
+        pthread_mutex_lock(&p->lock);
+        while (n - p->finished >= RING && !p->stopped)
+            nvs_cond_wait(&p->changed, &p->lock, NULL);
+        bool stopped = p->stopped;
+        size_t most = RING - (n - p->finished), left = p->job->count - n;
+        pthread_mutex_unlock(&p->lock);
+        count = stopped ? 0 : prepare(p, n, most < left ? most : left, &begun);
+        if (count == 0)
+            break;
+        pthread_mutex_lock(&p->lock);
+        p->prepared += count;
+        pthread_cond_broadcast(&p->changed);
+        pthread_mutex_unlock(&p->lock);
+    }
+    pthread_mutex_lock(&p->lock);
+    p->all_prepared = true;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    leave(pushed);
+    return NULL;
+}
+
+static void queue_all(pipeline *p)
+{
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        while ((p->queued == p->prepared && !p->all_prepared) || p->queued - p->finished >= IN_FLIGHT)
+            nvs_cond_wait(&p->changed, &p->lock, NULL);
+        if (p->queued == p->prepared)
+            break;
+        bool stopped = p->stopped;
+        pthread_mutex_unlock(&p->lock);
+        queue(p, p->queued, stopped); /* `queued` is written here alone */
+        pthread_mutex_lock(&p->lock);
+        p->queued++;
+        pthread_cond_broadcast(&p->changed);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void *finish_all(void *argument)
+{
+    pipeline *p = argument;
+    bool pushed;
+    enter(p, &pushed);
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        while (p->finished == p->queued && !(p->all_prepared && p->queued == p->prepared))
+            nvs_cond_wait(&p->changed, &p->lock, NULL);
+        if (p->finished == p->queued)
+            break;
+        pthread_mutex_unlock(&p->lock);
+        finish(p, p->finished); /* as above */
+        pthread_mutex_lock(&p->lock);
+        p->finished++;
+        pthread_cond_broadcast(&p->changed);
+    }
+    pthread_mutex_unlock(&p->lock);
+    leave(pushed);
+    return NULL;
+}
+
+/* False: nothing was begun. */
+static bool run_together(pipeline *p)
+{
+    pthread_t first, last;
+    if (nvs_thread_start(&last, finish_all, p) != 0)
+        return false;
+    if (nvs_thread_start(&first, prepare_all, p) != 0) {
+        pthread_mutex_lock(&p->lock);
+        p->all_prepared = true;
+        pthread_cond_broadcast(&p->changed);
+        pthread_mutex_unlock(&p->lock);
+        pthread_join(last, NULL);
+        p->all_prepared = false;
+        return false;
+    }
+    queue_all(p);
+    pthread_join(first, NULL);
+    pthread_join(last, NULL);
+    return true;
+}
+
+void nvs_swap_transfer(nvs_transfer *job, CUcontext context)
+{
+    enum { FEW = 1 }; /* not worth a thread */
+    pipeline p = {.job = job, .context = context};
+    CUresult result = nvs_swap_lane(job->gpu, context, &p.with);
+    if (result != CUDA_SUCCESS) {
+        job->status = NVS_CUDA_FAILED;
+        job->failure = result;
+        return;
+    }
+    pthread_mutex_init(&p.lock, NULL);
+    pthread_cond_init(&p.changed, NULL);
+    if (job->count <= FEW || !run_together(&p))
+        run_alone(&p);
+    pthread_cond_destroy(&p.changed);
+    pthread_mutex_destroy(&p.lock);
+}

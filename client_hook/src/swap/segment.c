@@ -1,0 +1,453 @@
+/* Segments: address space, physical chunks in it, and the figures of each GPU.  See swap.h. */
+#include "swap/swap.h"
+
+#include "base/cancel.h"
+#include "driver/cuda_api.h"
+#include "swap/handdown.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS];
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "swap" in the lock order of base/base.h */
+NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* of a claim */
+
+void nvs_swap_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void nvs_swap_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+void nvs_swap_wait(void)
+{
+    nvs_cond_wait(&changed, &lock, NULL);
+}
+
+void nvs_swap_wake(void)
+{
+    pthread_cond_broadcast(&changed);
+}
+
+static CUmemAllocationProp on_gpu(uint32_t gpu)
+{
+    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu}};
+}
+
+uint64_t nvs_swap_unit(uint32_t gpu)
+{
+    enum { NONE = 1 };
+    static _Atomic uint64_t known[NVS_MAX_GPUS];
+    if (gpu >= NVS_MAX_GPUS)
+        return 0;
+    /* Relaxed: the value stands for itself and every thread would find the same. */
+    uint64_t unit = atomic_load_explicit(&known[gpu], memory_order_relaxed);
+    if (NVS_LIKELY(unit != 0))
+        return unit == NONE ? 0 : unit;
+    int supported = 0;
+    size_t granularity = 0;
+    const CUmemAllocationProp prop = on_gpu(gpu);
+    CUresult result = NVS_REAL(cuDeviceGetAttribute)(&supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, (CUdevice)gpu);
+    if (result == CUDA_SUCCESS && supported)
+        result = NVS_REAL(cuMemGetAllocationGranularity)(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (result != CUDA_SUCCESS)
+        return 0; /* the driver is not ready: asked again next time */
+    const uint64_t largest = NVS_HOST_GRAIN * NVS_CHUNK_GRAINS;
+    if (granularity != 0 && NVS_HOST_GRAIN % granularity == 0)
+        unit = NVS_HOST_GRAIN;
+    else if (granularity != 0 && granularity % NVS_HOST_GRAIN == 0 && largest % granularity == 0)
+        unit = granularity;
+    else
+        unit = NONE;
+    atomic_store_explicit(&known[gpu], unit, memory_order_relaxed);
+    return unit == NONE ? 0 : unit;
+}
+
+uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk)
+{
+    return segment->chunks[chunk].grains * NVS_HOST_GRAIN;
+}
+
+CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk)
+{
+    return segment->base + segment->chunks[chunk].at * NVS_HOST_GRAIN;
+}
+
+/* One reservation for all segments of a GPU, twice as large as its memory: addresses cost nothing. */
+static nvs_segment *make_space(uint32_t gpu)
+{
+    const uint64_t unit = nvs_swap_unit(gpu), most = UINT64_C(1) << 40;
+    size_t total = 0;
+    nvs_segment *space = calloc(1, sizeof *space);
+    if (space == NULL || NVS_REAL(cuDeviceTotalMem_v2)(&total, (CUdevice)gpu) != CUDA_SUCCESS)
+        goto out;
+    space->bytes = (total < most / 2 ? 2 * total : most) / unit * unit;
+    space->block_bytes = (uint32_t)unit;
+    space->blocks = space->free_blocks = space->longest = (uint32_t)(space->bytes / unit);
+    space->used = calloc((space->blocks + 63) / 64, sizeof *space->used);
+    if (space->used != NULL && NVS_REAL(cuMemAddressReserve)(&space->base, space->bytes, 0, 0, 0) == CUDA_SUCCESS)
+        return space;
+    free(space->used);
+out:
+    free(space);
+    return NULL;
+}
+
+static nvs_segment *space_of(uint32_t gpu)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
+    nvs_swap_lock();
+    nvs_segment *space = of->space;
+    bool make = space == NULL && !of->no_space;
+    of->no_space |= make; /* nobody else tries meanwhile: they take ranges of their own */
+    nvs_swap_unlock();
+    if (make && (space = make_space(gpu)) != NULL) {
+        nvs_swap_lock();
+        of->space = space;
+        nvs_swap_unlock();
+    }
+    return space;
+}
+
+static CUresult take_addresses(nvs_segment *segment)
+{
+    nvs_segment *space = space_of(segment->gpu);
+    if (space != NULL) {
+        nvs_swap_lock();
+        bool taken = nvs_arena_take(space, segment->bytes, &segment->base);
+        nvs_swap_unlock();
+        if (taken)
+            return CUDA_SUCCESS;
+    }
+    segment->own_range = true;
+    return NVS_REAL(cuMemAddressReserve)(&segment->base, segment->bytes, 0, 0, 0);
+}
+
+static void give_addresses(const nvs_segment *segment)
+{
+    if (segment->own_range) {
+        NVS_REAL(cuMemAddressFree)(segment->base, segment->bytes);
+        return;
+    }
+    nvs_swap_lock();
+    nvs_arena_give(nvs_swap_gpus[segment->gpu].space, segment->base, segment->bytes);
+    nvs_swap_unlock();
+}
+
+/* The size of the next chunk where so much is left of a segment.  The end of a large one is cut smaller and smaller, so that some of
+ * its chunks make up any amount that must move. */
+static uint64_t next_chunk(uint64_t bytes, uint64_t left, uint64_t chunk_bytes, uint64_t unit)
+{
+    enum { LARGE = 8 }; /* chunks */
+    if (left > chunk_bytes)
+        return chunk_bytes;
+    if (bytes < LARGE * chunk_bytes || chunk_bytes == unit)
+        return left;
+    uint64_t size = chunk_bytes / 2;
+    while (size > unit && size > left / 2)
+        size /= 2;
+    return size < left ? size : left;
+}
+
+CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint64_t chunk_bytes, uint32_t block_bytes, nvs_segment **out)
+{
+    const uint64_t unit = nvs_swap_unit(gpu), most = bytes / chunk_bytes + 16; /* the end is halved six times at most */
+    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (most > UINT32_MAX / 2)
+        return result;
+    nvs_segment *segment = calloc(1, sizeof *segment + (size_t)most * sizeof segment->chunks[0]);
+    if (segment == NULL)
+        return result;
+    segment->gpu = gpu;
+    segment->bytes = bytes;
+    for (uint64_t at = 0, size; at < bytes; at += size) {
+        size = next_chunk(bytes, bytes - at, chunk_bytes, unit);
+        nvs_chunk *chunk = &segment->chunks[segment->chunk_count++];
+        chunk->at = (uint32_t)(at / NVS_HOST_GRAIN);
+        chunk->grains = (uint32_t)(size / NVS_HOST_GRAIN);
+    }
+    if (block_bytes != 0) {
+        segment->block_bytes = block_bytes;
+        segment->blocks = segment->free_blocks = segment->longest = (uint32_t)(bytes / block_bytes);
+        segment->used = calloc((segment->blocks + 63) / 64, sizeof *segment->used);
+        if (segment->used == NULL)
+            goto out;
+    }
+    if (!nvs_host_reserve(bytes)) {
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "no host memory to evict a new allocation to (%llu MiB): out of memory; NVSHARE_HOST_LIMIT, what "
+                     "the machine has left, or the coordinator's host budget (NVSHARE_LOG=info tells) is too little", (unsigned long long)(bytes >> 20));
+        goto out;
+    }
+    result = take_addresses(segment);
+    if (result == CUDA_SUCCESS) {
+        *out = segment;
+        return result;
+    }
+    nvs_host_unreserve(bytes);
+out:
+    free(segment->used);
+    free(segment);
+    return result;
+}
+
+static CUresult map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle)
+{
+    const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
+    const CUdeviceptr address = nvs_segment_chunk_address(segment, chunk);
+    CUresult result = NVS_REAL(cuMemMap)(address, bytes, 0, handle, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = nvs_views_map(segment, chunk, handle);
+    if (result != CUDA_SUCCESS && NVS_REAL(cuMemUnmap)(address, bytes) != CUDA_SUCCESS)
+        NVS_REAL(cuMemUnmap)(address, bytes);
+    return result;
+}
+
+static CUresult make(const nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted, CUmemGenericAllocationHandle *handle)
+{
+    const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
+    CUmemAllocationProp prop = segment->own != NULL ? segment->own->properties : on_gpu(segment->gpu);
+    if (hosted != NULL)
+        prop = *hosted;
+    else if (segment->own == NULL && nvs_heir_possible(segment->gpu))
+        prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUresult result = NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_inheritance_drop(segment->gpu)) /* what came and is of no use was in the way */
+        result = NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
+    return result;
+}
+
+static void drop_descriptor(nvs_segment *segment, uint32_t chunk)
+{
+    if (segment->chunks[chunk].descriptor > 0)
+        nvs_descriptor_drop(segment->chunks[chunk].descriptor);
+    segment->chunks[chunk].descriptor = 0;
+}
+
+static CUresult create_and_map(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted)
+{
+    CUmemGenericAllocationHandle handle;
+    int descriptor = 0;
+    CUresult result = CUDA_SUCCESS;
+    if (hosted != NULL || !nvs_heir_take(segment, chunk, &handle, &descriptor))
+        result = make(segment, chunk, hosted, &handle);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = map(segment, chunk, handle);
+    segment->chunks[chunk].descriptor = descriptor;
+    if (result != CUDA_SUCCESS)
+        drop_descriptor(segment, chunk);
+    /* From here on the mapping keeps the memory, and to unmap it is to give it up: one step that can fail, not two. */
+    if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
+    return result;
+}
+
+static void set_mapped(nvs_segment *segment, uint32_t chunk, bool mapped)
+{
+    nvs_swap_lock();
+    segment->chunks[chunk].mapped = mapped;
+    nvs_swap_unlock();
+}
+
+bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after)
+{
+    return nvs_segment_chunk_address(before->segment, before->chunk) + before->bytes ==
+               nvs_segment_chunk_address(after->segment, after->chunk) &&
+           (before->segment == after->segment || (!before->segment->own_range && !after->segment->own_range));
+}
+
+/* Within claims. */
+static CUresult unmap(nvs_segment *segment, uint32_t chunk)
+{
+    CUresult result = nvs_views_unmap(segment, chunk);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = NVS_REAL(cuMemUnmap)(nvs_segment_chunk_address(segment, chunk), nvs_segment_chunk_bytes(segment, chunk));
+    if (result == CUDA_SUCCESS)
+        drop_descriptor(segment, chunk);
+    else
+        nvs_views_map_again(segment, chunk);
+    return result;
+}
+
+static CUresult map_all(const nvs_place *places, size_t count, const CUmemAllocationProp *hosted)
+{
+    const uint32_t gpu = places[0].segment->gpu;
+    CUresult result = CUDA_SUCCESS;
+    uint64_t bytes = 0;
+    size_t mapped = 0;
+    for (size_t i = 0; i < count; i++)
+        nvs_segment_claim(places[i].segment, false);
+    for (; mapped < count && result == CUDA_SUCCESS; mapped += result == CUDA_SUCCESS) {
+        result = create_and_map(places[mapped].segment, places[mapped].chunk, hosted);
+        bytes += places[mapped].bytes;
+    }
+    if (result == CUDA_SUCCESS) {
+        result = nvs_rights_of_access(gpu, nvs_segment_chunk_address(places[0].segment, places[0].chunk), bytes);
+    }
+    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++) {
+        nvs_rights_of_attributes(places[i].segment, places[i].chunk);
+        set_mapped(places[i].segment, places[i].chunk, true);
+    }
+    for (size_t i = 0; result != CUDA_SUCCESS && i < mapped; i++)
+        if (unmap(places[i].segment, places[i].chunk) != CUDA_SUCCESS)
+            unmap(places[i].segment, places[i].chunk);
+    for (size_t i = 0; i < count; i++)
+        nvs_segment_unclaim(places[i].segment);
+    return result;
+}
+
+CUresult nvs_chunks_map(const nvs_place *places, size_t count)
+{
+    return map_all(places, count, NULL);
+}
+
+CUresult nvs_chunk_map_hosted(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted)
+{
+    return map_all(&(nvs_place){segment, chunk, nvs_segment_chunk_bytes(segment, chunk), 0}, 1, hosted);
+}
+
+CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk)
+{
+    nvs_segment_claim(segment, false);
+    CUresult result = unmap(segment, chunk);
+    if (result == CUDA_SUCCESS)
+        set_mapped(segment, chunk, false);
+    nvs_segment_unclaim(segment);
+    return result;
+}
+
+CUresult nvs_segment_back(nvs_segment *segment, uint64_t bytes)
+{
+    enum { AT_ONCE = 32 };
+    nvs_place places[AT_ONCE];
+    CUresult result = CUDA_SUCCESS;
+    for (uint32_t first = 0, count; bytes != 0 && first < segment->chunk_count && result == CUDA_SUCCESS; first += count) {
+        for (count = 0; bytes != 0 && count < AT_ONCE && first + count < segment->chunk_count; count++) {
+            places[count] = (nvs_place){segment, first + count, nvs_segment_chunk_bytes(segment, first + count), 0};
+            bytes -= places[count].bytes < bytes ? places[count].bytes : bytes;
+        }
+        if (segment->chunks[first].state == NVS_CHUNK_RESIDENT)
+            continue; /* by a try before this one, which ended at such a boundary */
+        result = nvs_chunks_map(places, count);
+        for (uint32_t i = first; i < first + count && result == CUDA_SUCCESS; i++)
+            segment->chunks[i].state = NVS_CHUNK_RESIDENT;
+    }
+    return result; /* what is there when it fails is given back with the segment */
+}
+
+void nvs_segment_list(nvs_segment *segment)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    const bool arena = segment->used != NULL;
+    segment->next = arena ? of->first : NULL;
+    segment->previous = arena ? NULL : of->last;
+    *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment;
+    *(segment->next != NULL ? &segment->next->previous : &of->last) = segment;
+}
+
+void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    of->resident += (uint64_t)bytes; /* modulo 2^64: right in both directions */
+    segment->on_gpu += (uint64_t)bytes;
+    if (segment->doomed) {
+        of->committed += (uint64_t)bytes;
+        segment->counted += (uint64_t)bytes;
+    }
+}
+
+void nvs_segment_hosted(nvs_segment *segment, int64_t bytes)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    of->hosted += (uint64_t)bytes; /* as above */
+    segment->hosted += (uint64_t)bytes;
+    if (segment->doomed) {
+        of->committed += (uint64_t)bytes;
+        segment->counted += (uint64_t)bytes;
+    }
+}
+
+bool nvs_segment_doom(nvs_segment *segment)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment->next;
+    *(segment->next != NULL ? &segment->next->previous : &of->last) = segment->previous;
+    segment->next = segment->previous = NULL;
+    segment->doomed = true;
+    of->committed -= segment->counted - segment->on_gpu - segment->hosted;
+    segment->counted = segment->on_gpu + segment->hosted;
+    return segment->users == 0;
+}
+
+void nvs_segment_destroy(nvs_segment *segment)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    uint64_t lost = 0, pinned = 0;
+    for (uint32_t i = 0; i < segment->chunk_count; i++) {
+        nvs_chunk *chunk = &segment->chunks[i];
+        if (nvs_chunk_is_mapped(chunk->state) && nvs_chunk_unmap(segment, i) != CUDA_SUCCESS && nvs_chunk_unmap(segment, i) != CUDA_SUCCESS)
+            lost += nvs_segment_chunk_bytes(segment, i);
+        if (chunk->state == NVS_CHUNK_EVICTED)
+            nvs_host_give(chunk->grains, chunk->host);
+        if (chunk->state == NVS_CHUNK_PINNED)
+            pinned += nvs_segment_chunk_bytes(segment, i);
+    }
+    if (lost != 0)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back %llu MiB; they stay counted until the program ends",
+                     (unsigned long long)(lost >> 20));
+    else
+        give_addresses(segment);
+    nvs_own_free(segment->own);
+    if (lost > segment->on_gpu)
+        lost = segment->on_gpu; /* the rest is the host's */
+    nvs_swap_lock();
+    of->resident -= segment->on_gpu - lost;
+    of->hosted -= segment->hosted;
+    of->pinned -= pinned;
+    of->committed -= segment->counted - lost;
+    nvs_swap_unlock();
+    nvs_host_unreserve(segment->bytes);
+    free(segment->used);
+    free(segment);
+}
+
+void nvs_segment_let_go(nvs_segment *segment)
+{
+    nvs_swap_lock();
+    bool destroy = --segment->users == 0 && segment->doomed;
+    nvs_swap_unlock();
+    if (destroy)
+        nvs_segment_destroy(segment);
+}
+
+bool nvs_swap_patience(uint64_t *waited_ns)
+{
+    static const uint64_t LONGEST_NS = 400000000, NAP_NS = 2000000;
+    if (*waited_ns >= LONGEST_NS)
+        return false;
+    const int saved = errno; /* the application's, whatever a nap does */
+    nvs_nap((long)NAP_NS);
+    errno = saved;
+    *waited_ns += NAP_NS;
+    return true;
+}
+
+NVS_FORK_CODE void nvs_swap_segments_after_fork(void)
+{
+    static const nvs_swap_gpu none;
+    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    pthread_cond_init(&changed, NULL);
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (memcmp(&nvs_swap_gpus[gpu], &none, sizeof none) != 0)
+            nvs_swap_gpus[gpu] = none;
+}

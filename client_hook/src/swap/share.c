@@ -1,0 +1,113 @@
+/* Chunks that other processes map too: they are on the GPU and stay there, until the last of those who share them is done.
+ *
+ * May not go here: who they are (ipc/export.c), and how descriptors get to them.
+ */
+#include "swap/swap.h"
+
+#include "driver/cuda_api.h"
+#include "memory/pins.h"
+
+#include <fcntl.h>
+
+/* Locked.  A segment that is still listed; who asks may hold a pointer to one that is no more. */
+static bool is_listed(uint32_t gpu, const nvs_segment *segment)
+{
+    const nvs_segment *at = nvs_swap_gpus[gpu].first;
+    while (at != NULL && at != segment)
+        at = at->next;
+    return at != NULL;
+}
+
+/* Locked.  Which chunks hold a range of addresses. */
+static void find_chunks(const nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out)
+{
+    *out = (nvs_share){.first = UINT32_MAX};
+    for (uint32_t i = 0; i < segment->chunk_count; i++) {
+        const CUdeviceptr begin = nvs_segment_chunk_address(segment, i), end = begin + nvs_segment_chunk_bytes(segment, i);
+        if (end <= address || begin >= address + bytes)
+            continue;
+        if (out->count++ == 0) {
+            out->first = i;
+            out->offset = address - begin;
+        }
+        out->bytes += end - begin;
+    }
+}
+
+/* Locked.  Whether they can be shared as things are, and how many bytes more would have to stay. */
+static CUresult look(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out, uint64_t *more)
+{
+    *more = 0;
+    if (!is_listed(gpu, segment) || segment->own != NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    find_chunks(segment, address, bytes, out);
+    out->segment = segment;
+    for (uint32_t i = out->first; i < out->first + out->count; i++) {
+        const nvs_chunk *chunk = &segment->chunks[i];
+        if (chunk->state != NVS_CHUNK_RESIDENT && chunk->state != NVS_CHUNK_PINNED)
+            return CUDA_ERROR_NOT_READY; /* it runs from the host, for want of room */
+        if (chunk->descriptor < 0)
+            return CUDA_ERROR_NOT_SUPPORTED; /* it came from another program, and nothing to pass it on by was kept */
+        if (chunk->state == NVS_CHUNK_RESIDENT && !nvs_swap_gpus[gpu].reached)
+            *more += nvs_segment_chunk_bytes(segment, i);
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
+    uint64_t more, ignored;
+    nvs_swap_lock();
+    CUresult result = look(gpu, segment, address, bytes, out, &more);
+    nvs_swap_unlock();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!nvs_pins_may(gpu, more)) {
+        nvs_pins_say_refused("memory shared with other processes (cuIpcGetMemHandle)");
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    nvs_swap_lock();
+    result = look(gpu, segment, address, bytes, out, &ignored); /* another thread may have freed or shared it meanwhile */
+    for (uint32_t i = out->first; result == CUDA_SUCCESS && i < out->first + out->count; i++) {
+        nvs_chunk *chunk = &segment->chunks[i];
+        if (chunk->shares++ == 0) {
+            chunk->state = NVS_CHUNK_PINNED;
+            of->pinned += nvs_segment_chunk_bytes(segment, i);
+        }
+    }
+    segment->users += result == CUDA_SUCCESS;
+    nvs_swap_unlock();
+    nvs_pins_settled(gpu, more);
+    return result;
+}
+
+void nvs_share_end(const nvs_share *share)
+{
+    nvs_segment *segment = share->segment;
+    nvs_swap_lock();
+    for (uint32_t i = share->first; i < share->first + share->count; i++) {
+        nvs_chunk *chunk = &segment->chunks[i];
+        if (--chunk->shares == 0) {
+            chunk->state = NVS_CHUNK_RESIDENT;
+            nvs_swap_gpus[segment->gpu].pinned -= nvs_segment_chunk_bytes(segment, i);
+        }
+    }
+    nvs_swap_unlock();
+    nvs_segment_let_go(segment);
+}
+
+int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk)
+{
+    const int kept = segment->chunks[chunk].descriptor;
+    CUmemGenericAllocationHandle handle;
+    int descriptor = -1;
+    if (kept > 0) /* what was imported the driver does not export again */
+        return fcntl(kept, F_DUPFD_CLOEXEC, 0);
+    if (NVS_REAL(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)nvs_segment_chunk_address(segment, chunk)) != CUDA_SUCCESS)
+        return -1;
+    if (NVS_REAL(cuMemExportToShareableHandle)(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS)
+        descriptor = -1;
+    NVS_REAL(cuMemRelease)(handle);
+    return descriptor;
+}

@@ -1,0 +1,373 @@
+/* Handles of the application's own virtual memory management: where it has mapped them, and with which access.
+ *
+ * The handle that the application holds stands for a segment, whose chunks are mapped at addresses of our own, from where they
+ * are copied, and a second time at each place where the application mapped the handle (a view).  Whenever a chunk gets or loses its
+ * memory, all its views do; and a view that is made, changed or ended meanwhile finds each chunk either wholly mapped or not at all,
+ * because each such step is a claim on the segment.
+ *
+ * May not go here: the registry of handles and mappings (hooks/memory/vmm.c), when chunks move.
+ */
+#include "swap/swap.h"
+
+#include "driver/cuda_api.h"
+#include "memory/pins.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ALONE UINT32_MAX
+
+void nvs_segment_claim(const nvs_segment *segment, bool alone)
+{
+    if (segment->own == NULL)
+        return;
+    nvs_swap_lock();
+    while (segment->own->claims == ALONE || (alone && segment->own->claims != 0))
+        nvs_swap_wait();
+    segment->own->claims = alone ? ALONE : segment->own->claims + 1;
+    nvs_swap_unlock();
+}
+
+void nvs_segment_unclaim(const nvs_segment *segment)
+{
+    if (segment->own == NULL)
+        return;
+    nvs_swap_lock();
+    segment->own->claims = segment->own->claims == ALONE ? 0 : segment->own->claims - 1;
+    nvs_swap_wake();
+    nvs_swap_unlock();
+}
+
+/* --- one chunk, all views; within a claim --- */
+
+/* Whatever the driver did not take back at once, it may the second time. */
+static CUresult unmap(CUdeviceptr address, uint64_t bytes)
+{
+    CUresult result = NVS_REAL(cuMemUnmap)(address, bytes);
+    return result == CUDA_SUCCESS ? result : NVS_REAL(cuMemUnmap)(address, bytes);
+}
+
+static void release(CUmemGenericAllocationHandle handle)
+{
+    if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
+}
+
+static CUdeviceptr place(const nvs_segment *segment, uint32_t chunk, const nvs_view *view)
+{
+    return view->address + (nvs_segment_chunk_address(segment, chunk) - segment->base);
+}
+
+static CUresult map_one(const nvs_segment *segment, uint32_t chunk, const nvs_view *view, CUmemGenericAllocationHandle handle)
+{
+    const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
+    const CUdeviceptr address = place(segment, chunk, view);
+    CUresult result = NVS_REAL(cuMemMap)(address, bytes, 0, handle, 0);
+    if (result != CUDA_SUCCESS || view->access_count == 0)
+        return result;
+    result = NVS_REAL(cuMemSetAccess)(address, bytes, view->access, view->access_count);
+    if (result != CUDA_SUCCESS)
+        unmap(address, bytes);
+    return result;
+}
+
+/* Maps the views before `end`: all or none. */
+static CUresult map_until(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle, const nvs_view *end)
+{
+    CUresult result = CUDA_SUCCESS;
+    const nvs_view *at = segment->own->views;
+    for (; at != end && result == CUDA_SUCCESS; at = result == CUDA_SUCCESS ? at->next : at)
+        result = map_one(segment, chunk, at, handle);
+    for (const nvs_view *done = segment->own->views; result != CUDA_SUCCESS && done != at; done = done->next)
+        unmap(place(segment, chunk, done), nvs_segment_chunk_bytes(segment, chunk));
+    return result;
+}
+
+CUresult nvs_views_map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle)
+{
+    return segment->own != NULL ? map_until(segment, chunk, handle, NULL) : CUDA_SUCCESS;
+}
+
+/* A chunk that stays after all is mapped again where it was. */
+static void map_again(const nvs_segment *segment, uint32_t chunk, const nvs_view *end)
+{
+    CUmemGenericAllocationHandle handle;
+    CUresult result = NVS_REAL(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)nvs_segment_chunk_address(segment, chunk));
+    if (result == CUDA_SUCCESS) {
+        result = map_until(segment, chunk, handle, end);
+        release(handle);
+    }
+    if (result != CUDA_SUCCESS)
+        NVS_LOG_ONCE(NVS_LOG_ERROR, "the driver neither moves memory of the program nor leaves it where it is (error %d)", (int)result);
+}
+
+CUresult nvs_views_unmap(const nvs_segment *segment, uint32_t chunk)
+{
+    if (segment->own == NULL)
+        return CUDA_SUCCESS;
+    for (const nvs_view *at = segment->own->views; at != NULL; at = at->next) {
+        CUresult result = unmap(place(segment, chunk, at), nvs_segment_chunk_bytes(segment, chunk));
+        if (result != CUDA_SUCCESS) {
+            map_again(segment, chunk, at);
+            return result;
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+void nvs_views_map_again(const nvs_segment *segment, uint32_t chunk)
+{
+    if (segment->own != NULL && segment->own->views != NULL)
+        map_again(segment, chunk, NULL);
+}
+
+/* --- one view, all chunks; an application's thread, which keeps the segment alive --- */
+
+static nvs_view *find(const nvs_segment *segment, CUdeviceptr address)
+{
+    nvs_view *at = segment->own->views;
+    while (at != NULL && at->address != address)
+        at = at->next;
+    return at;
+}
+
+/* Chunks in a row that have memory: the first of them at or after `from`; `count` is 0 when there are none. */
+static uint32_t mapped_run(const nvs_segment *segment, uint32_t from, uint32_t *count, uint64_t *bytes)
+{
+    while (from < segment->chunk_count && !segment->chunks[from].mapped)
+        from++;
+    *count = 0;
+    *bytes = 0;
+    while (from + *count < segment->chunk_count && segment->chunks[from + *count].mapped)
+        *bytes += nvs_segment_chunk_bytes(segment, from + (*count)++);
+    return from;
+}
+
+static CUresult map_chunk(const nvs_segment *segment, uint32_t chunk, const nvs_view *view)
+{
+    CUmemGenericAllocationHandle handle;
+    CUresult result = NVS_REAL(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)nvs_segment_chunk_address(segment, chunk));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = map_one(segment, chunk, view, handle);
+    release(handle);
+    return result;
+}
+
+/* Maps the chunks before `end` that have memory: all or none. */
+static CUresult map_chunks(const nvs_segment *segment, const nvs_view *view, uint32_t end)
+{
+    CUresult result = CUDA_SUCCESS;
+    uint32_t chunk = 0;
+    for (; chunk < end && result == CUDA_SUCCESS; chunk += result == CUDA_SUCCESS)
+        if (segment->chunks[chunk].mapped)
+            result = map_chunk(segment, chunk, view);
+    for (uint32_t done = 0; result != CUDA_SUCCESS && done < chunk; done++)
+        if (segment->chunks[done].mapped)
+            unmap(place(segment, done, view), nvs_segment_chunk_bytes(segment, done));
+    return result;
+}
+
+CUresult nvs_view_add(nvs_segment *segment, CUdeviceptr address)
+{
+    nvs_view *view = calloc(1, sizeof *view);
+    if (view == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    view->address = address;
+    nvs_segment_claim(segment, true);
+    CUresult result = map_chunks(segment, view, segment->chunk_count);
+    if (result == CUDA_SUCCESS) {
+        view->next = segment->own->views;
+        segment->own->views = view;
+    }
+    nvs_segment_unclaim(segment);
+    if (result != CUDA_SUCCESS)
+        free(view);
+    return result;
+}
+
+static CUresult unmap_chunks(const nvs_segment *segment, const nvs_view *view)
+{
+    uint64_t bytes;
+    for (uint32_t first = 0, count = 0;; first += count) {
+        first = mapped_run(segment, first, &count, &bytes);
+        if (count == 0)
+            return CUDA_SUCCESS;
+        CUresult result = NVS_REAL(cuMemUnmap)(place(segment, first, view), bytes);
+        if (result == CUDA_SUCCESS)
+            continue;
+        if (map_chunks(segment, view, first) != CUDA_SUCCESS)
+            NVS_LOG_ONCE(NVS_LOG_ERROR, "the driver neither unmaps memory of the program nor leaves it where it is (error %d)", (int)result);
+        return result;
+    }
+}
+
+CUresult nvs_view_end(nvs_segment *segment, CUdeviceptr address)
+{
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    nvs_segment_claim(segment, true);
+    nvs_view *view = find(segment, address);
+    if (view != NULL)
+        result = unmap_chunks(segment, view);
+    if (view != NULL && result == CUDA_SUCCESS) {
+        nvs_view **link = &segment->own->views;
+        while (*link != view)
+            link = &(*link)->next;
+        *link = view->next;
+        free(view);
+    }
+    nvs_segment_unclaim(segment);
+    return result;
+}
+
+/* What the driver would say of access rights if there were something mapped to give them to. */
+static CUresult check_access(uint32_t owner, const CUmemAccessDesc *desc)
+{
+    int devices = 0, possible = 1;
+    if (desc->flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        desc->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (desc->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    CUresult result = NVS_REAL(cuDeviceGetCount)(&devices);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (desc->location.id < 0 || desc->location.id >= devices)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if ((uint32_t)desc->location.id != owner)
+        result = NVS_REAL(cuDeviceCanAccessPeer)(&possible, desc->location.id, (CUdevice)owner);
+    return result == CUDA_SUCCESS && !possible ? CUDA_ERROR_INVALID_DEVICE : result;
+}
+
+static bool same_location(const CUmemLocation *a, const CUmemLocation *b)
+{
+    return a->type == b->type && a->id == b->id;
+}
+
+/* False when there are too many. */
+static bool remember(nvs_view *view, const CUmemAccessDesc *desc)
+{
+    uint32_t at = 0;
+    while (at < view->access_count && !same_location(&view->access[at].location, &desc->location))
+        at++;
+    if (desc->flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
+        if (at < view->access_count)
+            view->access[at] = view->access[--view->access_count];
+        return true;
+    }
+    if (at == NVS_MAX_GPUS)
+        return false;
+    view->access[at] = *desc;
+    view->access_count += at == view->access_count;
+    return true;
+}
+
+static CUresult allow(const nvs_segment *segment, const nvs_view *view, const CUmemAccessDesc *desc, size_t count)
+{
+    CUresult result = CUDA_SUCCESS;
+    uint64_t bytes;
+    uint32_t run, first = mapped_run(segment, 0, &run, &bytes);
+    for (size_t i = 0; run == 0 && i < count && result == CUDA_SUCCESS; i++)
+        result = check_access(segment->gpu, &desc[i]);
+    for (; run != 0 && result == CUDA_SUCCESS; first = mapped_run(segment, first + run, &run, &bytes))
+        result = NVS_REAL(cuMemSetAccess)(place(segment, first, view), bytes, desc, count);
+    return result;
+}
+
+CUresult nvs_view_allow(nvs_segment *segment, CUdeviceptr address, const CUmemAccessDesc *desc, size_t count)
+{
+    nvs_segment_claim(segment, true);
+    nvs_view *view = find(segment, address);
+    CUresult result = view != NULL ? allow(segment, view, desc, count) : CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
+        if (!remember(view, &desc[i]))
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+    nvs_segment_unclaim(segment);
+    return result;
+}
+
+bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocation *location, unsigned long long *flags)
+{
+    *flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    nvs_segment_claim(segment, false);
+    const nvs_view *view = find(segment, address);
+    for (uint32_t i = 0; view != NULL && i < view->access_count; i++)
+        if (same_location(&view->access[i].location, location))
+            *flags = view->access[i].flags;
+    nvs_segment_unclaim(segment);
+    return view != NULL;
+}
+
+/* --- handles that must be the driver's --- */
+
+/* False: something of it is not on the GPU, or it is in parts. */
+static bool pin_chunk(nvs_segment *segment)
+{
+    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
+    nvs_swap_lock();
+    const uint8_t state = segment->chunks[0].state;
+    if (state == NVS_CHUNK_RESIDENT) {
+        segment->chunks[0].state = NVS_CHUNK_PINNED;
+        of->pinned += segment->bytes;
+    }
+    nvs_swap_unlock();
+    return state == NVS_CHUNK_RESIDENT || state == NVS_CHUNK_PINNED;
+}
+
+/* `bytes` more that will stay. */
+static bool may_pin(const nvs_segment *segment, uint64_t *bytes)
+{
+    nvs_swap_lock();
+    const bool stays = segment->chunks[0].state != NVS_CHUNK_RESIDENT || nvs_swap_gpus[segment->gpu].reached;
+    nvs_swap_unlock();
+    *bytes = stays ? 0 : segment->bytes;
+    return nvs_pins_may(segment->gpu, *bytes);
+}
+
+CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real)
+{
+    uint64_t more;
+    CUmemGenericAllocationHandle got;
+    CUresult result = CUDA_SUCCESS;
+    if (segment->chunk_count != 1)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!may_pin(segment, &more)) {
+        nvs_pins_say_refused("memory whose handle is exported or bound");
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    const bool pinned = pin_chunk(segment);
+    nvs_pins_settled(segment->gpu, more);
+    if (!pinned)
+        return CUDA_ERROR_OUT_OF_MEMORY; /* it runs from the host, for want of room */
+    nvs_segment_claim(segment, true);
+    if (segment->own->real == 0) {
+        result = NVS_REAL(cuMemRetainAllocationHandle)(&got, (void *)(uintptr_t)segment->base);
+        if (result == CUDA_SUCCESS)
+            segment->own->real = got;
+    }
+    *real = segment->own->real;
+    nvs_segment_unclaim(segment);
+    return result;
+}
+
+nvs_own *nvs_own_new(const CUmemAllocationProp *properties)
+{
+    nvs_own *own = calloc(1, sizeof *own);
+    if (own != NULL)
+        own->properties = *properties;
+    return own;
+}
+
+void nvs_own_free(nvs_own *own)
+{
+    if (own == NULL)
+        return;
+    if (own->real != 0)
+        release(own->real);
+    for (nvs_view *next; own->views != NULL; own->views = next) {
+        next = own->views->next;
+        free(own->views);
+    }
+    free(own);
+}

@@ -1,0 +1,227 @@
+/* What the driver loads when it is initialised: subscribes to CUPTI, and turns what it tells into books.  See verify.h.
+ *
+ * CUPTI is the application's if it has loaded one (PyTorch has) and NVSHARE_CUPTI_LIBRARY is but another copy, else that, else
+ * what the loader finds.  It admits one subscriber: a program that runs a profiler of its own cannot be verified, and the report says so.
+ *
+ * Which call did some work: by the correlation of the driver's call, and by that of the runtime's call around it, for
+ * CUPTI names work after the outermost.
+ */
+#define _GNU_SOURCE /* RTLD_DEFAULT, RTLD_NOLOAD */
+#include "verify/verify.h"
+
+#include "base/base.h"
+#include "verify/cupti_abi.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+NVS_OLD(dlsym) /* not in base/glibc_floor.h: the hook has its own */
+NVS_OLD(dlopen)
+
+int InitializeInjection(void);
+
+static const size_t buffer_bytes = (size_t)1 << 20;
+
+static nvs_cupti_get_version *get_version;
+static nvs_cupti_subscribe *subscribe;
+static nvs_cupti_enable_domain *enable_domain;
+static nvs_cupti_register *register_callbacks;
+static nvs_cupti_enable *enable;
+static nvs_cupti_flush_all *flush_all;
+static nvs_cupti_next_record *next_record;
+static nvs_cupti_dropped *dropped;
+static nvs_cupti_result_string *result_string;
+
+static uint32_t (*gate_depth)(void); /* of the hook; NULL: it is not in this process */
+static int (*hook_active)(void);
+static nvs_findings findings;
+static char problem[640];
+static _Thread_local uint32_t runtime_correlation; /* of the runtime's call that this thread is in */
+
+static void on_call(void *argument, uint32_t domain, uint32_t callback_id, const nvs_cupti_call *call)
+{
+    if (domain == NVS_CUPTI_RUNTIME) {
+        runtime_correlation = call->site == NVS_CUPTI_ENTER ? call->correlation : 0;
+        return;
+    }
+    if (domain != NVS_CUPTI_DRIVER || call->site != NVS_CUPTI_ENTER || call->function == NULL)
+        return;
+    const uint32_t depth = gate_depth != NULL ? gate_depth() : 0;
+    const nvs_passage passage = depth == 0 ? NVS_PASSAGE_NONE : depth == UINT32_MAX ? NVS_PASSAGE_HOOK : NVS_PASSAGE_GATED;
+    nvs_books_call(call->function, call->symbol, passage, call->correlation, runtime_correlation);
+}
+
+static void want_buffer(uint8_t **buffer, size_t *size, size_t *most_records)
+{
+    void *memory = NULL;
+    *most_records = 0; /* as many as there is room for */
+    *size = posix_memalign(&memory, 8, buffer_bytes) == 0 ? buffer_bytes : 0;
+    *buffer = *size != 0 ? memory : NULL;
+}
+
+static uint32_t word_at(const uint8_t *record, size_t offset)
+{
+    uint32_t word;
+    memcpy(&word, record + offset, sizeof word);
+    return word;
+}
+
+static void enter_record(const uint8_t *record)
+{
+    const char *name = NULL;
+    const bool known = findings.matched; /* else nothing may be read but the kind */
+    switch (word_at(record, 0)) {
+    case NVS_CUPTI_CONCURRENT_KERNEL:
+        if (known)
+            memcpy(&name, record + NVS_CUPTI_KERNEL_NAME, sizeof name);
+        nvs_books_work(NVS_WORK_KERNEL, name, known ? word_at(record, NVS_CUPTI_KERNEL_CORRELATION) : 0, known);
+        break;
+    case NVS_CUPTI_MEMCPY:
+        nvs_books_work(NVS_WORK_COPY, NULL, known ? word_at(record, NVS_CUPTI_MEMCPY_CORRELATION) : 0, known);
+        break;
+    case NVS_CUPTI_MEMCPY_PEER:
+        nvs_books_work(NVS_WORK_COPY, NULL, known ? word_at(record, NVS_CUPTI_MEMCPY_PEER_CORRELATION) : 0, known);
+        break;
+    case NVS_CUPTI_MEMSET:
+        nvs_books_work(NVS_WORK_MEMSET, NULL, known ? word_at(record, NVS_CUPTI_MEMSET_CORRELATION) : 0, known);
+        break;
+    default:
+        break;
+    }
+}
+
+static void full_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t size, size_t valid_size)
+{
+    void *record = NULL;
+    size_t lost = 0;
+    while (valid_size != 0 && next_record(buffer, valid_size, &record) == NVS_CUPTI_SUCCESS)
+        enter_record(record);
+    if (dropped(context, stream, &lost) == NVS_CUPTI_SUCCESS && lost != 0)
+        nvs_books_lost(lost);
+    free(buffer);
+}
+
+static void *open_cupti(void)
+{
+    static const char *const sonames[] = {"libcupti.so.13", "libcupti.so.12"};
+    const char *named = getenv("NVSHARE_CUPTI_LIBRARY");
+    const char *file = named != NULL ? strrchr(named, '/') : NULL;
+    const char *reason = NULL;
+    void *library = NULL;
+    /* One of another name, the simulated GPU's, is meant: with its driver NVIDIA's would not work. */
+    const bool any = file == NULL || strncmp(file, "/libcupti.", strlen("/libcupti.")) == 0;
+    for (size_t i = 0; any && library == NULL && i < 2; i++)
+        library = dlopen(sonames[i], RTLD_NOLOAD | RTLD_NOW);
+    if (library == NULL && named != NULL && named[0] != 0 && (library = dlopen(named, RTLD_NOW)) == NULL)
+        reason = dlerror();
+    for (size_t i = 0; library == NULL && reason == NULL && i < 2; i++)
+        library = dlopen(sonames[i], RTLD_NOW);
+    if (library == NULL)
+        snprintf(problem, sizeof problem, "CUPTI cannot be loaded (%s): pip install nvidia-cuda-cupti, or name it in NVSHARE_CUPTI_LIBRARY",
+                 reason != NULL ? reason : "no libcupti.so.13 or libcupti.so.12");
+    return library;
+}
+
+static bool find_functions(void *library)
+{
+    const struct {
+        const char *name;
+        void *where;
+    } wanted[] = {
+        {"cuptiGetVersion", &get_version},
+        {"cuptiSubscribe", &subscribe},
+        {"cuptiEnableDomain", &enable_domain},
+        {"cuptiActivityRegisterCallbacks", &register_callbacks},
+        {"cuptiActivityEnable", &enable},
+        {"cuptiActivityFlushAll", &flush_all},
+        {"cuptiActivityGetNextRecord", &next_record},
+        {"cuptiActivityGetNumDroppedRecords", &dropped},
+        {"cuptiGetResultString", &result_string},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        void *address = dlsym(library, wanted[i].name);
+        if (address == NULL) {
+            snprintf(problem, sizeof problem, "this CUPTI has no %s: use one of CUDA 12 or 13", wanted[i].name);
+            return false;
+        }
+        memcpy(wanted[i].where, &address, sizeof address); /* POSIX promises that it works */
+    }
+    return true;
+}
+
+static bool expect(const char *what, int result)
+{
+    if (result == NVS_CUPTI_SUCCESS)
+        return true;
+    const char *name = "";
+    if (result == NVS_CUPTI_MULTIPLE_SUBSCRIBERS)
+        snprintf(problem, sizeof problem, "another profiler of this process has CUPTI, which admits one only: run without it");
+    else if (result_string == NULL || result_string(result, &name) != NVS_CUPTI_SUCCESS || name == NULL)
+        snprintf(problem, sizeof problem, "CUPTI refuses: %s says %d", what, result);
+    else
+        snprintf(problem, sizeof problem, "CUPTI refuses: %s says %s", what, name);
+    return false;
+}
+
+static bool watch(void)
+{
+    static const uint32_t kinds[] = {NVS_CUPTI_CONCURRENT_KERNEL, NVS_CUPTI_MEMCPY, NVS_CUPTI_MEMSET, NVS_CUPTI_MEMCPY_PEER};
+    void *subscriber = NULL;
+    void *library = open_cupti();
+    if (library == NULL || !find_functions(library))
+        return false;
+    if (get_version(&findings.cupti) != NVS_CUPTI_SUCCESS)
+        findings.cupti = 0; /* one that cannot start: the next call says why */
+    findings.matched = NVS_CUPTI_KNOWS(findings.cupti);
+    if (!expect("cuptiSubscribe", subscribe(&subscriber, on_call, NULL)) ||
+        !expect("cuptiEnableDomain", enable_domain(1, subscriber, NVS_CUPTI_DRIVER)) ||
+        !expect("cuptiEnableDomain", enable_domain(1, subscriber, NVS_CUPTI_RUNTIME)) ||
+        !expect("cuptiActivityRegisterCallbacks", register_callbacks(want_buffer, full_buffer)))
+        return false;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (!expect("cuptiActivityEnable", enable(kinds[i])))
+            return false;
+    return true;
+}
+
+/* At exit, or from the hook's _exit: then perhaps in a child that has only borrowed this memory. */
+static void at_end(void)
+{
+    static atomic_flag done = ATOMIC_FLAG_INIT;
+    if (!nvs_report_is_ours() || atomic_flag_test_and_set_explicit(&done, memory_order_relaxed)) /* only who is first matters */
+        return;
+    if (findings.error == NULL)
+        (void)flush_all(NVS_CUPTI_FLUSH_FORCED);
+    findings.complete = true;
+    findings.active = hook_active != NULL && hook_active() == 1;
+    nvs_report_write(&findings);
+}
+
+/* The driver calls it once, in cuInit. */
+NVS_EXPORT int InitializeInjection(void)
+{
+    static bool begun;
+    const char *directory = getenv("NVSHARE_VERIFY_REPORT");
+    if (begun || directory == NULL || directory[0] == 0)
+        return 1;
+    begun = true;
+    void *address = dlsym(RTLD_DEFAULT, "nvshare_gate_depth");
+    memcpy(&gate_depth, &address, sizeof address);
+    address = dlsym(RTLD_DEFAULT, "nvshare_active");
+    memcpy(&hook_active, &address, sizeof address);
+    findings.hooked = gate_depth != NULL;
+    nvs_report_open(directory);
+    if (!watch())
+        findings.error = problem;
+    nvs_report_write(&findings);
+    (void)atexit(at_end); /* without it the report stays incomplete, which says enough */
+    address = dlsym(RTLD_DEFAULT, "nvshare_before_quick_exit");
+    void (*before_quick_exit)(void (*)(void));
+    memcpy(&before_quick_exit, &address, sizeof address);
+    if (before_quick_exit != NULL)
+        before_quick_exit(at_end);
+    return 1;
+}

@@ -1,0 +1,105 @@
+/* The report of one process: JSON in a directory that nvshare-run made.  Written once when CUDA starts, so that a process which
+ * ends without a word is known, and again at exit. */
+#define _GNU_SOURCE /* program_invocation_name */
+#include "verify/verify.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+static char path[PATH_MAX];
+static pid_t owner;
+
+void nvs_report_open(const char *directory)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    owner = getpid();
+    /* A process may execute another program, which reports under the same id. */
+    int length = snprintf(path, sizeof path, "%s/%ld-%lld%09ld.json", directory, (long)owner, (long long)now.tv_sec, now.tv_nsec);
+    if (length < 0 || (size_t)length >= sizeof path)
+        path[0] = 0;
+}
+
+/* Bytes beyond ASCII are taken as Latin-1: names are what they are, and JSON wants characters. */
+static void put_text(FILE *file, const char *text)
+{
+    fputc('"', file);
+    for (const unsigned char *at = (const unsigned char *)text; *at != 0; at++) {
+        if (*at == '"' || *at == '\\')
+            fprintf(file, "\\%c", *at);
+        else if (*at < 0x20 || *at >= 0x7f)
+            fprintf(file, "\\u%04x", *at);
+        else
+            fputc(*at, file);
+    }
+    fputc('"', file);
+}
+
+static void put_truth(FILE *file, const char *name, bool value)
+{
+    fprintf(file, ",\"%s\":%s", name, value ? "true" : "false");
+}
+
+static void put_work(FILE *file, const nvs_books *books, const char *name, nvs_work kind)
+{
+    fprintf(file, ",\"%s\":{\"ran\":%llu,\"gated\":%llu,\"own\":%llu}", name, (unsigned long long)books->ran[kind],
+            (unsigned long long)books->gated[kind], (unsigned long long)books->own[kind]);
+}
+
+static void put_report(FILE *file, const nvs_findings *findings, const nvs_books *books)
+{
+    fprintf(file, "{\"version\":1,\"pid\":%ld,\"program\":", (long)owner);
+    put_text(file, program_invocation_name);
+    put_truth(file, "complete", findings->complete);
+    put_truth(file, "hooked", findings->hooked);
+    put_truth(file, "active", findings->active);
+    put_truth(file, "matched", findings->matched);
+    fprintf(file, ",\"cupti\":%u,\"error\":", findings->cupti);
+    if (findings->error != NULL)
+        put_text(file, findings->error);
+    else
+        fputs("null", file);
+    put_work(file, books, "kernels", NVS_WORK_KERNEL);
+    put_work(file, books, "copies", NVS_WORK_COPY);
+    put_work(file, books, "memsets", NVS_WORK_MEMSET);
+    fprintf(file, ",\"gated_calls\":%llu,\"lost_records\":%llu,\"escaped\":[", (unsigned long long)books->gated_calls,
+            (unsigned long long)books->lost_records);
+    for (unsigned i = 0; i < books->escape_count; i++) {
+        const nvs_escape *one = &books->escapes[i];
+        fputs(i == 0 ? "{\"function\":" : ",{\"function\":", file);
+        put_text(file, one->function);
+        fputs(",\"symbol\":", file);
+        put_text(file, one->symbol);
+        fprintf(file, ",\"calls\":%llu,\"ran\":%llu}", (unsigned long long)one->calls, (unsigned long long)one->ran);
+    }
+    fputs("]}\n", file);
+}
+
+bool nvs_report_is_ours(void)
+{
+    return path[0] != 0 && getpid() == owner;
+}
+
+void nvs_report_write(const nvs_findings *findings)
+{
+    static nvs_books books;
+    char fresh[PATH_MAX + 8];
+    int saved = errno;
+    if (!nvs_report_is_ours())
+        return;
+    nvs_books_copy(&books);
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    FILE *file = fopen(fresh, "we");
+    if (file != NULL) {
+        put_report(file, findings, &books);
+        bool written = ferror(file) == 0;
+        if (fclose(file) != 0 || !written || rename(fresh, path) != 0)
+            (void)unlink(fresh); /* what was there before says that the process did not report */
+    }
+    errno = saved;
+}
