@@ -65,7 +65,13 @@ def test_wheel_is_complete(wheel: Path) -> None:
     assert not wanted - names, wanted - names
     assert [name for name in names if re.fullmatch(r"[^/]+\.pth", name)], "the opt-in's .pth must lie at the root"
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests/", "client_hook/src/", "simulated_gpu/src/"))]
+    parts = [name.split("/") for name in names]
+    assert {part[0] for part in parts} == {
+        "nvshare",
+        "nvshare_autoload.pth",
+        next(p[0] for p in parts if "dist-info" in p[0]),
+    }
+    assert not [name for name in names if "/src/" in name or "/results/" in name or name.startswith("nvshare/tests/")]
 
 
 def test_wheel_holds_no_links(wheel: Path) -> None:
