@@ -61,7 +61,7 @@ class Attached:
 
 
 def choose_directory(environ: Mapping[str, str], named: str | None, simulate: str | None) -> RuntimeDir:
-    """The runtime directory to use: the one named on the command line, else as docs/architecture.md has it.
+    """The runtime directory to use: the one named on the command line, else as docs/reference/environment.md has it.
 
     The system's coordinator comes first where it serves the cards that are asked for, real or simulated ones, also
     while it is being restarted, unless this user's own coordinator runs.

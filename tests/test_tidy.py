@@ -24,7 +24,7 @@ from nvshare.coordinator.protocol.fields import Field
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinator", "scheduler_policies", "client_hook", "simulated_gpu", "bench")
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in ("bench", "charts", "docs") for path in (ROOT / name).rglob("*.md"))])
 
 MODULE_LINES = 480
 TEST_MODULE_LINES = 600
@@ -213,14 +213,28 @@ def test_rooms_of_the_hook() -> None:
     assert not knowing, knowing
 
 
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def resolves(document: Path, target: str) -> bool:
+    """Whether a link of a document leads to a file, and to a heading if it names one."""
+    path, _, anchor = target.partition("#")
+    file = document.parent / path if path else document
+    return file.exists() and (not anchor or anchor in anchors(file))
+
+
 def test_links_resolve() -> None:
     """A dead link in the documents sends the reader away."""
     dead = [
         f"{where(document, number)} {target}"
         for document in DOCUMENTS
         for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), start=1)
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", line)
-        if "://" not in target and not (document.parent / target).exists()
+        for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", line)
+        if "://" not in target and not resolves(document, target)
     ]
     assert not dead, dead
 
@@ -229,7 +243,7 @@ def test_changelog_is_kept() -> None:
     """Users read what changes for them before they upgrade."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     kinds = "Added|Changed|Fixed|Removed|Deprecated|Security"
-    assert re.search(rf"^## \[Unreleased\]\n+### ({kinds})\n+- ", text, re.MULTILINE)
+    assert re.search(rf"^## \d+\.\d+\.\d+ \(unreleased\)\n+### ({kinds})\n+- ", text, re.MULTILINE)
 
 
 def bounds_of(field: Field) -> str:
@@ -243,7 +257,7 @@ def bounds_of(field: Field) -> str:
 
 def test_protocol_document_is_complete() -> None:
     """Somebody who writes another client must find every message and field, with its number and bounds."""
-    text = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
     missing = []
     for table in (messages.TO_COORDINATOR, messages.TO_CLIENT):
         for number, message in table.items():
@@ -260,7 +274,7 @@ def test_protocol_document_is_complete() -> None:
 
 def test_every_setting_is_documented() -> None:
     """An operator finds settings in the handbook or not at all."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
     missing = [
         key for key in settings_file.KEYS if key != "gpu" and not re.search(rf"^\| `{key}` \|", text, re.MULTILINE)
     ]

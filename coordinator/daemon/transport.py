@@ -5,7 +5,7 @@ framing.py
 is the protocol.
 
 Why not libzmq's ROUTER: each message would wake one more sleeping thread, and that is what a hand-over mostly costs; a
-peer that chooses its routing id can abort the process.  docs/decisions.md has the figures.
+peer that chooses its routing id can abort the process.  docs/decisions/zmtp-framing.md says more.
 
 Invariants:
 - Who a peer is comes from the kernel (SO_PEERCRED), never from what it sends.

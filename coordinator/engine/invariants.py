@@ -1,4 +1,4 @@
-"""The invariants of docs/architecture.md, as far as the core alone can see them, checked after each event.
+"""The invariants of docs/explanation/architecture.md, as far as the core alone can see them, checked after each event.
 
 `cheap` looks at one GPU in time that does not grow with its clients, and runs always.  `Thorough` looks at everything
 and remembers since when each client waits; tests run it.

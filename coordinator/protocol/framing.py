@@ -1,7 +1,7 @@
 """ZeroMQ's wire protocol, ZMTP 3.1 with the NULL mechanism, for one end of a connection and without I/O.
 
 Purpose: the hooks' socket speaks ZeroMQ, so that any DEALER can be a client, but is served by plain Unix sockets
-(docs/decisions.md says why).  This file turns bytes into messages and back.  The C side is transport.c of the hook.
+(docs/decisions/zmtp-framing.md).  This file turns bytes into messages and back.  The C side is transport.c of the hook.
 Protocol: https://rfc.zeromq.org/spec/37/.
 
 Invariants: nothing of a message is given out before both sides have shaken hands; a buffer never holds more than one

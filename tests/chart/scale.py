@@ -1,6 +1,6 @@
 """How hundreds of nodes behave, computed from the rendered chart and from what the exporters really export.
 
-`python -m tests.chart.scale` prints the tables that docs/kubernetes.md shows; test_scale.py holds the document to them.
+`python -m tests.chart.scale` prints the tables of docs/reference/kubernetes-tested.md; test_scale.py compares them.
 
 Invariants: nothing is measured here and no cluster is asked; what is assumed stands below as a
 constant with its reason.
@@ -83,7 +83,7 @@ def upgrade(nodes: int, unavailable: int, seed: int = 1) -> tuple[float, float, 
 
 
 def tables() -> str:
-    """Markdown, as docs/kubernetes.md has it."""
+    """Markdown, as docs/reference/kubernetes-tested.md has it."""
     lines = [
         "| node | series of its coordinator | of its device plugin | KiB a scrape | samples a second, 100 nodes |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""The numbers about large clusters in docs/kubernetes.md are those of the chart and of the exporters.
+"""The numbers about large clusters in docs/reference/kubernetes-tested.md are those of the chart and of the exporters.
 
 May not go here: how they are computed (scale.py).
 """
@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 def test_the_document_has_these_numbers() -> None:
     """A platform team sizes its Prometheus by them; print them anew with `python -m tests.chart.scale`."""
-    text = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "kubernetes-tested.md").read_text(encoding="utf-8")
     assert scale.tables() in text
 
 

@@ -62,7 +62,7 @@ def test_what_works_works_under_the_hook(stand: Rig, mode: str, peers: bool) -> 
     """Broken: a copy between GPUs that a driver makes without any right fails where the memory is of another kind."""
     found = rights(stand, hooked=True, mode=mode, peers=peers)
     lost = {what for what, result in rights_of_cards(peers=peers).items() if result == 0 and found[what] != 0}
-    no_way = mode == "swap" and not peers  # docs/operations.md
+    no_way = mode == "swap" and not peers  # docs/reference/memory.md
     assert lost == ({f"plain, {name}" for name in BY_NODES} if no_way else set())
 
 

@@ -1,4 +1,4 @@
-"""docs/policies.md: its example is a whole policy that works."""
+"""The policies' documents: the example is a whole policy that works, and the table is true."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from nvshare.scheduler_policies.fair_share import FairShare
 from nvshare.scheduler_policies.priority import Priority
 from nvshare.scheduler_policies.round_robin import RoundRobin
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "policies.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TABLE = (DOCS / "reference" / "policies.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "write-a-policy.md").read_text(), re.DOTALL)
 
 
 def run_examples() -> dict[str, Any]:
@@ -57,7 +58,7 @@ def test_the_table_of_policies_is_true() -> None:
     """Broken: the document would name policies or bounds that are not so."""
     gpu = GpuView("GPU-0", 0, 1, True)
     for name in registry.BUILT_IN:
-        assert f"| `{name}`" in TEXT
+        assert f"| `{name}`" in TABLE
     for clients in (1, 2, 10):
         assert RoundRobin().wait_bound_ns(clients, gpu) == clients - 1
         assert Priority().wait_bound_ns(clients, gpu) == 20 + 21 * clients

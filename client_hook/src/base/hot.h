@@ -2,7 +2,7 @@
  * reads where there is one GPU, on one line of it.
  *
  * Why: a program that does much between two calls finds next to nothing of the hook in its caches.  Then what a call costs is the number of
- * lines and pages it touches, not of instructions (docs/decisions.md).
+ * lines and pages it touches, not of instructions (docs/decisions/cold-calls.md).
  *
  * May not go here: what is not read by each call.
  */

@@ -93,7 +93,7 @@ static void fail(const char *what, int error)
 }
 
 /* Where ours stand the table of descriptors has to grow first.  That is nothing for a process with one thread; with several the kernel
- * waits 7 to 19 ms until none of them looks at the old one (docs/decisions.md), which must be no thread's of the application. */
+ * waits 7 to 19 ms until none of them looks at the old one (docs/decisions/connect-at-cuinit.md), which must be no thread's of the application. */
 static void make_eventfd(void)
 {
     atomic_store_explicit(&nvs_agent_eventfd, nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), memory_order_relaxed);

@@ -2,7 +2,7 @@
  *
  * While a stream of a context is captured, the driver refuses an event of the whole context and a wait for it, and the refusal spoils the capture.  A drain
  * can still ask the streams that the program created, one by one, but not the default streams: beside a capture on a blocking stream the legacy stream
- * refuses every question, and only its own thread can name a per-thread stream (measured on a driver 580, docs/decisions.md).  Marks (marks.h) stand for that work:
+ * refuses every question, and only its own thread can name a per-thread stream (measured on a driver 580, docs/decisions/drains-beside-captures.md).  Marks (marks.h) stand for that work:
  *  - before the first capture begins, one mark of each whole context;
  *  - while a capture is open, one mark behind each submission to a default stream;
  *  - before a stream becomes part of a capture, one mark behind the work that it still has.

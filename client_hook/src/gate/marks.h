@@ -2,7 +2,7 @@
  *
  * Of two kinds of work.  Where a graph computes on another GPU than its stream's, the GPU's own contexts know nothing of that part: neither a query of their
  * streams, nor an event of the whole context, nor waiting for the context waits for it; an event of the launch's own stream does (measured on a driver 580,
- * docs/decisions.md).  And while a capture is open, default streams cannot be asked (captures.h).
+ * docs/decisions/drains-beside-captures.md).  And while a capture is open, default streams cannot be asked (captures.h).
  *
  * One lock, taken with no other and not held while the driver is called.  A mark's event is asked about only inside of a visit to its context
  * (nvs_each_context), which therefore cannot end meanwhile, or by the thread that has just made it.

@@ -1,6 +1,6 @@
 /* The quota of memory that graphs allocate.
  *
- * A node that allocates reserves an address (measured on a driver 580, docs/decisions.md).  The driver gets memory when an executable
+ * A node that allocates reserves an address (measured on a driver 580, docs/decisions/graph-memory.md).  The driver gets memory when an executable
  * is first uploaded or launched, and keeps it for the device when the executable is destroyed, until somebody trims.  An allocation
  * that its graph does not free outlives both.  So each GPU is charged with the larger of two figures:
  *  - what the executables that exist need at once, from their instantiation on;

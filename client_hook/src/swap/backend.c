@@ -6,7 +6,7 @@
  *
  * Chunks are up to 64 MiB, and smaller where the capacity is small, so that what moves is close to what must.  Allocations of up to
  * half a chunk share chunks, the small ones (less than 2 MiB) among themselves: what a hand-over costs beside the bytes is a time for
- * each chunk (docs/decisions.md), and frameworks allocate in pieces of 2 and 20 MiB.
+ * each chunk (docs/decisions/swap-chunks.md), and frameworks allocate in pieces of 2 and 20 MiB.
  *
  * Where memory may run from the host (NVSHARE_OVERSUBSCRIBE, or a bound on what may be resident), what has no place on the GPU is
  * hosted instead (swap_hosted.c).  Which: what comes last, by the order of allocation under a lease, and what a restoration finds no

@@ -17,6 +17,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """One for all tests: each works in namespaces of its own."""
     missing = [name for name in ("etcd", "kube-apiserver") if program(ASSETS, name) is None]
     if missing:
-        pytest.skip(f"{ASSETS} names no folder with {' and '.join(missing)}; docs/kubernetes.md says how to get them")
+        pytest.skip(f"{ASSETS} names no folder with {' and '.join(missing)}; see docs/reference/kubernetes-tested.md")
     with control_plane(tmp_path_factory.mktemp("plane")) as made:
         yield made

@@ -57,7 +57,7 @@ def obstacle() -> str | None:
     """Why there can be no real node here; None: nothing is in the way."""
     missing = [name for name in NEEDED if program(NODE_PROGRAMS, name) is None]
     if missing:
-        return f"{NODE_PROGRAMS} names no folder with {', '.join(missing)}; docs/kubernetes.md says how to get them"
+        return f"{NODE_PROGRAMS} names no folder with {', '.join(missing)}; see docs/reference/kubernetes-tested.md"
     if os.geteuid() != 0:
         return "a kubelet needs root"
     with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):

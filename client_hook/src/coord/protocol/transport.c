@@ -2,7 +2,7 @@
  * non-blocking Unix socket.  The coordinator's side is coordinator/protocol/framing.py.
  *
  * Why not libzmq: it brings two threads and a C++ runtime into somebody's process, and each message through it wakes one more
- * sleeping thread, which is most of what a hand-over costs (docs/decisions.md has the figures).
+ * sleeping thread, which is most of what a hand-over costs (docs/decisions/zmtp-framing.md).
  */
 #define _GNU_SOURCE /* SOCK_CLOEXEC, MSG_NOSIGNAL, struct ucred, syscall */
 #include "coord/protocol/transport.h"

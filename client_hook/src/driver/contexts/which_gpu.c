@@ -1,6 +1,6 @@
 /* Which GPU a call is for: the cached answers of context.h, and how the driver is asked where there is none.
  *
- * What a driver 580 refuses or does not survive (measured, docs/decisions.md): of a stream that is being captured its context may be asked for, but not its
+ * What a driver 580 refuses or does not survive (measured, docs/decisions/ending-contexts.md): of a stream that is being captured its context may be asked for, but not its
  * device, which spoils the capture; a context that has ended may still be made current, and then asking for its device, or popping it, crashes.
  */
 #include "driver/contexts/context.h"

@@ -1,6 +1,6 @@
 /* What cuMemPoolGetAttribute says of memory that the hook serves instead of a pool: as much as the driver would say.
  *
- * The rules are those of a driver 580 (measured, docs/decisions.md):
+ * The rules are those of a driver 580 (measured, docs/decisions/pool-figures.md):
  *  - used: what was asked for, until the call that frees it.  Memory that cuMemFree frees stays counted.
  *  - reserved: whole pieces of 32 MiB.  A wait for a stream, an event or a context gives free pieces back, if the pool has more than
  *    its release threshold; so does a trim.
