@@ -1,4 +1,4 @@
-"""docs/compatibility.md from the lines of a run: `python -m nvshare.bench.compatibility --from LINES --markdown FILE`.
+"""docs/reference/compatibility.md from the lines of a run of bench.compatibility (`--from LINES --markdown FILE`).
 
 Invariant: every figure and verdict on the page comes from a line; without a run on a card the page says so.  A
 line with a `note` was written by hand, where lines of several runs were put together, and is shown as it is.
@@ -13,32 +13,24 @@ from typing import Any
 
 HEAD = """# Compatibility
 
-What runs under the hook unchanged: the same program without the hook, alone under it, and two at a time under it with
-a quantum of 20 ms. *identical* means that every byte of the results is; *within tolerance* that the figures are, within
-the relative tolerance named; *unrepeatable* that the program's results differ from time to time without the hook, too.
+Each program ran without the hook, alone under it, and two at a time under it with a quantum of 20 ms. *identical*:
+every byte of the results is the same; *within tolerance*: the figures are, within the tolerance named; *unrepeatable*:
+the program's results also differ without the hook.
 
-*What it costs* is measured inside one process that is alone with the lease: it does the same steps in turns of about
-10 ms, calling the driver through the hook in one and past it in the next, where the addresses of the hook's functions
-have been replaced by the driver's own in the tables of everything that calls it
-([bench/in_process.c](../bench/in_process.c)). What the hook costs depends on where things lie in a process's memory:
-where several processes were asked, one after the other, it is their mean, and each one's own figure follows. In
-brackets: between what 95 % of such comparisons lie when processes and turns are drawn anew from those measured.
-*Control* is the same comparison of two turns past the hook: what chance alone shows. *Calls*: how many calls a step
-makes through the gate, and which share of them went past the hook in the other turns; without that proof there is no
-figure. Functions that allocate memory stay with the hook in all turns, except in `device` mode those of stream order in
-*CuPy, asynchronous pool* and *CUDA C++, static cudart*, whose steps use them.
+*Cost* is measured inside one process that holds the lease: it repeats the same steps in turns of 10 ms, through the
+hook in one and past it in the next ([how](../../bench/README.md#what-the-hook-costs-in-one-process)). Where several
+processes were measured, it is their mean. Brackets: 95 % interval. *Control*: the same comparison of two turns past
+the hook, which shows chance alone. *Calls*: gated calls in a step, and which share of them went past the hook in the
+other turns. Functions that allocate memory stay with the hook in all turns, except in mode `device` those of stream
+order in *CuPy, asynchronous pool* and *CUDA C++, static cudart*.
 
-*Between processes* is by how much the process under the hook was slower than one without it. It says little: two
-processes of the same program, both without the hook, differ by 1 to 20 %, for as long as they live.
-
-This page is written by the benchmark:
+The benchmark writes this page:
 
     python -m nvshare.bench.compatibility --json --processes 3 >lines.json
     python -m nvshare.bench.compatibility --json --verify >>lines.json
-    python -m nvshare.bench.compatibility --from lines.json --markdown docs/compatibility.md
+    python -m nvshare.bench.compatibility --from lines.json --markdown docs/reference/compatibility.md
 
-One case by itself: `python -m nvshare.bench.compatibility --json --case "NAME"`, with a name of the first column. The
-programs are in [bench/compatibility_cases](../bench/compatibility_cases). In `managed` mode each has a limit of 96 MiB.
+`--case "NAME"` runs one case, with a name of the first column. In `managed` mode each has a limit of 96 MiB.
 """
 
 NOT_RUN = "\nIt has not been run on a card yet: there are no results.\n"
@@ -52,11 +44,9 @@ START_UP_SHARE, START_UP_MS = 0.02, 5.0
 """What the hook may add: the share of a start-up, or this, whichever is more."""
 
 START_UP = """\
-From the start of the process until the framework is imported, until it knows its GPUs, to the first result from one,
-and to the end of the process. *Added* is the median of the differences between starts without and with the hook in
-turns; in brackets, between what the median of all such differences lies (95 %, by ranks). The time that processors
-worked, all threads together, is the surer figure: what else the machine does disturbs it less. *Quickest* is the
-difference between the quickest start with the hook and the quickest without.
+*Added* is the median of the differences between starts without and with the hook in turns; brackets: 95 % interval of
+that median. Processors' time, of all threads, is less disturbed by other work on the machine. *Quickest* is the
+difference between the quickest starts.
 """
 
 WORDS = {"unfinished": "unfinished: the run ended before two at a time"}
@@ -92,9 +82,6 @@ def cost_cells(row: Mapping[str, Any]) -> tuple[str, str, str]:
         f"{percent(cost[what])} ({percent(cost[what + '_min'])} to {percent(cost[what + '_max'])})"
         for what in ("slowdown", "control")
     ]
-    each = cost.get("of_each", ())
-    if len(each) > 1:
-        between[0] += f"; {', '.join(map(percent, each))}"
     return between[0], between[1], f"{cost['calls_per_step']:g}, {100 * cost['bypassed']:.0f} %"
 
 
@@ -104,13 +91,11 @@ def case_line(row: Mapping[str, Any]) -> str:
     if row.get("reason"):
         result += f" ({row['reason']})"
     timing = row.get("timing")
-    between, speed = "", ""
-    if timing:
-        between, speed = percent(timing["slowdown"]), f"{timing['plain_steps_per_s']:g}"
+    speed = f"{timing['plain_steps_per_s']:g}" if timing else ""
     two = ", ".join(dict.fromkeys(row.get("two") or ()))
     if "within tolerance" in (row.get("alone"), *(row.get("two") or ())):
         result += f", tolerance {row['tolerance']:g}"
-    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, *cost_cells(row), speed, between)
+    cells = (row["case"], row["mode"], result, row.get("alone") or "", two, *cost_cells(row), speed)
     return "| " + " | ".join(cell(one) for one in cells) + " |"
 
 
@@ -168,20 +153,19 @@ def page(lines: Iterable[Mapping[str, Any]]) -> str:
     starts = [row for row in rows if row["group"] == "start-up"]
     if cases:
         text.append(
-            "\n| case | mode | result | alone | two at a time | what it costs | control | calls "
-            "| steps/s without the hook | between processes |"
-            "\n|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
+            "\n| case | mode | result | alone | two at a time | cost | control | calls | steps/s without the hook |"
+            "\n|---|---|---|---|---|---|---|---|---|\n" + "\n".join(case_line(row) for row in cases) + "\n"
         )
     if starts:
         text.append(
-            "\n## Start-up\n\n" + START_UP + "\n| | stage | by the clock | added | processors' time | added | allowed |"
+            "\n## Start-up\n\n" + START_UP + "\n| | stage | wall time | added | processors' time | added | allowed |"
             "\n|---|---|---|---|---|---|---|\n"
             + "\n".join(line for row in starts for line in startup_lines(row))
             + "\n"
         )
     if verified := {line["verify"]: line for line in lines if "verify" in line}:
         text.append(
-            "\n## Does everything pass the gate?\n\nBy the bypass detector (`nvshare-run --verify`), each case once, "
+            "\n## Does everything pass the gate?\n\nBy `nvshare-run --verify`, each case once, "
             "one process a group.\n\n| group | kernels | copies | result | cases |\n|---|---|---|---|---|\n"
             + "\n".join(verify_line(told) for told in verified.values())
             + "\n"

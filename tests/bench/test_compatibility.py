@@ -144,7 +144,7 @@ def test_rows_are_told_apart() -> None:
 
 def test_the_page_is_made_by_the_script() -> None:
     """A page that was edited by hand says what nobody has measured."""
-    text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
     assert text.startswith(compatibility_page.HEAD)
     assert text == compatibility_page.page([]) or "\nMachine: NVIDIA" in text
     assert "simulated" not in text
