@@ -24,7 +24,9 @@ from nvshare.coordinator.protocol.fields import Field
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("coordinator", "scheduler_policies", "client_hook", "simulated_gpu", "bench")
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in ("bench", "charts", "docs") for path in (ROOT / name).rglob("*.md"))])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(path for name in ("bench", "charts", "docs") for path in (ROOT / name).rglob("*.md"))]
+)
 
 MODULE_LINES = 480
 TEST_MODULE_LINES = 600

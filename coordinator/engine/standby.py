@@ -1,8 +1,8 @@
 """Waking those who take part in a hand-over before it comes.
 
 A processor that has slept for a millisecond takes up to 150 us to wake (docs/decisions/standby.md), and a hand-over is
-three messages in a row.  So shortly before a quantum ends its holder is alerted, to hear the revocation at once, and whoever
-will probably be next, to hear the grant at once.  The shell stays awake for as long as it has told a client to.
+three messages in a row.  So shortly before a quantum ends the holder is alerted, to hear the revocation at once, and
+the client that is expected next, to hear the grant at once.  The shell stays awake as long as it has told a client to.
 
 Invariants: an alert changes nothing that anybody decides by; one goes out for each lease at most, and only while
 somebody waits; a wrong guess costs its receiver some wake-ups.
