@@ -27,7 +27,7 @@ PROLOGUE = """\
 #ifndef NVS_WIRE_GEN_H
 #define NVS_WIRE_GEN_H
 
-#include "coord/protocol/msgpack.h"
+#include "base/msgpack.h"
 """
 
 

@@ -25,7 +25,7 @@ CARD = 256 * MIB
 def kept(process_id: int) -> int:
     """How many pieces of (simulated) physical memory this process has from another one."""
     limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 16384)
-    lowest = min(limit - limit // 4, 1024)  # where the hook puts them, out of the application's way (base/descriptor.h)
+    lowest = min(limit - limit // 4, 1024)  # where the hook puts them, out of the application's way (descriptor.h)
     count = 0
     for link in Path(f"/proc/{process_id}/fd").iterdir():
         if int(link.name) >= lowest:

@@ -32,12 +32,14 @@ void *nvs_driver_symbol(const char *name)
     return id == NVS_ID_COUNT || id % 7 == 6 ? NULL : &reals[id];
 }
 
-void *nvs_thunk_for(const char *name, void *target)
+static void *thunk_for(const char *name, void *target)
 {
     MUST(name != NULL);
     const uintptr_t at = (uintptr_t)target - (uintptr_t)reals;
     return at < sizeof reals ? &thunks[at] : target;
 }
+
+void *(*const nvs_thunk_for)(const char *name, void *target) = thunk_for;
 
 static const char *const suffixes[] = {"", "_v2", "_v3", "_ptsz", "_ptds", "_v2_ptsz", "_v2_ptds", "_v3_ptsz"};
 

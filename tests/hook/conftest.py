@@ -26,11 +26,12 @@ SANITIZE = os.environ.get("NVSHARE_TEST_SANITIZE", "")
 
 _numbers = itertools.count()
 STANDALONE = (
-    *("base/log", "base/thread", "driver/contexts/dead", "gate/gate", "gate/marks"),
-    *("gate/pacing/cost", "gate/pacing/drain", "gate/pacing/pacing", "gate/pacing/stream"),
-    *("swap/handdown", "ipc/socket"),
+    *("base/clock", "base/config", "base/hot", "base/log"),
+    *("base/process/fork", "base/process/futex", "base/process/thread"),
+    *("gate/gate", "gate/start", "gate/wait", "contexts/dead", "swap/handdown", "ipc/socket"),
+    *("inflight/cost", "inflight/drain", "inflight/marks", "inflight/pacing", "inflight/stream"),
     *("coord/protocol/lease_machine", "coord/protocol/link", "coord/protocol/transport"),
-    *("coord/agent", "coord/host", "coord/lease", "coord/loop", "coord/moves", "hooks/work/graph_gpus", "init"),
+    *("coord/agent", "coord/host", "coord/lease", "coord/loop", "coord/moves"),
 )
 
 

@@ -17,7 +17,7 @@ FOLDERS: Final = ("memory", "memory/records", "swap", "ipc", "host")
 """Taken whole; and single files:"""
 SOURCES: Final = (
     *(f"hooks/memory/{name}.c" for name in ("ipc", "memory", "pool", "swap", "vmm", "vmm_share")),
-    *("base/thread.c", "driver/contexts/dead.c", "gate/marks.c"),
+    *("base/process/thread.c", "contexts/dead.c", "inflight/marks.c"),
 )
 
 MIB: Final = 1 << 20

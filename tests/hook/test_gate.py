@@ -1,4 +1,4 @@
-"""The gate by itself: C programs made of gate.c alone."""
+"""The gate by itself: C programs made of the gate's files alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
+from tests.hook.compiled import GATE, PROGRAMS, SOURCE, compile_c
+
+CLOCK = SOURCE / "base/clock.c"
 
 
 def run(program: Path, *arguments: str) -> None:
@@ -17,7 +19,7 @@ def run(program: Path, *arguments: str) -> None:
 
 def test_basics(tmp_path: Path) -> None:
     """Broken: an unarmed gate stops somebody, nesting deadlocks, errno changes, or a forked child is not fresh."""
-    run(compile_c(tmp_path / "basics", SOURCE / "gate/gate.c", PROGRAMS / "gate_basics.c"))
+    run(compile_c(tmp_path / "basics", *GATE, CLOCK, PROGRAMS / "gate_basics.c"))
 
 
 @pytest.mark.parametrize("arguments", [(), ("fence",), ("late",)], ids=["membarrier", "fence", "late"])
@@ -25,4 +27,4 @@ def test_basics(tmp_path: Path) -> None:
 def test_stress(tmp_path: Path, sanitizer: str, arguments: tuple[str, ...]) -> None:
     """Broken: a thread is inside a closed gate, a wake-up is lost, or memory is not ordered by the gate."""
     flags = () if sanitizer == "none" else (f"-fsanitize={sanitizer}", "-Wno-tsan")
-    run(compile_c(tmp_path / "stress", SOURCE / "gate/gate.c", PROGRAMS / "gate_stress.c", flags=flags), *arguments)
+    run(compile_c(tmp_path / "stress", *GATE, CLOCK, PROGRAMS / "gate_stress.c", flags=flags), *arguments)

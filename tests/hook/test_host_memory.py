@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
+from tests.hook.compiled import GATE, PROGRAMS, SOURCE, compile_c
 
 
 @pytest.fixture(scope="module")
 def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("host") / "check"
-    sources = [SOURCE / f"{name}.c" for name in ("coord/host", "host/pool", "gate/gate")]
-    return compile_c(out, PROGRAMS / "host_check.c", *sources, flags=("-fsanitize=address,undefined",))
+    sources = [SOURCE / f"{name}.c" for name in ("coord/host", "host/pool")]
+    return compile_c(out, PROGRAMS / "host_check.c", *sources, *GATE, flags=("-fsanitize=address,undefined",))
 
 
 @pytest.mark.parametrize(

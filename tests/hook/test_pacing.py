@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.compiled import PROGRAMS, SOURCE, compile_c
+from tests.hook.compiled import GATE, PROGRAMS, SOURCE, compile_c
 
 
 @pytest.fixture(scope="module")
@@ -15,8 +15,8 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("pacing") / "check"
     flags = ("-fsanitize=address,undefined",)
-    sources = (SOURCE / "gate" / f"{name}.c" for name in ("gate", "pacing/pacing", "pacing/stream", "pacing/cost"))
-    return compile_c(out, PROGRAMS / "pacing_check.c", *sources, flags=flags)
+    sources = (SOURCE / "inflight" / f"{name}.c" for name in ("pacing", "stream", "cost"))
+    return compile_c(out, PROGRAMS / "pacing_check.c", *sources, *GATE, flags=flags)
 
 
 def run(program: Path, scenario: str, regime: str) -> None:

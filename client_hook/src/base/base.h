@@ -9,7 +9,7 @@
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
  * Taken with no other: moves (coord/moves.c), the pipeline of a move (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
- * GPUs of graphs (hooks/work/graph_gpus.c), marks (gate/marks.c), captures (gate/captures.c), ended threads (gate/pacing/pacing.c),
+ * GPUs of graphs (hooks/work/graph_gpus.c), marks (inflight/marks.c), captures (inflight/captures.c), ended threads (inflight/pacing.c),
  * figures of pools (memory/records/pool_figures.c).
  * No other lock exists.
  */
@@ -48,14 +48,5 @@ typedef enum nvs_status {
     NVS_NO_MEMORY,   /* of the host */
     NVS_CUDA_FAILED, /* a driver call failed; the CUresult travels beside it */
 } nvs_status;
-
-uint64_t nvs_now_ns(void); /* CLOCK_MONOTONIC; init.c */
-
-/* Reads the environment and arms the gates; the constructor's work, idempotent.  For entry points that another library's
- * constructor may reach before ours has run. */
-void nvs_init(void);
-
-/* Before anything has state that a child of a fork must lose.  init.c */
-void nvs_init_fork(void);
 
 #endif

@@ -15,7 +15,7 @@
 
 enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
 enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
-#define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (gate/captures.c) */
+#define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (inflight/captures.c) */
 enum { NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT, NVS_POOLS_LONG }; /* which way of hooks/memory/pool.c allocations in stream order take; LONG stays */
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
@@ -45,7 +45,7 @@ typedef struct nvs_hot_page {
      * call that wrote here, or got its handle from one that has. */
     _Atomic(CUcontext) only_context;
     _Atomic uint32_t only_gpu;                /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
-    _Atomic uint32_t capturing;               /* captures that are open or about to be, and NVS_CAPTURE_FIRST: see gate/captures.h */
+    _Atomic uint32_t capturing;               /* captures that are open or about to be, and NVS_CAPTURE_FIRST: see inflight/captures.h */
     _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: whoever uses a special pool has got it from the call that closed
                                                  the short way, and else that is as right as the long one */
     _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate/gate.h; the first is the line's last word */

@@ -4,8 +4,8 @@
  */
 #include "base/log.h"
 
-#include "base/cancel.h"
-#include "base/descriptor.h"
+#include "base/process/cancel.h"
+#include "base/process/descriptor.h"
 
 #include <errno.h>
 #include <fcntl.h>

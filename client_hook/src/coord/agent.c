@@ -8,19 +8,23 @@
 #define _GNU_SOURCE /* syscall numbers, gettid */
 #include "coord/agent.h"
 
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/process/cancel.h"
+#include "base/process/descriptor.h"
+#include "base/process/fork.h"
+#include "base/process/futex.h"
+#include "base/process/thread.h"
+#include "base/version.h"
 #include "coord/host.h"
 #include "coord/moves.h"
+#include "coord/protocol/transport.h"
 #include "coord/state.h"
-#include "base/cancel.h"
-#include "base/descriptor.h"
 #include "gate/gate.h"
-#include "swap/handdown.h"
-#include "base/log.h"
 #include "memory/memory.h"
 #include "nvshare.h"
-#include "base/thread.h"
-#include "coord/protocol/transport.h"
-#include "base/version.h"
+#include "swap/handdown.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -101,7 +105,7 @@ static void make_eventfd(void)
 
 static bool one_thread(void)
 {
-    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/glibc_floor.h) */
+    struct stat tasks; /* as the kernel has it on both architectures; stat() is too new (base/process/glibc_floor.h) */
     return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/task", &tasks, 0) == 0 && tasks.st_nlink == 3; /* "." and ".." are links too */
 }
 
@@ -126,7 +130,7 @@ static bool start(void)
         return true;
     if (seen == PHASE_FAILED || !nvs_config.enabled)
         return false;
-    nvs_init_fork();
+    nvs_fork_prepare();
     if (!atomic_compare_exchange_strong_explicit(&phase, &none, PHASE_STARTING, memory_order_acquire,
                                                  memory_order_acquire))
         return none != PHASE_FAILED;

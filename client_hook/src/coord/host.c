@@ -1,16 +1,18 @@
 /* See host.h. */
 #include "coord/host.h"
 
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/process/futex.h"
 #include "coord/protocol/link.h"
 #include "coord/state.h"
 #include "gate/gate.h"
 #include "host/pool.h"
-#include "base/log.h"
 
 #include <errno.h>
 
 #define ANSWER_NS 2000000000u
-#define MODE_SWAP 2 /* the only one that keeps host memory */
 
 NVS_FORK_STATE static struct {
     pthread_mutex_t asking;    /* one question at a time; "agent mailbox" in the lock order of base/base.h */
@@ -73,7 +75,7 @@ static void no_budget(void)
 
 void nvs_budget_connected(void)
 {
-    if (nvs_config.memory_mode != MODE_SWAP)
+    if (nvs_config.memory_mode != NVS_MODE_SWAP)
         return;
     state = ASKED;
     nvs_host_set_share(true, 0); /* who allocates before the answer asks too */

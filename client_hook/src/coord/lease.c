@@ -1,15 +1,18 @@
 /* See lease.h. */
 #include "coord/lease.h"
 
-#include "coord/protocol/link.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "coord/agent.h"
 #include "coord/moves.h"
+#include "coord/protocol/link.h"
+#include "coord/protocol/wire.gen.h"
 #include "coord/state.h"
 #include "gate/gate.h"
-#include "base/log.h"
+#include "inflight/pacing.h"
 #include "memory/memory.h"
 #include "nvshare.h"
-#include "gate/pacing/pacing.h"
-#include "coord/protocol/wire.gen.h"
 
 #include <string.h>
 

@@ -10,18 +10,22 @@
  * May not go here: functions that an application's thread calls.
  */
 #define _GNU_SOURCE /* ppoll */
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/process/futex.h"
+#include "coord/agent.h"
 #include "coord/host.h"
 #include "coord/lease.h"
-#include "coord/protocol/link.h"
 #include "coord/moves.h"
-#include "coord/state.h"
-#include "gate/gate.h"
-#include "base/log.h"
-#include "memory/memory.h"
-#include "nvshare.h"
-#include "gate/pacing/pacing.h"
+#include "coord/protocol/link.h"
 #include "coord/protocol/transport.h"
 #include "coord/protocol/wire.gen.h"
+#include "coord/state.h"
+#include "gate/gate.h"
+#include "inflight/pacing.h"
+#include "memory/memory.h"
+#include "nvshare.h"
 
 #include <poll.h>
 #include <string.h>
@@ -30,7 +34,7 @@
 #include <unistd.h>
 
 /* At most one memory report in that time, but always one before a release.  Where no memory moves nobody acts upon it. */
-#define REPORT_NS (nvs_config.memory_mode == 0 ? 100000000u : 10000000u)
+#define REPORT_NS (nvs_config.memory_mode == NVS_MODE_DEVICE ? 100000000u : 10000000u)
 #define SAY_AGAIN_NS 60000000000u
 #define COMPLAIN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
 #define NAP_NS 25000u               /* on standby */

@@ -1,16 +1,17 @@
 /* See moves.h. */
 #include "coord/moves.h"
 
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/process/cancel.h"
+#include "base/process/thread.h"
 #include "coord/lease.h"
 #include "coord/protocol/link.h"
 #include "coord/state.h"
-#include "base/cancel.h"
 #include "gate/gate.h"
-#include "swap/handdown.h"
-#include "base/log.h"
+#include "inflight/pacing.h"
 #include "memory/memory.h"
-#include "gate/pacing/pacing.h"
-#include "base/thread.h"
+#include "swap/handdown.h"
 
 #include <stdlib.h>
 #include <string.h>

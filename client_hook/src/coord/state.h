@@ -6,8 +6,7 @@
 #ifndef NVS_AGENT_STATE_H
 #define NVS_AGENT_STATE_H
 
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -2,7 +2,7 @@
 #include "driver/cuda_api.h"
 
 #include "base/log.h"
-#include "driver/resolve.h"
+#include "driver/library.h"
 
 #include <string.h>
 

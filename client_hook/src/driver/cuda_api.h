@@ -85,8 +85,8 @@ void *nvs_translate_symbol(nvs_id id, const char *name, void *address);
 /* Does an entry point of this name put work on a GPU?  By its words, for names that the table does not have. */
 bool nvs_name_submits(const char *name);
 
-/* A gate in front of a function of unknown signature: `target` itself when no thunk is left.  gate/thunk.c */
-void *nvs_thunk_for(const char *name, void *target);
+/* A gate in front of a function of unknown signature: `target` itself when no thunk is left.  init.c */
+extern void *(*const nvs_thunk_for)(const char *name, void *target) __attribute__((visibility("hidden")));
 
 static inline nvs_function nvs_as_function(void *address)
 {

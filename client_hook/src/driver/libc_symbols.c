@@ -6,11 +6,15 @@
  * first dlsym of the process or by our constructor, when there are no threads to change it.
  */
 #define _GNU_SOURCE /* _r_debug */
-#include "driver/resolve.h"
+
+#include "driver/libc_symbols.h"
 
 #include <elf.h>
 #include <link.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /* Read by the assembly in resolve.c too: relaxed loads and stores of one aligned word. */
 __attribute__((visibility("hidden"))) _Atomic(nvs_dlsym_function *) nvs_real_dlsym;

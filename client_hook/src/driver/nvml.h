@@ -1,14 +1,7 @@
-/* NVML in a process under the hook: memory figures of the virtual card, in place of those of the real one.
- *
- * Which figures.  A GPU that this process computes on: what cuMemGetInfo says, by the same function of memory/memory.h.  Any other, and
- * every GPU of a process without CUDA (nvidia-smi): the limit of the environment, with nothing used; without one, the real
- * figures.  In lists of processes the entry of this one carries what it is charged with, those of others stay as they are.
+/* NVML's functions that the hook wraps (nvml_api.def), its types, and the real functions.
  *
  * NVML is never loaded, started or called by us, but from inside a call of the application's.  Its types are declared here,
  * so that no nvml.h is needed; the sizes are part of its ABI.
- *
- * A list names processes as the PID namespace of the driver sees them; in a container with a namespace of its own ours is not
- * found there, and the list stays as it is.
  */
 #ifndef NVS_NVML_H
 #define NVS_NVML_H
@@ -71,18 +64,11 @@ typedef enum nvs_nvml_id {
 } nvs_nvml_id;
 
 nvs_nvml_id nvs_nvml_id_of_name(const char *name); /* NVS_NVML_COUNT when it is not one of ours */
-void *nvs_nvml_wrapper(nvs_nvml_id id);            /* hooks/memory/nvml.c */
+extern void *(*const nvs_nvml_wrapper)(nvs_nvml_id id) __attribute__((visibility("hidden"))); /* init.c */
 
 /* NVML's own function; NULL when the library is not loaded, or has none.  Leaves no trace in dlerror(). */
 void *nvs_nvml_symbol(const char *name);
 void *nvs_nvml_real(nvs_nvml_id id);
 bool nvs_nvml_found(nvs_nvml_id id, void *handle); /* is it what this library and those that it is linked with find? */
-
-/* After a call that succeeded: what the process shall see instead.  errno stays. */
-void nvs_nvml_show_memory(nvs_nvml_device device, nvs_nvml_memory *memory);
-void nvs_nvml_show_memory_v2(nvs_nvml_device device, nvs_nvml_memory_v2 *memory);
-void nvs_nvml_show_processes_v1(nvs_nvml_device device, unsigned count, nvs_nvml_process_v1 *list);
-void nvs_nvml_show_processes(nvs_nvml_device device, unsigned count, nvs_nvml_process *list);
-void nvs_nvml_show_details(nvs_nvml_device device, nvs_nvml_detail_list *list);
 
 #endif

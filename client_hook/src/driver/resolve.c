@@ -1,53 +1,24 @@
 /* Look-ups by the application: dlsym, dlvsym, cuGetProcAddress.
  *
+ * Caught: the PLT (our exported symbols come first), dlsym and dlvsym, cuGetProcAddress in both ABIs, and libraries that are opened with
+ * RTLD_DEEPBIND (deepbind.c), but for what their constructors call.
+ * Not caught, and cannot be from an interposed library: dlmopen into a new namespace, which loads a second libc and a second
+ * libcuda that know nothing of a preload.
+ *
  * The real resolver is asked first and its answer translated, so that what does not exist stays absent.  Names that are
  * neither the driver's ("cu" and a capital letter) nor NVML's ("nvm") go to libc by a tail call: it sees the caller's return address, and
  * RTLD_NEXT and RTLD_DEFAULT keep their meaning.  No locks of ours, no allocation: this runs before cuInit, from
  * constructors, from many copies of cudart at once.
  */
 #define _GNU_SOURCE /* RTLD_NEXT, RTLD_DEFAULT */
-#include "driver/resolve.h"
 
 #include "driver/cuda_api.h"
+#include "driver/libc_symbols.h"
+#include "driver/library.h"
 #include "driver/nvml.h"
 
 #include <dlfcn.h>
-#include <stdatomic.h>
 #include <string.h>
-
-static _Atomic(void *) driver; /* handle of libcuda.so.1; never closed, so the driver stays once we have seen it */
-
-static void *driver_handle(void)
-{
-    /* Relaxed: an opaque word, and everybody who stores it stores the same. */
-    void *handle = atomic_load_explicit(&driver, memory_order_relaxed);
-    if (handle != NULL)
-        return handle;
-    handle = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
-    if (handle == NULL)
-        dlerror(); /* ours, not the application's */
-    else
-        atomic_store_explicit(&driver, handle, memory_order_relaxed);
-    return handle;
-}
-
-bool nvs_driver_loaded(void)
-{
-    return driver_handle() != NULL;
-}
-
-void *nvs_driver_symbol(const char *name)
-{
-    nvs_dlsym_function *real = nvs_libc_dlsym();
-    if (real == NULL)
-        return NULL;
-    void *handle = driver_handle();
-    /* Without libcuda.so.1, what stands behind us in the order of libraries: a driver of another name. */
-    void *address = real(handle != NULL ? handle : RTLD_NEXT, name);
-    if (address == NULL)
-        dlerror();
-    return address;
-}
 
 typedef struct nvs_answer { /* two registers */
     void *address;

@@ -1,4 +1,4 @@
-/* The slow side of the gate: slots, closing, waiting.  The fast path is in gate.h.
+/* The slow side of the gate: slots, and closing.  The fast path is in gate.h, waiting in wait.h.
  *
  * Why no call can slip past a closed gate.  A caller does
  *     E1: active = gpu + 1 (plain store)     E2: read state
@@ -20,7 +20,7 @@
  * fence as well: the usual store-buffer argument.  A closer that membarrier fails later says what it does (barrier_everywhere).
  *
  * `also` is another `active`, for what is launched on several GPUs at once: E1 and L1 write it instead, with full fences, and E2 that reads
- * CLOSED takes E1 back instead of waiting.  For who occupies a gate there is no E2: gate/pacing/drain.c says why that is enough.
+ * CLOSED takes E1 back instead of waiting.  For who occupies a gate there is no E2: inflight/drain.c says why that is enough.
  *
  * A thread that dies inside a call (cancellation) frees its slot in the destructor of its key.  A longjmp out of a gated
  * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
@@ -30,16 +30,16 @@
  */
 #include "gate/gate.h"
 
-#include "coord/agent.h"
-#include "base/cancel.h"
+#include "base/clock.h"
+#include "base/port.h"
+#include "base/process/cancel.h"
+#include "base/process/futex.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef SYS_membarrier
@@ -51,12 +51,9 @@
 #endif
 enum { MEMBARRIER_EXPEDITED = 1 << 3, MEMBARRIER_REGISTER = 1 << 4 }; /* PRIVATE_EXPEDITED and its registration */
 
-enum { SPINS = 200, NAP_NS = 25000, SETTLE_NS = 1000000 };
+enum { SPINS = 200, SETTLE_NS = 1000000 };
 
-nvs_hot_page nvs_hot = {.only_gpu = NVS_NO_GPU};
 NVS_FORK_STATE static _Atomic uint32_t fenced; /* NVS_GATE_FENCED where it is needed, else 0; from then on it stays.  Relaxed: each gate's word says what holds for it */
-NVS_FORK_STATE nvs_gate nvs_gates[NVS_MAX_GPUS];
-_Thread_local nvs_slot *nvs_self __attribute__((tls_model("initial-exec")));
 
 static _Atomic(nvs_slot *) slots;         /* head of the list of all slots; only grows */
 static _Atomic uint32_t first_slots_used;
@@ -67,18 +64,6 @@ NVS_FORK_STATE static bool armed = false; /* written before any other thread exi
 static uint32_t need_fences(void)
 {
     return atomic_load_explicit(&fenced, memory_order_relaxed); /* see its declaration */
-}
-
-void nvs_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t deadline_ns)
-{
-    struct timespec until = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
-    syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, expected, deadline_ns == UINT64_MAX ? NULL : &until, NULL,
-            FUTEX_BITSET_MATCH_ANY);
-}
-
-void nvs_futex_wake(_Atomic uint32_t *word, int threads)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, threads, NULL, NULL, 0);
 }
 
 /* A thread has left while somebody closes the gate. */
@@ -177,12 +162,6 @@ static uint32_t after_fence(uint32_t gpu)
     return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire);
 }
 
-/* A caller need not wait. */
-static bool passes(uint32_t gpu)
-{
-    return !(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_seq_cst) & NVS_GATE_CLOSED) || nvs_gate_dead(gpu);
-}
-
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
 {
     int saved = errno;
@@ -193,10 +172,10 @@ void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
         atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
         if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
             wake_closer(gate);
-        bool look_again = nvs_agent_wait_for_lease(gpu);
+        bool look_again = nvs_coordinator.wait_for_lease(gpu);
         atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
         /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
-        if (!look_again || passes(gpu))
+        if (!look_again || nvs_gate_passes(gpu))
             break;
     }
     errno = saved;
@@ -373,78 +352,6 @@ uint64_t nvs_gate_calls(uint32_t gpu)
     for (nvs_slot *slot = atomic_load_explicit(&slots, memory_order_acquire); slot != NULL; slot = slot->next)
         sum += atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed); /* a count, orders nothing */
     return sum;
-}
-
-uint32_t nvs_gate_waiting(uint32_t gpu)
-{
-    return atomic_load_explicit(&nvs_gates[gpu].waiting, memory_order_seq_cst);
-}
-
-static void stop_waiting(uint32_t gpu)
-{
-    atomic_fetch_sub_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst);
-}
-
-bool nvs_gate_wait_begin(uint32_t gpu)
-{
-    nvs_slot *slot = nvs_self;
-    if (slot != NULL && slot->waits == gpu + 1)
-        return false;
-    if (slot != NULL && slot->waits != 0)
-        stop_waiting(slot->waits - 1); /* before another gate, in a wait that was jumped out of or is interrupted */
-    if (slot != NULL)
-        slot->waits = gpu + 1;
-    /* seq_cst: pairs with the load in nvs_gate_open, one of the two sees the other */
-    return atomic_fetch_add_explicit(&nvs_gates[gpu].waiting, 1, memory_order_seq_cst) == 0;
-}
-
-bool nvs_gate_wait(uint32_t gpu, uint64_t deadline_ns)
-{
-    nvs_gate *gate = &nvs_gates[gpu];
-    uint32_t turn = atomic_load_explicit(&gate->turn, memory_order_seq_cst); /* pairs with nvs_gate_open */
-    if (passes(gpu))
-        return true;
-    uint64_t now, alert = atomic_load_explicit(&gate->alert_until_ns, memory_order_relaxed); /* a hint */
-    if (alert != 0 && (now = nvs_now_ns()) < alert &&
-        atomic_exchange_explicit(&gate->watcher, 1, memory_order_relaxed) == 0) { /* who watches is all the same */
-        nvs_futex_wait(&gate->turn, turn, now + NAP_NS < deadline_ns ? now + NAP_NS : deadline_ns);
-        atomic_store_explicit(&gate->watcher, 0, memory_order_relaxed);
-    } else {
-        nvs_futex_wait(&gate->turn, turn, deadline_ns);
-    }
-    return passes(gpu);
-}
-
-/* A processor that slept for long takes long to wake.  Whoever naps keeps its own from sleeping deeply. */
-void nvs_gate_alert(uint32_t gpu, uint64_t until_ns)
-{
-    atomic_store_explicit(&nvs_gates[gpu].alert_until_ns, until_ns, memory_order_relaxed); /* a hint */
-    if (nvs_gate_waiting(gpu) > 0)
-        nvs_gate_kick(gpu);
-}
-
-void nvs_gate_kick(uint32_t gpu)
-{
-    atomic_fetch_add_explicit(&nvs_gates[gpu].turn, 1, memory_order_seq_cst); /* pairs with the load in nvs_gate_wait */
-    nvs_futex_wake(&nvs_gates[gpu].turn, INT32_MAX);
-}
-
-void nvs_gate_set_dead(uint32_t gpu, bool dead)
-{
-    atomic_store_explicit(&nvs_gates[gpu].dead, dead, memory_order_seq_cst); /* before the kick: pairs with the loads in nvs_gate_wait */
-    if (dead)
-        nvs_gate_kick(gpu);
-}
-
-void nvs_gate_wait_end(uint32_t gpu)
-{
-    nvs_slot *slot = nvs_self;
-    if (slot == NULL) {
-        stop_waiting(gpu);
-    } else if (slot->waits != 0) {
-        stop_waiting(slot->waits - 1);
-        slot->waits = 0;
-    }
 }
 
 NVS_FORK_CODE void nvs_gate_after_fork(void)

@@ -2,14 +2,16 @@
 #define _GNU_SOURCE /* syscall */
 #include "host/pool.h"
 
-#include "coord/agent.h"
-#include "base/cancel.h"
-#include "driver/contexts/context.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/port.h"
+#include "base/process/cancel.h"
+#include "base/process/thread.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "host/system.h"
-#include "base/log.h"
-#include "base/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -115,7 +117,7 @@ bool nvs_host_reserve(uint64_t bytes)
         taken = take(bytes, &covered, &sum);
         if (taken || covered || sum == asked || i == TRIES)
             break;
-        nvs_agent_reserve_host(i == 0 ? whole_steps(sum) : sum);
+        nvs_coordinator.reserve_host(i == 0 ? whole_steps(sum) : sum);
         asked = i == 0 ? 0 : sum;
     }
     count_asked(-bytes);

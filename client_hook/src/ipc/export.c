@@ -4,12 +4,12 @@
  *
  * May not go here: sockets, threads.
  */
+#include "base/port.h"
 #include "ipc/ipc.h"
 
-#include "coord/agent.h"
+#include "base/log.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 #include "swap/swap.h"
 
 #include <pthread.h>
@@ -60,7 +60,7 @@ static void end(nvs_ipc_export_entry *entry)
 {
     const uint32_t gpu = entry->gpu;
     nvs_share_end(&entry->share);
-    nvs_agent_memory_changed(gpu);
+    nvs_coordinator.memory_changed(gpu);
     free(entry);
 }
 
@@ -112,7 +112,7 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
     else if (result == CUDA_ERROR_NOT_READY)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "memory cannot be shared with other processes (cuIpcGetMemHandle): it runs from the host for want of room");
     else if (result == CUDA_SUCCESS)
-        nvs_agent_memory_changed(gpu);
+        nvs_coordinator.memory_changed(gpu);
     return result == CUDA_ERROR_NOT_READY ? CUDA_ERROR_OUT_OF_MEMORY : result;
 }
 

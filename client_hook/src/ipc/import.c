@@ -6,13 +6,15 @@
  *
  * May not go here: what is exported.
  */
+#include "base/clock.h"
+#include "base/process/futex.h"
 #include "ipc/ipc.h"
 
-#include "base/cancel.h"
-#include "driver/contexts/context.h"
+#include "base/log.h"
+#include "base/process/cancel.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 #include "memory/memory.h"
 
 #include <errno.h>

@@ -17,8 +17,8 @@
 #ifndef NVS_IPC_H
 #define NVS_IPC_H
 
-#include "memory/records/allocation.h"
 #include "base/base.h"
+#include "memory/records/allocation.h"
 
 #include <sys/types.h>
 

@@ -3,8 +3,8 @@
  * What a driver shares by a handle of its own, it copies for any GPU, and kernels reach it with peer access.  Ours is mapped for the GPU that
  * opened it: others get rights when a call names it for them, or when they are given peer access.
  */
-#include "driver/cuda_api.h"
 #include "base/hot.h"
+#include "driver/cuda_api.h"
 #include "ipc/ipc.h"
 
 #include <stdatomic.h>

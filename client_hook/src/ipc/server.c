@@ -8,11 +8,13 @@
  * May not go here: which memory (export.c).
  */
 #define _GNU_SOURCE /* pthread_setname_np */
+#include "base/clock.h"
+#include "base/process/futex.h"
 #include "ipc/ipc.h"
 
-#include "gate/gate.h"
 #include "base/log.h"
-#include "base/thread.h"
+#include "base/process/thread.h"
+#include "gate/gate.h"
 
 #include <errno.h>
 #include <poll.h>

@@ -7,8 +7,9 @@
  * May not go here: CUDA; what the messages mean.
  */
 #define _GNU_SOURCE /* struct ucred, accept4, MSG_CMSG_CLOEXEC */
-#include "base/cancel.h"
-#include "base/descriptor.h"
+#include "base/clock.h"
+#include "base/process/cancel.h"
+#include "base/process/descriptor.h"
 #include "ipc/ipc.h"
 
 #include <errno.h>

@@ -2,10 +2,11 @@
  *
  * May not go here: the quota's figures (memory.c).
  */
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 #include "memory/memory.h"
 
 #include <stdatomic.h>

@@ -7,10 +7,10 @@
  * allocation meanwhile; then the driver refuses the piece and the allocation is left alone.  A context is held while pieces move in it: a thread that ends
  * the context waits for those in flight, and its other allocations are left alone, too.
  */
-#include "driver/contexts/context.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 #include "memory/memory.h"
 
 #include <stdatomic.h>

@@ -4,7 +4,7 @@
  */
 #include "memory/graph_memory.h"
 
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "memory/memory.h"
 #include "memory/pins.h"

@@ -6,13 +6,14 @@
  */
 #include "memory/memory.h"
 
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "base/port.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/graph_memory.h"
 #include "host/pool.h"
-#include "base/log.h"
+#include "memory/graph_memory.h"
 #include "memory/pins.h"
 #include "memory/records/pool_figures.h"
 
@@ -49,7 +50,7 @@ static uint64_t card_of(nvs_ledger *of)
 
 static bool oversubscribes(void)
 {
-    return nvs_config.oversubscribe && nvs_config.memory_mode == 2;
+    return nvs_config.oversubscribe && nvs_config.memory_mode == NVS_MODE_SWAP;
 }
 
 /* What may be allocated; 0: as much as there is.  One process may not fill more than the capacity, less what others have there that
@@ -63,11 +64,11 @@ static uint64_t ceiling_of(nvs_ledger *of)
 
 const nvs_backend *nvs_memory_backend(uint32_t gpu)
 {
-    if (nvs_config.memory_mode == 0)
+    if (nvs_config.memory_mode == NVS_MODE_DEVICE)
         return &nvs_backend_device;
-    if (nvs_config.memory_mode == 2) {
-        if (nvs_backend_swap_works(gpu))
-            return &nvs_backend_swap;
+    if (nvs_config.memory_mode == NVS_MODE_SWAP) {
+        if (nvs_memory_chunked->works(gpu))
+            return nvs_memory_chunked;
         NVS_LOG_ONCE(NVS_LOG_WARNING, "this GPU has no virtual memory management, which --memory swap needs: using managed");
     }
     if (nvs_backend_managed_works(gpu))
@@ -81,7 +82,7 @@ bool nvs_memory_manages(uint32_t gpu)
 {
     if (!nvs_config.enabled || gpu >= NVS_MAX_GPUS)
         return false;
-    nvs_agent_attach(gpu);
+    nvs_coordinator.attach(gpu);
     return true;
 }
 
@@ -146,9 +147,9 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
     uint64_t step = total > UINT64_MAX - grain ? total : (total + grain - 1) / grain * grain;
     if (limit != 0 && step > limit)
         step = limit;
-    nvs_status answer = nvs_agent_reserve(gpu, step > total ? step : total);
+    nvs_status answer = nvs_coordinator.reserve(gpu, step > total ? step : total);
     if (answer == NVS_REFUSED && step > total)
-        answer = nvs_agent_reserve(gpu, total); /* the last bytes below the capacity */
+        answer = nvs_coordinator.reserve(gpu, total); /* the last bytes below the capacity */
     return answer != NVS_REFUSED;
 }
 
@@ -262,7 +263,7 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
     if (admitted->movable)
         atomic_fetch_add_explicit(&nvs_ledgers[gpu].movable, admitted->charged_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
     nvs_memory_drop_all(nvs_allocation_insert(admitted));
-    nvs_agent_memory_changed(gpu);
+    nvs_coordinator.memory_changed(gpu);
 }
 
 /* Gives back what an entry that is in nobody's hands any more was charged with. */
@@ -278,14 +279,14 @@ static void settle(nvs_allocation *taken, bool kept)
     nvs_ledger_uncharge(of, taken->charged_bytes);
     nvs_pool_take_back(taken->pool, taken->pool_bytes, true);
     if (taken->charged_bytes != 0)
-        nvs_agent_memory_changed(taken->gpu);
+        nvs_coordinator.memory_changed(taken->gpu);
     free(taken);
 }
 
 void nvs_memory_drop(nvs_allocation *taken)
 {
     if (taken->kind == NVS_MEMORY_HANDLE && taken->chunked && taken->kept != NULL)
-        nvs_backend_swap.release(taken->gpu, 0, 0, taken->kept);
+        nvs_memory_chunked->release(taken->gpu, 0, 0, taken->kept);
     settle(taken, taken->serial != 0); /* a serial is given when an entry goes into the registry */
 }
 
@@ -315,9 +316,9 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable ? others - movable : 0;
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
     out->mapped_bytes = 0;
-    if (nvs_config.memory_mode == 2) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */
+    if (nvs_config.memory_mode == NVS_MODE_SWAP) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */
         nvs_chunk_figures chunks;
-        nvs_backend_swap.figures(gpu, &chunks);
+        nvs_memory_chunked->figures(gpu, &chunks);
         allocated = chunks.committed_bytes + others;
         out_bytes += chunks.committed_bytes - chunks.resident_bytes;
         pinned += chunks.pinned_bytes;
@@ -413,8 +414,8 @@ nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *wat
 
 bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)
 {
-    if (nvs_config.memory_mode == 2 && nvs_memory_backend(gpu)->chunked)
-        return nvs_backend_swap.open_gate(gpu, paced, missing_bytes);
+    if (nvs_config.memory_mode == NVS_MODE_SWAP && nvs_memory_backend(gpu)->chunked)
+        return nvs_memory_chunked->open_gate(gpu, paced, missing_bytes);
     *missing_bytes = 0;
     nvs_gate_open(gpu, paced);
     return true;
@@ -422,7 +423,7 @@ bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)
 
 void nvs_memory_prepare_host(uint32_t gpu, uint64_t bytes)
 {
-    if (nvs_config.memory_mode == 2)
+    if (nvs_config.memory_mode == NVS_MODE_SWAP)
         nvs_host_ahead(gpu, bytes);
 }
 
@@ -432,14 +433,13 @@ void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evi
     if (change == 0)
         return;
     atomic_fetch_add_explicit(&nvs_ledgers[gpu].evicted, change, memory_order_relaxed); /* see memory/records/ledger.h */
-    nvs_agent_memory_changed(gpu);
+    nvs_coordinator.memory_changed(gpu);
 }
 
 NVS_FORK_CODE void nvs_memory_after_fork(void)
 {
     static const nvs_ledger none;
     nvs_allocation_after_fork();
-    nvs_backend_swap_after_fork();
     nvs_pins_after_fork();
     nvs_graph_memory_after_fork();
     nvs_pool_figures_after_fork();

@@ -9,9 +9,9 @@
 #ifndef NVS_MEMORY_H
 #define NVS_MEMORY_H
 
-#include "memory/records/allocation.h"
-#include "coord/agent.h"
 #include "base/base.h"
+#include "base/port.h"
+#include "memory/records/allocation.h"
 #include "memory/records/ledger.h"
 #include "memory/records/pool_book.h"
 
@@ -52,18 +52,18 @@ typedef struct nvs_backend {
     nvs_status (*evict)(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
     nvs_status (*restore)(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
     void (*context_gone)(CUcontext context); /* forget what was cached for it */
-    /* Chunked ones only.  Opens the gate if nothing is missing on the GPU. */
+    /* Chunked ones only. */
+    bool (*works)(uint32_t gpu); /* on this GPU */
+    /* Opens the gate if nothing is missing on the GPU. */
     bool (*open_gate)(uint32_t gpu, bool paced, uint64_t *missing_bytes);
     void (*figures)(uint32_t gpu, nvs_chunk_figures *out);
     /* What stands for a physical handle of the application's own (`kept`), given back by `release`.  CUDA_ERROR_NOT_SUPPORTED: this
      * one must be the driver's. */
     CUresult (*create)(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, void **kept);
 } nvs_backend;
-extern const nvs_backend nvs_backend_device, nvs_backend_managed, nvs_backend_swap;
+extern const nvs_backend nvs_backend_device, nvs_backend_managed;
+extern const nvs_backend *const nvs_memory_chunked __attribute__((visibility("hidden"))); /* of mode `swap`; init.c */
 bool nvs_backend_managed_works(uint32_t gpu); /* can this GPU's managed memory be moved by us? Asked once per GPU. */
-bool nvs_backend_swap_works(uint32_t gpu);
-void nvs_backend_swap_after_fork(void);
-void nvs_backend_swap_allow(uint32_t gpu, uint32_t accessor); /* another GPU may reach this one's memory from now on */
 
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out);
 /* What the coordinator set; 0 means none.  A limit below what is in use lets nothing more be allocated.
@@ -95,7 +95,7 @@ void nvs_memory_context_gone(CUcontext context);
 static inline void nvs_memory_changed(uint32_t gpu)
 {
     if (NVS_UNLIKELY(atomic_load_explicit(&nvs_ledgers[gpu].to_report, memory_order_seq_cst) == 0))
-        nvs_agent_memory_changed(gpu);
+        nvs_coordinator.memory_changed(gpu);
 }
 
 /* Is this GPU's memory ours to count?  Makes it known to the coordinator the first time. */

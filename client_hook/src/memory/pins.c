@@ -1,8 +1,8 @@
 /* See pins.h. */
 #include "memory/pins.h"
 
-#include "coord/agent.h"
 #include "base/log.h"
+#include "base/port.h"
 
 #include <stdatomic.h>
 
@@ -15,7 +15,7 @@ static bool may_stay(uint32_t gpu, uint64_t more)
 {
     nvs_usage usage;
     nvs_memory_usage(gpu, &usage);
-    return nvs_agent_reserve_pins(gpu, usage.pinned_bytes + more) != NVS_REFUSED;
+    return nvs_coordinator.reserve_pins(gpu, usage.pinned_bytes + more) != NVS_REFUSED;
 }
 
 bool nvs_pins_may(uint32_t gpu, uint64_t bytes)

@@ -2,16 +2,16 @@
  *
  * May not go here: the quota's figures (memory.c), which change by nvs_memory_drop alone.
  */
-#include "base/cancel.h"
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
-#include "driver/cuda_api.h"
-#include "memory/graph_memory.h"
-#include "ipc/ipc.h"
+#include "base/clock.h"
 #include "base/log.h"
-#include "gate/marks.h"
+#include "base/process/cancel.h"
+#include "contexts/context.h"
+#include "driver/cuda_api.h"
+#include "inflight/captures.h"
+#include "inflight/marks.h"
+#include "inflight/pacing.h"
+#include "memory/graph_memory.h"
 #include "memory/memory.h"
-#include "gate/pacing/pacing.h"
 #include "memory/records/pool_figures.h"
 
 #include <errno.h>
@@ -192,6 +192,5 @@ void nvs_memory_context_gone(CUcontext context)
     for (uint32_t gpu = 0; nvs_context_possible(gpu); gpu++)
         nvs_graph_memory_learn(gpu);
     nvs_backend_managed.context_gone(context);
-    nvs_backend_swap.context_gone(context);
-    nvs_ipc_context_gone(context);
+    nvs_memory_chunked->context_gone(context);
 }

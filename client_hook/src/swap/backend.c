@@ -14,10 +14,10 @@
  *
  * Access by RDMA does not exist for this memory: who asks gets the driver's error and a word in the log.  Legacy IPC pins it (ipc/ipc.h).
  */
+#include "base/clock.h"
+#include "base/log.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "ipc/ipc.h"
-#include "base/log.h"
 #include "memory/memory.h"
 #include "memory/pins.h"
 #include "swap/swap.h"
@@ -356,7 +356,7 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
 {
     nvs_segment *segment = kept;
     if (segment->own == NULL)
-        nvs_ipc_withdraw(gpu, pointer);
+        nvs_swap_freed(gpu, pointer);
     nvs_swap_lock();
     bool ends = true;
     if (segment->used != NULL) {
@@ -484,17 +484,12 @@ static void context_gone(CUcontext context)
     nvs_host_context_gone(context);
 }
 
-bool nvs_backend_swap_works(uint32_t gpu)
+static bool works(uint32_t gpu)
 {
     return nvs_swap_unit(gpu) != 0;
 }
 
-void nvs_backend_swap_allow(uint32_t gpu, uint32_t accessor)
-{
-    nvs_swap_allow(gpu, accessor);
-}
-
-NVS_FORK_CODE void nvs_backend_swap_after_fork(void)
+NVS_FORK_CODE void nvs_swap_after_fork(void)
 {
     nvs_swap_segments_after_fork();
     nvs_swap_lanes_after_fork();
@@ -506,6 +501,7 @@ const nvs_backend nvs_backend_swap = {
     .kind = NVS_MEMORY_REDIRECTED,
     .movable = true,
     .chunked = true,
+    .works = works,
     .allocate = allocate,
     .create = create,
     .release = release,

@@ -1,7 +1,7 @@
 /* See handdown.h. */
 #include "swap/handdown.h"
 
-#include "base/descriptor.h"
+#include "base/process/descriptor.h"
 #include "ipc/ipc.h"
 
 #include <fcntl.h>

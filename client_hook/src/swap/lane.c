@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 
 NVS_FORK_STATE static nvs_lane lanes[NVS_MAX_GPUS]; /* of the GPU's mover; `context` under the lock of swap.h, for threads that report its end */

@@ -4,12 +4,13 @@
  *
  * May not go here: which move is wanted, and when; how chunks move (pipeline.c).
  */
+#include "base/clock.h"
 #include "swap/swap.h"
 
-#include "driver/contexts/context.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 
 #include <stdlib.h>
 

@@ -8,17 +8,17 @@
  * The copying stage runs on the caller's thread.  Without threads to be had all stages run there, one piece after the other.
  *
  * Everything runs in some live context of the GPU: chunks are reachable from all of them.  The context is held by a visit
- * (driver/contexts/context.h), so that it does not end in the middle.
+ * (contexts/context.h), so that it does not end in the middle.
  *
  * May not go here: which chunks.
  */
 #include "swap/swap.h"
 
-#include "base/cancel.h"
-#include "driver/contexts/context.h"
-#include "driver/cuda_api.h"
 #include "base/log.h"
-#include "base/thread.h"
+#include "base/process/cancel.h"
+#include "base/process/thread.h"
+#include "contexts/context.h"
+#include "driver/cuda_api.h"
 
 #include <pthread.h>
 #include <unistd.h>

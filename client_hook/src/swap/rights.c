@@ -2,12 +2,12 @@
  *
  * May not go here: the application's own rights, which are those of its views (view.c).
  */
+#include "base/port.h"
 #include "swap/swap.h"
 
-#include "coord/agent.h"
+#include "base/log.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 #include "memory/pins.h"
 
 CUresult nvs_rights_of_access(uint32_t owner, CUdeviceptr address, uint64_t bytes)
@@ -97,7 +97,7 @@ void nvs_swap_reach(uint32_t gpu)
     if (!may) /* a copy between GPUs has no error that would mean this, and is under way below memory that must not move */
         NVS_LOG_ONCE(NVS_LOG_WARNING, "another GPU works on the memory of GPU %u, so it stays on the card, though other programs need more than it "
                                       "leaves: they run from host memory meanwhile, or wait (nvshare-ctl memory)", gpu);
-    nvs_agent_memory_changed(gpu);
+    nvs_coordinator.memory_changed(gpu);
     nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
 }
 

@@ -1,10 +1,10 @@
 /* Segments: address space, physical chunks in it, and the figures of each GPU.  See swap.h. */
 #include "swap/swap.h"
 
-#include "base/cancel.h"
+#include "base/log.h"
+#include "base/process/cancel.h"
 #include "driver/cuda_api.h"
 #include "swap/handdown.h"
-#include "base/log.h"
 
 #include <errno.h>
 #include <pthread.h>

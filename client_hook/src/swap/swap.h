@@ -122,6 +122,12 @@ typedef struct nvs_swap_gpu {
     bool reached; /* another GPU of this process works on its memory, whatever lease there is: it stays.  rights.c */
 } nvs_swap_gpu;
 
+/* --- backend.c --- */
+extern const nvs_backend nvs_backend_swap;
+void nvs_swap_after_fork(void);
+/* The application has freed the memory that began at this address: nobody else may open it any more.  init.c */
+extern void (*const nvs_swap_freed)(uint32_t gpu, CUdeviceptr address) __attribute__((visibility("hidden")));
+
 /* --- segment.c --- */
 extern nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS]; /* under the lock */
 void nvs_swap_lock(void);

@@ -10,9 +10,9 @@
  */
 #include "swap/swap.h"
 
-#include "driver/contexts/context.h"
-#include "driver/cuda_api.h"
 #include "base/log.h"
+#include "contexts/context.h"
+#include "driver/cuda_api.h"
 
 #include <stdatomic.h>
 

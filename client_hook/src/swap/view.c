@@ -9,9 +9,9 @@
  */
 #include "swap/swap.h"
 
+#include "base/log.h"
 #include "driver/cuda_api.h"
 #include "memory/pins.h"
-#include "base/log.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-NVS_OLD(dlsym) /* not in base/glibc_floor.h: the hook has its own */
+NVS_OLD(dlsym) /* not in base/process/glibc_floor.h: the hook has its own */
 NVS_OLD(dlopen)
 
 int InitializeInjection(void);

@@ -5,10 +5,10 @@
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include "base/base.h"
+#include "base/process/thread.h"
+#include "driver/libc_symbols.h"
 #include "gate/gate.h"
 #include "nvshare.h"
-#include "driver/resolve.h"
-#include "base/thread.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>

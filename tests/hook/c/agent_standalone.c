@@ -3,13 +3,17 @@
  * and flags that stand for themselves, hence relaxed.
  */
 #define _GNU_SOURCE
+#include "base/port.h"
+#include "base/process/fork.h"
 #include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "gate/start.h"
 #include "host/pool.h"
 #include "memory/memory.h"
-#include "gate/pacing/pacing.h"
+#include "inflight/marks.h"
+#include "inflight/pacing.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -48,6 +52,28 @@ bool nvs_real_exists(nvs_id id)
 }
 
 nvs_ledger nvs_ledgers[NVS_MAX_GPUS];
+
+/* --- what init.c is to the hook --- */
+
+const nvs_port nvs_coordinator = {
+    .wait_for_lease = nvs_agent_wait_for_lease,
+    .attach = nvs_agent_attach,
+    .memory_changed = nvs_agent_memory_changed,
+    .reserve = nvs_agent_reserve,
+    .reserve_pins = nvs_agent_reserve_pins,
+    .reserve_host = nvs_agent_reserve_host,
+};
+void (*const nvs_fork_handlers[])(void) = {nvs_gate_after_fork, nvs_pacing_after_fork, nvs_marks_after_fork, nvs_agent_after_fork, NULL};
+
+__attribute__((constructor)) static void at_load(void)
+{
+    nvs_start();
+}
+
+__attribute__((destructor)) static void at_exit(void)
+{
+    nvs_agent_goodbye();
+}
 
 /* --- contexts: the primary ones --- */
 
@@ -123,10 +149,6 @@ nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch
 nvs_status nvs_memory_restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
     return nvs_memory_evict(gpu, bytes, watch, moved_bytes);
-}
-
-void nvs_memory_after_fork(void)
-{
 }
 
 bool nvs_memory_open_gate(uint32_t gpu, bool paced, uint64_t *missing_bytes)

@@ -1,7 +1,7 @@
 /* The gate without threads that race: what it does to one caller, to errno, to a fork. */
+#include "base/clock.h"
+#include "base/port.h"
 #include "gate/gate.h"
-
-#include "coord/agent.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,14 +13,7 @@
 static int waits;
 static bool let_through;
 
-uint64_t nvs_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-bool nvs_agent_wait_for_lease(uint32_t gpu)
+static bool wait_for_lease(uint32_t gpu)
 {
     waits++;
     errno = ENOSYS;
@@ -29,6 +22,8 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
     nvs_gate_open(gpu, false);
     return true;
 }
+
+const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease};
 
 #define MUST(condition)                                                \
     do {                                                               \

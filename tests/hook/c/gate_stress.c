@@ -5,9 +5,9 @@
  * Checked: nobody is inside while the gate is closed; what a thread wrote inside is seen by the closer, and what the closer wrote while
  * it was closed is seen inside, also of threads that are inside of it beside another gate; a thread that dies inside does not block the closer; calls are counted; nobody waits for ever.
  */
+#include "base/clock.h"
+#include "base/port.h"
 #include "gate/gate.h"
-
-#include "coord/agent.h"
 
 #include <errno.h>
 #include <linux/filter.h>
@@ -29,14 +29,7 @@ static uint64_t epoch;            /* by the closer, while closed; read inside */
 static _Atomic uint64_t passed;
 static _Atomic uint64_t waited_for; /* calls of gate 1 that only waited */
 
-uint64_t nvs_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-bool nvs_agent_wait_for_lease(uint32_t gpu)
+static bool wait_for_lease(uint32_t gpu)
 {
     (void)nvs_gate_wait_begin(gpu);
     while (!nvs_gate_wait(gpu, UINT64_MAX)) {
@@ -44,6 +37,8 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
     nvs_gate_wait_end(gpu);
     return true;
 }
+
+const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease};
 
 static void fail(const char *what)
 {

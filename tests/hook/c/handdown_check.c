@@ -1,6 +1,7 @@
 /* Two ends of swap/handdown.c, in one process and in two.  Prints the name of each check that held; ends with 1 at the first that did not. */
 #define _GNU_SOURCE
-#include "base/descriptor.h"
+#include "base/clock.h"
+#include "base/process/descriptor.h"
 #include "swap/handdown.h"
 #include "ipc/ipc.h"
 

@@ -2,17 +2,20 @@
  *
  * The agent's and the pool's own code; the system, the connection and the clock are models.  One scenario a run, named by the argument.
  */
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/port.h"
 #include "coord/agent.h"
 #include "coord/host.h"
 #include "coord/protocol/link.h"
 #include "coord/state.h"
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "host/pool.h"
 #include "host/system.h"
 #include "base/log.h"
-#include "base/thread.h"
+#include "base/process/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -76,13 +79,14 @@ static void time_stands_still(void)
 
 /* ---- What the hook's other parts would say ---- */
 
-nvs_settings nvs_config = {.memory_mode = 2};
+nvs_settings nvs_config = {.memory_mode = NVS_MODE_SWAP};
 nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 _Atomic uint32_t nvs_agent_connected, nvs_agent_departing;
 _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 
 void nvs_agent_poke(void) {}
-bool nvs_agent_wait_for_lease(uint32_t gpu) { return false; }
+static bool wait_for_lease(uint32_t gpu) { return false; }
+const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease, .reserve_host = nvs_agent_reserve_host};
 void nvs_link_send(const uint8_t *frame, size_t size) { model.frames++; }
 int nvs_log_level;
 void nvs_log(int level, const char *format, ...) {}

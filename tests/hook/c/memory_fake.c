@@ -4,6 +4,7 @@
  * Built together with memory_stand_in.c and the hook's folders memory, swap, ipc and hooks/memory.
  */
 #include "driver/cuda_api.h"
+#include "ipc/ipc.h"
 #include "memory_fake.h"
 
 #include <pthread.h>
@@ -501,6 +502,7 @@ void fake_destroy_context(uint64_t context)
             blocks[i].kind = 0;
     pthread_mutex_unlock(&lock);
     nvs_memory_context_gone((CUcontext)(uintptr_t)context);
+    nvs_ipc_context_gone((CUcontext)(uintptr_t)context);
 }
 
 uint64_t fake_held(void)

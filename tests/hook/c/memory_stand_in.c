@@ -1,15 +1,19 @@
 /* Stand-ins for the hook's other parts, for tests of the memory side alone (memory_fake.c). */
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/port.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "base/log.h"
+#include "ipc/ipc.h"
 #include "memory_fake.h"
-#include "gate/pacing/pacing.h"
+#include "swap/swap.h"
+#include "inflight/pacing.h"
 
 #include <pthread.h>
 
-nvs_settings nvs_config = {.enabled = true, .memory_mode = 1};
+nvs_settings nvs_config = {.enabled = true, .memory_mode = NVS_MODE_MANAGED};
 int nvs_log_level = NVS_LOG_OFF;
 _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 
@@ -28,15 +32,15 @@ uint64_t nvs_now_ns(void) /* time passes by being looked at, so that bounded wai
     return atomic_fetch_add_explicit(&clock_ns, 50000000, memory_order_relaxed);
 }
 
-void nvs_agent_attach(uint32_t gpu)
+static void attach(uint32_t gpu)
 {
 }
 
-void nvs_agent_memory_changed(uint32_t gpu)
+static void memory_changed(uint32_t gpu)
 {
 }
 
-nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
+static nvs_status reserve(uint32_t gpu, uint64_t total_bytes)
 {
     pthread_mutex_lock(&asking);
     if (fake_reserves < 64)
@@ -47,14 +51,24 @@ nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
     return fake_reserve_answer;
 }
 
-nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
+static nvs_status reserve_pins(uint32_t gpu, uint64_t total_bytes)
 {
     return NVS_UNAVAILABLE;
 }
 
-void nvs_agent_reserve_host(uint64_t total_bytes)
+static void reserve_host(uint64_t total_bytes)
 {
 }
+
+const nvs_port nvs_coordinator = {
+    .attach = attach,
+    .memory_changed = memory_changed,
+    .reserve = reserve,
+    .reserve_pins = reserve_pins,
+    .reserve_host = reserve_host,
+};
+const nvs_backend *const nvs_memory_chunked = &nvs_backend_swap;
+void (*const nvs_swap_freed)(uint32_t gpu, CUdeviceptr address) = nvs_ipc_withdraw;
 
 _Atomic uint32_t nvs_gpu_generation;
 _Thread_local nvs_gpu_cache nvs_cached_gpu;

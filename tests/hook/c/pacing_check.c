@@ -3,12 +3,13 @@
  * What is checked is exact and repeatable: how much GPU time is pending after each submission, how long the GPU has been idle, how many
  * calls pacing makes of the driver.  One scenario a run, named by the argument.
  */
-#include "gate/captures.h"
+#include "inflight/captures.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "gate/pacing/pacing.h"
+#include "inflight/pacing.h"
 
-#include "coord/agent.h"
+#include "base/clock.h"
+#include "base/port.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -72,7 +73,8 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
 }
 
 uint64_t nvs_now_ns(void) { return model.now_ns; }
-bool nvs_agent_wait_for_lease(uint32_t gpu) { return false; }
+static bool wait_for_lease(uint32_t gpu) { return false; }
+const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease};
 
 int nanosleep(const struct timespec *length, struct timespec *left)
 {

@@ -4,15 +4,20 @@
 #ifndef CONTEXT_DRIVER_H
 #define CONTEXT_DRIVER_H
 
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/port.h"
 #include "coord/agent.h"
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
+#include "gate/start.h"
+#include "ipc/ipc.h"
+#include "inflight/captures.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "base/log.h"
-#include "gate/marks.h"
+#include "inflight/marks.h"
 #include "memory/memory.h"
-#include "gate/pacing/pacing.h"
+#include "inflight/pacing.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -38,7 +43,7 @@ _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 static nvs_slot only_slot;
 static CUcontext memory_gone; /* the last context that the memory side was told about */
 
-void nvs_init(void) {}
+void nvs_start(void) {}
 uint64_t nvs_now_ns(void) { return 1; }
 void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
 static unsigned expected; /* contexts that the agent was told of before they were made */
@@ -51,6 +56,7 @@ void nvs_swap_lanes_context_leaving(CUcontext context) {}
 void nvs_gate_vacate(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
+void nvs_ipc_context_gone(CUcontext context) {}
 void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new) {}
 void nvs_pacing_context_gone(CUcontext context) {}
 void nvs_marks_context_gone(CUcontext context) {}

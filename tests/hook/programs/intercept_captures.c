@@ -1,4 +1,4 @@
-/* The registry of captures (gate/captures.c) and what is marked for them, over a driver made of functions.
+/* The registry of captures (inflight/captures.c) and what is marked for them, over a driver made of functions.
  *
  * Prints what is not as it must be, then "done N".
  */

@@ -7,10 +7,11 @@
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "coord/protocol/link.h"
 
-#include "coord/agent.h"
+#include "base/clock.h"
+#include "base/config.h"
 #include "base/log.h"
-#include "coord/protocol/transport.h"
 #include "base/version.h"
+#include "coord/protocol/transport.h"
 
 #include <errno.h>
 #include <unistd.h>
@@ -71,6 +72,9 @@ int nvs_link_descriptor(short *events)
 {
     return open_socket ? nvs_transport_descriptor(events) : -1;
 }
+
+_Static_assert((int)NVS_MODE_MANAGED == NVS_MEMORY_MODE_MANAGED && (int)NVS_MODE_SWAP == NVS_MEMORY_MODE_SWAP, "base/config.h");
+_Static_assert(NVS_MAX_WEIGHT == NVS_WIRE_MAX_WEIGHT, "base/config.h");
 
 static void say_hello(void)
 {

@@ -2,7 +2,7 @@
 #ifndef NVS_WIRE_GEN_H
 #define NVS_WIRE_GEN_H
 
-#include "coord/protocol/msgpack.h"
+#include "base/msgpack.h"
 
 #define NVS_PROTOCOL_VERSION 1u
 #define NVS_MAX_FRAME_BYTES 1024u

@@ -4,11 +4,11 @@
  *
  * May not go here: how it is shared.
  */
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "ipc/ipc.h"
-#include "base/log.h"
 #include "memory/memory.h"
 
 #include <errno.h>

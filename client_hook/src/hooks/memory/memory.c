@@ -3,8 +3,8 @@
  *
  * Nothing here is gated: these calls submit no work.  Bad arguments go to the driver, whose verdict the application gets.
  */
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
@@ -217,13 +217,13 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 /* Frameworks ask about every pointer that they hand to a kernel: where all memory is the driver's own that is a jump. */
 static inline bool as_the_driver_says(void)
 {
-    return NVS_LIKELY(nvs_config.memory_mode == 0) &&
+    return NVS_LIKELY(nvs_config.memory_mode == NVS_MODE_DEVICE) &&
            NVS_LIKELY(atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) == 0); /* see base/hot.h */
 }
 
 static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
 {
-    return nvs_config.enabled && nvs_config.memory_mode != 0 && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
+    return nvs_config.enabled && nvs_config.memory_mode != NVS_MODE_DEVICE && nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT &&
            (copy->kind == NVS_MEMORY_REDIRECTED || copy->chunked);
 }
 
@@ -258,7 +258,7 @@ static __attribute__((noinline)) CUresult ask_about(void *data, CUpointer_attrib
     if (data != NULL && nvs_ipc_imported(ptr, &shared) && nvs_ipc_pointer_answer(&shared, data, attribute))
         return CUDA_SUCCESS;
     /* What frameworks ask most is the same for managed memory: not worth a look under a lock. */
-    const bool same = nvs_config.memory_mode == 1 && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
+    const bool same = nvs_config.memory_mode == NVS_MODE_MANAGED && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
     if (data == NULL || same || !redirected(ptr, &as))
         return NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
     if (as.chunked)

@@ -1,7 +1,144 @@
-/* Wrappers of NVML functions: the real one first; what it could not do stays as it said.  Bodies from driver/nvml_api.def. */
-#include "driver/nvml.h"
+/* See nvml.h.  The real function is called first; its failure stands.  The wrappers' bodies are made from driver/nvml_api.def. */
+#include "hooks/memory/nvml.h"
 
-#include "coord/agent.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
+#include "driver/library.h"
+#include "memory/memory.h"
+
+#include <errno.h>
+#include <strings.h>
+#include <unistd.h>
+
+/* Does this process compute on this GPU?  Only then is there a ledger, and only then may the coordinator be asked. */
+static bool found_one(CUcontext context, void *argument)
+{
+    *(bool *)argument = true;
+    return false;
+}
+
+static bool in_use(uint32_t gpu)
+{
+    bool found = false;
+    nvs_each_context(gpu, found_one, &found);
+    return found;
+}
+
+/* The GPU behind an NVML handle if this process computes on it.  MIG instances have UUIDs of their own. */
+static uint32_t gpu_of(nvs_nvml_device device, nvs_gpu_facts *facts)
+{
+    char uuid[96];
+    void *address = nvs_nvml_symbol("nvmlDeviceGetUUID");
+    if (address == NULL || !nvs_driver_loaded())
+        return NVS_NO_GPU;
+    int (*const get_uuid)(nvs_nvml_device, char *, unsigned) =
+        (int (*)(nvs_nvml_device, char *, unsigned))nvs_as_function(address);
+    if (get_uuid(device, uuid, sizeof uuid) != NVS_NVML_SUCCESS)
+        return NVS_NO_GPU;
+    /* Fails at once where CUDA was not initialised. */
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && nvs_gpu_describe(gpu, facts) == NVS_OK; gpu++)
+        if (strcasecmp(facts->uuid, uuid) == 0)
+            return in_use(gpu) ? gpu : NVS_NO_GPU;
+    return NVS_NO_GPU;
+}
+
+/* In: the real figures.  Out: those of the virtual card; false when there is none. */
+static bool virtual_card(nvs_nvml_device device, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    nvs_gpu_facts facts;
+    const uint32_t gpu = gpu_of(device, &facts);
+    if (gpu == NVS_NO_GPU) {
+        const uint64_t limit = nvs_config.memory_limit;
+        if (limit == 0 || limit > *total_bytes)
+            return false;
+        *free_bytes = *total_bytes = limit;
+        return true;
+    }
+    if (!nvs_memory_manages(gpu))
+        return false;
+    /* NVML's total is that of the whole card; CUDA's, which the ledger's figures stand beside, is without what the driver keeps. */
+    const uint64_t usable = facts.total_bytes < *total_bytes ? facts.total_bytes : *total_bytes;
+    uint64_t free_there = *free_bytes, total_there = usable;
+    nvs_memory_virtual_info(gpu, &free_there, &total_there);
+    if (total_there == usable && free_there == *free_bytes)
+        return false;
+    *free_bytes = free_there;
+    *total_bytes = total_there;
+    return true;
+}
+
+static void show_memory(nvs_nvml_device device, nvs_nvml_memory *memory)
+{
+    int saved = errno;
+    if (virtual_card(device, &memory->free, &memory->total))
+        memory->used = memory->total - memory->free;
+    errno = saved;
+}
+
+static void show_memory_v2(nvs_nvml_device device, nvs_nvml_memory_v2 *memory)
+{
+    int saved = errno;
+    if (memory->version != NVS_NVML_VERSIONED(nvs_nvml_memory_v2, 2)) {
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "nvmlDeviceGetMemoryInfo_v2 was asked for version %#x, which is not known here: it shows the real card",
+                     memory->version);
+    } else if (virtual_card(device, &memory->free, &memory->total)) {
+        memory->reserved = 0;
+        memory->used = memory->total - memory->free;
+    }
+    errno = saved;
+}
+
+/* The bytes that this process is charged with on the device; false where it is charged with none. */
+static bool charged(nvs_nvml_device device, uint64_t *bytes)
+{
+    nvs_gpu_facts facts;
+    nvs_usage usage;
+    const uint32_t gpu = gpu_of(device, &facts);
+    if (gpu == NVS_NO_GPU)
+        return false;
+    nvs_memory_usage(gpu, &usage);
+    *bytes = usage.allocated_bytes;
+    return true;
+}
+
+/* Lists of all versions: entries of one size, each with its process id first and its memory 8 bytes further. */
+static void show_entries(nvs_nvml_device device, unsigned count, char *list, size_t size)
+{
+    int saved = errno;
+    const uint32_t self = (uint32_t)getpid();
+    uint64_t bytes = 0;
+    bool asked = false;
+    for (unsigned i = 0; list != NULL && i < count; i++) {
+        nvs_nvml_process_v1 *entry = (nvs_nvml_process_v1 *)(void *)(list + i * size);
+        if (entry->process_id != self)
+            continue;
+        if (!asked && !charged(device, &bytes))
+            break;
+        asked = true;
+        entry->used = bytes;
+    }
+    errno = saved;
+}
+
+_Static_assert(offsetof(nvs_nvml_process_v1, used) == offsetof(nvs_nvml_process, used), "show_entries");
+_Static_assert(offsetof(nvs_nvml_process_v1, used) == offsetof(nvs_nvml_detail, used), "show_entries");
+
+static void show_processes_v1(nvs_nvml_device device, unsigned count, nvs_nvml_process_v1 *list)
+{
+    show_entries(device, count, (char *)list, sizeof *list);
+}
+
+static void show_processes(nvs_nvml_device device, unsigned count, nvs_nvml_process *list)
+{
+    show_entries(device, count, (char *)list, sizeof *list);
+}
+
+static void show_details(nvs_nvml_device device, nvs_nvml_detail_list *list)
+{
+    if (list->version == NVS_NVML_VERSIONED(nvs_nvml_detail_list, 1))
+        show_entries(device, list->count, (char *)list->entries, sizeof *list->entries);
+}
 
 static int missing(void)
 {
@@ -22,7 +159,7 @@ static int missing(void)
     }
 #include "driver/nvml_api.def"
 
-void *nvs_nvml_wrapper(nvs_nvml_id id)
+void *nvs_nvml_wrapper_of(nvs_nvml_id id)
 {
     static const nvs_function wrappers[NVS_NVML_COUNT] = {
 #define NVS_NVML(symbol, parameters, arguments, change) (nvs_function)symbol,

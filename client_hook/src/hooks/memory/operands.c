@@ -1,10 +1,10 @@
 /* What operands.h says. */
 #include "hooks/memory/operands.h"
 
-#include "memory/records/allocation.h"
-#include "driver/cuda_api.h"
 #include "base/log.h"
+#include "driver/cuda_api.h"
 #include "memory/memory.h"
+#include "memory/records/allocation.h"
 #include "swap/swap.h"
 
 static bool can_reach(uint32_t accessor, uint32_t owner)
@@ -42,7 +42,7 @@ static bool give(uint32_t owner, uint32_t accessor)
         return true;
     if (!can_reach(accessor, owner))
         return false;
-    nvs_backend_swap_allow(owner, accessor);
+    nvs_swap_allow(owner, accessor);
     return true;
 }
 

@@ -11,7 +11,7 @@
 #ifndef NVS_MEET_H
 #define NVS_MEET_H
 
-#include "coord/agent.h"
+#include "base/config.h"
 #include "base/hot.h"
 #include "ipc/ipc.h"
 
@@ -20,7 +20,7 @@
 /* Is there memory that may be met, as far as the modes say? */
 static inline bool nvs_meets(void)
 {
-    return (nvs_config.enabled && nvs_config.memory_mode == 2) ||
+    return (nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP) ||
            atomic_load_explicit(&nvs_hot.imports, memory_order_relaxed) != 0; /* see base/hot.h */
 }
 

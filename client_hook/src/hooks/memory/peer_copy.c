@@ -2,11 +2,11 @@
  *
  * cuMemcpyPeer needs no rights but those of each end's own GPU: what it copies goes through the host, as a copy of cuMemAlloc's memory does there.
  */
-#include "memory/records/allocation.h"
-#include "driver/contexts/context.h"
-#include "driver/cuda_api.h"
 #include "base/log.h"
+#include "contexts/context.h"
+#include "driver/cuda_api.h"
 #include "hooks/memory/operands.h"
+#include "memory/records/allocation.h"
 
 static bool first(CUcontext context, void *argument)
 {

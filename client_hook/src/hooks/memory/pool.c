@@ -6,15 +6,15 @@
  * (memory/graph_memory.h).  What is charged is what is allocated, not what a pool of the driver keeps back for later: it gives that up
  * under pressure.
  */
-#include "coord/agent.h"
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/graph_memory.h"
+#include "inflight/captures.h"
+#include "inflight/marks.h"
 #include "ipc/ipc.h"
-#include "base/log.h"
-#include "gate/marks.h"
+#include "memory/graph_memory.h"
 #include "memory/memory.h"
 #include "memory/records/pool_figures.h"
 
@@ -131,7 +131,7 @@ static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdevice
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     /* What has come by here could have come by the short way, from now on. */
-    if (memory->gpu == 0 && nvs_only_gpu() == 0 && nvs_config.memory_mode == 0 &&
+    if (memory->gpu == 0 && nvs_only_gpu() == 0 && nvs_config.memory_mode == NVS_MODE_DEVICE &&
         atomic_load_explicit(&special_pools, memory_order_relaxed) == 0) /* see its declaration */
         nvs_pools_go(NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT);
     return CUDA_SUCCESS;
@@ -323,9 +323,9 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
     bool given = false;
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
         given = given || map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    if (given && nvs_config.memory_mode == 2 && nvs_config.enabled && !is_special(pool) && !mark_special(pool, true))
+    if (given && nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && !is_special(pool) && !mark_special(pool, true))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "no memory to remember that other GPUs may reach a pool; they may not reach what it gives from now on");
-    for (size_t i = 0; given && i < count && nvs_config.memory_mode == 2 && nvs_config.enabled; i++)
+    for (size_t i = 0; given && i < count && nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled; i++)
         if (map[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE)
             nvs_swap_pool_opened(pool, (uint32_t)map[i].location.id, atomic_load_explicit(&gave_other, memory_order_relaxed)); /* see its declaration */
     return result;

@@ -4,17 +4,17 @@
  * answers come from the registry alone.  What makes memory known to others by its physical place (descriptors, handles) cannot be
  * had for memory that moves.
  */
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "ipc/ipc.h"
-#include "base/log.h"
 #include "memory/memory.h"
 #include "swap/swap.h"
 
 static bool in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
 {
-    return nvs_config.memory_mode == 2 && nvs_config.enabled &&
+    return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled &&
            nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
 }
 
@@ -129,7 +129,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
 static void open_to(uint32_t owner, uint32_t accessor)
 {
     nvs_swap_reach(owner);
-    nvs_backend_swap_allow(owner, accessor);
+    nvs_swap_allow(owner, accessor);
 }
 
 /* The driver gives access to memory that it allocates itself; this memory gets it chunk by chunk, and stays on the card from then on.
@@ -143,7 +143,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigne
     if (owner >= NVS_MAX_GPUS || accessor >= NVS_MAX_GPUS)
         return result;
     nvs_ipc_open_to(owner, accessor);
-    if (nvs_config.memory_mode == 2 && nvs_config.enabled && nvs_memory_backend(owner)->chunked)
+    if (nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && nvs_memory_backend(owner)->chunked)
         open_to(owner, accessor);
     return result;
 }

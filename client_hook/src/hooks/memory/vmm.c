@@ -8,7 +8,7 @@
  * be there before a lease is.  What must be the driver's own stays so, and is pinned: see stays_real().  The rest of what can be done
  * with a handle is in vmm_share.c.
  */
-#include "coord/agent.h"
+#include "base/config.h"
 #include "driver/cuda_api.h"
 #include "memory/memory.h"
 #include "memory/pins.h"
@@ -23,7 +23,7 @@
 
 static bool swapping(void)
 {
-    return nvs_config.memory_mode == 2 && nvs_config.enabled;
+    return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled;
 }
 
 /* --- creation --- */

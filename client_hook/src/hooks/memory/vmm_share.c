@@ -3,13 +3,13 @@
  * Whoever knows a handle's physical memory by itself (another process, a multicast object, a sparse array) would not notice that it
  * moves: from then on it stays where it is.  That needs it to be on the GPU, so such a call waits for the lease as a launch does.
  */
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "base/log.h"
+#include "base/port.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
+#include "inflight/pacing.h"
 #include "memory/memory.h"
-#include "gate/pacing/pacing.h"
 #include "swap/swap.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static CUresult pin(const nvs_allocation *handle, CUmemGenericAllocationHandle *
     nvs_slot *const slot = nvs_gate_enter(gpu);
     CUresult result = nvs_swap_pin(handle->kept, real);
     nvs_gate_leave(slot, gpu);
-    nvs_agent_memory_changed(gpu);
+    nvs_coordinator.memory_changed(gpu);
     if (result == CUDA_ERROR_NOT_SUPPORTED)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "memory made by one cuMemCreate and moved in parts is not shared, bound or put into arrays: "
                                       "run this program with --memory device (NVSHARE_MEMORY=device)");

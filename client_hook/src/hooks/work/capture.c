@@ -1,14 +1,14 @@
-/* A capture that spreads to another stream, which waits for an event of the first: the work that the stream still has is marked (gate/captures.h).
+/* A capture that spreads to another stream, which waits for an event of the first: the work that the stream still has is marked (inflight/captures.h).
  * Where it is a stream of another GPU, what comes of it is noted as a graph on both (graph_gpus.h); in mode `swap` the memory of both stays on the
  * cards from here on.
  *
  * Drivers before 11.3 do not tell which graph a stream is captured into; there a launch has the lease of its own GPU alone.
  */
-#include "coord/agent.h"
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "hooks/work/graph_gpus.h"
+#include "inflight/captures.h"
 
 static bool several_gpus(void)
 {

@@ -1,16 +1,18 @@
 /* Wrappers of contexts, streams and captures: call the real function, report to the registry.
  *
  * Nothing waits here for a lease, with one exception: a capture begins inside the gate, so that a drain which has found
- * no capture can synchronise a context without spoiling one, and that finds the marks of all work otherwise (gate/captures.h).
+ * no capture can synchronise a context without spoiling one, and that finds the marks of all work otherwise (inflight/captures.h).
  */
+#include "contexts/context.h"
 #include "coord/agent.h"
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "gate/marks.h"
+#include "gate/start.h"
+#include "inflight/captures.h"
+#include "inflight/marks.h"
+#include "inflight/pacing.h"
+#include "ipc/ipc.h"
 #include "memory/memory.h"
-#include "gate/pacing/pacing.h"
 #include "swap/swap.h"
 
 #include <string.h>
@@ -18,7 +20,7 @@
 NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
     static _Atomic bool done; /* true in a fork's child too, for which the driver does nothing any more; relaxed: only a hint */
-    nvs_init();               /* another library's constructor may come here before ours has run */
+    nvs_start();               /* another library's constructor may come here before ours has run */
     if (!atomic_load_explicit(&done, memory_order_relaxed))
         nvs_agent_begin(); /* the driver takes a tenth of a second */
     const CUresult result = NVS_REAL(cuInit)(Flags);
@@ -72,7 +74,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
 }
 
 /* Before the driver ends a context, from inside of its GPU's gate: nobody may look at it or use events in it from now on, while its work runs on
- * (gate/pacing/drain.c).  True: it was known. */
+ * (inflight/drain.c).  True: it was known. */
 static bool withdraw(CUcontext context, uint32_t gpu)
 {
     nvs_pacing_context_gone(context);
@@ -92,6 +94,7 @@ static void ended(CUcontext context, nvs_slot *held)
     nvs_captures_context_gone(context);
     nvs_gate_vacate(held);
     nvs_memory_context_gone(context);
+    nvs_ipc_context_gone(context);
 }
 
 static void lives_on(CUcontext context, uint32_t gpu, bool withdrawn, nvs_slot *held)

@@ -8,13 +8,14 @@
  *
  * In all modes the calls that add a node say on which GPU it will run (graph_gpus.h).
  */
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "hooks/memory/operands.h"
 #include "hooks/work/graph_gpus.h"
 #include "memory/graph_memory.h"
-#include "base/log.h"
-#include "hooks/memory/operands.h"
 #include "swap/swap.h"
 
 typedef struct named { /* what an edit says of memory; what it does not say is NULL */
@@ -209,7 +210,7 @@ NVS_EDIT(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodePar
 #define NVS_UPDATE(symbol, parameters, arguments)                              \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                              \
     {                                                                          \
-        const bool moves = nvs_config.enabled && nvs_config.memory_mode == 2;  \
+        const bool moves = nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;  \
         const uint32_t gpu = moves ? nvs_current_gpu() : NVS_NO_GPU;           \
         nvs_slot *const slot = nvs_gate_enter(gpu);                            \
         const CUresult result = NVS_REAL(symbol) arguments;                    \

@@ -2,7 +2,7 @@
 #include "hooks/work/graph_gpus.h"
 
 #include "base/log.h"
-#include "gate/marks.h"
+#include "inflight/marks.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -127,7 +127,6 @@ void nvs_graph_leave_all(nvs_slot *slot, CUgraphExec ready, const nvs_graph_laun
 
 NVS_FORK_CODE void nvs_graphs_after_fork(void)
 {
-    nvs_marks_after_fork();
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     if (any_entry)
         memset(buckets, 0, sizeof buckets); /* CUDA is not usable here */

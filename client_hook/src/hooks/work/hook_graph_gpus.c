@@ -1,13 +1,13 @@
 /* Wrappers by which the hook knows on which GPUs a graph's work is (graph_gpus.h); what is captured is noted in capture.c, the nodes that
  * name memory in graph_edits.c.  For a program with one GPU each is the driver's call, made in the gate where the driver may put work on the GPU.
  */
-#include "coord/agent.h"
-#include "driver/contexts/context.h"
+#include "base/config.h"
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/work/graph_gpus.h"
 #include "memory/graph_memory.h"
-#include "base/log.h"
 #include "memory/memory.h"
 #include "swap/swap.h"
 

@@ -1,17 +1,16 @@
 /* Wrappers of everything that puts work on a GPU, or waits for it: bodies made from driver/cuda_api.def, and those that fit no mould.
  *
  * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path, for a process that sees one GPU and has no
- * capture open (gate/captures.h).
+ * capture open (inflight/captures.h).
  */
-#include "coord/agent.h"
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "hooks/work/graph_gpus.h"
 #include "hooks/memory/operands.h"
+#include "hooks/work/graph_gpus.h"
+#include "inflight/captures.h"
+#include "inflight/pacing.h"
 #include "memory/memory.h"
-#include "gate/pacing/pacing.h"
 #include "memory/records/pool_figures.h"
 
 /* A constant, as the name is one. */

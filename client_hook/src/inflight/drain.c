@@ -5,8 +5,8 @@
  * internal streams included, and can be polled against a deadline.  Without it an event in the legacy stream, which waits for all
  * blocking streams, and the known streams are polled until the deadline, and cuCtxSynchronize, which has none, finds nothing left.
  *
- * While a stream is being captured nothing context-wide may be asked, nor the default streams.  Their work is waited for by marks (gate/captures.h), and so
- * is what a graph does on another GPU than its stream's, of which no context of that GPU knows (gate/marks.h).  A drain looks at the streams first: a
+ * While a stream is being captured nothing context-wide may be asked, nor the default streams.  Their work is waited for by marks (captures.h), and so
+ * is what a graph does on another GPU than its stream's, of which no context of that GPU knows (marks.h).  A drain looks at the streams first: a
  * stream that has become part of a capture meanwhile has left its mark before.
  *
  * A context that the program is about to end is left out, while its work runs.  The thread that ends it occupies the gate from before that until
@@ -14,14 +14,15 @@
  *
  * May not go here: anything that an application's thread runs.
  */
-#include "gate/pacing/pacing.h"
+#include "base/clock.h"
+#include "inflight/pacing.h"
 
-#include "base/cancel.h"
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
+#include "base/process/cancel.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "gate/marks.h"
+#include "inflight/captures.h"
+#include "inflight/marks.h"
 
 enum { LOOK_NS = 100000 }; /* for one look at a context */
 

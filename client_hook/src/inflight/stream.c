@@ -6,10 +6,11 @@
  * For who has the GPU to itself the bound is lifted step by step (`relief`) when the GPU fell idle after the thread had been made to
  * wait, unless it waited for its work by itself: such a program runs ahead for a reason.
  */
-#include "gate/pacing/stream.h"
+#include "inflight/stream.h"
 
-#include "base/cancel.h"
-#include "driver/contexts/context.h"
+#include "base/clock.h"
+#include "base/process/cancel.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 /* See thread.h. */
-#include "base/thread.h"
+#include "base/process/thread.h"
 
 #include <errno.h>
 #include <signal.h>

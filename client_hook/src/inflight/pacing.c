@@ -17,13 +17,14 @@
  * The driver may not be called while a thread is torn down.  Records of ended threads wait in a list.  A later look of any thread destroys
  * their events, inside of a visit to each context, which therefore cannot end meanwhile.
  */
-#include "gate/pacing/pacing.h"
+#include "inflight/pacing.h"
 
-#include "gate/captures.h"
-#include "driver/contexts/context.h"
+#include "base/clock.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "gate/pacing/stream.h"
+#include "inflight/captures.h"
+#include "inflight/stream.h"
 
 #include <errno.h>
 #include <pthread.h>

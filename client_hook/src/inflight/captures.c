@@ -5,14 +5,15 @@
  *
  * One lock, taken with no other and not held while the driver is called.
  */
-#include "gate/captures.h"
+#include "inflight/captures.h"
 
-#include "coord/agent.h"
-#include "base/cancel.h"
-#include "driver/contexts/context.h"
-#include "driver/cuda_api.h"
+#include "base/clock.h"
+#include "base/config.h"
 #include "base/log.h"
-#include "gate/marks.h"
+#include "base/process/cancel.h"
+#include "contexts/context.h"
+#include "driver/cuda_api.h"
+#include "inflight/marks.h"
 
 #include <errno.h>
 #include <pthread.h>

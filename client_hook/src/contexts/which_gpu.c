@@ -3,7 +3,7 @@
  * What a driver 580 refuses or does not survive (measured, docs/decisions/ending-contexts.md): of a stream that is being captured its context may be asked for, but not its
  * device, which spoils the capture; a context that has ended may still be made current, and then asking for its device, or popping it, crashes.
  */
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 
 #include "driver/cuda_api.h"
 

@@ -3,7 +3,7 @@
  * Stretches are measured long after they were thought of, and many wait at once.  Each is compared with what would be thought of it now: else
  * one and the same error would be mended as many times as there are stretches.
  */
-#include "gate/pacing/cost.h"
+#include "inflight/cost.h"
 
 #define LEAST_NS 500u        /* the shortest kernels take longer */
 #define MOST_NS 4000000000u

@@ -6,12 +6,12 @@
  *
  * All contexts of the GPU must be dead: memory can be reached, and calls can be about, any of them.
  */
-#include "driver/contexts/context.h"
+#include "base/port.h"
+#include "contexts/context.h"
 
-#include "coord/agent.h"
+#include "base/log.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 
 static bool is_sticky(CUresult result)
 {
@@ -77,6 +77,6 @@ bool nvs_gpu_look_dead(uint32_t gpu)
     NVS_LOG_ONCE(NVS_LOG_WARNING, "this program's work on GPU %u has failed with error %d, which stays until the program ends: its memory there is not "
                  "moved any more", gpu, (int)found.error);
     nvs_gate_set_dead(gpu, true);
-    nvs_agent_memory_changed(gpu);
+    nvs_coordinator.memory_changed(gpu);
     return true;
 }

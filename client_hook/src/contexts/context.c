@@ -5,12 +5,12 @@
  * exactly once.  An entry under visit is marked; a thread that destroys a context waits for its visitors, and who
  * destroys a stream leaves that to the visitor: the driver must not be asked about a handle that has been freed.
  */
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 
-#include "base/cancel.h"
+#include "base/log.h"
+#include "base/process/cancel.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 
 #include <pthread.h>
 #include <stdlib.h>

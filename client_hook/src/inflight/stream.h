@@ -14,7 +14,7 @@
 #define NVS_PACE_STREAM_H
 
 #include "base/base.h"
-#include "gate/pacing/cost.h"
+#include "inflight/cost.h"
 
 enum { NVS_PACE_RING = 16 }; /* events a stream and thread; one more is kept as the reference for times */
 enum { NVS_PACE_IDLE = 8 };  /* so many looks that found nothing pending: the program is bound by launching */

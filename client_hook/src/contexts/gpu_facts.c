@@ -1,8 +1,8 @@
-/* What the driver says of a GPU: its UUID as NVML writes it, its memory (driver/contexts/context.h).
+/* What the driver says of a GPU: its UUID as NVML writes it, its memory (context.h).
  *
  * May not go here: anything that is remembered.
  */
-#include "driver/contexts/context.h"
+#include "contexts/context.h"
 
 #include "driver/cuda_api.h"
 

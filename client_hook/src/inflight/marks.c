@@ -1,9 +1,9 @@
 /* See marks.h. */
-#include "gate/marks.h"
+#include "inflight/marks.h"
 
-#include "driver/contexts/context.h"
-#include "driver/cuda_api.h"
 #include "base/log.h"
+#include "contexts/context.h"
+#include "driver/cuda_api.h"
 
 #include <errno.h>
 #include <pthread.h>

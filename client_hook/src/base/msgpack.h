@@ -1,4 +1,4 @@
-/* msgpack as far as the messages need it: writers into a bounded buffer, readers of untrusted bytes.  wire.gen.h uses it.
+/* msgpack as far as the messages need it: writers into a bounded buffer, readers of untrusted bytes.  coord/protocol/wire.gen.h uses it.
  *
  * Readers accept every encoding of a value that fits, read nothing outside the frame, allocate nothing and do not recurse;
  * they accept exactly what decode() in coordinator/protocol/messages.py does.

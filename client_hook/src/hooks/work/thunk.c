@@ -4,10 +4,12 @@
  * the caller's stack arguments (16 words: 22 arguments in all), and leaves the gate.  It may not tail-call: somebody must
  * leave.  There is a fixed number of thunks; they are handed out once and never taken back, without locks.
  */
-#include "driver/contexts/context.h"
+#include "hooks/work/thunk.h"
+
+#include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
 
 #define THUNK_COUNT 64 /* also in the assembly below */
 
@@ -25,7 +27,7 @@ __attribute__((visibility("hidden"), used)) void *nvs_thunk_enter(uint32_t index
 {
     frame->gpu = nvs_current_gpu();
     frame->slot = nvs_gate_enter(frame->gpu);
-    /* Pairs with the release store in nvs_thunk_for, which came before anybody could call the thunk. */
+    /* Pairs with the release store in nvs_thunk_make, which came before anybody could call the thunk. */
     return atomic_load_explicit(&thunks[index].target, memory_order_acquire);
 }
 
@@ -36,7 +38,7 @@ __attribute__((visibility("hidden"), used)) void nvs_thunk_leave(thunk_frame *fr
 
 extern const char nvs_thunk_stubs[] __attribute__((visibility("hidden")));
 
-void *nvs_thunk_for(const char *name, void *target)
+void *nvs_thunk_make(const char *name, void *target)
 {
     for (unsigned index = 0; index < THUNK_COUNT; index++) {
         void *seen = NULL;

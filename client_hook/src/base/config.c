@@ -1,0 +1,158 @@
+/* See config.h. */
+#define _GNU_SOURCE /* program_invocation_short_name */
+#include "base/config.h"
+
+#include "base/log.h"
+#include "base/msgpack.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+nvs_settings nvs_config;
+
+struct unit {
+    const char *name;
+    uint64_t factor;
+};
+
+static const struct unit size_units[] = {
+    {"", 1},          {"B", 1},           {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30}, {"TiB", 1ull << 40},
+    {"KB", 1000},     {"MB", 1000000},    {"GB", 1000000000},  {"TB", 1000000000000}, {"K", 1ull << 10},
+    {"M", 1ull << 20}, {"G", 1ull << 30}, {"T", 1ull << 40},   {NULL, 0},
+};
+static const struct unit time_units[] = {
+    {"", 1000000000}, {"s", 1000000000}, {"ms", 1000000}, {"us", 1000}, {"ns", 1}, {"min", 60000000000}, {NULL, 0},
+};
+
+/* A whole or decimal number and a unit.  False when it is not that or too large. */
+static bool parse_quantity(const char *text, const struct unit *units, uint64_t *out)
+{
+    uint64_t whole = 0;
+    double part = 0, scale = 0.1;
+    const char *at = text;
+    if (*at < '0' || *at > '9')
+        return false;
+    for (; *at >= '0' && *at <= '9'; at++) {
+        if (whole > (UINT64_MAX - 9) / 10)
+            return false;
+        whole = whole * 10 + (uint64_t)(*at - '0');
+    }
+    if (*at == '.')
+        for (at++; *at >= '0' && *at <= '9'; at++, scale /= 10)
+            part += scale * (*at - '0');
+    while (*at == ' ')
+        at++;
+    for (; units->name != NULL; units++) {
+        if (strcmp(at, units->name) != 0)
+            continue;
+        if (whole > (UINT64_MAX >> 1) / units->factor)
+            return false;
+        *out = whole * units->factor + (uint64_t)(part * (double)units->factor);
+        return true;
+    }
+    return false;
+}
+
+static void copy_text(char *out, size_t size, const char *text)
+{
+    size_t length = strlen(text);
+    if (length >= size)
+        length = size - 1;
+    memcpy(out, text, length);
+    out[length] = 0;
+    /* Cut at a character's border; what is no UTF-8 at all is shown as it can be. */
+    while (length > 0 && !nvs_wire_text_valid((const uint8_t *)out, length) && length + 4 > size - 1)
+        out[--length] = 0;
+    for (size_t i = 0; i < length && !nvs_wire_text_valid((const uint8_t *)out, length); i++)
+        if ((unsigned char)out[i] >= 0x80)
+            out[i] = '?';
+}
+
+static int read_choice(const char *variable, const char *const *words, int preset)
+{
+    const char *text = getenv(variable);
+    if (text == NULL || text[0] == 0)
+        return preset;
+    for (int i = 0; words[i] != NULL; i++)
+        if (strcmp(text, words[i]) == 0)
+            return i;
+    nvs_log(NVS_LOG_WARNING, "%s=%s is not known; using %s", variable, text, words[preset]);
+    return preset;
+}
+
+static uint64_t read_quantity(const char *variable, const struct unit *units, const char *example, uint64_t preset)
+{
+    const char *text = getenv(variable);
+    uint64_t value;
+    if (text == NULL || text[0] == 0)
+        return preset;
+    if (parse_quantity(text, units, &value))
+        return value;
+    nvs_log(NVS_LOG_WARNING, "%s=%s is not a quantity like %s; ignored", variable, text, example);
+    return preset;
+}
+
+static int32_t read_number(const char *variable, int32_t low, int32_t high, int32_t preset)
+{
+    const char *text = getenv(variable);
+    char *end;
+    if (text == NULL || text[0] == 0)
+        return preset;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (errno == 0 && *end == 0 && value >= low && value <= high)
+        return (int32_t)value;
+    nvs_log(NVS_LOG_WARNING, "%s=%s is not a whole number from %d to %d; using %d", variable, text, low, high, preset);
+    return preset;
+}
+
+static void read_gang(void)
+{
+    const char *text = getenv("NVSHARE_GANG");
+    size_t length = text != NULL ? strlen(text) : 0;
+    if (length >= sizeof nvs_config.gang || !nvs_wire_text_valid((const uint8_t *)text, length))
+        nvs_log(NVS_LOG_WARNING, "NVSHARE_GANG is longer than %zu bytes or no UTF-8; ignored", sizeof nvs_config.gang - 1);
+    else if (length > 0)
+        memcpy(nvs_config.gang, text, length + 1);
+}
+
+static void read_path(const char *variable, char *out, size_t size)
+{
+    const char *text = getenv(variable);
+    if (text == NULL)
+        return;
+    if (strlen(text) >= size)
+        nvs_log(NVS_LOG_WARNING, "%s is longer than %zu bytes; ignored", variable, size - 1);
+    else
+        memcpy(out, text, strlen(text) + 1);
+}
+
+void nvs_config_read(void)
+{
+    static const char *const levels[] = {"off", "error", "warning", "info", "debug", NULL};
+    static const char *const modes[] = {"device", "managed", "swap", NULL}; /* in the order of nvs_mode */
+    static const char *const losses[] = {"wait", "run", NULL};
+    const char *disable = getenv("NVSHARE_DISABLE");
+    const char *oversubscribe = getenv("NVSHARE_OVERSUBSCRIBE");
+    const char *name = getenv("NVSHARE_NAME");
+
+    nvs_log_level = read_choice("NVSHARE_LOG", levels, NVS_LOG_WARNING);
+    read_path("NVSHARE_SOCKET", nvs_config.socket, sizeof nvs_config.socket);
+    nvs_config.enabled = nvs_config.socket[0] != 0 && (disable == NULL || disable[0] == 0 || strcmp(disable, "0") == 0);
+    if (!nvs_config.enabled)
+        return;
+    copy_text(nvs_config.name, sizeof nvs_config.name,
+              name != NULL && name[0] != 0 ? name : program_invocation_short_name);
+    nvs_config.coordinator_user = read_number("NVSHARE_COORDINATOR_USER", -1, INT32_MAX, -1);
+    nvs_config.priority = read_number("NVSHARE_PRIORITY", INT32_MIN, INT32_MAX, 0);
+    nvs_config.weight = (uint16_t)read_number("NVSHARE_WEIGHT", 1, (int32_t)NVS_MAX_WEIGHT, 1);
+    read_gang();
+    nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_MANAGED);
+    nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
+    nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);
+    nvs_config.oversubscribe = oversubscribe != NULL && oversubscribe[0] != 0 && strcmp(oversubscribe, "0") != 0;
+    nvs_config.run_on_loss = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
+    nvs_config.loss_timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
+}

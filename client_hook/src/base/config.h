@@ -1,0 +1,31 @@
+/* The settings of this process, read once from its environment. */
+#ifndef NVS_CONFIG_H
+#define NVS_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum nvs_mode { NVS_MODE_DEVICE, NVS_MODE_MANAGED, NVS_MODE_SWAP } nvs_mode; /* where device allocations go; as on the wire */
+
+#define NVS_MAX_WEIGHT 10000u /* as on the wire */
+
+typedef struct nvs_settings {
+    bool enabled;
+    char socket[108];        /* NVSHARE_SOCKET */
+    int32_t coordinator_user;/* NVSHARE_COORDINATOR_USER: the user id that listens there; -1: not said */
+    char name[64];           /* NVSHARE_NAME, else the program's */
+    int32_t priority;        /* NVSHARE_PRIORITY */
+    uint16_t weight;         /* NVSHARE_WEIGHT, 1 to NVS_MAX_WEIGHT */
+    char gang[64];           /* NVSHARE_GANG; empty: none */
+    uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode */
+    bool oversubscribe;      /* NVSHARE_OVERSUBSCRIBE=1: what does not fit on the GPU runs from the host, in mode swap */
+    uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
+    uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for what is off the GPU in mode swap */
+    bool run_on_loss;        /* NVSHARE_ON_LOSS=wait | run */
+    uint64_t loss_timeout_ns;/* NVSHARE_LOSS_TIMEOUT, 30s by default: when `run` takes effect */
+} nvs_settings;
+extern nvs_settings nvs_config;
+
+void nvs_config_read(void); /* before any other thread exists */
+
+#endif
