@@ -35,9 +35,9 @@ from typing import Any
 from nvshare.bench import compatibility_page
 from nvshare.bench.compatibility_cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
 from nvshare.bench.compatibility_verify import verify
-from nvshare.bench.crew import Member, OutOfTime, closing, reserve_core, slowdown
-from nvshare.bench.in_process import Plan, compare, switch_environment
-from nvshare.bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
+from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core, slowdown
+from nvshare.bench.harness.in_process import Plan, compare, switch_environment
+from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, real_card, rig
 from nvshare.bench.startup import PAIRS_MIN, import_rows
 
 CASES_DIRECTORY = Path(__file__).with_name("compatibility_cases")

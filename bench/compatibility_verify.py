@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.compatibility_cases.catalog import MODES, Case, Group
-from nvshare.bench.crew import Member
-from nvshare.bench.rig import BenchError, Rig
+from nvshare.bench.harness.worker_group import Member
+from nvshare.bench.harness.stand import BenchError, Rig
 
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 30.0

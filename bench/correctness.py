@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig
 
 LIMIT = "128MiB"
 MODES: dict[str, tuple[str, ...]] = {

@@ -30,8 +30,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nvshare.bench.crew import Member
-from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig, spread
+from nvshare.bench.harness.worker_group import Member
+from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig, spread
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
 
 GANG: Final = "bench"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig, compile_program, machine, real_card, rig, spread
+from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, real_card, rig, spread
 
 CANDIDATES = ("copy0", "memset0", "nofunction")
 """Gated calls that give the driver nothing to do; the cheapest that it accepts is measured."""

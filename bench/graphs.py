@@ -32,9 +32,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.crew import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
-from nvshare.bench.in_process import Plan, compare, switch_environment
-from nvshare.bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
+from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
+from nvshare.bench.harness.in_process import Plan, compare, switch_environment
+from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
 
 READY_TIMEOUT_S = 60.0
 CHUNK_S = 0.02

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig, compile_program, machine, percentile, real_card, rig
+from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, percentile, real_card, rig
 
 SOURCE = Path(__file__).with_name("saturate.c")
 

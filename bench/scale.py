@@ -26,7 +26,7 @@ from typing import Any
 
 import msgpack
 
-from nvshare.bench.zmtp import Link
+from nvshare.bench.harness.wire_client import Link
 from nvshare.coordinator.daemon import control_api as api
 from nvshare.coordinator.daemon.control_sockets import ControlCaller
 from nvshare.coordinator.protocol import messages

@@ -35,7 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig, compile_program, machine, rig, spread
+from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, rig, spread
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 
 NOTHING = "int main(void)\n{\n    return 0;\n}\n"

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig, spread
+from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig, spread
 from nvshare.bench.workloads.steps import CUPY, TORCH
 
 READY_TIMEOUT_S = 180.0

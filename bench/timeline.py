@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig
 from nvshare.bench.workloads.busy import read_log
 from nvshare.simulated_gpu.trace import read_trace
 

@@ -1,4 +1,4 @@
-"""A job for nvshare.bench.oversubscribe: steps of a fixed GPU time that each write all of its memory.
+"""A job for nvshare.bench.memory.oversubscribe: steps of a fixed GPU time that each write all of its memory.
 
 It compares its memory now and then.  It speaks to libcuda.so.1 through ctypes.  It says when it is ready, begins when
 it is told, and then says when it began and ended, by the monotonic clock.  A notebook-like job thinks between bursts.

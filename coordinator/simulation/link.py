@@ -378,7 +378,7 @@ class Makespan:
 
 
 def train(world: LinkWorld, work_ns: int) -> Makespan:
-    """As nvshare.bench.oversubscribe does: each job works for a moment by itself, then all begin."""
+    """As nvshare.bench.memory.oversubscribe does: each job works for a moment by itself, then all begin."""
     for job in world.jobs:
         world.ask(job)
         world.run(SECOND_NS // 2)

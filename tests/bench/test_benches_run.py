@@ -72,7 +72,7 @@ def test_timeline(tmp_path: Path) -> None:
 
 def test_alloc() -> None:
     """Without figures nobody would notice that allocating in mode `swap` has become slow."""
-    told = run("nvshare.bench.alloc", "--simulate", "--pairs=1", "--rounds=2")
+    told = run("nvshare.bench.memory.alloc", "--simulate", "--pairs=1", "--rounds=2")
     assert set(told["sizes"]) == {"512", str(64 << 10), str(2 << 20), str(64 << 20)}
     assert all(one["plain_alloc_ns"] > 0 and one["swap_alloc_ns"] > 0 for one in told["sizes"].values())
     assert told["simulated"] is True
@@ -80,7 +80,7 @@ def test_alloc() -> None:
 
 def test_resident() -> None:
     """Both kinds of memory are there, and both compute the same; else the comparison is of nothing."""
-    told = run("nvshare.bench.resident", "--simulate", "--seconds=0.1", "--mib=128")
+    told = run("nvshare.bench.memory.resident", "--simulate", "--seconds=0.1", "--mib=128")
     assert set(told["kernels"]) == {"copy", "triad", "gather"}
     assert all(one["same"] and one["blocks"] > 0 for one in told["kernels"].values())
     assert told["piece_bytes"]["swap"] < told["piece_bytes"]["plain"] == 128 << 20
@@ -88,7 +88,7 @@ def test_resident() -> None:
 
 def test_prepare() -> None:
     """Without figures nobody would notice that making host memory ready slows the program beside it."""
-    told = run("nvshare.bench.prepare", "--simulate", "--seconds=4.5", "--gib=0.03125")
+    told = run("nvshare.bench.memory.prepare", "--simulate", "--seconds=4.5", "--gib=0.03125")
     assert all(told[phase]["whole_per_s"] > 0 for phase in ("before", "meanwhile", "after"))
     assert told["simulated"] is True
 

@@ -20,8 +20,8 @@ from nvshare.bench.compatibility import Run, run_group, verdict
 from nvshare.bench.compatibility_cases.catalog import FIRST, SMALL, THEN, Case, Group
 from nvshare.bench.compatibility_verify import totals
 from nvshare.bench.graphs import drains_ms
-from nvshare.bench.in_process import Plan
-from nvshare.bench.rig import BenchError, rig
+from nvshare.bench.harness.in_process import Plan
+from nvshare.bench.harness.stand import BenchError, rig
 from tests.conftest import ROOT, Built
 
 CASES = (Case("breaks", "breaks", SMALL, limit_s=20.0), Case("works", "works", SMALL, limit_s=20.0))

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from nvshare.bench.crew import Member, closing, pinned
-from nvshare.bench.in_process import Block, Plan, compare, figures, switch_environment
-from nvshare.bench.rig import rig
+from nvshare.bench.harness.worker_group import Member, closing, pinned
+from nvshare.bench.harness.in_process import Block, Plan, compare, figures, switch_environment
+from nvshare.bench.harness.stand import rig
 from tests.conftest import Built
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""nvshare.bench.swap runs on the simulated GPU and prints what it promises; how fast is not asked here."""
+"""nvshare.bench.memory.swap runs on the simulated GPU and prints what it promises; how fast is not asked here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.bench.test_benches_run import run
 
 def test_swap() -> None:
     """Without figures nobody would notice that moving memory has become slow, or loses data."""
-    told = run("nvshare.bench.swap", "--simulate", "--rounds=1", "--gib=0.125", "--capacity-gib=0.25")
+    told = run("nvshare.bench.memory.swap", "--simulate", "--rounds=1", "--gib=0.125", "--capacity-gib=0.25")
     assert set(told["memcpy_gib_s"]) == {"out", "in", "duplex"}
     assert min(told[name] for name in ("evict_gib_s", "restore_gib_s", "handover_gib_s", "first_evict_gib_s")) > 0
     assert min(told["first_evict_prepared_gib_s"], told["memcpy_two_programs_gib_s"]) > 0
@@ -18,7 +18,7 @@ def test_swap() -> None:
 
 def test_checked() -> None:
     """The comparison of data over many rounds is the proof that moving loses nothing."""
-    told = run("nvshare.bench.swap", "--simulate", "--checked=5", "--seed=3")
+    told = run("nvshare.bench.memory.swap", "--simulate", "--checked=5", "--seed=3")
     assert (told["rounds"], told["mismatches"], told["seed"]) == (5, 0, 3)
     assert told["moved_gib"] > 0
 
@@ -29,7 +29,7 @@ def test_checked() -> None:
 )
 def test_oversubscribe(case: str, figure: str) -> None:
     """Without figures nobody would notice that sharing a card that is too small has become dear."""
-    told = run("nvshare.bench.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", f"--case={case}")
+    told = run("nvshare.bench.memory.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", f"--case={case}")
     assert told["simulated"] is True
     assert told[case]["seconds"] > 0
     assert told[case][figure] >= 0
@@ -37,6 +37,6 @@ def test_oversubscribe(case: str, figure: str) -> None:
 
 def test_oversubscribe_trains() -> None:
     """As above, for each share that switching may cost."""
-    told = run("nvshare.bench.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", "--case=training")
+    told = run("nvshare.bench.memory.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", "--case=training")
     assert {"sum_alone_s", "one_hooked_over_alone", "at_5_percent", "at_2_percent"} == set(told["training"])
     assert told["training"]["at_5_percent"]["over_sum"] > 0

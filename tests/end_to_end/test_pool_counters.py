@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.rig import Rig, rig
+from nvshare.bench.harness.stand import Rig, rig
 
 PROGRAM = Path(__file__).parent / "programs" / "pool_counters.py"
 MODES = ("device", "managed", "swap")

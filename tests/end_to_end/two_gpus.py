@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.rig import Rig
+from nvshare.bench.harness.stand import Rig
 from tests.hook.programs.between_gpus import KINDS
 from tests.waiting import eventually
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.rig import Rig, rig
+from nvshare.bench.harness.stand import Rig, rig
 from tests.end_to_end.test_semantics import BOUND_S, LIMIT, cases, compiled
 
 __all__ = ["compiled"]  # a fixture

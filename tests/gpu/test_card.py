@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nvshare.bench.rig import Rig, compile_program, rig
+from nvshare.bench.harness.stand import Rig, compile_program, rig
 from tests.conftest import ROOT, Built
 from tests.waiting import eventually
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.rig import Rig, compile_program, rig
+from nvshare.bench.harness.stand import Rig, compile_program, rig
 from nvshare.client_hook.launcher import ClientOptions, client_environment
 from tests.conftest import ROOT, Built
 from tests.end_to_end.test_dead_contexts import MIB, fault_beside

@@ -10,7 +10,7 @@ import importlib.util
 
 import pytest
 
-from nvshare.bench.rig import rig
+from nvshare.bench.harness.stand import rig
 from tests.conftest import Built
 from tests.end_to_end.test_pool_counters import MODES, counters
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.rig import Rig, rig
+from nvshare.bench.harness.stand import Rig, rig
 from tests.conftest import Built
 from tests.end_to_end.two_gpus import (
     CAPACITY,

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from nvshare.bench.zmtp import Link
+from nvshare.bench.harness.wire_client import Link
 from nvshare.coordinator.protocol import messages
 
 

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import zmq
 
-from nvshare.bench.zmtp import GREETING, Link, frame, ready
+from nvshare.bench.harness.wire_client import GREETING, Link, frame, ready
 from nvshare.coordinator.daemon import control_api as api
 from nvshare.coordinator.daemon.control_sockets import ControlCaller
 from nvshare.coordinator.protocol import messages

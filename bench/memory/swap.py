@@ -1,4 +1,4 @@
-"""`python -m nvshare.bench.swap`: how fast memory mode `swap` moves memory, beside plain pinned copies in the same run.
+"""`python -m nvshare.bench.memory.swap`: how fast memory mode `swap` moves memory, beside plain pinned copies in the same run.
 
 Method: two programs under the hook, each with `--gib` of allocations of mixed sizes, told by a coordinator that is
 played here: it sends Evict and Restore and takes the time and bytes that the hook's last MoveProgress states.  A
@@ -34,7 +34,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from nvshare.bench.rig import BenchError, machine, real_card
+from nvshare.bench.harness.stand import BenchError, machine, real_card
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 from nvshare.coordinator.protocol import messages
 from nvshare.simulated_gpu.environment import simulated_environment
@@ -385,7 +385,7 @@ def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
 def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
     """The mode that compares and measures nothing."""
     seed = options.seed if options.seed is not None else random.randrange(2**32)
-    sys.stderr.write(f"nvshare.bench.swap: seed {seed}\n")
+    sys.stderr.write(f"nvshare.bench.memory.swap: seed {seed}\n")
     with scene(options, simulate, 128 * MIB) as (_, hooked, path), ExitStack() as stack:
         coordinator = stack.enter_context(Coordinator(path, 256 * MIB))
         program = stack.enter_context(started(hooked))
@@ -395,7 +395,7 @@ def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.swap", description="Speed of memory mode swap")
+    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.memory.swap", description="Speed of memory mode swap")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--gib", type=float, help="what each program has (default 3.5, simulated 0.25)")
@@ -410,7 +410,7 @@ def main() -> int:
     try:
         result = (run_checked if options.checked else run)(options, simulate)
     except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.swap: {error}\n")
+        sys.stderr.write(f"nvshare.bench.memory.swap: {error}\n")
         return 1
     if options.json or options.checked:
         print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""What memory in chunks costs while it stays on the card: `python -m nvshare.bench.resident --json`.
+"""What memory in chunks costs while it stays on the card: `python -m nvshare.bench.memory.resident --json`.
 
 One program (resident_loop.c) under `--memory swap`, alone: two sets of buffers through the hook, two by the driver's
 own cuMemAlloc, and the same kernels over either in short turns: swap, plain, plain, swap, in the next block the other
@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.crew import Member, closing, nanoseconds, pinned, reserve_core, steps_for
-from nvshare.bench.in_process import WAYS, Block, best_way, in_turns, interval, repeats
-from nvshare.bench.rig import BenchError, compile_program, machine, real_card, rig
+from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, pinned, reserve_core, steps_for
+from nvshare.bench.harness.in_process import WAYS, Block, best_way, in_turns, interval, repeats
+from nvshare.bench.harness.stand import BenchError, compile_program, machine, real_card, rig
 
 KERNELS: Final = ("copy", "triad", "gather", "matmul")
 SETS: Final = ("swap-0", "plain-0", "plain-1", "swap-1")
@@ -109,7 +109,7 @@ def measure(*, simulate: str | None, size_bytes: int, seconds: float) -> dict[st
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.resident", description="Cost of memory in chunks that stays"
+        prog="python -m nvshare.bench.memory.resident", description="Cost of memory in chunks that stays"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
@@ -121,7 +121,7 @@ def main() -> int:
     try:
         result = measure(simulate=simulate, size_bytes=size_mib << 20, seconds=options.seconds)
     except (BenchError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"nvshare.bench.resident: {error}\n")
+        sys.stderr.write(f"nvshare.bench.memory.resident: {error}\n")
         return 1
     if options.json:
         print(json.dumps(result))
@@ -130,7 +130,7 @@ def main() -> int:
             low, middle, high = (f"{100 * one[key]:+.2f} %" for key in ("slowdown_min", "slowdown", "slowdown_max"))
             print(f"{name}: {middle} ({low} to {high}); two plain sets differ by {100 * one['alike_plain']:.2f} %")
     if not all(one["same"] for one in result["kernels"].values()):
-        sys.stderr.write("nvshare.bench.resident: the sets did not compute the same\n")
+        sys.stderr.write("nvshare.bench.memory.resident: the sets did not compute the same\n")
         return 1
     return 0
 

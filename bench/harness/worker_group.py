@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig
+from nvshare.bench.harness.stand import BenchError, Rig
 
 QUOTE_CHARACTERS = 300
 

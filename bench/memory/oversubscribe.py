@@ -1,4 +1,4 @@
-"""`python -m nvshare.bench.oversubscribe`: what a switch costs when programs together have more memory than the card.
+"""`python -m nvshare.bench.memory.oversubscribe`: what a switch costs when programs together have more memory than the card.
 
 Method: the real coordinator, with a capacity of a few GiB, and jobs (`workloads/resident.py`) under the hook in mode
 `swap`, which start together once all are ready.  A job alone is the same program without the hook on the whole card.
@@ -12,7 +12,7 @@ Method: the real coordinator, with a capacity of a few GiB, and jobs (`workloads
 
 Every job compares its memory; a difference fails the run.
 
-May not go here: how fast memory moves (nvshare.bench.swap).
+May not go here: how fast memory moves (nvshare.bench.memory.swap).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from nvshare.bench.rig import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig
 
 MIB = 1 << 20
 CASES = ("two_of_60", "three_of_45", "training", "notebooks")
@@ -224,7 +224,7 @@ def _health(counted: Mapping[str, int]) -> dict[str, int]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.oversubscribe", description="More memory than the card has"
+        prog="python -m nvshare.bench.memory.oversubscribe", description="More memory than the card has"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
@@ -240,7 +240,7 @@ def main() -> int:
     try:
         found = {name: cases[name](scene) for name in options.case or CASES}
     except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.oversubscribe: {error}\n")
+        sys.stderr.write(f"nvshare.bench.memory.oversubscribe: {error}\n")
         return 1
     result = {**found, "capacity_gib": capacity / (1 << 30), "simulated": simulate, "machine": machine()}
     if options.json:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nvshare.bench.compatibility_cases.switch import LIBRARY
-from nvshare.bench.crew import Member, nanoseconds, pinned, quiet, steps_for
-from nvshare.bench.rig import BenchError
+from nvshare.bench.harness.worker_group import Member, nanoseconds, pinned, quiet, steps_for
+from nvshare.bench.harness.stand import BenchError
 
 BLOCKS_MIN: Final = 8
 TRIMMED: Final = 0.25

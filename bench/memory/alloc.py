@@ -1,4 +1,4 @@
-"""What cuMemAlloc costs in memory mode `swap`: `python -m nvshare.bench.alloc --json`.
+"""What cuMemAlloc costs in memory mode `swap`: `python -m nvshare.bench.memory.alloc --json`.
 
 A small C program (alloc_loop.c) makes so many allocations of a size and frees them again, without the hook and under it
 with the lease held, in turns.  The quietest round of a run counts, the median over the runs is told.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.rig import BenchError, Rig, compile_program, machine, real_card, rig
+from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, real_card, rig
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -85,7 +85,7 @@ def measure(*, simulate: str | None, pairs: int, rounds: int) -> dict[str, Any]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.alloc", description="Cost of cuMemAlloc in mode swap"
+        prog="python -m nvshare.bench.memory.alloc", description="Cost of cuMemAlloc in mode swap"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
@@ -96,7 +96,7 @@ def main() -> int:
     try:
         result = measure(simulate=simulate, pairs=options.pairs, rounds=options.rounds)
     except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.alloc: {error}\n")
+        sys.stderr.write(f"nvshare.bench.memory.alloc: {error}\n")
         return 1
     if options.json:
         print(json.dumps(result))

@@ -1,4 +1,4 @@
-"""`python -m nvshare.bench.prepare`: does making host memory ready ahead slow a program that is bound by launching?
+"""`python -m nvshare.bench.memory.prepare`: does making host memory ready ahead slow a program that is bound by launching?
 
 Method: one program under the hook in mode `swap` holds the lease and launches kernels of a microsecond, in turns of
 10 ms, with `--gib` allocated.  The coordinator is played here (swap.py): after a third of the time it says that all
@@ -6,7 +6,7 @@ of that will probably be evicted, and the hook makes so much host memory ready b
 seen by the size of the process.  Compared are launches a second before, meanwhile and after, in the same process: the
 median of the turns, the worst per cent of them, and all launches over all of the time.
 
-May not go here: how fast the memory is made (nvshare.bench.swap).
+May not go here: how fast the memory is made (nvshare.bench.memory.swap).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.rig import BenchError, machine, percentile, real_card
-from nvshare.bench.swap import Coordinator, Program, scene, started
+from nvshare.bench.harness.stand import BenchError, machine, percentile, real_card
+from nvshare.bench.memory.swap import Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
 
 GIB = 1 << 30
@@ -89,7 +89,7 @@ def measure(coordinator: Coordinator, program: Program, size: int, seconds: floa
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.prepare", description="Host memory beside launches")
+    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.memory.prepare", description="Host memory beside launches")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--gib", type=float, help="what the program has (default 3.5, simulated 0.25)")
@@ -105,7 +105,7 @@ def main() -> int:
             program = stack.enter_context(started(hooked))
             found = measure(coordinator, program, size, options.seconds)
     except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.prepare: {error}\n")
+        sys.stderr.write(f"nvshare.bench.memory.prepare: {error}\n")
         return 1
     result = {**found, "simulated": simulate, "machine": machine()}
     if options.json:
