@@ -40,7 +40,7 @@ from typing import Any
 import zmq
 
 from nvshare.bench.harness.chaos_node import MAX_CLIENTS, Job, Node
-from nvshare.bench.harness.stand import BenchError, machine, percentile
+from nvshare.bench.harness.fixture import BenchError, machine, percentile
 from nvshare.coordinator.protocol import messages
 
 CARD = "1x96MiB"

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
 
 LIMIT = "128MiB"
 MODES: dict[str, tuple[str, ...]] = {
@@ -35,7 +35,7 @@ def digest(process: subprocess.Popen[str]) -> dict[str, Any]:
     return told
 
 
-def compare(stand: Rig, framework: str, steps: int) -> dict[str, Any]:
+def compare(stand: Fixture, framework: str, steps: int) -> dict[str, Any]:
     """One framework in all modes."""
     command = [sys.executable, "-m", "nvshare.bench.workloads.digest", framework, str(steps)]
     alone = digest(stand.start(command, hooked=False))
@@ -55,7 +55,7 @@ def compare(stand: Rig, framework: str, steps: int) -> dict[str, Any]:
     return found
 
 
-def handovers(stand: Rig) -> Any:
+def handovers(stand: Fixture) -> Any:
     """How often the GPU changed hands meanwhile, as the coordinator tells: without any, nothing was shown."""
     status = stand.control("status")
     return [gpu.get("handovers") for gpu in status["gpus"]]
@@ -76,7 +76,7 @@ def main() -> int:
         if importlib.util.find_spec(framework) is None:
             continue
         try:
-            with rig(simulate=None, quantum=options.quantum) as stand:
+            with fixture(simulate=None, quantum=options.quantum) as stand:
                 result["frameworks"][framework] = compare(stand, framework, options.steps)
         except BenchError as error:
             result["frameworks"][framework] = {"equal": False, "error": str(error)}

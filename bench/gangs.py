@@ -30,8 +30,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card, spread
 from nvshare.bench.harness.worker_group import Member
-from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig, spread
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
 
 GANG: Final = "bench"
@@ -43,7 +43,7 @@ ANSWER_S: Final = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerGroup:
     """Everybody who takes part."""
 
     gang: tuple[Member, ...]
@@ -67,7 +67,7 @@ def _port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(stand: Rig, exchange: str, stack: ExitStack) -> Crew:
+def start(stand: Fixture, exchange: str, stack: ExitStack) -> WorkerGroup:
     """All programs, warmed up."""
 
     def member(name: str, *words: str, options: Sequence[str] = ()) -> Member:
@@ -84,17 +84,17 @@ def start(stand: Rig, exchange: str, stack: ExitStack) -> Crew:
             member(f"{name}{number}", "rank", str(number), exchange, *place, options=options) for number in range(RANKS)
         )
 
-    crew = Crew(
+    group = WorkerGroup(
         ranks("gang", f"--gang={GANG}"),
         ranks("apart"),
         tuple(member(f"rival{gpu}", "rival", str(gpu), exchange) for gpu in range(RANKS)),
     )
-    for each in (*crew.gang, *crew.apart, *crew.rivals):
+    for each in (*group.gang, *group.apart, *group.rivals):
         each.answer(READY_S)
-    return crew
+    return group
 
 
-def shares(stand: Rig) -> Shares:
+def shares(stand: Fixture) -> Shares:
     """As the coordinator counts."""
     status = stand.control("status")
     of_process: dict[int, dict[str, int]] = {}
@@ -108,7 +108,7 @@ def shares(stand: Rig) -> Shares:
     return Shares(of_gpu, of_process, sum(gpu["overdue"] for gpu in status["gpus"]), turns)
 
 
-def measure(stand: Rig, ranks: Sequence[Member], rivals: Sequence[Member], seconds: float) -> dict[str, Any]:
+def measure(stand: Fixture, ranks: Sequence[Member], rivals: Sequence[Member], seconds: float) -> dict[str, Any]:
     """These programs at the same time."""
     before = shares(stand)
     for each in (*ranks, *rivals):
@@ -145,14 +145,14 @@ def _share(before: Shares, after: Shares, rank: int, rival: int) -> float:
     return of_rank / of_all if of_all else 0.0
 
 
-def compare(stand: Rig, crew: Crew, seconds: float, repetitions: int) -> dict[str, Any]:
+def compare(stand: Fixture, group: WorkerGroup, seconds: float, repetitions: int) -> dict[str, Any]:
     """All cases, `apart` and `gang` in turns."""
-    alone = measure(stand, crew.apart, (), seconds)
-    rivals_alone = measure(stand, (), crew.rivals, seconds)["rivals_steps_per_s"]
+    alone = measure(stand, group.apart, (), seconds)
+    rivals_alone = measure(stand, (), group.rivals, seconds)["rivals_steps_per_s"]
     cases: dict[str, list[dict[str, Any]]] = {"apart": [], "gang": []}
     for _ in range(repetitions):
-        cases["apart"].append(measure(stand, crew.apart, crew.rivals, seconds))
-        cases["gang"].append(measure(stand, crew.gang, crew.rivals, seconds))
+        cases["apart"].append(measure(stand, group.apart, group.rivals, seconds))
+        cases["gang"].append(measure(stand, group.gang, group.rivals, seconds))
     result: dict[str, Any] = {"alone": {**_rounded(alone), "rivals_steps_per_s": _figures(rivals_alone)}}
     for name, runs in cases.items():
         rates = [run["steps_per_s"] for run in runs]
@@ -190,7 +190,7 @@ def _exchange(wanted: str | None, simulate: str | None) -> str:
     return wanted or ("nccl" if torch and simulate is None else "host")
 
 
-def _want_gpus(stand: Rig) -> None:
+def _want_gpus(stand: Fixture) -> None:
     gpus = len(stand.control("status")["gpus"])
     if gpus < RANKS:
         raise BenchError(f"{RANKS} GPUs are needed, and there is {gpus}; --simulate {SIMULATED} makes some")
@@ -214,7 +214,7 @@ def main() -> int:
     simulate = options.simulate or (None if real_card() else SIMULATED)
     try:
         exchange = _exchange(options.exchange, simulate)
-        with rig(simulate=simulate, quantum=options.quantum) as stand, ExitStack() as stack:
+        with fixture(simulate=simulate, quantum=options.quantum) as stand, ExitStack() as stack:
             _want_gpus(stand)
             found = compare(stand, start(stand, exchange, stack), options.seconds, options.repetitions)
     except BenchError as error:

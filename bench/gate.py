@@ -22,14 +22,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, real_card, rig, spread
+from nvshare.bench.harness.fixture import (
+    PROGRAMS,
+    BenchError,
+    Fixture,
+    compile_program,
+    fixture,
+    machine,
+    real_card,
+    spread,
+)
 
 CANDIDATES = ("copy0", "memset0", "nofunction")
 """Gated calls that give the driver nothing to do; the cheapest that it accepts is measured."""
 
 CACHEGRIND = ("--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 
-SOURCE = Path(__file__).with_name("gate_loop.c")
+SOURCE = PROGRAMS / "gate_loop.c"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class Sample:
     instructions: float | None
 
 
-def run_loop(stand: Rig, program: Path, call: str, *, hooked: bool, calls: int, rounds: int) -> Sample:
+def run_loop(stand: Fixture, program: Path, call: str, *, hooked: bool, calls: int, rounds: int) -> Sample:
     """One process.  Raises BenchError when the driver refuses the call."""
     command = [str(program), call, str(calls), str(rounds)]
     process = stand.start(command, hooked=hooked, name=f"gate-{call}")
@@ -51,7 +60,7 @@ def run_loop(stand: Rig, program: Path, call: str, *, hooked: bool, calls: int, 
     return Sample(min(told["ns"]), told["instructions"])
 
 
-def cheapest_call(stand: Rig, program: Path) -> str:
+def cheapest_call(stand: Fixture, program: Path) -> str:
     """The candidate that costs least without the hook, of those that this driver accepts."""
     costs: dict[str, float] = {}
     for call in CANDIDATES:
@@ -64,7 +73,7 @@ def cheapest_call(stand: Rig, program: Path) -> str:
     return min(costs, key=lambda call: costs[call])
 
 
-def compare(stand: Rig, program: Path, call: str, *, pairs: int, calls: int, rounds: int) -> dict[str, Any]:
+def compare(stand: Fixture, program: Path, call: str, *, pairs: int, calls: int, rounds: int) -> dict[str, Any]:
     """Baseline and hooked runs in turns; medians, and the median of the paired differences."""
     plain: list[Sample] = []
     hooked: list[Sample] = []
@@ -88,7 +97,7 @@ def compare(stand: Rig, program: Path, call: str, *, pairs: int, calls: int, rou
     }
 
 
-def instructions_by_valgrind(stand: Rig, program: Path, call: str, *, hooked: bool) -> float | None:
+def instructions_by_valgrind(stand: Fixture, program: Path, call: str, *, hooked: bool) -> float | None:
     """Instructions per call by cachegrind: the difference of two loop lengths, so that start-up falls out."""
     valgrind = shutil.which("valgrind")
     if valgrind is None or real_card():  # valgrind cannot follow a real driver
@@ -110,7 +119,7 @@ def instructions_by_valgrind(stand: Rig, program: Path, call: str, *, hooked: bo
 
 def measure(*, simulate: str | None, pairs: int, calls: int, rounds: int) -> dict[str, Any]:
     """The whole benchmark on one coordinator."""
-    with tempfile.TemporaryDirectory() as scratch, rig(simulate=simulate) as stand:
+    with tempfile.TemporaryDirectory() as scratch, fixture(simulate=simulate) as stand:
         program = compile_program(SOURCE, Path(scratch))
         call = cheapest_call(stand, program)
         gate = compare(stand, program, call, pairs=pairs, calls=calls, rounds=rounds)

@@ -2,7 +2,7 @@
 
 1. `replay`: replays of a graph of 20 short kernels, of a graph of one kernel (nothing but its launch), and the same
    kernels launched one by one (replay.c), without the hook and under it with the lease held.
-   `share` is the hooked share of the speed by several processes of each kind in turns (crew.py; each hooked one has a
+   `share` is the hooked share of the speed by several processes of each kind in turns (each hooked one has a
    coordinator of its own, so that it is alone).  Processes that are alike differ, and stay so as long as they live
    (`alike`): two programs are not enough.  `in_process` compares turns through the hook with turns past it in the same
    process, on the same stream, with the same graph (in_process.py): what the hook itself adds, with its interval.
@@ -32,9 +32,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
+from nvshare.bench.harness.fixture import (
+    PROGRAMS,
+    BenchError,
+    Fixture,
+    compile_program,
+    fixture,
+    machine,
+    percentile,
+    real_card,
+    spread,
+)
 from nvshare.bench.harness.in_process import Plan, compare, switch_environment
-from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, percentile, real_card, rig, spread
+from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
 
 READY_TIMEOUT_S = 60.0
 CHUNK_S = 0.02
@@ -46,21 +56,21 @@ QUANTUM = "20ms"
 
 def replays(simulate: str | None, scratch: Path, *, seconds: float, processes: int) -> dict[str, Any]:
     """By kind of step."""
-    program = compile_program(Path(__file__).with_name("replay.c"), scratch)
+    program = compile_program(PROGRAMS / "replay.c", scratch)
     switch = switch_environment(scratch)
     core = reserve_core()
 
-    def start(stand: Rig, number: int, *, hooked: bool) -> Member:
+    def start(stand: Fixture, number: int, *, hooked: bool) -> Member:
         name = f"replay-{'hooked' if hooked else 'plain'}-{number}"
         return Member(stand, [str(program)], hooked=hooked, name=name, extra=switch)
 
     with ExitStack() as stack:
-        stands = [stack.enter_context(rig(simulate=simulate)) for _ in range(processes)]
-        crews = {
+        stands = [stack.enter_context(fixture(simulate=simulate)) for _ in range(processes)]
+        groups = {
             hooked: [start(stand, number, hooked=hooked) for number, stand in enumerate(stands)]
             for hooked in (False, True)
         }
-        everybody = [*crews[False], *crews[True]]
+        everybody = [*groups[False], *groups[True]]
         stack.enter_context(closing(everybody))
         for member in everybody:
             member.answer(READY_TIMEOUT_S)
@@ -68,26 +78,32 @@ def replays(simulate: str | None, scratch: Path, *, seconds: float, processes: i
         for name in ("graph", "graph1", "launches"):
             digests = {member.ask(f"check {name}", READY_TIMEOUT_S)["digest"] for member in everybody}
             found[name] = slowdown(
-                crews[False], crews[True], name, seconds=seconds, core=core, chunk_s=CHUNK_S, timeout_s=READY_TIMEOUT_S
+                groups[False],
+                groups[True],
+                name,
+                seconds=seconds,
+                core=core,
+                chunk_s=CHUNK_S,
+                timeout_s=READY_TIMEOUT_S,
             )
             found[name]["in_process"] = compare(
-                crews[True], name, Plan(seconds / 2 / processes, core, timeout_s=READY_TIMEOUT_S)
+                groups[True], name, Plan(seconds / 2 / processes, core, timeout_s=READY_TIMEOUT_S)
             )
             found[name]["identical"] = len(digests) == 1
         return found
 
 
-def saturate(stand: Rig, program: Path, options: argparse.Namespace) -> None:
+def saturate(stand: Fixture, program: Path, options: argparse.Namespace) -> None:
     """Two programs at once, each under the hook."""
     command = [str(program), str(options.seconds), str(int(options.kernel_us * 1000)), str(options.depth)]
-    crew = [stand.start(command, hooked=True, name=f"saturate-{number}") for number in range(2)]
+    group = [stand.start(command, hooked=True, name=f"saturate-{number}") for number in range(2)]
     try:
-        for process in crew:
+        for process in group:
             process.communicate(timeout=options.seconds + 60)
             if process.returncode != 0:
                 raise BenchError(f"saturate: exit code {process.returncode}")
     finally:
-        for process in crew:
+        for process in group:
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -112,7 +128,7 @@ def drains_ms(lines: Sequence[str]) -> tuple[list[float], int]:
     return found, overdue
 
 
-def until_heard(stand: Rig, log: Path) -> None:
+def until_heard(stand: Fixture, log: Path) -> None:
     """Until the follower gets events: it takes its time to start, and would miss the first drain."""
     for _ in range(60):
         stand.control("set", "quantum", QUANTUM)  # it is told again, which is an event
@@ -121,9 +137,9 @@ def until_heard(stand: Rig, log: Path) -> None:
     raise BenchError("no events come")
 
 
-def drains(simulate: str | None, work: Callable[[Rig], object]) -> dict[str, Any]:
+def drains(simulate: str | None, work: Callable[[Fixture], object]) -> dict[str, Any]:
     """Drains while something runs."""
-    with rig(simulate=simulate, quantum=QUANTUM) as stand:
+    with fixture(simulate=simulate, quantum=QUANTUM) as stand:
         log = stand.directory / "events.jsonl"
         with log.open("w", encoding="utf-8") as stream:
             follower = stand.follow_events(stream)
@@ -141,25 +157,25 @@ def drains(simulate: str | None, work: Callable[[Rig], object]) -> dict[str, Any
     return percentiles | {"first": round(first, 3), "drains": len(found), "overdue": overdue}
 
 
-def together_ns(crew: Sequence[Member], line: str, timeout_s: float) -> int:
+def together_ns(group: Sequence[Member], line: str, timeout_s: float) -> int:
     """Until all have done what they are told at once."""
     began = time.monotonic_ns()
-    for member in crew:
+    for member in group:
         member.tell(line)
-    for member in crew:
+    for member in group:
         if "ns" not in (told := member.answer(timeout_s)):
             raise BenchError(f"{member.name}: {line}: {told}")
     return time.monotonic_ns() - began
 
 
-def replay_together(stand: Rig, program: Path, seconds: float) -> None:
+def replay_together(stand: Fixture, program: Path, seconds: float) -> None:
     """Two programs that replay graphs as fast as they can."""
-    crew = [Member(stand, [str(program)], hooked=True, name=f"replay-{number}") for number in range(2)]
-    with closing(crew):
-        for member in crew:
+    group = [Member(stand, [str(program)], hooked=True, name=f"replay-{number}") for number in range(2)]
+    with closing(group):
+        for member in group:
             member.answer(READY_TIMEOUT_S)
-        steps = steps_for(crew[0], "graph", seconds / 2, READY_TIMEOUT_S)
-        together_ns(crew, f"time graph {steps}", seconds + READY_TIMEOUT_S)
+        steps = steps_for(group[0], "graph", seconds / 2, READY_TIMEOUT_S)
+        together_ns(group, f"time graph {steps}", seconds + READY_TIMEOUT_S)
 
 
 def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -167,16 +183,16 @@ def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> 
     command = [str(program), str(round(options.kernel_us * 1000))]
     timeout_s = 10 * options.seconds + READY_TIMEOUT_S
     alone, together = [], []
-    with rig(simulate=simulate, quantum="500ms") as stand:
-        crew = [Member(stand, command, hooked=True, name=f"busy-{number}") for number in range(2)]
-        with closing(crew):
-            for member in crew:
+    with fixture(simulate=simulate, quantum="500ms") as stand:
+        group = [Member(stand, command, hooked=True, name=f"busy-{number}") for number in range(2)]
+        with closing(group):
+            for member in group:
                 member.answer(READY_TIMEOUT_S)
-            steps = max(steps_for(member, "busy", options.seconds, timeout_s) for member in crew)
+            steps = max(steps_for(member, "busy", options.seconds, timeout_s) for member in group)
             line = f"time busy {steps}"
             for _ in range(options.repetitions):
-                alone.append([nanoseconds(member, line, timeout_s) for member in crew])
-                together.append(together_ns(crew, line, timeout_s))
+                alone.append([nanoseconds(member, line, timeout_s) for member in group])
+                together.append(together_ns(group, line, timeout_s))
     costs = [1 - sum(two) / both for two, both in zip(alone, together, strict=True)]
     a_second = [KERNELS * steps * 1e9 * len(two) for two in alone]
     return {
@@ -189,7 +205,7 @@ def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> 
 
 def deep_queues(simulate: str | None, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The second and third part."""
-    program, replay = (compile_program(Path(__file__).with_name(name), scratch) for name in ("saturate.c", "replay.c"))
+    program, replay = (compile_program(PROGRAMS / name, scratch) for name in ("saturate.c", "replay.c"))
     return {
         "drain_ms": drains(simulate, lambda stand: saturate(stand, program, options)),
         "graph_drain_ms": drains(simulate, lambda stand: replay_together(stand, replay, options.seconds)),

@@ -25,9 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, percentile, real_card, rig
+from nvshare.bench.harness.fixture import (
+    PROGRAMS,
+    BenchError,
+    Fixture,
+    compile_program,
+    fixture,
+    machine,
+    percentile,
+    real_card,
+)
 
-SOURCE = Path(__file__).with_name("saturate.c")
+SOURCE = PROGRAMS / "saturate.c"
 
 
 @dataclass(slots=True)
@@ -100,7 +109,7 @@ def evaluate(events: Sequence[Mapping[str, Any]], stamps: Mapping[str, Sequence[
     return samples
 
 
-def run_programs(stand: Rig, program: Path, options: argparse.Namespace) -> Samples:
+def run_programs(stand: Fixture, program: Path, options: argparse.Namespace) -> Samples:
     """Starts the programs, follows the events until they have ended, joins both."""
     log = stand.directory / "events.jsonl"
     names = [f"saturate-{number}" for number in range(options.programs)]
@@ -146,7 +155,7 @@ def main() -> int:
     options = parser.parse_args()
     simulate = "1x1GiB" if options.simulate or not real_card() else None
     try:
-        with tempfile.TemporaryDirectory() as scratch, rig(simulate=simulate, quantum=options.quantum) as stand:
+        with tempfile.TemporaryDirectory() as scratch, fixture(simulate=simulate, quantum=options.quantum) as stand:
             samples = run_programs(stand, compile_program(SOURCE, Path(scratch)), options)
     except BenchError as error:
         sys.stderr.write(f"nvshare.bench.handover: {error}\n")

@@ -99,11 +99,11 @@ if [ "$(nvidia-smi --list-gpus 2>/dev/null | wc -l)" -ge 2 ]; then
   step gangs 75 gangs.json "$python" -m nvshare.bench.gangs --json --seconds 3 --repetitions 2
 fi
 step timeline 40 timeline.log "$python" -m nvshare.bench.timeline --out "$out/timeline.png" --seconds 3
-named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.swap --json
-named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.swap --json --checked 1000
-named alloc 120 alloc.json "$python" -m nvshare.bench.alloc --json
-named resident 60 resident.json "$python" -m nvshare.bench.resident --json
-named oversubscribe 240 oversubscribe.json "$python" -m nvshare.bench.oversubscribe --json
+named swap 60 swap.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json
+named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench.memory.swap --json --checked 1000
+named alloc 120 alloc.json "$python" -m nvshare.bench.memory.alloc --json
+named resident 60 resident.json "$python" -m nvshare.bench.memory.resident --json
+named oversubscribe 240 oversubscribe.json "$python" -m nvshare.bench.memory.oversubscribe --json
 named startup 60 startup.json "$python" -m nvshare.bench.startup --json
 named graphs 60 graphs.json "$python" -m nvshare.bench.graphs --json --only replay
 named drain 90 drain.json "$python" -m nvshare.bench.graphs --json --only drain --seconds 3
@@ -127,7 +127,7 @@ step tests 300 tests.log "$python" -m pytest -o addopts=--import-mode=importlib 
   echo "|---|---|---|---|"
   printf '%s\n' "${rows[@]}"
   echo
-  "$python" "$root/bench/summary.py" "$out"
+  "$python" "$root/bench/harness/summary.py" "$out"
 } >"$out/summary.md"
 echo
 cat "$out/summary.md"

@@ -35,7 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, rig, spread
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, spread
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 
 NOTHING = "int main(void)\n{\n    return 0;\n}\n"
@@ -67,7 +67,7 @@ Stages = list[tuple[float, float]]
 """Of one start: milliseconds of the clock and of processors in each of STAGES, and in all of them."""
 
 
-def hooked_environment(stand: Rig, name: str = "") -> dict[str, str]:
+def hooked_environment(stand: Fixture, name: str = "") -> dict[str, str]:
     """Of a client of that coordinator."""
     options = ClientOptions(memory="device", name=name or None)
     return client_environment(
@@ -101,7 +101,7 @@ def added(command: Sequence[str], plain: Mapping[str, str], hooked: Mapping[str,
     }
 
 
-def idle(stand: Rig, scratch: Path, runs: int) -> dict[str, Any]:
+def idle(stand: Fixture, scratch: Path, runs: int) -> dict[str, Any]:
     """Programs that never use CUDA."""
     source = scratch / "nothing.c"
     source.write_text(NOTHING, encoding="utf-8")
@@ -129,12 +129,12 @@ def idle(stand: Rig, scratch: Path, runs: int) -> dict[str, Any]:
 def crowd(program: Path, environment: Mapping[str, str], processes: int, limit_s: float) -> dict[str, Any]:
     """Seconds from the common beginning to each one's first finished kernel."""
     waiting, release = os.pipe()
-    crew: list[subprocess.Popen[str]] = []
+    group: list[subprocess.Popen[str]] = []
     try:
         for number in range(processes):
             own = {**environment, "NVSHARE_NAME": f"crowd-{number}"}
-            crew.append(subprocess.Popen([str(program)], env=own, stdin=waiting, stdout=subprocess.PIPE, text=True))
-        for process in crew:
+            group.append(subprocess.Popen([str(program)], env=own, stdin=waiting, stdout=subprocess.PIPE, text=True))
+        for process in group:
             assert process.stdout is not None
             if process.stdout.readline() != "waiting\n":
                 raise BenchError(f"a process ended before it began: exit code {process.wait()}")
@@ -143,7 +143,7 @@ def crowd(program: Path, environment: Mapping[str, str], processes: int, limit_s
         release = -1
         end = time.monotonic() + limit_s
         stamps: list[float] = []
-        for process in crew:
+        for process in group:
             try:
                 out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -155,7 +155,7 @@ def crowd(program: Path, environment: Mapping[str, str], processes: int, limit_s
         os.close(waiting)
         if release >= 0:
             os.close(release)
-        for process in crew:
+        for process in group:
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -166,7 +166,7 @@ def crowd(program: Path, environment: Mapping[str, str], processes: int, limit_s
     }
 
 
-def import_rows(stand: Rig, modules: Sequence[str], *, pairs: int, deadline: float) -> Iterator[dict[str, Any]]:
+def import_rows(stand: Fixture, modules: Sequence[str], *, pairs: int, deadline: float) -> Iterator[dict[str, Any]]:
     """Rows of the compatibility matrix: a start of the interpreter, in STAGES."""
     plain, hooked = stand.environment(), hooked_environment(stand, "start-up")
     for module in modules:
@@ -268,10 +268,10 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=90.0, help="seconds that they may take (default 90)")
     options = parser.parse_args()
     try:
-        with tempfile.TemporaryDirectory() as place, rig(simulate="1x8GiB") as stand:
+        with tempfile.TemporaryDirectory() as place, fixture(simulate="1x8GiB") as stand:
             scratch = Path(place)
             result: dict[str, Any] = {"idle": idle(stand, scratch, options.runs)}
-            program = compile_program(Path(__file__).with_name("ready.c"), scratch)
+            program = compile_program(PROGRAMS / "ready.c", scratch)
             plain = crowd(program, stand.environment(), options.processes, options.limit)
             result["crowd"] = crowd(program, hooked_environment(stand), options.processes, options.limit)
             result["crowd"]["without_the_hook"] = plain

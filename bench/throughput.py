@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig, spread
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card, spread
 from nvshare.bench.workloads.steps import CUPY, TORCH
 
 READY_TIMEOUT_S = 180.0
@@ -33,7 +33,7 @@ READY_TIMEOUT_S = 180.0
 class Worker:
     """One process of a workload, warmed up, waiting to be told to run."""
 
-    def __init__(self, stand: Rig, workload: str, *, hooked: bool, name: str) -> None:
+    def __init__(self, stand: Fixture, workload: str, *, hooked: bool, name: str) -> None:
         command = [sys.executable, "-m", "nvshare.bench.workloads.steps", workload]
         self._process = stand.start(command, hooked=hooked, name=name, stdin=subprocess.PIPE)
         self._name = name
@@ -75,7 +75,7 @@ class Worker:
 
 
 @contextmanager
-def workers(stand: Rig, workload: str, count: int, *, hooked: bool) -> Iterator[list[Worker]]:
+def workers(stand: Fixture, workload: str, count: int, *, hooked: bool) -> Iterator[list[Worker]]:
     """So many ready processes of a workload."""
     kind = "hooked" if hooked else "plain"
     with ExitStack() as stack:
@@ -89,11 +89,11 @@ def workers(stand: Rig, workload: str, count: int, *, hooked: bool) -> Iterator[
         yield made
 
 
-def together(crew: Sequence[Worker], seconds: float) -> dict[str, Any]:
+def together(group: Sequence[Worker], seconds: float) -> dict[str, Any]:
     """All of them at once; their sum, and the latencies of those that have any."""
-    for worker in crew:
+    for worker in group:
         worker.go(seconds)
-    results = [worker.result(seconds) for worker in crew]
+    results = [worker.result(seconds) for worker in group]
     found: dict[str, Any] = {
         "steps_per_s": sum(result["steps_per_s"] for result in results),
         "each": [round(result["steps_per_s"], 2) for result in results],
@@ -109,7 +109,7 @@ def one_workload(
     """All cases of one workload, interleaved."""
     cases: dict[str, list[dict[str, Any]]] = {"alone": [], "alone_hooked": [], "two_native": [], "two_exclusive": []}
     bases: dict[str, list[float]] = {"hooked": [], "native": [], "exclusive": []}
-    with rig(simulate=simulate, quantum=quantum) as stand, workers(stand, workload, 2, hooked=False) as plain:
+    with fixture(simulate=simulate, quantum=quantum) as stand, workers(stand, workload, 2, hooked=False) as plain:
         with workers(stand, workload, 1, hooked=True) as hooked:
             for _ in range(repetitions):
                 cases["alone"].append(together(plain[:1], seconds))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
 from nvshare.bench.workloads.busy import read_log
 from nvshare.simulated_gpu.trace import read_trace
 
@@ -54,7 +54,7 @@ def leases(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Interval]]:
     return found
 
 
-def perform(stand: Rig, seconds: float, quantum: str) -> Scene:
+def perform(stand: Fixture, seconds: float, quantum: str) -> Scene:
     """Runs the programs and gathers what happened."""
     log = stand.directory / "events.jsonl"
     stamps = {name: stand.directory / f"{name}.times" for name in PROGRAMS}
@@ -136,7 +136,7 @@ def main() -> int:
         return 1
     simulate = "1x8GiB" if options.simulate or not real_card() else None
     try:
-        with rig(simulate=simulate, quantum=options.quantum) as stand:
+        with fixture(simulate=simulate, quantum=options.quantum) as stand:
             scene = perform(stand, options.seconds, options.quantum)
     except BenchError as error:
         sys.stderr.write(f"nvshare.bench.timeline: {error}\n")

@@ -59,8 +59,8 @@ def test_wheel_is_complete(wheel: Path) -> None:
         *LIBRARIES,
         "nvshare/coordinator/py.typed",
         "nvshare/coordinator/daemon/main.py",
-        "nvshare/bench/gate_loop.c",
-        "nvshare/bench/saturate.c",
+        "nvshare/bench/programs/gate_loop.c",
+        "nvshare/bench/programs/saturate.c",
     }
     assert not wanted - names, wanted - names
     assert [name for name in names if re.fullmatch(r"[^/]+\.pth", name)], "the opt-in's .pth must lie at the root"

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from nvshare.bench.harness.stand import BenchError
+from nvshare.bench.harness.fixture import BenchError
 from nvshare.coordinator.cli.ctl import call
 from nvshare.coordinator.daemon import control_api as api
 from nvshare.coordinator.daemon.control_api import ControlError

@@ -12,7 +12,7 @@ turns the hook counted fewer gated calls (`bypassed`: what share of a step's cal
 drawn from whole processes, and in them from whole blocks, because turns of one are alike.  `control` compares the two
 direct turns of a block in the same way: it has to be zero within its own interval.
 
-May not go here: what a program does; comparing processes without the hook with others under it (crew.py).
+May not go here: what a program does; comparing processes without the hook with others under it (worker_group.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.compatibility_cases.switch import LIBRARY
+from nvshare.bench.compatibility.cases.switch import LIBRARY
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError
 from nvshare.bench.harness.worker_group import Member, nanoseconds, pinned, quiet, steps_for
-from nvshare.bench.harness.stand import BenchError
 
 BLOCKS_MIN: Final = 8
 TRIMMED: Final = 0.25
@@ -255,7 +255,7 @@ def switch_environment(into: Path) -> dict[str, str]:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BenchError("no C compiler: install one, or name it in CC")
-    library, source = into / "in_process.so", Path(__file__).with_name("in_process.c")
+    library, source = into / "in_process.so", PROGRAMS / "in_process.c"
     options = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
     done = subprocess.run(
         [compiler, *options, "-o", str(library), str(source), "-ldl"], capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""The figures of a hardware run as a short table: `python bench/summary.py DIRECTORY` (written by hardware.sh).
+"""The figures of a hardware run as a short table: `python bench/harness/summary.py DIRECTORY` (written by hardware.sh).
 
 May not go here: measuring.  A file that is missing or no JSON is said to be so.
 """

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig
+from nvshare.bench.harness.fixture import BenchError, Fixture
 
 QUOTE_CHARACTERS = 300
 
@@ -44,7 +44,7 @@ class Member:
 
     def __init__(
         self,
-        stand: Rig,
+        stand: Fixture,
         command: Sequence[str],
         *,
         hooked: bool,

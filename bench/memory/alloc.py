@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, real_card, rig
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, real_card
 
 KIB, MIB = 1 << 10, 1 << 20
 
 CASES: Final = ((512, 1000), (64 * KIB, 500), (2 * MIB, 100), (64 * MIB, 8))
 """Bytes of an allocation, and how many there are at a time."""
 
-SOURCE = Path(__file__).with_name("alloc_loop.c")
+SOURCE = PROGRAMS / "alloc_loop.c"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Sample:
     free_ns: float
 
 
-def run_loop(stand: Rig, program: Path, size_bytes: int, count: int, *, hooked: bool, rounds: int) -> Sample:
+def run_loop(stand: Fixture, program: Path, size_bytes: int, count: int, *, hooked: bool, rounds: int) -> Sample:
     """One process.  Raises BenchError when it fails."""
     command = [str(program), str(size_bytes), str(count), str(rounds)]
     process = stand.start(command, hooked=hooked, name="alloc", options=("--memory=swap",) if hooked else ())
@@ -51,7 +51,7 @@ def run_loop(stand: Rig, program: Path, size_bytes: int, count: int, *, hooked: 
     return Sample(min(told["alloc_ns"]), min(told["free_ns"]))
 
 
-def compare(stand: Rig, program: Path, size_bytes: int, count: int, *, pairs: int, rounds: int) -> dict[str, float]:
+def compare(stand: Fixture, program: Path, size_bytes: int, count: int, *, pairs: int, rounds: int) -> dict[str, float]:
     """Runs without and with the hook in turns; medians."""
     taken: dict[bool, list[Sample]] = {False: [], True: []}
     for pair in range(pairs):
@@ -71,7 +71,7 @@ def compare(stand: Rig, program: Path, size_bytes: int, count: int, *, pairs: in
 
 def measure(*, simulate: str | None, pairs: int, rounds: int) -> dict[str, Any]:
     """The whole benchmark on one coordinator."""
-    with tempfile.TemporaryDirectory() as scratch, rig(simulate=simulate) as stand:
+    with tempfile.TemporaryDirectory() as scratch, fixture(simulate=simulate) as stand:
         program = compile_program(SOURCE, Path(scratch))
         sizes = {str(size): compare(stand, program, size, count, pairs=pairs, rounds=rounds) for size, count in CASES}
     return {

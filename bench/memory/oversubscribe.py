@@ -1,4 +1,4 @@
-"""`python -m nvshare.bench.memory.oversubscribe`: what a switch costs when programs together have more memory than the card.
+"""What a switch costs when programs together exceed the card: `python -m nvshare.bench.memory.oversubscribe`.
 
 Method: the real coordinator, with a capacity of a few GiB, and jobs (`workloads/resident.py`) under the hook in mode
 `swap`, which start together once all are ready.  A job alone is the same program without the hook on the whole card.
@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, Rig, machine, real_card, rig
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
 
 MIB = 1 << 20
 CASES = ("two_of_60", "three_of_45", "training", "notebooks")
@@ -72,7 +72,7 @@ class Scene:
 
     def coordinator(self, quantum: str, *more: str) -> Any:
         """The real one."""
-        return rig(simulate=self.simulate, quantum=quantum, more=(f"--capacity={self.capacity_bytes}", *more))
+        return fixture(simulate=self.simulate, quantum=quantum, more=(f"--capacity={self.capacity_bytes}", *more))
 
 
 def _line(process: subprocess.Popen[str]) -> Any:
@@ -94,7 +94,9 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def together(here: Rig, scene: Scene, shapes: Sequence[Shape], *, hooked: bool = True) -> tuple[float, dict[str, int]]:
+def together(
+    here: Fixture, scene: Scene, shapes: Sequence[Shape], *, hooked: bool = True
+) -> tuple[float, dict[str, int]]:
     """Seconds until all have ended, and what the coordinator counted meanwhile."""
     with ExitStack() as stack:
         jobs = []
@@ -118,7 +120,7 @@ def together(here: Rig, scene: Scene, shapes: Sequence[Shape], *, hooked: bool =
 
 
 def with_turns(
-    here: Rig, scene: Scene, shapes: Sequence[Shape]
+    here: Fixture, scene: Scene, shapes: Sequence[Shape]
 ) -> tuple[float, dict[str, int], dict[str, list[float]]]:
     """As `together` with an automatic quantum; and what each turn was given and each order was waited for."""
     log = here.directory / "events.jsonl"
@@ -143,7 +145,7 @@ def _ms(times_ns: Sequence[int]) -> list[float]:
     return [round(time_ns / 1e6, 1) for time_ns in times_ns]
 
 
-def _counters(here: Rig) -> dict[str, int]:
+def _counters(here: Fixture) -> dict[str, int]:
     gpu = here.control("status")["gpus"][0]
     names = ("handovers", "evicted_bytes", "restored_bytes", "evict_orders", "failed_orders", "late_switches")
     return {name: gpu[name] for name in (*names, "moved_ns", "exposed_move_ns", "hidden_move_ns")}

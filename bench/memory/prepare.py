@@ -1,4 +1,4 @@
-"""`python -m nvshare.bench.memory.prepare`: does making host memory ready ahead slow a program that is bound by launching?
+"""Does making host memory ready ahead slow a launch-bound program?  `python -m nvshare.bench.memory.prepare`.
 
 Method: one program under the hook in mode `swap` holds the lease and launches kernels of a microsecond, in turns of
 10 ms, with `--gib` allocated.  The coordinator is played here (swap.py): after a third of the time it says that all
@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.stand import BenchError, machine, percentile, real_card
+from nvshare.bench.harness.fixture import BenchError, machine, percentile, real_card
 from nvshare.bench.memory.swap import Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
 
@@ -89,7 +89,9 @@ def measure(coordinator: Coordinator, program: Program, size: int, seconds: floa
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.memory.prepare", description="Host memory beside launches")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.memory.prepare", description="Host memory beside launches"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--gib", type=float, help="what the program has (default 3.5, simulated 0.25)")

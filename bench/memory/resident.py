@@ -27,15 +27,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, pinned, reserve_core, steps_for
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, compile_program, fixture, machine, real_card
 from nvshare.bench.harness.in_process import WAYS, Block, best_way, in_turns, interval, repeats
-from nvshare.bench.harness.stand import BenchError, compile_program, machine, real_card, rig
+from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, pinned, reserve_core, steps_for
 
 KERNELS: Final = ("copy", "triad", "gather", "matmul")
 SETS: Final = ("swap-0", "plain-0", "plain-1", "swap-1")
 TURN_S: Final = 0.01
 TIMEOUT_S: Final = 60.0
-SOURCE = Path(__file__).with_name("resident_loop.c")
+SOURCE = PROGRAMS / "resident_loop.c"
 
 
 def cublas_places() -> Iterator[Path]:
@@ -82,7 +82,7 @@ def measure(*, simulate: str | None, size_bytes: int, seconds: float) -> dict[st
     """The whole benchmark on one coordinator.  Raises BenchError."""
     core = reserve_core()
     cublas = next(cublas_places(), None) if simulate is None else None
-    with tempfile.TemporaryDirectory() as scratch, rig(simulate=simulate) as stand:
+    with tempfile.TemporaryDirectory() as scratch, fixture(simulate=simulate) as stand:
         program = compile_program(SOURCE, Path(scratch))
         command = [str(program), str(size_bytes), *([str(cublas)] if cublas is not None else [])]
         member = Member(stand, command, hooked=True, name="resident", options=("--memory=swap",))

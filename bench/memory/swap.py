@@ -1,4 +1,4 @@
-"""`python -m nvshare.bench.memory.swap`: how fast memory mode `swap` moves memory, beside plain pinned copies in the same run.
+"""Speed of memory moves in mode `swap`, beside plain pinned copies: `python -m nvshare.bench.memory.swap`.
 
 Method: two programs under the hook, each with `--gib` of allocations of mixed sizes, told by a coordinator that is
 played here: it sends Evict and Restore and takes the time and bytes that the hook's last MoveProgress states.  A
@@ -34,7 +34,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from nvshare.bench.harness.stand import BenchError, machine, real_card
+from nvshare.bench.harness.fixture import BenchError, machine, real_card
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 from nvshare.coordinator.protocol import messages
 from nvshare.simulated_gpu.environment import simulated_environment
@@ -395,7 +395,9 @@ def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m nvshare.bench.memory.swap", description="Speed of memory mode swap")
+    parser = argparse.ArgumentParser(
+        prog="python -m nvshare.bench.memory.swap", description="Speed of memory mode swap"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
     parser.add_argument("--gib", type=float, help="what each program has (default 3.5, simulated 0.25)")

@@ -4,7 +4,7 @@
     python -m nvshare.bench.workloads.gang rank NUMBER nccl FILE PORT   PyTorch: products, then an all-reduce over NCCL
     python -m nvshare.bench.workloads.gang rival GPU host|nccl          kernels, or products, and nobody to wait for
 
-There are two ranks, each on the GPU of its number.  They answer to bench/crew.py: a line `{"ready": true}`, then for
+Two ranks run, each on the GPU of its number.  They answer to `worker_group.py`: a line `{"ready": true}`, then for
 each line `run SECONDS` one object: `steps`, `seconds`, `worst_ms` (the longest step).  The ranks end a run together.
 
 Invariants: knows nothing of the hook or of gangs; whoever waits for a token sleeps, and not for ever.

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from nvshare.bench import compatibility_page, startup
-from nvshare.bench.compatibility import Run, run_group, verdict
-from nvshare.bench.compatibility_cases.catalog import FIRST, SMALL, THEN, Case, Group
-from nvshare.bench.compatibility_verify import totals
+from nvshare.bench import startup
+from nvshare.bench.compatibility import page
+from nvshare.bench.compatibility.cases.catalog import FIRST, SMALL, THEN, Case, Group
+from nvshare.bench.compatibility.run import Run, run_group, verdict
+from nvshare.bench.compatibility.verify import totals
 from nvshare.bench.graphs import drains_ms
+from nvshare.bench.harness.fixture import BenchError, fixture
 from nvshare.bench.harness.in_process import Plan
-from nvshare.bench.harness.stand import BenchError, rig
 from tests.conftest import ROOT, Built
 
 CASES = (Case("breaks", "breaks", SMALL, limit_s=20.0), Case("works", "works", SMALL, limit_s=20.0))
@@ -103,11 +104,11 @@ def test_what_cannot_run_says_why(tmp_path: Path) -> None:
 def test_matrix_on_the_simulated_gpu(built: Built) -> None:
     """The matrix runs: baseline, alone, two at a time, with a program that really is under the hook."""
     lines = run("nvshare.bench.compatibility", "--simulate", "--case=driver", "--mode=device", "--seconds=0.2")
-    rows = compatibility_page.final_rows(lines)
+    rows = page.final_rows(lines)
     assert [(row["result"], row["alone"], row["two"]) for row in rows] == [("ok", "identical", ["identical"] * 2)] * 3
     assert sum(row["handovers"] for row in rows) > 0, "two at a time were never at the same time"
     assert [row["cost"]["bypassed"] for row in rows] == [1.0] * 3, "turns past the hook were not"
-    text = compatibility_page.page(lines)
+    text = page.page(lines)
     assert "simulated GPUs" in text
     assert all(f"| {row['case']} | device | ok |" in text for row in rows)
 
@@ -119,7 +120,7 @@ def test_detector_on_the_matrix(built: Built) -> None:
     assert told["result"] == "clean"
     assert told["kernels"] == told["kernels_gated"] > 0
     assert len(told["checked"]) == 3
-    assert "| driver | " in compatibility_page.page(lines)
+    assert "| driver | " in page.page(lines)
 
 
 def test_no_report_is_no_clean_bill(tmp_path: Path) -> None:
@@ -145,8 +146,8 @@ def test_rows_are_told_apart() -> None:
 def test_the_page_is_made_by_the_script() -> None:
     """A page that was edited by hand says what nobody has measured."""
     text = (ROOT / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
-    assert text.startswith(compatibility_page.HEAD)
-    assert text == compatibility_page.page([]) or "\nMachine: NVIDIA" in text
+    assert text.startswith(page.HEAD)
+    assert text == page.page([]) or "\nMachine: NVIDIA" in text
     assert "simulated" not in text
 
 
@@ -160,7 +161,7 @@ def test_costs_on_the_page() -> None:
     """A figure without its interval and control, or a reason that gets lost, would claim more than was measured."""
     cost = {"slowdown": 0.002, "slowdown_min": -0.001, "slowdown_max": 0.004, "control": 0.0, "control_min": -0.002}
     cost |= {"control_max": 0.003, "calls_per_step": 20.0, "bypassed": 0.954}
-    text = compatibility_page.page(
+    text = page.page(
         [row("good", cost=cost), row("bad", cost={"failed": "no words | at all"}), row("old", timing=None)]
     )
     assert "+0.20 % (-0.10 % to +0.40 %) | +0.00 % (-0.20 % to +0.30 %) | 20, 95 %" in text
@@ -170,7 +171,7 @@ def test_costs_on_the_page() -> None:
 
 def test_what_is_of_several_runs_says_so() -> None:
     """A note beside old lines that gets lost makes them pass for new ones."""
-    text = compatibility_page.page([row("one"), {"note": "Of two builds."}])
+    text = page.page([row("one"), {"note": "Of two builds."}])
     assert text.index("Machine:") < text.index("Of two builds.") < text.index("| one |")
 
 
@@ -186,8 +187,8 @@ def test_starts_on_the_page() -> None:
     old = {"import": {"plain_ms": 3924.0, "added_ms": 745.9}}
     wall, cpu = "+10 ms (+10 to +10), quickest +10", "+4 ms (+1 to +7), quickest +0"
     line = f"| start-up, x, 9 pairs | all | 3000 ms | {wall} | 2000 ms | {cpu} | 60 ms |"
-    assert line in compatibility_page.page([starts(9)])
-    assert "745.9" not in compatibility_page.page([starts(9) | {"startup": old}]), "it had no interval"
+    assert line in page.page([starts(9)])
+    assert "745.9" not in page.page([starts(9) | {"startup": old}]), "it had no interval"
 
 
 @pytest.mark.parametrize(("pairs", "outside"), [(6, 0), (8, 0), (9, 1), (12, 2), (15, 3), (30, 9)])
@@ -200,7 +201,7 @@ def test_interval_by_ranks(pairs: int, outside: int) -> None:
 def test_starts_of_a_framework(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told of a framework's start is not of a process under the hook and of one without."""
     look = "import sys; sys.exit('hooked' if 'libnvshare_hook' in open('/proc/self/maps').read() else 'plain')"
-    with rig(simulate="1x1GiB") as stand:
+    with fixture(simulate="1x1GiB") as stand:
         plain, hooked = stand.environment(), startup.hooked_environment(stand)
         for environment, what in ((plain, "plain"), (hooked, "hooked")):
             with pytest.raises(BenchError, match=what):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.harness.worker_group import figures
 from nvshare.bench.handover import evaluate, turns
-from nvshare.bench.harness.stand import percentile, spread
+from nvshare.bench.harness.fixture import percentile, spread
 from nvshare.bench.harness.summary import FILES
+from nvshare.bench.harness.worker_group import figures
 from nvshare.bench.timeline import leases
 
 DRAINED = {"drained": True}

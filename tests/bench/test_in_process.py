@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from nvshare.bench.harness.worker_group import Member, closing, pinned
+from nvshare.bench.harness.fixture import fixture
 from nvshare.bench.harness.in_process import Block, Plan, compare, figures, switch_environment
-from nvshare.bench.harness.stand import rig
+from nvshare.bench.harness.worker_group import Member, closing, pinned
 from tests.conftest import Built
 
 PROGRAM = """
 import ctypes, json, mmap, sys
-from nvshare.bench.compatibility_cases import switch
+from nvshare.bench.compatibility.cases import switch
 
 cuda = ctypes.CDLL("libcuda.so.1")
 context, memory = ctypes.c_void_p(), ctypes.c_uint64()
@@ -66,7 +66,7 @@ def run_program(tmp_path: Path, switch: dict[str, str], *, hooked: bool) -> dict
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     root = str(Path(__file__).parents[2])
-    with rig(simulate="1x64MiB") as stand:
+    with fixture(simulate="1x64MiB") as stand:
         command = [sys.executable, str(program)]
         process = stand.start(command, hooked=hooked, name="tables", extra={**switch, "PYTHONPATH": root})
         out, _ = process.communicate(timeout=60)
@@ -220,8 +220,8 @@ def test_one_unproved_process_is_no_figure() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
 def test_cupy(built: Built, tmp_path: Path, switch: dict[str, str]) -> None:
     """A real libcudart keeps its addresses in tables of its own, which nobody told us of."""
-    command = [sys.executable, "-m", "nvshare.bench.compatibility_cases.host", "cupy"]
-    with rig(simulate="1x1GiB") as stand:
+    command = [sys.executable, "-m", "nvshare.bench.compatibility.cases.host", "cupy"]
+    with fixture(simulate="1x1GiB") as stand:
         member = Member(stand, command, hooked=True, name="cupy", extra=switch)
         with closing([member]):
             member.answer(60)

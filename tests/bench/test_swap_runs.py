@@ -29,7 +29,9 @@ def test_checked() -> None:
 )
 def test_oversubscribe(case: str, figure: str) -> None:
     """Without figures nobody would notice that sharing a card that is too small has become dear."""
-    told = run("nvshare.bench.memory.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", f"--case={case}")
+    told = run(
+        "nvshare.bench.memory.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", f"--case={case}"
+    )
     assert told["simulated"] is True
     assert told[case]["seconds"] > 0
     assert told[case][figure] >= 0
@@ -37,6 +39,8 @@ def test_oversubscribe(case: str, figure: str) -> None:
 
 def test_oversubscribe_trains() -> None:
     """As above, for each share that switching may cost."""
-    told = run("nvshare.bench.memory.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", "--case=training")
+    told = run(
+        "nvshare.bench.memory.oversubscribe", "--simulate", "--scale=0.02", "--capacity-gib=0.0625", "--case=training"
+    )
     assert {"sum_alone_s", "one_hooked_over_alone", "at_5_percent", "at_2_percent"} == set(told["training"])
     assert told["training"]["at_5_percent"]["over_sum"] > 0

@@ -147,6 +147,6 @@ def saturate(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A program that keeps a GPU busy, as the containers' command."""
     program = tmp_path_factory.mktemp("programs") / "saturate"
     compiler = os.environ.get("CC", "cc")
-    source = str(ROOT / "bench" / "saturate.c")
+    source = str(ROOT / "bench" / "programs" / "saturate.c")
     subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), source, "-ldl"], check=True)
     return str(program)

@@ -214,9 +214,9 @@ def node(built: Built, request: pytest.FixtureRequest) -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def saturate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A C program that keeps a GPU busy: SECONDS KERNEL_NS DEPTH (bench/saturate.c)."""
+    """A C program that keeps a GPU busy: SECONDS KERNEL_NS DEPTH (bench/programs/saturate.c)."""
     program = tmp_path_factory.mktemp("programs") / "saturate"
-    source = ROOT / "bench" / "saturate.c"
+    source = ROOT / "bench" / "programs" / "saturate.c"
     compiler = os.environ.get("CC", "cc")
     subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), str(source), "-ldl"], check=True)
     return program

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.harness.stand import Rig, rig
+from nvshare.bench.harness.fixture import Fixture, fixture
 
 PROGRAM = Path(__file__).parent / "programs" / "pool_counters.py"
 MODES = ("device", "managed", "swap")
 
 
-def counters(stand: Rig, framework: str, mode: str | None) -> object:
+def counters(stand: Fixture, framework: str, mode: str | None) -> object:
     """What the program prints in a mode; None: without the hook."""
     extra = {} if mode is None else {"NVSHARE_MEMORY": mode}
     process = stand.start([sys.executable, str(PROGRAM), framework], hooked=mode is not None, extra=extra)
@@ -27,6 +27,6 @@ def counters(stand: Rig, framework: str, mode: str | None) -> object:
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed (extra cupy)")
 def test_cupy_says_the_same() -> None:
     """Broken: in a mode that moves memory MemoryAsyncPool says that nothing is used."""
-    with rig(simulate="1x1GiB") as stand:
+    with fixture(simulate="1x1GiB") as stand:
         wanted = counters(stand, "cupy", None)
         assert {mode: counters(stand, "cupy", mode) for mode in MODES} == dict.fromkeys(MODES, wanted)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.stand import Rig
+from nvshare.bench.harness.fixture import Fixture
 from tests.hook.programs.between_gpus import KINDS
 from tests.waiting import eventually
 
@@ -61,7 +61,7 @@ class Told:
 
 @contextmanager
 def told(
-    stand: Rig, *, hooked: bool = True, name: str = "program", mode: str = "swap", peers: bool = True
+    stand: Fixture, *, hooked: bool = True, name: str = "program", mode: str = "swap", peers: bool = True
 ) -> Iterator[Told]:
     """Such a program under the hook, or without it; it must end well.  `peers` False: GPUs reach nobody."""
     options = (f"--memory={mode}",) if hooked else ()
@@ -79,12 +79,12 @@ def told(
         process.wait()
 
 
-def first_gpu(stand: Rig) -> Any:
+def first_gpu(stand: Fixture) -> Any:
     """How GPU 0 stands."""
     return stand.control("status")["gpus"][0]
 
 
-def evicted(stand: Rig) -> None:
+def evicted(stand: Fixture) -> None:
     """Has another program need the first GPU's memory, and end."""
     before = first_gpu(stand)["evicted_bytes"]
     with told(stand, name="rival") as rival:
@@ -94,7 +94,7 @@ def evicted(stand: Rig) -> None:
         assert rival.ask("free", pointer) == 0
 
 
-def answers(stand: Rig, *, hooked: bool) -> list[Any]:
+def answers(stand: Fixture, *, hooked: bool) -> list[Any]:
     """What a program is told about peer access, wanted once too often and of the wrong GPU."""
     with told(stand, hooked=hooked) as program:
         said = [program.ask("peer_facts", *pair) for pair in ((0, 1), (1, 0), (0, 0), (0, 9))]
@@ -105,7 +105,7 @@ def answers(stand: Rig, *, hooked: bool) -> list[Any]:
         return said
 
 
-def reach_by_kernels(stand: Rig) -> None:
+def reach_by_kernels(stand: Fixture) -> None:
     """A kernel on one GPU reads what lies on the other: after it was evicted, and while somebody else has that GPU."""
     with told(stand) as program:
         there = program.fill(SIZE, 1)
@@ -144,7 +144,7 @@ def first_memory(program: Told, memory: str) -> int:
     return int(pointer)
 
 
-def rights(stand: Rig, *, hooked: bool, mode: str = "swap", peers: bool = True) -> dict[str, int]:
+def rights(stand: Fixture, *, hooked: bool, mode: str = "swap", peers: bool = True) -> dict[str, int]:
     """What a driver lets GPU 1 do with memory of GPU 0: by kind of memory and call, for kernels by what was given."""
     found = {}
 
@@ -188,7 +188,7 @@ def rights_of_cards(*, peers: bool = True) -> dict[str, int]:
     return found
 
 
-def reach_by_copies(stand: Rig, kind: int, *, peers: bool = True) -> None:
+def reach_by_copies(stand: Fixture, kind: int, *, peers: bool = True) -> None:
     """A copy from one GPU to the other without peer access, of memory that was evicted; and back."""
     with told(stand, hooked=False, peers=peers) as plain:
         pointers = [plain.ask("use", gpu) or plain.fill(LITTLE, gpu) for gpu in (0, 1)]

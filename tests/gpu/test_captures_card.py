@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.harness.stand import Rig, rig
+from nvshare.bench.harness.fixture import Fixture, fixture
 from tests.end_to_end.test_semantics import BOUND_S, LIMIT, cases, compiled
 
 __all__ = ["compiled"]  # a fixture
@@ -34,7 +34,7 @@ def spans(lines: Iterable[str]) -> list[Span]:
     return [(int(first), int(last)) for first, last in (line.split() for line in lines)]
 
 
-def beside(stand: Rig, program: Path, case: str, noted: Path) -> tuple[list[Span], list[Span]]:
+def beside(stand: Fixture, program: Path, case: str, noted: Path) -> tuple[list[Span], list[Span]]:
     """When the long kernels of a case were seen to run, and the rounds of the program beside it."""
     watcher = stand.start([str(program), "watcher"], hooked=True, options=OPTIONS, stdin=subprocess.PIPE)
     try:
@@ -57,7 +57,7 @@ def beside(stand: Rig, program: Path, case: str, noted: Path) -> tuple[list[Span
     return spans(noted.read_text(encoding="utf-8").splitlines()), spans(rounds.splitlines()[:-1])
 
 
-def check(stand: Rig, program: Path, case: str, noted: Path) -> None:
+def check(stand: Fixture, program: Path, case: str, noted: Path) -> None:
     """The program beside it waited for the end of the long kernels, and ran nothing within them."""
     windows, rounds = beside(stand, program, case, noted)
     assert windows
@@ -69,5 +69,5 @@ def check(stand: Rig, program: Path, case: str, noted: Path) -> None:
 @pytest.mark.parametrize("case", [case for case in cases("semantics_captures") if case != "freed"])
 def test_work_beside_a_capture_is_drained(compiled: Path, tmp_path: Path, case: str) -> None:
     """The lease goes on while the work runs, and in mode `swap` the memory leaves the card below it."""
-    with rig(simulate=None, quantum="10ms") as stand:
+    with fixture(simulate=None, quantum="10ms") as stand:
         check(stand, compiled / "semantics_captures", case, tmp_path / "windows")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nvshare.bench.harness.stand import Rig, compile_program, rig
+from nvshare.bench.harness.fixture import Fixture, compile_program, fixture
 from tests.conftest import ROOT, Built
 from tests.waiting import eventually
 
@@ -39,7 +39,7 @@ def run(*command: str, seconds: float = 110) -> dict[str, Any]:
     return told
 
 
-def holder(stand: Rig) -> object:
+def holder(stand: Fixture) -> object:
     """Who has the lease of the first GPU; nothing while nobody has."""
     return stand.control("status")["gpus"][0]["holders"]
 
@@ -63,8 +63,8 @@ def test_frameworks_compute_the_same(built: Built) -> None:
 
 def test_killed_holder_frees_the_card(built: Built, tmp_path: Path) -> None:
     """SIGKILL of the program that holds the lease: the next one runs although the quantum is an hour."""
-    program = compile_program(ROOT / "bench" / "saturate.c", tmp_path)
-    with rig(simulate=None, quantum="3600s") as stand:
+    program = compile_program(ROOT / "bench" / "programs" / "saturate.c", tmp_path)
+    with fixture(simulate=None, quantum="3600s") as stand:
         first = stand.start([str(program), "100", "200000", "4"], hooked=True, name="first")
         eventually(lambda: holder(stand), "the first program to hold the lease", 60)
         second = stand.start([str(program), "0.5", "200000", "4"], hooked=True, name="second")

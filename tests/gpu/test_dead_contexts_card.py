@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.harness.stand import Rig, compile_program, rig
+from nvshare.bench.harness.fixture import Fixture, compile_program, fixture
 from nvshare.client_hook.launcher import ClientOptions, client_environment
 from tests.conftest import ROOT, Built
 from tests.end_to_end.test_dead_contexts import MIB, fault_beside
@@ -27,7 +27,7 @@ CAPACITY = "--capacity=256MiB"
 """Less than two programs have."""
 
 
-def holders(stand: Rig) -> object:
+def holders(stand: Fixture) -> object:
     """Of the lease of the first GPU."""
     return stand.control("status")["gpus"][0]["holders"]
 
@@ -35,10 +35,10 @@ def holders(stand: Rig) -> object:
 @pytest.mark.parametrize("mode", ["device", "swap"])
 def test_a_rival_of_a_faulted_program(built: Built, tmp_path: Path, mode: str) -> None:
     """Broken: a failed notebook keeps the card until somebody closes it, or waits hours to hear of its failure."""
-    saturate = compile_program(ROOT / "bench" / "saturate.c", tmp_path)
+    saturate = compile_program(ROOT / "bench" / "programs" / "saturate.c", tmp_path)
     own = {name: value for name, value in os.environ.items() if not name.startswith("NVSHARE_SIM")}
     running: list[subprocess.Popen[str]] = []
-    with rig(simulate=None, quantum="3600s", more=[CAPACITY]) as stand:
+    with fixture(simulate=None, quantum="3600s", more=[CAPACITY]) as stand:
         environment = client_environment(
             own, hook=built.hook, runtime_dir=stand.directory, options=ClientOptions(memory=mode)
         )

@@ -10,7 +10,7 @@ import importlib.util
 
 import pytest
 
-from nvshare.bench.harness.stand import rig
+from nvshare.bench.harness.fixture import fixture
 from tests.conftest import Built
 from tests.end_to_end.test_pool_counters import MODES, counters
 
@@ -22,6 +22,6 @@ def test_counters_are_those_without_the_hook(built: Built, framework: str) -> No
     """Broken: in a mode that moves memory a framework says that nothing is used, or its high marks never go down."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"no {framework} here")
-    with rig(simulate=None) as stand:
+    with fixture(simulate=None) as stand:
         wanted = counters(stand, framework, None)
         assert {mode: counters(stand, framework, mode) for mode in MODES} == dict.fromkeys(MODES, wanted)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.bench.harness.stand import Rig, rig
+from nvshare.bench.harness.fixture import Fixture, fixture
 from tests.conftest import Built
 from tests.end_to_end.two_gpus import (
     CAPACITY,
@@ -52,24 +52,24 @@ def cards() -> None:
 
 
 @pytest.fixture
-def stand(built: Built, cards: None) -> Iterator[Rig]:
+def stand(built: Built, cards: None) -> Iterator[Fixture]:
     """A coordinator of all cards, which it is told are small."""
-    with rig(simulate=None, quantum="50ms", more=("--capacity", CAPACITY)) as made:
+    with fixture(simulate=None, quantum="50ms", more=("--capacity", CAPACITY)) as made:
         yield made
 
 
-def can_reach(stand: Rig) -> bool:
+def can_reach(stand: Fixture) -> bool:
     """What the driver says of GPU 1 and GPU 0's memory."""
     with told(stand, hooked=False) as program:
         return bool(program.ask("peer_facts", 1, 0)[1] == 1)
 
 
-def test_answers_about_peers_are_the_drivers(stand: Rig) -> None:
+def test_answers_about_peers_are_the_drivers(stand: Fixture) -> None:
     """Broken: a framework that tries peer access and looks at the error is led astray."""
     assert answers(stand, hooked=True) == answers(stand, hooked=False)
 
 
-def test_what_a_kernel_reaches_on_the_other_card_is_there(stand: Rig) -> None:
+def test_what_a_kernel_reaches_on_the_other_card_is_there(stand: Fixture) -> None:
     """Broken: a kernel faults, which ends the program, when another program has the GPU whose memory it reads."""
     if not can_reach(stand):
         pytest.skip("these two cards cannot reach each other's memory")
@@ -77,12 +77,12 @@ def test_what_a_kernel_reaches_on_the_other_card_is_there(stand: Rig) -> None:
 
 
 @pytest.mark.parametrize("kind", COPIES.values(), ids=COPIES)
-def test_copies_between_cards_find_what_was_evicted(stand: Rig, kind: int) -> None:
+def test_copies_between_cards_find_what_was_evicted(stand: Fixture, kind: int) -> None:
     """Broken: a copy without peer access fails or reads freed memory when another program has one of the GPUs."""
     reach_by_copies(stand, kind)
 
 
-def test_rights_are_needed_as_on_the_simulated_gpu(stand: Rig) -> None:
+def test_rights_are_needed_as_on_the_simulated_gpu(stand: Fixture) -> None:
     """Broken: the double, on which everything else is tried, lets through what a card refuses, or the other way round.
 
     If this fails, the table (rights_of_cards) and simulated_gpu/src/memory/peers.c are to follow the card.
@@ -93,7 +93,7 @@ def test_rights_are_needed_as_on_the_simulated_gpu(stand: Rig) -> None:
 
 
 @pytest.mark.parametrize("mode", ["device", "managed", "swap"])
-def test_what_works_works_under_the_hook(stand: Rig, mode: str) -> None:
+def test_what_works_works_under_the_hook(stand: Fixture, mode: str) -> None:
     """Broken: a copy between GPUs that a driver makes without any right fails where the memory is of another kind."""
     found = rights(stand, hooked=True, mode=mode)
     assert {what for what, result in rights_of_cards().items() if result == 0 and found[what] != 0} == set()

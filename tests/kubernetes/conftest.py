@@ -33,9 +33,9 @@ def node(bare_node: Node) -> Node:
 
 @pytest.fixture(scope="session")
 def saturate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A C program that keeps a GPU busy: SECONDS KERNEL_NS DEPTH (bench/saturate.c)."""
+    """A C program that keeps a GPU busy: SECONDS KERNEL_NS DEPTH (bench/programs/saturate.c)."""
     program = tmp_path_factory.mktemp("programs") / "saturate"
     compiler = os.environ.get("CC", "cc")
-    source = str(ROOT / "bench" / "saturate.c")
+    source = str(ROOT / "bench" / "programs" / "saturate.c")
     subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), source, "-ldl"], check=True)
     return program

@@ -86,7 +86,7 @@ def test_hidden_moves_do_not_lengthen_the_quantum() -> None:
 def trained(
     share: float, first_gib_s: float, *, seconds: float = 12.5, jobs: tuple[float, ...] = (0.9, 0.9)
 ) -> Makespan:
-    """Jobs of nvshare.bench.memory.oversubscribe on a link as it was measured with them; only the first evictions differ."""
+    """Jobs of the benchmark `oversubscribe` on a link as it was measured; only the first evictions differ."""
     second = float(SECOND_NS)
     link = Link(both_ways=84 * GIB / second, first_out=first_gib_s * GIB / second, fresh=700 * GIB / second)
     settings = Settings(check_invariants=True, quantum_ns=None, switch_share=share)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.compatibility_cases.catalog import MODES, Case, Group
+from nvshare.bench.compatibility.cases.catalog import MODES, Case, Group
+from nvshare.bench.harness.fixture import BenchError, Fixture
 from nvshare.bench.harness.worker_group import Member
-from nvshare.bench.harness.stand import BenchError, Rig
 
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 30.0
@@ -24,7 +24,12 @@ SLOWER = 3
 
 
 def verify(
-    stand: Rig, group: Group, command: Sequence[str], cases: Sequence[Case], extra: Mapping[str, str], deadline: float
+    stand: Fixture,
+    group: Group,
+    command: Sequence[str],
+    cases: Sequence[Case],
+    extra: Mapping[str, str],
+    deadline: float,
 ) -> dict[str, Any]:
     """A group's line.  Raises BenchError."""
     report = stand.directory / f"verify-{group.name}.json"

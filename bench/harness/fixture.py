@@ -1,6 +1,6 @@
-"""What the benchmarks stand on: a coordinator of their own, and programs under the hook or beside it.
+"""A benchmark's fixture: a coordinator of its own, and programs under the hook or beside it.
 
-Invariants: a rig's coordinator lives in a temporary directory and dies with the rig; programs are started with the
+Invariants: the coordinator lives in a temporary directory and ends with the fixture; programs are started with the
 tools that a user has (`nvshare-run`, `nvshare-ctl`), so that what is measured is what is shipped; memory is left
 alone (`NVSHARE_MEMORY=device`) unless the caller asks for something else.
 
@@ -28,6 +28,8 @@ from nvshare.coordinator.system.temporary_coordinator import temporary_coordinat
 from nvshare.simulated_gpu.environment import simulated_environment
 
 START_TIMEOUT_S = 60.0
+PROGRAMS = Path(__file__).parents[1] / "programs"
+"""C programs that benchmarks and tests compile."""
 
 
 class BenchError(Exception):
@@ -86,7 +88,7 @@ def compile_program(source: Path, into: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Rig:
+class Fixture:
     """A running coordinator.  `simulate` None: on the real card."""
 
     directory: Path
@@ -149,14 +151,14 @@ class Rig:
 
 
 @contextmanager
-def rig(
+def fixture(
     *,
     simulate: str | None,
     quantum: str = "100ms",
     sharing: str = "exclusive",
     policy: str = "round_robin",
     more: Sequence[str] = (),
-) -> Iterator[Rig]:
+) -> Iterator[Fixture]:
     """A coordinator for the length of the block; `more` are options of its own."""
     directory = Path(tempfile.mkdtemp(prefix="nvshare-bench-"))
     options = ["--quantum", quantum, "--sharing", sharing, "--policy", policy]
@@ -168,4 +170,4 @@ def rig(
             process = stack.enter_context(coordinator)
         except LaunchError as error:
             raise BenchError(str(error)) from None
-        yield Rig(directory, simulate, process)
+        yield Fixture(directory, simulate, process)

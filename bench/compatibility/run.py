@@ -1,10 +1,10 @@
 """Which frameworks work under the hook, unchanged and at full speed: `python -m nvshare.bench.compatibility --json`.
 
-For each case (compatibility_cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
+For each case (cases/catalog.py), in `device` mode and, where it is small, in `managed` mode: the program
 without the hook, alone under it, and two at a time under it with a quantum of 20 ms.  Their digests are compared with
 the one without the hook; where bytes differ, the figures within the case's tolerance, which the row then says.  What
 the hook costs is told by turns with it and past it in one process that is alone (in_process.py): `cost`.  `timing`
-compares that process with one without the hook (crew.py), which also shows what two processes differ by themselves.
+compares that process with one without the hook, which also shows what two processes differ by themselves.
 Start-up (`--case start-up`) compares pairs of processes (startup.py), after everything else.
 
 One JSON object a line, as they come: first the machine, then rows, of which a later one replaces an earlier one of the
@@ -32,15 +32,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench import compatibility_page
-from nvshare.bench.compatibility_cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
-from nvshare.bench.compatibility_verify import verify
-from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core, slowdown
+from nvshare.bench.compatibility import page
+from nvshare.bench.compatibility.cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
+from nvshare.bench.compatibility.verify import verify
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, real_card
 from nvshare.bench.harness.in_process import Plan, compare, switch_environment
-from nvshare.bench.harness.stand import BenchError, Rig, compile_program, machine, real_card, rig
+from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core, slowdown
 from nvshare.bench.startup import PAIRS_MIN, import_rows
 
-CASES_DIRECTORY = Path(__file__).with_name("compatibility_cases")
+CASES_DIRECTORY = Path(__file__).with_name("cases")
 READY_TIMEOUT_S = 90.0
 PROCESSES_S = 1.0
 """Of comparing two processes, which longer measuring makes no better."""
@@ -156,10 +156,10 @@ def verdict(baseline: Mapping[str, Any], told: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerGroup:
     """The programs of a group in one mode: `plain` and `hooked` are compared, `second` joins the first hooked one."""
 
-    stand: Rig
+    stand: Fixture
     plain: Sequence[Member]
     hooked: Sequence[Member]
     second: Member
@@ -204,11 +204,11 @@ class Crew:
         return row.settle()
 
 
-def attempt(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:
-    """One crew works through the rows until all are closed or one breaks it."""
+def attempt(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:
+    """One worker group works through the rows until all are closed or one breaks it."""
     mode = rows[0].mode
 
-    def member(place: Rig, kind: str, *, hooked: bool) -> Member:
+    def member(place: Fixture, kind: str, *, hooked: bool) -> Member:
         return Member(
             place,
             command,
@@ -220,17 +220,17 @@ def attempt(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Se
         )
 
     with ExitStack() as stack:
-        stands = [stand, *(stack.enter_context(rig(simulate=run.simulate)) for _ in range(run.processes - 1))]
-        crew = Crew(
+        stands = [stand, *(stack.enter_context(fixture(simulate=run.simulate)) for _ in range(run.processes - 1))]
+        workers = WorkerGroup(
             stand,
             [member(place, f"plain-{number}", hooked=False) for number, place in enumerate(stands)],
             [member(place, f"hooked-{number}", hooked=True) for number, place in enumerate(stands)],
             member(stand, "second", hooked=True),
         )
-        everybody = [*crew.plain, *crew.hooked, crew.second]
+        everybody = [*workers.plain, *workers.hooked, workers.second]
         stack.enter_context(closing(everybody))
         try:
-            versions = crew.plain[0].answer(READY_TIMEOUT_S).get("versions", {})
+            versions = workers.plain[0].answer(READY_TIMEOUT_S).get("versions", {})
         except OutOfTime:
             raise
         except BenchError as error:
@@ -242,17 +242,17 @@ def attempt(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Se
             one.answer(READY_TIMEOUT_S)
         for row in rows:
             row.versions = versions
-            if row.alone is None and not row.finished(lambda row: crew.alone(run, row)):
+            if row.alone is None and not row.finished(lambda row: workers.alone(run, row)):
                 return
-        for one in (*crew.plain[1:], *crew.hooked[1:]):
+        for one in (*workers.plain[1:], *workers.hooked[1:]):
             one.close()  # with two at a time there are no more than two
         for row in rows:
-            if row.open and not row.finished(crew.two):
+            if row.open and not row.finished(workers.two):
                 return
 
 
-def run_rows(run: Run, stand: Rig, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:
-    """All rows, with a fresh crew after each failure."""
+def run_rows(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:
+    """All rows, with a fresh worker group after each failure."""
     while left := [row for row in rows if row.open]:
         try:
             attempt(run, stand, group, command, left)
@@ -279,7 +279,7 @@ def command_of(run: Run, group: Group) -> list[str]:
     """Of a group's program."""
     if group.build:
         return [str(run.programs[group.build])]
-    return [sys.executable, "-m", "nvshare.bench.compatibility_cases.host", group.modules[0]]
+    return [sys.executable, "-m", "nvshare.bench.compatibility.cases.host", group.modules[0]]
 
 
 def verify_all(run: Run, wanted: Sequence[str]) -> bool:
@@ -291,7 +291,7 @@ def verify_all(run: Run, wanted: Sequence[str]) -> bool:
             continue
         told: dict[str, Any] = {"verify": group.name, "result": "unknown"}
         try:
-            with rig(simulate=run.simulate) as stand:
+            with fixture(simulate=run.simulate) as stand:
                 told = verify(stand, group, command_of(run, group), cases, run.environment(group), run.deadline)
         except BenchError as error:
             told["problems"] = [str(error)]
@@ -314,7 +314,7 @@ def run_group(run: Run, group: Group, mode: str, cases: Sequence[Case]) -> list[
             emit(row.as_json())
         return rows
     try:
-        with rig(simulate=run.simulate, quantum="20ms") as stand:
+        with fixture(simulate=run.simulate, quantum="20ms") as stand:
             run_rows(run, stand, group, command_of(run, group), rows)
     except BenchError as error:
         for row in rows:
@@ -328,7 +328,7 @@ def build_programs(scratch: Path) -> dict[str, Path | str]:
     """What has to be compiled; where a compiler is missing, the reason."""
     programs: dict[str, Path | str] = {}
     try:
-        programs["replay"] = compile_program(Path(__file__).with_name("replay.c"), scratch)
+        programs["replay"] = compile_program(PROGRAMS / "replay.c", scratch)
     except BenchError as error:
         programs["replay"] = str(error)
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
@@ -365,7 +365,7 @@ def measure(run: Run, modes: Sequence[str], wanted: Sequence[str]) -> bool:
     good = cases(FIRST)
     good &= cases(THEN)
     if not wanted or "start-up" in wanted:
-        with rig(simulate=run.simulate) as stand:
+        with fixture(simulate=run.simulate) as stand:
             for told in import_rows(stand, ("cupy", "torch"), pairs=run.import_pairs, deadline=run.deadline):
                 emit(told)
                 good &= told["result"] != "failed"
@@ -406,7 +406,7 @@ def write_page(target: Path, lines: Path) -> None:
     for line in lines.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):  # the last line of a run that was stopped may be half
             told.append(json.loads(line))
-    target.write_text(compatibility_page.page(told), encoding="utf-8")
+    target.write_text(page.page(told), encoding="utf-8")
 
 
 def main() -> int:
@@ -438,7 +438,3 @@ def main() -> int:
         else:
             good = measure(run, options.mode or ["device", "managed"], options.case)
     return 0 if good else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nvshare.bench.compatibility_cases.program import Outcome, Program
+from nvshare.bench.compatibility.cases.program import Outcome, Program
 
 
 def versions() -> dict[str, str]:

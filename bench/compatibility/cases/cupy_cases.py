@@ -11,7 +11,7 @@ from typing import Any
 import cupy
 import numpy
 
-from nvshare.bench.compatibility_cases.program import Outcome, Program, Skipped
+from nvshare.bench.compatibility.cases.program import Outcome, Program, Skipped
 
 SOURCE = (
     'extern "C" __global__ void turn(float *a, int n)'

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy
 
-from nvshare.bench.compatibility_cases.program import Outcome, Program
+from nvshare.bench.compatibility.cases.program import Outcome, Program
 
 TOLERANCE = 1e-5
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import transformers
 
-from nvshare.bench.compatibility_cases.program import Outcome, Program
+from nvshare.bench.compatibility.cases.program import Outcome, Program
 
 
 def versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ if not hasattr(numpy, "row_stack"):
 import numba
 from numba import cuda
 
-from nvshare.bench.compatibility_cases.program import Outcome, Program
+from nvshare.bench.compatibility.cases.program import Outcome, Program
 
 
 def versions() -> dict[str, str]:

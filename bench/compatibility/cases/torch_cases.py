@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nvshare.bench.compatibility_cases.program import Outcome, Program, Skipped
+from nvshare.bench.compatibility.cases.program import Outcome, Program, Skipped
 
 TOLERANCE = 1e-5
 """Should bytes differ: PyTorch's own rtol for float32 in `torch.testing` is 1.3e-6 an element; these are sums."""

@@ -1,7 +1,8 @@
-"""Runs cases on request: `python -m nvshare.bench.compatibility_cases.host FRAMEWORK`.
+"""Runs cases on request: `python -m nvshare.bench.compatibility.cases.host FRAMEWORK`.
 
-The protocol is that of bench/crew.py.  A case is called FRAMEWORK.NAME; FRAMEWORK_cases is the module beside this, with
-`CASES` (name -> function that makes the Program) and `versions()`.  The one that is named at the start is imported
+The protocol is that of `harness/worker_group.py`.  A case is called FRAMEWORK.NAME; FRAMEWORK_cases is the module
+beside this, with `CASES`
+(name -> function that makes the Program) and `versions()`.  The one that is named at the start is imported
 before `ready`, others when they are first needed.
 
 Invariants: the real standard output carries answers only; what frameworks print goes to standard error.  A case that
@@ -21,13 +22,13 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any
 
-from nvshare.bench.compatibility_cases import switch
-from nvshare.bench.compatibility_cases.program import Program, Skipped
+from nvshare.bench.compatibility.cases import switch
+from nvshare.bench.compatibility.cases.program import Program, Skipped
 
 
 def cases_of(framework: str) -> Any:
     """The module with a framework's cases."""
-    return importlib.import_module(f"nvshare.bench.compatibility_cases.{framework}_cases")
+    return importlib.import_module(f"nvshare.bench.compatibility.cases.{framework}_cases")
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ def serve(host: Host, answers: IO[str]) -> None:
 def main() -> int:
     """Command line."""
     if len(sys.argv) != 2:
-        sys.stderr.write("usage: python -m nvshare.bench.compatibility_cases.host FRAMEWORK\n")
+        sys.stderr.write("usage: python -m nvshare.bench.compatibility.cases.host FRAMEWORK\n")
         return 2
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
