@@ -29,7 +29,7 @@ log: Final = logging.getLogger("nvshare")
 
 _CREDENTIALS: Final = struct.Struct("=iII")
 _SIMULATED: Final = "51a15eed"
-"""How the UUIDs of simulated cards begin; see simulated_gpu/src/base/shared.c."""
+"""How the UUIDs of simulated cards begin; see simulated_gpu/src/base/state_file.c."""
 _PAUSE_S: Final = 0.05
 _COMMAND_BYTES: Final = 300
 

@@ -1,8 +1,8 @@
-/* Green contexts: a share of a device's processors.  Streams of their own, the primary context's memory.
+/* Green contexts: streams of their own, the memory of the primary context, and a share of the device's processors.
  *
- * The share changes nothing here but what is said about it: kernels take the time that they say.
+ * The share is only reported: it does not change how long kernels take.
  */
-#include "base/sim.h"
+#include "context/context.h"
 
 #include <stdlib.h>
 
@@ -15,7 +15,7 @@ typedef struct sim_green {
     unsigned processors;
 } sim_green;
 
-static sim_green *greens; /* all there ever were: a stale handle is recognised */
+static sim_green *greens; /* destroyed ones included, so that a stale handle is recognised */
 
 static CUresult find(CUgreenCtx handle, sim_green **out)
 {
@@ -85,7 +85,7 @@ SIM_EXPORT CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource *result, u
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-/* The interface has no function that gives a descriptor back. */
+/* The interface has no function that frees a descriptor. */
 SIM_EXPORT CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc, CUdevResource *resources, unsigned int nbResources)
 {
     NVS_SIM_ENTER();
@@ -98,6 +98,49 @@ SIM_EXPORT CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc,
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
+static CUresult open(sim_device *device, sim_context **out)
+{
+    sim_context *context = nvs_sim_context_new(), *owner;
+    if (context == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = nvs_sim_primary_retain(device, &owner);
+    if (result == CUDA_SUCCESS) {
+        context->owner = owner;
+        result = nvs_sim_context_open(context, device, 0);
+        owner->references -= result != CUDA_SUCCESS;
+    }
+    if (result != CUDA_SUCCESS) {
+        nvs_sim_context_free(context);
+        return result;
+    }
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+/* Its streams stay as handles that can only be destroyed. */
+static void close(sim_context *context)
+{
+    sim_context *owner = context->owner;
+    nvs_sim_context_wait(context, NULL);
+    nvs_sim_capture_context_gone(context);
+    for (sim_stream **link = &context->streams.all; *link != NULL;) {
+        sim_stream *stream = *link;
+        if (stream == context->streams.legacy || stream->owner_thread != 0 || stream->closing) {
+            link = &stream->next;
+            continue;
+        }
+        *link = stream->next;
+        stream->context = owner;
+        stream->detached = true;
+        stream->next = owner->streams.all;
+        owner->streams.all = stream;
+    }
+    nvs_sim_context_close(context);
+    nvs_sim_context_free(context);
+    if (owner->references != 0)
+        nvs_sim_primary_release(owner->device, false);
+}
+
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
     sim_device *device;
@@ -106,7 +149,7 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDes
     NVS_SIM_TRY(nvs_sim_device(dev, &device));
     sim_green *green = calloc(1, sizeof *green);
     NVS_SIM_CHECK(green != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    CUresult result = nvs_sim_green_open(device, &green->context);
+    CUresult result = open(device, &green->context);
     if (result != CUDA_SUCCESS) {
         free(green);
         return nvs_sim_return(result);
@@ -125,7 +168,7 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(hCtx, &green));
     green->magic = 0;
-    nvs_sim_green_close(green->context);
+    close(green->context);
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -171,15 +214,17 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *ph
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-/* Everything in the context, as far as it is known now: its streams one after the other. */
+/* The streams that the context has now, one after the other. */
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
     sim_green *green;
+    sim_event *event;
     CUresult result = CUDA_SUCCESS;
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(hCtx, &green));
-    for (sim_stream *stream = green->context->streams; stream != NULL && result == CUDA_SUCCESS; stream = stream->next)
-        result = nvs_sim_event_wait(hEvent, stream, 0);
+    NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
+    for (sim_stream *stream = green->context->streams.all; stream != NULL && result == CUDA_SUCCESS; stream = stream->next)
+        result = nvs_sim_event_wait(event, stream, 0);
     return nvs_sim_return(result);
 }
 
@@ -187,14 +232,16 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxWaitEvent(CUgreenCtx hCtx, CUevent hEvent)
 SIM_EXPORT CUresult CUDAAPI cuGreenCtxRecordEvent(CUgreenCtx hCtx, CUevent hEvent)
 {
     sim_green *green;
+    sim_event *event;
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(hCtx, &green));
-    sim_stream *last = green->context->default_stream;
-    for (sim_stream *stream = green->context->streams; stream != NULL; stream = stream->next) {
+    NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
+    sim_stream *last = green->context->streams.legacy;
+    for (sim_stream *stream = green->context->streams.all; stream != NULL; stream = stream->next) {
         if (stream == last)
             continue;
-        NVS_SIM_TRY(nvs_sim_event_record(hEvent, stream, 0));
-        NVS_SIM_TRY(nvs_sim_event_wait(hEvent, last, 0));
+        NVS_SIM_TRY(nvs_sim_event_record(event, stream, 0));
+        NVS_SIM_TRY(nvs_sim_event_wait(event, last, 0));
     }
-    return nvs_sim_return(nvs_sim_event_record(hEvent, last, 0));
+    return nvs_sim_return(nvs_sim_event_record(event, last, 0));
 }

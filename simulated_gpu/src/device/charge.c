@@ -1,5 +1,6 @@
-/* Device memory of this process in the shared file, and the trace. */
-#include "base/sim.h"
+/* What this process uses of a card, in the shared file: memory, contexts, and the trace of its work. */
+#include "base/state_file.h"
+#include "device/device.h"
 
 static nvs_sim_process *self_entry;
 
@@ -12,7 +13,7 @@ static nvs_sim_process *self(void)
 
 bool nvs_sim_registered(void) { return self() != NULL; }
 
-/* Shared lock held.  Makes room by paging out managed memory: of others first, largest first, then our own. */
+/* With the shared lock.  Pages out managed memory: that of other processes first, the largest first, then our own. */
 static bool make_room(uint32_t gpu, uint64_t bytes)
 {
     nvs_sim_shared *shared = nvs_sim_shared_state;
@@ -71,7 +72,7 @@ uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
     if (own == NULL)
         return 0;
     nvs_sim_shared_lock(nvs_sim_shared_state);
-    /* Never at the cost of what we brought in before: a process that overcommits alone keeps what it has. */
+    /* A process that overcommits alone keeps what is resident: paging in never pages out its own memory. */
     uint64_t held = own->paged_bytes[gpu], fixed = own->fixed_bytes[gpu];
     uint64_t most = capacity > held + fixed ? capacity - held - fixed : 0;
     if (bytes > most)
@@ -126,25 +127,25 @@ void nvs_sim_attach(uint32_t gpu, int change)
     nvs_sim_shared_unlock(nvs_sim_shared_state);
 }
 
-void nvs_sim_trace(uint32_t gpu, uint64_t stream, uint16_t kind, uint64_t start_ns, uint64_t end_ns, uint64_t bytes)
+void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
 {
     nvs_sim_shared *shared = nvs_sim_shared_state;
     nvs_sim_process *own = self();
     if (own == NULL)
         return;
-    own->busy_ns[gpu] += end_ns - start_ns;
+    own->busy_ns[gpu] += work->end_ns - work->start_ns;
     /* Relaxed: only the number matters; the record itself is published by its sequence. */
     uint64_t number = atomic_fetch_add_explicit(&shared->trace_next, 1, memory_order_relaxed);
     nvs_sim_record *record = &nvs_sim_shared_records(shared)[number % shared->trace_records];
     atomic_store_explicit(&record->sequence, 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release); /* a reader that sees new fields sees the zero before them */
-    record->start_ns = start_ns;
-    record->end_ns = end_ns;
-    record->stream = stream;
-    record->bytes = bytes;
+    record->start_ns = work->start_ns;
+    record->end_ns = work->end_ns;
+    record->stream = work->stream;
+    record->bytes = work->bytes;
     record->process_id = own->process_id;
     record->gpu = (uint16_t)gpu;
-    record->kind = kind;
-    /* Release: pairs with the reader, who takes a record only if its sequence is what the position demands. */
+    record->kind = work->kind;
+    /* Release: pairs with the reader, which takes a record only if its sequence is what the position demands. */
     atomic_store_explicit(&record->sequence, number + 1, memory_order_release);
 }

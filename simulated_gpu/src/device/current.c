@@ -1,22 +1,54 @@
-/* Which context is current: the stack of each thread, and what becomes of one that ends while it is there, or before. */
-#include "base/sim.h"
+/* The stack of current contexts of each thread, and what happens to a context that ends while it is current, or before. */
+#include "device/device.h"
 
 #include <signal.h>
 #include <unistd.h>
 
-sim_context *nvs_sim_current(void)
+enum { STACK_DEPTH = 32 };
+
+bool (*nvs_sim_reopen_primary)(sim_device *device);
+
+static _Thread_local struct {
+    sim_context *contexts[STACK_DEPTH];
+    bool late[STACK_DEPTH]; /* pushed after the context had ended */
+    unsigned depth;
+} stack;
+
+static sim_context *top(void) { return stack.depth != 0 ? stack.contexts[stack.depth - 1] : NULL; }
+
+/* A primary context that was reset while somebody retains it comes back with the next use. */
+static bool alive(sim_context *context)
 {
-    sim_context *top = nvs_sim_thread.depth != 0 ? nvs_sim_thread.stack[nvs_sim_thread.depth - 1] : NULL;
-    return top != NULL && nvs_sim_alive(top) ? top : NULL; /* NULL also when it was destroyed while current */
+    if (context->magic == SIM_CONTEXT || context->references == 0)
+        return context->magic == SIM_CONTEXT;
+    for (int i = 0; i < nvs_sim_device_count; i++)
+        if (context == &nvs_sim_devices[i].primary)
+            return nvs_sim_reopen_primary(&nvs_sim_devices[i]);
+    return false;
 }
 
-/* One that was made by cuCtxCreate and is not any more. */
+sim_context *nvs_sim_current(void)
+{
+    sim_context *context = top();
+    return context != NULL && alive(context) ? context : NULL; /* NULL also when it was destroyed while current */
+}
+
+CUresult nvs_sim_context(CUcontext handle, sim_context **out)
+{
+    sim_context *context = handle == NULL ? nvs_sim_current() : (sim_context *)(void *)handle;
+    if (context == NULL || !alive(context))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+/* A context of cuCtxCreate that was destroyed. */
 static bool destroyed(const sim_context *context)
 {
     return context->magic != SIM_CONTEXT && !context->primary && context->owner == NULL;
 }
 
-/* A primary one that was reset after a sticky error, and does not come back. */
+/* A primary context that was reset after a sticky error: it does not come back. */
 static bool lost(const sim_context *context)
 {
     return context->magic != SIM_CONTEXT && context->primary && context->device->error != CUDA_SUCCESS;
@@ -24,29 +56,35 @@ static bool lost(const sim_context *context)
 
 CUresult nvs_sim_no_context(void)
 {
-    const sim_context *top = nvs_sim_thread.depth != 0 ? nvs_sim_thread.stack[nvs_sim_thread.depth - 1] : NULL;
-    return top != NULL && (destroyed(top) || lost(top)) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+    const sim_context *context = top();
+    return context != NULL && (destroyed(context) || lost(context)) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
 }
 
 CUresult nvs_sim_push(sim_context *context)
 {
-    if (nvs_sim_thread.depth == sizeof nvs_sim_thread.stack / sizeof *nvs_sim_thread.stack)
+    if (stack.depth == STACK_DEPTH)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    nvs_sim_thread.late[nvs_sim_thread.depth] = destroyed(context);
-    nvs_sim_thread.stack[nvs_sim_thread.depth++] = context;
+    stack.late[stack.depth] = destroyed(context);
+    stack.contexts[stack.depth++] = context;
     return CUDA_SUCCESS;
 }
 
-/* A driver 580 takes a destroyed context for one that may be current, and crashes as soon as it is asked for its device, or popped. */
+void nvs_sim_pop_if_current(const sim_context *context)
+{
+    if (stack.depth != 0 && top() == context)
+        stack.depth--;
+}
+
+/* Driver 580 accepts a destroyed context as current, and crashes when that context is popped or asked for its device. */
 static bool may_be_current(CUcontext handle)
 {
     sim_context *context = (sim_context *)(void *)handle;
-    return nvs_sim_alive(context) || destroyed(context) || lost(context);
+    return alive(context) || destroyed(context) || lost(context);
 }
 
 static void crash_if_late(void)
 {
-    if (nvs_sim_thread.depth == 0 || !nvs_sim_thread.late[nvs_sim_thread.depth - 1] || !destroyed(nvs_sim_thread.stack[nvs_sim_thread.depth - 1]))
+    if (stack.depth == 0 || !stack.late[stack.depth - 1] || !destroyed(top()))
         return;
     static const char why[] = "simulated GPU: the driver crashes here: a context was made current after its end\n";
     (void)!write(STDERR_FILENO, why, sizeof why - 1);
@@ -61,11 +99,11 @@ static CUresult push_handle(CUcontext handle)
 static CUresult pop(CUcontext *out)
 {
     crash_if_late();
-    if (nvs_sim_thread.depth == 0)
+    if (stack.depth == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
-    sim_context *top = nvs_sim_thread.stack[--nvs_sim_thread.depth];
+    sim_context *context = stack.contexts[--stack.depth];
     if (out != NULL)
-        *out = (CUcontext)(void *)top;
+        *out = (CUcontext)(void *)context;
     return CUDA_SUCCESS;
 }
 
@@ -97,13 +135,13 @@ SIM_EXPORT CUresult CUDAAPI cuCtxSetCurrent(CUcontext ctx)
 {
     NVS_SIM_ENTER();
     if (ctx == NULL) {
-        if (nvs_sim_thread.depth != 0)
-            nvs_sim_thread.depth--;
+        if (stack.depth != 0)
+            stack.depth--;
         return nvs_sim_return(CUDA_SUCCESS);
     }
     NVS_SIM_CHECK(may_be_current(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    if (nvs_sim_thread.depth != 0)
-        nvs_sim_thread.depth--;
+    if (stack.depth != 0)
+        stack.depth--;
     return nvs_sim_return(nvs_sim_push((sim_context *)(void *)ctx));
 }
 
@@ -113,7 +151,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetCurrent(CUcontext *pctx)
     NVS_SIM_CHECK(pctx != NULL, CUDA_ERROR_INVALID_VALUE);
     *pctx = (CUcontext)(void *)nvs_sim_current();
     if (*pctx == NULL && nvs_sim_no_context() == CUDA_ERROR_CONTEXT_IS_DESTROYED)
-        *pctx = (CUcontext)(void *)nvs_sim_thread.stack[nvs_sim_thread.depth - 1];
+        *pctx = (CUcontext)(void *)top();
     return nvs_sim_return(CUDA_SUCCESS);
 }
 

@@ -1,30 +1,11 @@
-/* cuGetProcAddress, the answers of what is not implemented, names of errors. */
-#include "base/sim.h"
+/* cuGetProcAddress, and the names of errors. */
+#include "entry/entry.h"
+#include "entry/table.h"
+#include "faults/faults.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-typedef struct sim_entry { /* as unsupported.c declares it */
-    const char *name, *symbol;
-    int since, per_thread;
-    int (*address)(void);
-} sim_entry;
-extern const sim_entry nvs_sim_entries[];
-extern const uint32_t nvs_sim_entry_count;
-int nvs_sim_unsupported(const char *function);
-
-int nvs_sim_unsupported(const char *function)
-{
-    nvs_sim_thread.per_thread = false;
-    if (atomic_load_explicit(&nvs_sim_faults_armed, memory_order_relaxed)) {
-        CUresult injected = nvs_sim_fault(function);
-        if (injected != CUDA_SUCCESS)
-            return (int)injected;
-    }
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-/* The newest version that is not newer than asked for; with the flag its per-thread variant, if it has one. */
+/* The newest version that is not newer than `version`; with the flag its per-thread variant, if there is one. */
 static CUresult look_up(const char *name, int version, cuuint64_t flags, void **out, CUdriverProcAddressQueryResult *status)
 {
     const sim_entry *best = NULL;
@@ -52,7 +33,6 @@ static CUresult look_up(const char *name, int version, cuuint64_t flags, void **
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/* "" asks whether the driver is a real one: it is. */
 static CUresult resolve(const char *symbol, void **pfn, int version, cuuint64_t flags, CUdriverProcAddressQueryResult *status)
 {
     const cuuint64_t both = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -81,26 +61,26 @@ SIM_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
     return nvs_sim_return(result);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGetErrorName(CUresult error, const char **pStr)
-{
-    if (pStr == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    switch ((int)error) {
-#define NVS_SIM_ERROR(value, text) case value: *pStr = #value; return CUDA_SUCCESS;
-#include "entry/errors.def"
-#undef NVS_SIM_ERROR
-    default: *pStr = NULL; return CUDA_ERROR_INVALID_VALUE;
+#define ERROR_TEXT(function, text_of)                                                            \
+    SIM_EXPORT CUresult CUDAAPI function(CUresult error, const char **pStr)                      \
+    {                                                                                            \
+        if (pStr == NULL)                                                                        \
+            return CUDA_ERROR_INVALID_VALUE;                                                     \
+        *pStr = NULL;                                                                            \
+        for (size_t i = 0; i < sizeof errors / sizeof *errors && *pStr == NULL; i++)             \
+            if (errors[i].value == error)                                                        \
+                *pStr = errors[i].text_of;                                                       \
+        return *pStr != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;                          \
     }
-}
 
-SIM_EXPORT CUresult CUDAAPI cuGetErrorString(CUresult error, const char **pStr)
-{
-    if (pStr == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    switch ((int)error) {
-#define NVS_SIM_ERROR(value, text) case value: *pStr = text; return CUDA_SUCCESS;
+static const struct {
+    CUresult value;
+    const char *name, *text;
+} errors[] = {
+#define NVS_SIM_ERROR(value, text) {value, #value, text},
 #include "entry/errors.def"
 #undef NVS_SIM_ERROR
-    default: *pStr = NULL; return CUDA_ERROR_INVALID_VALUE;
-    }
-}
+};
+
+ERROR_TEXT(cuGetErrorName, name)
+ERROR_TEXT(cuGetErrorString, text)

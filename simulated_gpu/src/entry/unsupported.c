@@ -1,26 +1,14 @@
 /* A weak body for every export: CUDA_ERROR_NOT_SUPPORTED.  An implementation in another file replaces it at link time.
  *
- * cuda.h may not be included here: these bodies take no notice of their parameters, which the C calling conventions of
- * Linux allow.
+ * cuda.h may not be included here: these bodies ignore their parameters, which the C calling conventions of Linux allow.
  */
-#include <stdint.h>
-
-int nvs_sim_unsupported(const char *function);
+#include "entry/table.h"
 
 #define NVS_SIM_EXPORT(name, symbol, since, per_thread)                                         \
     __attribute__((weak, visibility("default"))) int symbol(void);                              \
     int symbol(void) { return nvs_sim_unsupported(#symbol); }
 #include "entry/exports.def"
 #undef NVS_SIM_EXPORT
-
-typedef struct sim_entry { /* as resolve.c declares it */
-    const char *name, *symbol;
-    int since, per_thread;
-    int (*address)(void);
-} sim_entry;
-
-extern const sim_entry nvs_sim_entries[];
-extern const uint32_t nvs_sim_entry_count;
 
 const sim_entry nvs_sim_entries[] = {
 #define NVS_SIM_EXPORT(name, symbol, since, per_thread) {#name, #symbol, since, per_thread, symbol},

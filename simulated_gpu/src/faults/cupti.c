@@ -1,8 +1,8 @@
-/* A double of CUPTI 13 (libnvshare_cupti.so), as far as the bypass detector uses it: callbacks of the driver's domain, and records of kernels,
- * copies and memsets, in buffers that the tool gives.
+/* The simulated CUPTI 13 (libnvshare_cupti.so), as far as the bypass detector uses it: callbacks of the driver domain, and records
+ * of kernels, copies and memsets, in buffers that the tool gives.
  *
- * The records' layout is that of client_hook/src/verify/cupti_abi.h, the one place where it is declared.  A record goes to the tool when
- * its buffer is full or at a flush.  There is no runtime domain: the double has no runtime, and the real one runs unobserved.
+ * The hook's cupti_abi.h declares the layout of records.  A record goes to the tool when its buffer is full, or at a flush.
+ * There is no runtime domain: the real runtime runs unobserved.
  */
 #include "simulated_gpu.h"
 
@@ -34,7 +34,7 @@ static void call_begins(const char *function, uint32_t number)
         on_call(on_call_argument, NVS_CUPTI_DRIVER, 1, &call);
 }
 
-static void hand_over_locked(void)
+static void flush_locked(void)
 {
     if (buffer != NULL)
         full(NULL, 0, buffer, buffer_size, buffer_used);
@@ -42,11 +42,11 @@ static void hand_over_locked(void)
     buffer_used = buffer_size = 0;
 }
 
-static uint8_t *place_locked(void)
+static uint8_t *new_record_locked(void)
 {
     size_t most = 0;
     if (buffer != NULL && buffer_size - buffer_used < RECORD_BYTES)
-        hand_over_locked();
+        flush_locked();
     if (buffer == NULL) {
         want(&buffer, &buffer_size, &most);
         if (buffer == NULL || buffer_size < RECORD_BYTES) {
@@ -67,7 +67,7 @@ static void work_ran(uint16_t kind, const char *symbol, uint32_t number, uint64_
                                : kind == NVS_SIM_COPY ? NVS_CUPTI_MEMCPY_CORRELATION
                                                       : NVS_CUPTI_MEMSET_CORRELATION;
     pthread_mutex_lock(&lock);
-    uint8_t *record = kinds[as] ? place_locked() : NULL;
+    uint8_t *record = kinds[as] ? new_record_locked() : NULL;
     if (record != NULL) {
         memcpy(record, &as, sizeof as);
         memcpy(record + correlation, &number, sizeof number);
@@ -163,7 +163,7 @@ EXPORT int cuptiActivityEnable(uint32_t kind)
 EXPORT int cuptiActivityFlushAll(uint32_t flags)
 {
     pthread_mutex_lock(&lock);
-    hand_over_locked();
+    flush_locked();
     pthread_mutex_unlock(&lock);
     return NVS_CUPTI_SUCCESS;
 }

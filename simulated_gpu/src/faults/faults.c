@@ -1,14 +1,12 @@
 /* Injected faults: from NVSHARE_SIM_FAULTS, NVSHARE_SIM_MISSING and the C API of simulated_gpu.h.
  *
- * Rules are only ever appended or all dropped; they have their own lock, because a fault may hit a call that has not
- * taken the driver's.
+ * Rules are only appended, or all dropped.  They have a lock of their own: a call is checked before it takes the driver's lock.
  */
-#include "base/sim.h"
+#include "faults/faults.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_RULES 128u
 
@@ -21,7 +19,7 @@ typedef struct rule {
     bool missing;
 } rule;
 
-_Atomic bool nvs_sim_faults_armed;
+static _Atomic bool armed; /* there are rules */
 static pthread_mutex_t rules_lock = PTHREAD_MUTEX_INITIALIZER;
 static rule rules[MAX_RULES];
 static uint32_t rule_count;
@@ -42,8 +40,8 @@ static int add(const rule *wanted)
     pthread_mutex_lock(&rules_lock);
     if (rule_count < MAX_RULES) {
         rules[rule_count++] = *wanted;
-        /* Relaxed: a call that races with arming may go either way. */
-        atomic_store_explicit(&nvs_sim_faults_armed, true, memory_order_relaxed);
+        /* Relaxed: a call that races with a new rule may be before or after it. */
+        atomic_store_explicit(&armed, true, memory_order_relaxed);
         result = 0;
     }
     pthread_mutex_unlock(&rules_lock);
@@ -54,6 +52,8 @@ CUresult nvs_sim_fault(const char *function)
 {
     uint64_t delay_ns = 0;
     int result = CUDA_SUCCESS;
+    if (!atomic_load_explicit(&armed, memory_order_relaxed))
+        return CUDA_SUCCESS;
     pthread_mutex_lock(&rules_lock);
     for (uint32_t i = 0; i < rule_count; i++) {
         rule *one = &rules[i];
@@ -81,7 +81,7 @@ CUresult nvs_sim_fault(const char *function)
 bool nvs_sim_is_missing(const char *function)
 {
     bool missing = false;
-    if (!atomic_load_explicit(&nvs_sim_faults_armed, memory_order_relaxed))
+    if (!atomic_load_explicit(&armed, memory_order_relaxed))
         return false;
     pthread_mutex_lock(&rules_lock);
     for (uint32_t i = 0; i < rule_count; i++)
@@ -90,42 +90,43 @@ bool nvs_sim_is_missing(const char *function)
     return missing;
 }
 
+/* N: the Nth call; N-: that and every later one; %K: every Kth; empty: every call. */
+static bool parse_trigger(const char *when, rule *out)
+{
+    char *rest;
+    if (*when == '\0')
+        return true;
+    out->trigger = *when == '%' ? EACH : NTH;
+    out->number = strtoull(when + (*when == '%'), &rest, 10);
+    if (out->trigger == NTH && *rest == '-') {
+        out->trigger = FROM;
+        rest++;
+    }
+    return *rest == '\0' && out->number != 0;
+}
+
+/* [slow:]FUNCTION[@WHEN]=NUMBER */
 static bool parse_rule(const char *text, rule *out)
 {
-    char name[64] = "", when[32] = "";
+    char when[32] = "", *rest;
     const char *value = strrchr(text, '=');
-    bool slow = strncmp(text, "slow:", 5) == 0;
-    char *rest;
+    const bool slow = strncmp(text, "slow:", 5) == 0;
     memset(out, 0, sizeof *out);
     if (value == NULL)
         return false;
-    if (slow)
-        text += 5;
+    text += slow ? 5 : 0;
     size_t length = strcspn(text, "@=");
-    if (length == 0 || length >= sizeof name)
+    if (length == 0 || length >= sizeof out->function)
         return false;
-    memcpy(name, text, length);
+    memcpy(out->function, text, length);
     if (text[length] == '@') {
         size_t size = (size_t)(value - (text + length + 1));
         if (size == 0 || size >= sizeof when)
             return false;
         memcpy(when, text + length + 1, size);
     }
-    memcpy(out->function, name, sizeof name);
-    if (when[0] == '%') {
-        out->trigger = EACH;
-        out->number = strtoull(when + 1, &rest, 10);
-    } else if (when[0] != '\0') {
-        out->number = strtoull(when, &rest, 10);
-        out->trigger = *rest == '-' ? FROM : NTH;
-        rest += *rest == '-';
-    } else {
-        rest = when;
-    }
-    if (*rest != '\0' || (out->trigger != EVERY && out->number == 0))
-        return false;
     unsigned long long number = strtoull(value + 1, &rest, 10);
-    if (rest == value + 1 || *rest != '\0')
+    if (rest == value + 1 || *rest != '\0' || !parse_trigger(when, out))
         return false;
     if (slow)
         out->delay_ns = number;
@@ -173,6 +174,6 @@ SIM_EXPORT void nvs_sim_clear_faults(void)
 {
     pthread_mutex_lock(&rules_lock);
     rule_count = 0;
-    atomic_store_explicit(&nvs_sim_faults_armed, false, memory_order_relaxed);
+    atomic_store_explicit(&armed, false, memory_order_relaxed);
     pthread_mutex_unlock(&rules_lock);
 }

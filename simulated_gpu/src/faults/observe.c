@@ -1,27 +1,38 @@
-/* The double's side of CUPTI: an observer of calls and of ended work, and the library that the driver loads for a tool. */
-#include "base/sim.h"
+/* The observer of this process: calls, ended work, and the library that the driver loads for a tool. */
+#include "faults/observe.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
-const nvs_sim_observer *_Atomic nvs_sim_watcher;
-
+static const nvs_sim_observer *_Atomic current_observer;
 static _Atomic uint32_t calls; /* a number for each; orders nothing */
+static _Thread_local uint32_t call_number;
 
 SIM_EXPORT void nvs_sim_observe(const nvs_sim_observer *observer)
 {
-    atomic_store_explicit(&nvs_sim_watcher, observer, memory_order_release); /* pairs with the acquire in nvs_sim_enter */
+    atomic_store_explicit(&current_observer, observer, memory_order_release); /* pairs with nvs_sim_current_observer */
 }
 
-void nvs_sim_tell_call(const nvs_sim_observer *watcher, const char *function)
+const nvs_sim_observer *nvs_sim_current_observer(void)
 {
-    nvs_sim_thread.call = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) + 1;
-    watcher->call(function, nvs_sim_thread.call);
+    /* Acquire: pairs with the release in nvs_sim_observe; the observer is filled in. */
+    return atomic_load_explicit(&current_observer, memory_order_acquire);
 }
 
-/* A name that outlives the module that it is from: work may, and so may a tool's record of it. */
-static const char *kept(const char *name)
+void nvs_sim_observe_call(const char *function)
+{
+    const nvs_sim_observer *observer = nvs_sim_current_observer();
+    if (observer == NULL)
+        return;
+    call_number = atomic_fetch_add_explicit(&calls, 1, memory_order_relaxed) + 1;
+    observer->call(function, call_number);
+}
+
+uint32_t nvs_sim_call_number(void) { return call_number; }
+
+/* Queued work outlives its module, and so does a tool's record of the work. */
+const char *nvs_sim_lasting_name(const char *name)
 {
     static struct name {
         struct name *next;
@@ -30,36 +41,13 @@ static const char *kept(const char *name)
     for (struct name *one = all; one != NULL; one = one->next)
         if (strcmp(one->text, name) == 0)
             return one->text;
-    struct name *made = malloc(sizeof *made + strlen(name) + 1);
-    if (made == NULL)
+    struct name *copy = malloc(sizeof *copy + strlen(name) + 1);
+    if (copy == NULL)
         return "";
-    memcpy(made->text, name, strlen(name) + 1);
-    made->next = all;
-    all = made;
-    return made->text;
-}
-
-void nvs_sim_mark(sim_op *op)
-{
-    const CUDA_KERNEL_NODE_PARAMS *launch = &op->work.u.kernel;
-    op->call = nvs_sim_thread.call;
-    op->symbol = "";
-    if (op->work.kind == OP_KERNEL) {
-        const sim_function *function = (const sim_function *)(void *)(launch->func != NULL ? launch->func : (CUfunction)launch->kern);
-        if (function != NULL && function->magic == SIM_FUNCTION)
-            op->symbol = kept(function->name);
-    }
-}
-
-/* As CUPTI has it: a prefetch of managed memory is no copy, and an event no work. */
-void nvs_sim_tell_ran(const nvs_sim_observer *watcher, const sim_op *op)
-{
-    switch (op->work.kind) {
-    case OP_KERNEL: watcher->ran(NVS_SIM_KERNEL, op->symbol, op->call, 0); break;
-    case OP_COPY: watcher->ran(NVS_SIM_COPY, "", op->call, op->work.bytes); break;
-    case OP_FILL: watcher->ran(NVS_SIM_MEMSET, "", op->call, op->work.bytes); break;
-    default: break;
-    }
+    memcpy(copy->text, name, strlen(name) + 1);
+    copy->next = all;
+    all = copy;
+    return copy->text;
 }
 
 /* A tool that cannot be loaded does not stop the program. */

@@ -1,8 +1,7 @@
-/* Graphs as data: nodes, edges, copies, an order to run them in. */
+/* Graphs as data: nodes, edges, clones, an order to run them in. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 sim_graph *nvs_sim_graph_new(void)
 {
@@ -15,12 +14,12 @@ sim_graph *nvs_sim_graph_new(void)
     return graph;
 }
 
-void nvs_sim_node_free(sim_node *node)
+static void free_node(sim_node *node)
 {
     if (node->child != NULL)
         nvs_sim_graph_free(node->child);
     if (node->memory != NULL)
-        nvs_sim_graph_memory_unref(node->memory);
+        node->memory->nodes--;
     free(node->dependencies);
     node->magic = 0;
     free(node);
@@ -31,13 +30,13 @@ void nvs_sim_graph_free(sim_graph *graph)
     while (graph->nodes != NULL) {
         sim_node *node = graph->nodes;
         graph->nodes = node->next;
-        nvs_sim_node_free(node);
+        free_node(node);
     }
     graph->magic = 0;
     free(graph);
 }
 
-CUresult nvs_sim_graph_find(CUgraph handle, sim_graph **out)
+CUresult nvs_sim_graph(CUgraph handle, sim_graph **out)
 {
     sim_graph *graph = (sim_graph *)(void *)handle;
     if (graph == NULL || graph->magic != SIM_GRAPH)
@@ -46,7 +45,7 @@ CUresult nvs_sim_graph_find(CUgraph handle, sim_graph **out)
     return CUDA_SUCCESS;
 }
 
-CUresult nvs_sim_node_find(CUgraphNode handle, sim_node **out)
+CUresult nvs_sim_node(CUgraphNode handle, sim_node **out)
 {
     sim_node *node = (sim_node *)(void *)handle;
     if (node == NULL || node->magic != SIM_NODE)
@@ -82,7 +81,7 @@ CUresult nvs_sim_node_new(sim_graph *graph, CUgraphNodeType type, sim_node *cons
     node->id = nvs_sim_next_id++;
     for (size_t i = 0; i < count; i++)
         if (nvs_sim_node_depend(node, dependencies[i]) != CUDA_SUCCESS) {
-            nvs_sim_node_free(node);
+            free_node(node);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
     *graph->last = node;
@@ -92,45 +91,45 @@ CUresult nvs_sim_node_new(sim_graph *graph, CUgraphNodeType type, sim_node *cons
     return CUDA_SUCCESS;
 }
 
+static CUresult clone_node(const sim_node *node, sim_graph *into, sim_node **out)
+{
+    CUresult result = nvs_sim_node_new(into, node->type, NULL, 0, out);
+    if (result != CUDA_SUCCESS)
+        return result;
+    sim_node *clone = *out;
+    clone->id = node->id;
+    clone->work = node->work;
+    clone->record = node->record;
+    clone->event = node->event;
+    if ((clone->memory = node->memory) != NULL)
+        clone->memory->nodes++;
+    for (int i = 0; i < 3; i++)
+        clone->record.arguments[i] = &clone->record.values[i];
+    if (clone->record.kernel.kernelParams != NULL)
+        clone->record.kernel.kernelParams = clone->record.arguments;
+    return node->child != NULL ? nvs_sim_graph_clone(node->child, &clone->child) : CUDA_SUCCESS;
+}
+
 CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out)
 {
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     sim_graph *copy = nvs_sim_graph_new();
-    sim_node **made = calloc(graph->count + 1, sizeof *made);
+    sim_node **clones = calloc(graph->count + 1, sizeof *clones);
     size_t index = 0;
-    if (copy == NULL || made == NULL)
+    if (copy == NULL || clones == NULL)
         goto out;
-    for (sim_node *node = graph->nodes; node != NULL; node = node->next)
+    for (sim_node *node = graph->nodes; node != NULL; node = node->next) {
         node->mark = index++;
-    for (const sim_node *node = graph->nodes; node != NULL; node = node->next) {
-        sim_node *twin;
-        result = nvs_sim_node_new(copy, node->type, NULL, 0, &twin);
+        result = clone_node(node, copy, &clones[node->mark]);
         if (result != CUDA_SUCCESS)
-            goto out;
-        made[node->mark] = twin;
-        twin->id = node->id;
-        twin->work = node->work;
-        twin->event = node->event;
-        if ((twin->memory = node->memory) != NULL)
-            nvs_sim_graph_memory_ref(twin->memory);
-        for (int i = 0; i < 3; i++) {
-            twin->values[i] = node->values[i];
-            twin->arguments[i] = &twin->values[i];
-        }
-        twin->kernel = node->kernel;
-        if (twin->kernel.kernelParams != NULL)
-            twin->kernel.kernelParams = twin->arguments;
-        twin->copy = node->copy;
-        twin->fill = node->fill;
-        if (node->child != NULL && (result = nvs_sim_graph_clone(node->child, &twin->child)) != CUDA_SUCCESS)
             goto out;
     }
     result = CUDA_SUCCESS;
-    for (const sim_node *node = graph->nodes; node != NULL && result == CUDA_SUCCESS; node = node->next)
+    for (const sim_node *node = graph->nodes; node != NULL; node = node->next)
         for (size_t i = 0; i < node->dependency_count && result == CUDA_SUCCESS; i++)
-            result = nvs_sim_node_depend(made[node->mark], made[node->dependencies[i]->mark]);
+            result = nvs_sim_node_depend(clones[node->mark], clones[node->dependencies[i]->mark]);
 out:
-    free(made);
+    free(clones);
     if (result == CUDA_SUCCESS)
         *out = copy;
     else if (copy != NULL)
@@ -138,7 +137,7 @@ out:
     return result;
 }
 
-/* Repeatedly takes, in the order of creation, what depends on nothing that is still missing. */
+/* Repeatedly takes, in the order of creation, the nodes whose dependencies are all placed. */
 CUresult nvs_sim_graph_sort(sim_graph *graph, sim_node ***out)
 {
     sim_node **order = calloc(graph->count + 1, sizeof *order);
@@ -187,231 +186,16 @@ bool nvs_sim_node_reaches(sim_node *from, const sim_node *ancestor)
     return reaches(from, ancestor);
 }
 
-/* Creating, destroying, asking. */
-
-SIM_EXPORT CUresult CUDAAPI cuGraphCreate(CUgraph *phGraph, unsigned int flags)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(phGraph != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    sim_graph *graph = nvs_sim_graph_new();
-    NVS_SIM_CHECK(graph != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    *phGraph = (CUgraph)(void *)graph;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphDestroy(CUgraph hGraph)
-{
-    sim_graph *graph;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_graph_find(hGraph, &graph));
-    NVS_SIM_CHECK(!graph->owned, CUDA_ERROR_INVALID_VALUE);
-    nvs_sim_graph_free(graph);
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph)
-{
-    sim_graph *graph, *copy;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(phGraphClone != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_graph_find(originalGraph, &graph));
-    NVS_SIM_CHECK(!nvs_sim_graph_allocates(graph), CUDA_ERROR_NOT_SUPPORTED);
-    NVS_SIM_TRY(nvs_sim_graph_clone(graph, &copy));
-    *phGraphClone = (CUgraph)(void *)copy;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph)
-{
-    sim_node *original;
-    sim_graph *clone;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(phNode != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_node_find(hOriginalNode, &original));
-    NVS_SIM_TRY(nvs_sim_graph_find(hClonedGraph, &clone));
-    for (sim_node *node = clone->nodes; node != NULL; node = node->next)
-        if (node->id == original->id) {
-            *phNode = (CUgraphNode)(void *)node;
-            return nvs_sim_return(CUDA_SUCCESS);
-        }
-    return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type)
-{
-    sim_node *node;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(type != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_node_find(hNode, &node));
-    *type = node->type;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-/* Fills as many as there is room for, as documented: the rest with NULL; without an array it only counts. */
-static void list(CUgraphNode *out, size_t *count, sim_node *const *found, size_t number)
-{
-    if (out != NULL)
-        for (size_t i = 0; i < *count; i++)
-            out[i] = i < number ? (CUgraphNode)(void *)found[i] : NULL;
-    if (out == NULL || *count > number)
-        *count = number;
-}
-
-static CUresult nodes_of(CUgraph handle, CUgraphNode *out, size_t *count, bool roots_only)
-{
-    sim_graph *graph;
-    size_t number = 0;
-    CUresult result = nvs_sim_graph_find(handle, &graph);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (count == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    sim_node **found = calloc(graph->count + 1, sizeof *found);
-    if (found == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    for (sim_node *node = graph->nodes; node != NULL; node = node->next)
-        if (!roots_only || node->dependency_count == 0)
-            found[number++] = node;
-    list(out, count, found, number);
-    free(found);
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(nodes_of(hGraph, nodes, numNodes, false));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(nodes_of(hGraph, rootNodes, numRootNodes, true));
-}
-
-static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
-{
-    sim_graph *graph;
-    size_t number = 0;
-    CUresult result = nvs_sim_graph_find(handle, &graph);
-    if (result != CUDA_SUCCESS || count == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
-    size_t room = from != NULL && to != NULL ? *count : 0;
-    for (sim_node *node = graph->nodes; node != NULL; node = node->next)
-        for (size_t i = 0; i < node->dependency_count; i++, number++)
-            if (number < room) {
-                from[number] = (CUgraphNode)(void *)node->dependencies[i];
-                to[number] = (CUgraphNode)(void *)node;
-                if (data != NULL)
-                    memset(&data[number], 0, sizeof *data);
-            }
-    if (room == 0 || *count > number)
-        *count = number;
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(edges(hGraph, from, to, NULL, numEdges));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData,
-                                               size_t *numEdges)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(edges(hGraph, from, to, edgeData, numEdges));
-}
-
-static CUresult dependencies(CUgraphNode handle, CUgraphNode *out, size_t *count, bool dependents)
-{
-    sim_node *node;
-    size_t number = 0;
-    CUresult result = nvs_sim_node_find(handle, &node);
-    if (result != CUDA_SUCCESS || count == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
-    if (!dependents) {
-        list(out, count, node->dependencies, node->dependency_count);
-        return CUDA_SUCCESS;
-    }
-    sim_node **found = calloc(node->graph->count + 1, sizeof *found);
-    if (found == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    for (sim_node *other = node->graph->nodes; other != NULL; other = other->next)
-        for (size_t i = 0; i < other->dependency_count; i++)
-            if (other->dependencies[i] == node)
-                found[number++] = other;
-    list(out, count, found, number);
-    free(found);
-    return CUDA_SUCCESS;
-}
-
-#define LISTING(name, dependents)                                                                                     \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode hNode, CUgraphNode *nodes, size_t *number)                           \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                        \
-    }                                                                                                                 \
-    SIM_EXPORT CUresult CUDAAPI name##_v2(CUgraphNode hNode, CUgraphNode *nodes, CUgraphEdgeData *edgeData, size_t *number) \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        if (edgeData != NULL && nodes != NULL && number != NULL)                                                      \
-            memset(edgeData, 0, *number * sizeof *edgeData);                                                          \
-        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                        \
-    }
-
-LISTING(cuGraphNodeGetDependencies, false)
-LISTING(cuGraphNodeGetDependentNodes, true)
-
-static void undepend(sim_node *node, const sim_node *dependency)
+void nvs_sim_node_undepend(sim_node *node, const sim_node *dependency)
 {
     for (size_t i = 0; i < node->dependency_count; i++)
         if (node->dependencies[i] == dependency)
             node->dependencies[i--] = node->dependencies[--node->dependency_count];
 }
 
-static CUresult change_edges(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to, size_t count, bool add)
+void nvs_sim_node_remove(sim_node *node)
 {
-    sim_graph *graph;
-    CUresult result = nvs_sim_graph_find(handle, &graph);
-    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
-        sim_node *source, *target;
-        result = nvs_sim_node_find(from[i], &source);
-        if (result == CUDA_SUCCESS)
-            result = nvs_sim_node_find(to[i], &target);
-        if (result != CUDA_SUCCESS || source->graph != graph || target->graph != graph || source == target)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (add)
-            result = nvs_sim_node_depend(target, source);
-        else
-            undepend(target, source);
-    }
-    return result;
-}
-
-#define CHANGING(name, add)                                                                                           \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t count)    \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                            \
-    }                                                                                                                 \
-    SIM_EXPORT CUresult CUDAAPI name##_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to,             \
-                                          const CUgraphEdgeData *edgeData, size_t count)                              \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                            \
-    }
-
-CHANGING(cuGraphAddDependencies, true)
-CHANGING(cuGraphRemoveDependencies, false)
-
-SIM_EXPORT CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode hNode)
-{
-    sim_node *node;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(nvs_sim_node_find(hNode, &node));
     sim_graph *graph = node->graph;
-    NVS_SIM_CHECK(!nvs_sim_graph_allocates(graph), CUDA_ERROR_NOT_SUPPORTED);
     sim_node **link = &graph->nodes;
     while (*link != node)
         link = &(*link)->next;
@@ -420,7 +204,14 @@ SIM_EXPORT CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode hNode)
         graph->last = link;
     graph->count--;
     for (sim_node *other = graph->nodes; other != NULL; other = other->next)
-        undepend(other, node);
-    nvs_sim_node_free(node);
-    return nvs_sim_return(CUDA_SUCCESS);
+        nvs_sim_node_undepend(other, node);
+    free_node(node);
+}
+
+bool nvs_sim_graph_allocates(const sim_graph *graph)
+{
+    bool found = false;
+    for (const sim_node *node = graph->nodes; node != NULL; node = node->next)
+        found = found || node->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || node->type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+    return found;
 }

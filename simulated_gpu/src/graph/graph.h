@@ -1,24 +1,32 @@
-/* Graphs, their nodes, what is instantiated from them, and captures that make them. */
+/* Graphs, their nodes, executables, and captures that make graphs. */
 #ifndef SIM_GRAPH_H
 #define SIM_GRAPH_H
 
-#include "base/sim.h"
+#include "copy/copy.h"
+#include "module/module.h"
+
+typedef struct sim_graph sim_graph;
+typedef struct sim_node sim_node;
+
+typedef struct sim_node_record { /* what the node's parameters are read from */
+    CUDA_KERNEL_NODE_PARAMS kernel;
+    uint64_t values[3]; /* the kernel's parameters that nvs_sim_kernel_work read */
+    void *arguments[3];
+    CUDA_MEMCPY3D copy;
+    CUDA_MEMSET_NODE_PARAMS fill;
+} sim_node_record;
 
 struct sim_node {
     uint32_t magic;
     sim_graph *graph;
     sim_node *next; /* of the graph, in the order of creation */
-    uint64_t id;    /* kept by clones, so that an exec and a clone find their origin */
+    uint64_t id;    /* kept by clones, so that an executable and a clone find the original */
     CUgraphNodeType type;
     sim_work work;
+    sim_node_record record;
     sim_event *event; /* of record and wait nodes */
     sim_graph *child;
     sim_graph_memory *memory; /* of a node that allocates */
-    uint64_t values[3]; /* of a kernel: the parameters that nvs_sim_kernel_work looked at */
-    void *arguments[3];
-    CUDA_KERNEL_NODE_PARAMS kernel;
-    CUDA_MEMCPY3D copy;
-    CUDA_MEMSET_NODE_PARAMS fill;
     sim_node **dependencies;
     size_t dependency_count;
     size_t mark; /* scratch of walks */
@@ -29,57 +37,92 @@ struct sim_graph {
     sim_node *nodes, **last;
     size_t count;
     uint64_t id;
-    bool owned; /* a child graph: it goes with its node */
-    size_t mark;
+    bool owned; /* a child graph: it ends with its node */
 };
 
-struct sim_capture {
-    struct sim_capture *next;
-    uint64_t id;
-    uint64_t thread;
-    CUstreamCaptureMode mode;
-    sim_graph *graph;
-    sim_stream *origin;
-    bool into_existing; /* the graph was there before: it is not ours to destroy */
-    bool invalid;
-};
-
-typedef struct sim_graph_hold { /* the memory of an executable; graph_memory.c */
-    struct sim_graph_hold *next;
+typedef struct sim_exec_memory { /* the memory of an executable; exec_memory.c */
+    struct sim_exec_memory *next;
     uint64_t origin; /* id of the graph that it was made from */
     sim_node *const *order;
     size_t count;
     sim_device *device; /* NULL: it allocates nothing */
     uint64_t bytes;
     bool attached; /* the card has given them */
-} sim_graph_hold;
+} sim_exec_memory;
 
+typedef struct sim_exec {
+    uint32_t magic;
+    sim_graph *graph;
+    sim_node **order;
+    bool *disabled;
+    sim_exec_memory memory;
+    cuuint64_t flags;
+} sim_exec;
+
+/* What a node is given; its type says which member counts. */
+typedef struct sim_node_params {
+    CUcontext context; /* of copies and fills, or NULL */
+    union {
+        const CUDA_KERNEL_NODE_PARAMS *kernel;
+        const CUDA_MEMCPY3D *copy;
+        const CUDA_MEMSET_NODE_PARAMS *fill;
+        const CUDA_HOST_NODE_PARAMS *host;
+        CUevent event;
+        CUgraph child;
+        CUDA_MEM_ALLOC_NODE_PARAMS *alloc; /* dptr: set for the caller */
+        const CUdeviceptr *free;
+        const void *any;
+    };
+} sim_node_params;
+
+typedef struct sim_general_params { /* CUgraphNodeParams, which carries any type, unpacked */
+    CUDA_KERNEL_NODE_PARAMS kernel;
+    CUDA_MEMCPY3D copy;
+    CUDA_MEMSET_NODE_PARAMS fill;
+    CUDA_HOST_NODE_PARAMS host;
+    CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+    sim_node_params params;
+} sim_general_params;
+
+/* graph.c */
 sim_graph *nvs_sim_graph_new(void);
 void nvs_sim_graph_free(sim_graph *graph);
-CUresult nvs_sim_graph_find(CUgraph handle, sim_graph **out);
-CUresult nvs_sim_node_find(CUgraphNode handle, sim_node **out);
+CUresult nvs_sim_graph(CUgraph handle, sim_graph **out);
+CUresult nvs_sim_node(CUgraphNode handle, sim_node **out);
 CUresult nvs_sim_node_new(sim_graph *graph, CUgraphNodeType type, sim_node *const *dependencies, size_t count, sim_node **out);
 CUresult nvs_sim_node_depend(sim_node *node, sim_node *dependency); /* idempotent */
-void nvs_sim_node_free(sim_node *node);                              /* it is in no graph any more */
+void nvs_sim_node_undepend(sim_node *node, const sim_node *dependency);
+void nvs_sim_node_remove(sim_node *node);                            /* from its graph, and frees it */
 CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out);
-/* All nodes, each after what it depends on; *out is to be freed.  INVALID_VALUE when there is a cycle. */
+/* All nodes, each after its dependencies; *out is to be freed.  INVALID_VALUE if there is a cycle. */
 CUresult nvs_sim_graph_sort(sim_graph *graph, sim_node ***out);
 bool nvs_sim_node_reaches(sim_node *from, const sim_node *ancestor);
-CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params);
-CUresult nvs_sim_node_set_general(sim_node *node, const CUgraphNodeParams *params);
-/* `params` may be the event or the child itself; the context is that of copies and fills, or NULL. */
-CUresult nvs_sim_node_set_raw(sim_node *node, CUgraphNodeType type, const void *params, CUcontext context);
-
-/* graph_memory.c */
 bool nvs_sim_graph_allocates(const sim_graph *graph);
-CUresult nvs_sim_graph_hold(sim_graph_hold *hold, const sim_graph *of, sim_node *const *order, size_t count);
-void nvs_sim_graph_release(sim_graph_hold *hold);
-CUresult nvs_sim_graph_attach(sim_graph_hold *hold);
-CUresult nvs_sim_graph_allocate(sim_graph_hold *hold, bool frees_first); /* at a launch */
 
-/* copy_shapes.c */
-CUresult nvs_sim_copy_from_3d(const CUDA_MEMCPY3D *shape, sim_copy *out);
-CUresult nvs_sim_copy_work(const CUDA_MEMCPY3D *shape, const sim_device *by, sim_work *out);
-CUresult nvs_sim_fill_work(const CUDA_MEMSET_NODE_PARAMS *params, const sim_device *by, sim_work *out);
+/* node_params.c */
+CUresult nvs_sim_node_set(sim_node *node, sim_node_params params);
+CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params);
+CUresult nvs_sim_params_unpack(const CUgraphNodeParams *from, sim_general_params *out);
+CUDA_KERNEL_NODE_PARAMS nvs_sim_kernel_params_widen(const CUDA_KERNEL_NODE_PARAMS_v1 *old);
+
+/* exec_memory.c */
+CUresult nvs_sim_exec_memory_open(sim_exec_memory *memory, const sim_graph *of, sim_node *const *order, size_t count);
+void nvs_sim_exec_memory_close(sim_exec_memory *memory);
+CUresult nvs_sim_exec_memory_attach(sim_exec_memory *memory);
+CUresult nvs_sim_exec_memory_allocate(sim_exec_memory *memory, bool frees_first); /* at a launch */
+void nvs_sim_graph_memory_trim(sim_device *device);
+
+/* exec.c */
+CUresult nvs_sim_exec(CUgraphExec handle, sim_exec **out);
+
+/* capture.c: hooks of streams, and what cuStreamUpdateCaptureDependencies changes */
+CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work);
+CUresult nvs_sim_capture_record(sim_stream *stream, sim_event *event, bool external);
+CUresult nvs_sim_capture_wait(sim_stream *stream, sim_event *event, bool external);
+CUresult nvs_sim_capture_set_tail(sim_stream *stream, sim_node *const *nodes, size_t count);
+CUresult nvs_sim_capture_join(sim_stream *stream, sim_node *const *nodes, size_t count);
+
+/* capture_api.c */
+void nvs_sim_capture_context_gone(sim_context *context);
 
 #endif

@@ -1,404 +1,224 @@
-/* Instantiated graphs: a private copy of the graph and the order in which its nodes run.
- *
- * A launch queues the nodes one behind the other in the stream: parallel branches do not overlap here, which is one of the
- * orders that CUDA allows.  The launch takes one place in the launch queue.
- */
+/* cuGraph*: creation, nodes and edges. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct sim_exec {
-    uint32_t magic;
-    sim_graph *graph;
-    sim_node **order;
-    bool *disabled;
-    sim_graph_hold hold;
-    cuuint64_t flags;
-    uint64_t id;
-} sim_exec;
-
-static void free_exec(sim_exec *exec)
+SIM_EXPORT CUresult CUDAAPI cuGraphCreate(CUgraph *phGraph, unsigned int flags)
 {
-    nvs_sim_graph_release(&exec->hold);
-    if (exec->graph != NULL)
-        nvs_sim_graph_free(exec->graph);
-    free(exec->order);
-    free(exec->disabled);
-    exec->magic = 0;
-    free(exec);
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(phGraph != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    sim_graph *graph = nvs_sim_graph_new();
+    NVS_SIM_CHECK(graph != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    *phGraph = (CUgraph)(void *)graph;
+    return nvs_sim_return(CUDA_SUCCESS);
 }
 
-static CUresult instantiate(CUgraphExec *out, CUgraph handle, cuuint64_t flags)
+SIM_EXPORT CUresult CUDAAPI cuGraphDestroy(CUgraph hGraph)
 {
     sim_graph *graph;
-    CUresult result = nvs_sim_graph_find(handle, &graph);
-    if (result != CUDA_SUCCESS || out == NULL)
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
-    sim_exec *exec = calloc(1, sizeof *exec);
-    if (exec == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    exec->magic = SIM_EXEC;
-    exec->flags = flags;
-    exec->id = nvs_sim_next_id++;
-    result = nvs_sim_graph_clone(graph, &exec->graph);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_graph_sort(exec->graph, &exec->order);
-    if (result == CUDA_SUCCESS && (exec->disabled = calloc(exec->graph->count + 1, sizeof *exec->disabled)) == NULL)
-        result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_graph_hold(&exec->hold, graph, exec->order, exec->graph->count);
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_graph(hGraph, &graph));
+    NVS_SIM_CHECK(!graph->owned, CUDA_ERROR_INVALID_VALUE);
+    nvs_sim_graph_free(graph);
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph)
+{
+    sim_graph *graph, *copy;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(phGraphClone != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_graph(originalGraph, &graph));
+    NVS_SIM_CHECK(!nvs_sim_graph_allocates(graph), CUDA_ERROR_NOT_SUPPORTED);
+    NVS_SIM_TRY(nvs_sim_graph_clone(graph, &copy));
+    *phGraphClone = (CUgraph)(void *)copy;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode, CUgraph hClonedGraph)
+{
+    sim_node *original;
+    sim_graph *clone;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(phNode != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_node(hOriginalNode, &original));
+    NVS_SIM_TRY(nvs_sim_graph(hClonedGraph, &clone));
+    for (sim_node *node = clone->nodes; node != NULL; node = node->next)
+        if (node->id == original->id) {
+            *phNode = (CUgraphNode)(void *)node;
+            return nvs_sim_return(CUDA_SUCCESS);
+        }
+    return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type)
+{
+    sim_node *node;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(type != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_node(hNode, &node));
+    *type = node->type;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+/* As documented, fills the room there is, and the rest of it with NULL; without an array it only counts. */
+static void list(CUgraphNode *out, size_t *count, sim_node *const *found, size_t number)
+{
+    if (out != NULL)
+        for (size_t i = 0; i < *count; i++)
+            out[i] = i < number ? (CUgraphNode)(void *)found[i] : NULL;
+    if (out == NULL || *count > number)
+        *count = number;
+}
+
+static CUresult nodes_of(CUgraph handle, CUgraphNode *out, size_t *count, bool roots_only)
+{
+    sim_graph *graph;
+    size_t number = 0;
+    CUresult result = nvs_sim_graph(handle, &graph);
     if (result != CUDA_SUCCESS)
-        free_exec(exec);
-    else
-        *out = (CUgraphExec)(void *)exec;
-    return result;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer,
-                                               size_t bufferSize)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(instantiate(phGraphExec, hGraph, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer,
-                                                  size_t bufferSize)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(instantiate(phGraphExec, hGraph, 0));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(instantiate(phGraphExec, hGraph, flags));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGraph,
-                                                         CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(instantiateParams != NULL, CUDA_ERROR_INVALID_VALUE);
-    CUresult result = instantiate(phGraphExec, hGraph, instantiateParams->flags);
-    instantiateParams->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-    instantiateParams->hErrNode_out = NULL;
-    return nvs_sim_return(result);
-}
-
-static CUresult find(CUgraphExec handle, sim_exec **out)
-{
-    sim_exec *exec = (sim_exec *)(void *)handle;
-    if (exec == NULL || exec->magic != SIM_EXEC)
+        return result;
+    if (count == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = exec;
+    sim_node **found = calloc(graph->count + 1, sizeof *found);
+    if (found == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (sim_node *node = graph->nodes; node != NULL; node = node->next)
+        if (!roots_only || node->dependency_count == 0)
+            found[number++] = node;
+    list(out, count, found, number);
+    free(found);
     return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
+SIM_EXPORT CUresult CUDAAPI cuGraphGetNodes(CUgraph hGraph, CUgraphNode *nodes, size_t *numNodes)
 {
-    sim_exec *exec;
     NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hGraphExec, &exec));
-    free_exec(exec);
-    return nvs_sim_return(CUDA_SUCCESS);
+    return nvs_sim_return(nodes_of(hGraph, nodes, numNodes, false));
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphExecGetFlags(CUgraphExec hGraphExec, cuuint64_t *flags)
+SIM_EXPORT CUresult CUDAAPI cuGraphGetRootNodes(CUgraph hGraph, CUgraphNode *rootNodes, size_t *numRootNodes)
 {
-    sim_exec *exec;
     NVS_SIM_ENTER();
-    NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(find(hGraphExec, &exec));
-    *flags = exec->flags;
-    return nvs_sim_return(CUDA_SUCCESS);
+    return nvs_sim_return(nodes_of(hGraph, rootNodes, numRootNodes, true));
 }
 
-/* --- a node on another GPU than the launch's stream: in between it is that one's turn --- */
-
-static sim_context *away(const sim_stream *stream, const sim_work *work)
+static CUresult edges(CUgraph handle, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
 {
-    sim_context *by = work->kind == OP_KERNEL ? work->u.by : NULL;
-    if (work->kind == OP_FILL && work->u.fill.by != NULL)
-        by = work->u.fill.by->contexts;
-    return by != NULL && by->magic == SIM_CONTEXT && by->device != stream->context->device ? by : NULL;
-}
-
-static CUresult graph_stream(sim_context *context, sim_stream **out)
-{
-    *out = context->graph_stream;
-    if (*out != NULL)
-        return CUDA_SUCCESS;
-    CUresult result = nvs_sim_stream_create(context, CU_STREAM_NON_BLOCKING, 0, out);
-    context->graph_stream = result == CUDA_SUCCESS ? *out : NULL;
-    return result;
-}
-
-/* The one goes on when the other has come so far. */
-static CUresult queue_behind(sim_stream *later, sim_stream *earlier)
-{
-    sim_fence *fence = nvs_sim_fence_new();
-    if (fence == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    sim_work works[2] = {{.kind = OP_RECORD, .u.fence = fence}, {.kind = OP_WAIT, .u.fence = fence}};
-    fence->references++;
-    CUresult result = nvs_sim_enqueue(earlier, &works[0], false, true);
-    if (result != CUDA_SUCCESS) {
-        nvs_sim_discard(&works[0]);
-        nvs_sim_discard(&works[1]);
-        return result;
-    }
-    result = nvs_sim_enqueue(later, &works[1], false, true);
-    if (result != CUDA_SUCCESS)
-        nvs_sim_discard(&works[1]);
-    return result;
-}
-
-static CUresult queue_away(sim_stream *stream, sim_context *by, const sim_work *work)
-{
-    sim_stream *other;
-    CUresult result = graph_stream(by, &other);
-    if (result == CUDA_SUCCESS)
-        result = queue_behind(other, stream);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_enqueue(other, work, false, true);
-    return result == CUDA_SUCCESS ? queue_behind(stream, other) : result;
-}
-
-/* A node's work as it is queued: events get a fence of this launch. */
-static CUresult queue_node(sim_stream *stream, const sim_node *node, bool counts)
-{
-    sim_work work = node->work;
-    if (work.kind == OP_ALLOCATE || work.kind == OP_FREE)
-        work = (sim_work){.kind = OP_EMPTY}; /* the memory of a graph stays where it is from launch to launch */
-    if (work.kind == OP_WAIT) {
-        if (node->event->fence == NULL)
-            return CUDA_SUCCESS;
-        work.u.fence = node->event->fence;
-        work.u.fence->references++;
-    }
-    if (work.kind == OP_RECORD) {
-        work.u.fence = nvs_sim_fence_new();
-        if (work.u.fence == NULL)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        nvs_sim_event_reset(node->event);
-        node->event->fence = work.u.fence;
-        work.u.fence->references++;
-    }
-    sim_context *by = away(stream, &work);
-    CUresult result = by != NULL ? queue_away(stream, by, &work) : nvs_sim_enqueue(stream, &work, counts, true);
-    if (result != CUDA_SUCCESS)
-        nvs_sim_discard(&work);
-    return result;
-}
-
-static CUresult queue_graph(sim_stream *stream, sim_graph *graph, sim_node *const *order, const bool *disabled, bool *first)
-{
-    CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; i < graph->count && result == CUDA_SUCCESS; i++) {
-        sim_node *node = order[i];
-        if (disabled != NULL && disabled[i])
-            continue;
-        if (node->child != NULL) {
-            sim_node **inner;
-            result = nvs_sim_graph_sort(node->child, &inner);
-            if (result == CUDA_SUCCESS) {
-                result = queue_graph(stream, node->child, inner, NULL, first);
-                free(inner);
+    sim_graph *graph;
+    size_t number = 0;
+    CUresult result = nvs_sim_graph(handle, &graph);
+    if (result != CUDA_SUCCESS || count == NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
+    size_t room = from != NULL && to != NULL ? *count : 0;
+    for (sim_node *node = graph->nodes; node != NULL; node = node->next)
+        for (size_t i = 0; i < node->dependency_count; i++, number++)
+            if (number < room) {
+                from[number] = (CUgraphNode)(void *)node->dependencies[i];
+                to[number] = (CUgraphNode)(void *)node;
+                if (data != NULL)
+                    memset(&data[number], 0, sizeof *data);
             }
-            continue;
-        }
-        result = queue_node(stream, node, *first);
-        *first = false;
-    }
-    return result;
+    if (room == 0 || *count > number)
+        *count = number;
+    return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream)
+SIM_EXPORT CUresult CUDAAPI cuGraphGetEdges(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, size_t *numEdges)
 {
-    sim_exec *exec;
-    sim_stream *stream;
-    bool first = true;
     NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hGraphExec, &exec));
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
-    if (stream->capture != NULL)
-        return nvs_sim_return(nvs_sim_capture_check(stream)); /* what is ready cannot be captured */
-    NVS_SIM_TRY(nvs_sim_capture_implicit(stream));
-    NVS_SIM_TRY(nvs_sim_graph_allocate(&exec->hold, (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0));
-    return nvs_sim_return(queue_graph(stream, exec->graph, exec->order, exec->disabled, &first));
+    return nvs_sim_return(edges(hGraph, from, to, NULL, numEdges));
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream)
+SIM_EXPORT CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph hGraph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *edgeData,
+                                               size_t *numEdges)
 {
-    sim_exec *exec;
-    sim_stream *stream;
     NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hGraphExec, &exec));
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
-    NVS_SIM_TRY(nvs_sim_graph_attach(&exec->hold));
-    sim_work work = {.kind = OP_EMPTY};
-    return nvs_sim_return(nvs_sim_submit(stream, &work));
+    return nvs_sim_return(edges(hGraph, from, to, edgeData, numEdges));
 }
 
-/* Changing an exec, by the nodes of the graph that it was made from. */
-
-static CUresult own_node(CUgraphExec exec_handle, CUgraphNode node_handle, sim_exec **exec, size_t *index)
+static CUresult dependencies(CUgraphNode handle, CUgraphNode *out, size_t *count, bool dependents)
 {
     sim_node *node;
-    CUresult result = find(exec_handle, exec);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_node_find(node_handle, &node);
-    if (result != CUDA_SUCCESS)
-        return result;
-    for (size_t i = 0; i < (*exec)->graph->count; i++)
-        if ((*exec)->order[i]->id == node->id) {
-            *index = i;
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult set_params(CUgraphExec exec_handle, CUgraphNode node, CUgraphNodeType type, const void *params, CUcontext context)
-{
-    sim_exec *exec;
-    size_t index;
-    CUresult result = own_node(exec_handle, node, &exec, &index);
-    return result == CUDA_SUCCESS ? nvs_sim_node_set_raw(exec->order[index], type, params, context) : result;
-}
-
-#define EXEC_SET(name, kind, parameter, context)                                                \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraphExec hGraphExec, CUgraphNode hNode, const parameter) \
-    {                                                                                           \
-        NVS_SIM_ENTER();                                                                        \
-        return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_##kind, params, context)); \
+    size_t number = 0;
+    CUresult result = nvs_sim_node(handle, &node);
+    if (result != CUDA_SUCCESS || count == NULL)
+        return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE;
+    if (!dependents) {
+        list(out, count, node->dependencies, node->dependency_count);
+        return CUDA_SUCCESS;
     }
-#define COMMA ,
-
-EXEC_SET(cuGraphExecKernelNodeSetParams_v2, KERNEL, CUDA_KERNEL_NODE_PARAMS *params, NULL)
-EXEC_SET(cuGraphExecMemcpyNodeSetParams, MEMCPY, CUDA_MEMCPY3D *params COMMA CUcontext ctx, ctx)
-EXEC_SET(cuGraphExecMemsetNodeSetParams, MEMSET, CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx, ctx)
-EXEC_SET(cuGraphExecHostNodeSetParams, HOST, CUDA_HOST_NODE_PARAMS *params, NULL)
-
-SIM_EXPORT CUresult CUDAAPI cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, NULL));
+    sim_node **found = calloc(node->graph->count + 1, sizeof *found);
+    if (found == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (sim_node *other = node->graph->nodes; other != NULL; other = other->next)
+        for (size_t i = 0; i < other->dependency_count; i++)
+            if (other->dependencies[i] == node)
+                found[number++] = other;
+    list(out, count, found, number);
+    free(found);
+    return CUDA_SUCCESS;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+#define LISTING(name, dependents)                                                                                     \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode hNode, CUgraphNode *nodes, size_t *number)                           \
+    {                                                                                                                 \
+        NVS_SIM_ENTER();                                                                                              \
+        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                        \
+    }                                                                                                                 \
+    SIM_EXPORT CUresult CUDAAPI name##_v2(CUgraphNode hNode, CUgraphNode *nodes, CUgraphEdgeData *edgeData, size_t *number) \
+    {                                                                                                                 \
+        NVS_SIM_ENTER();                                                                                              \
+        if (edgeData != NULL && nodes != NULL && number != NULL)                                                      \
+            memset(edgeData, 0, *number * sizeof *edgeData);                                                          \
+        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                        \
+    }
+
+LISTING(cuGraphNodeGetDependencies, false)
+LISTING(cuGraphNodeGetDependentNodes, true)
+
+static CUresult change_edges(CUgraph handle, const CUgraphNode *from, const CUgraphNode *to, size_t count, bool add)
 {
-    NVS_SIM_ENTER();
-    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, NULL));
+    sim_graph *graph;
+    CUresult result = nvs_sim_graph(handle, &graph);
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        sim_node *source, *target;
+        result = nvs_sim_node(from[i], &source);
+        if (result == CUDA_SUCCESS)
+            result = nvs_sim_node(to[i], &target);
+        if (result != CUDA_SUCCESS || source->graph != graph || target->graph != graph || source == target)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (add)
+            result = nvs_sim_node_depend(target, source);
+        else
+            nvs_sim_node_undepend(target, source);
+    }
+    return result;
 }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_GRAPH, childGraph, NULL));
-}
+#define CHANGING(name, add)                                                                                           \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t count)    \
+    {                                                                                                                 \
+        NVS_SIM_ENTER();                                                                                              \
+        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                            \
+    }                                                                                                                 \
+    SIM_EXPORT CUresult CUDAAPI name##_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to,             \
+                                          const CUgraphEdgeData *edgeData, size_t count)                              \
+    {                                                                                                                 \
+        NVS_SIM_ENTER();                                                                                              \
+        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                            \
+    }
 
-SIM_EXPORT CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
-{
-    sim_exec *exec;
-    size_t index;
-    NVS_SIM_ENTER();
-    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
-    return nvs_sim_return(nvs_sim_node_set_general(exec->order[index], nodeParams));
-}
+CHANGING(cuGraphAddDependencies, true)
+CHANGING(cuGraphRemoveDependencies, false)
 
-SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
+SIM_EXPORT CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode hNode)
 {
-    sim_exec *exec;
-    size_t index;
+    sim_node *node;
     NVS_SIM_ENTER();
-    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
-    exec->disabled[index] = isEnabled == 0;
+    NVS_SIM_TRY(nvs_sim_node(hNode, &node));
+    NVS_SIM_CHECK(!nvs_sim_graph_allocates(node->graph), CUDA_ERROR_NOT_SUPPORTED);
+    nvs_sim_node_remove(node);
     return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
-{
-    sim_exec *exec;
-    size_t index;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(isEnabled != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
-    *isEnabled = !exec->disabled[index];
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-/* The new graph must have the same nodes in the same order, as far as types and edges go. */
-static CUgraphExecUpdateResult difference(sim_graph *old, sim_graph *new)
-{
-    size_t index = 0;
-    if (old->count != new->count)
-        return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-    for (sim_node *a = old->nodes, *b = new->nodes; a != NULL; a = a->next, b = b->next, index++)
-        a->mark = b->mark = index;
-    for (sim_node *a = old->nodes, *b = new->nodes; a != NULL; a = a->next, b = b->next) {
-        if (a->type != b->type)
-            return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
-        if (a->dependency_count != b->dependency_count)
-            return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-        for (size_t i = 0; i < a->dependency_count; i++)
-            if (a->dependencies[i]->mark != b->dependencies[i]->mark)
-                return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-    }
-    return CU_GRAPH_EXEC_UPDATE_SUCCESS;
-}
-
-static CUresult update(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExecUpdateResult *why)
-{
-    sim_exec *exec;
-    sim_graph *graph, *copy;
-    sim_node **order;
-    *why = CU_GRAPH_EXEC_UPDATE_ERROR;
-    CUresult result = find(exec_handle, &exec);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_graph_find(graph_handle, &graph);
-    if (result != CUDA_SUCCESS)
-        return result;
-    *why = difference(exec->graph, graph);
-    if (*why != CU_GRAPH_EXEC_UPDATE_SUCCESS)
-        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    result = nvs_sim_graph_clone(graph, &copy);
-    if (result != CUDA_SUCCESS)
-        return result;
-    for (sim_node *a = exec->graph->nodes, *b = copy->nodes; a != NULL; a = a->next, b = b->next)
-        b->id = a->id; /* the exec is still addressed by the nodes of its first graph */
-    result = nvs_sim_graph_sort(copy, &order);
-    if (result != CUDA_SUCCESS) {
-        nvs_sim_graph_free(copy);
-        return result;
-    }
-    nvs_sim_graph_release(&exec->hold);
-    nvs_sim_graph_free(exec->graph);
-    free(exec->order);
-    exec->graph = copy;
-    exec->order = order;
-    return nvs_sim_graph_hold(&exec->hold, graph, order, copy->count);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,
-                                              CUgraphExecUpdateResult *updateResult_out)
-{
-    CUgraphExecUpdateResult why;
-    NVS_SIM_ENTER();
-    CUresult result = update(hGraphExec, hGraph, &why);
-    if (hErrorNode_out != NULL)
-        *hErrorNode_out = NULL;
-    if (updateResult_out != NULL)
-        *updateResult_out = why;
-    return nvs_sim_return(result);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo)
-{
-    CUgraphExecUpdateResult why;
-    NVS_SIM_ENTER();
-    CUresult result = update(hGraphExec, hGraph, &why);
-    if (resultInfo != NULL)
-        *resultInfo = (CUgraphExecUpdateResultInfo){.result = why};
-    return nvs_sim_return(result);
 }

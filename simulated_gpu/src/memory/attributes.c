@@ -1,5 +1,5 @@
-/* What CUDA says of a pointer. */
-#include "base/sim.h"
+/* Attributes of pointers and of ranges of managed memory. */
+#include "memory/memory.h"
 
 #include <string.h>
 
@@ -71,7 +71,7 @@ SIM_EXPORT CUresult CUDAAPI cuPointerGetAttribute(void *data, CUpointer_attribut
     return nvs_sim_return(get(data, attribute, ptr));
 }
 
-/* Unknown pointers give zeros, not an error; so documented. */
+/* As documented, unknown pointers give zeros, not an error. */
 SIM_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data,
                                                    CUdeviceptr ptr)
 {
@@ -104,10 +104,10 @@ static CUresult range(void *out, size_t bytes, CUmem_range_attribute attribute, 
         return CUDA_ERROR_INVALID_VALUE;
     int32_t value;
     switch (attribute) {
-    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: value = one->read_mostly; break;
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION: value = one->preferred; break;
+    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: value = one->managed.read_mostly; break;
+    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION: value = one->managed.preferred; break;
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
-        value = one->last_prefetch >= 0 ? one->device->ordinal : one->last_prefetch;
+        value = one->managed.last_prefetch >= 0 ? one->device->ordinal : one->managed.last_prefetch;
         break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }

@@ -1,19 +1,24 @@
 /* Managed memory: how much of it the card holds.
  *
- * An allocation's charged_bytes is what this process believes to be resident; the sum stands as paged_bytes in the
- * shared file, where others may lower it when they need room.  Before each use the two are reconciled: what was taken
- * is taken from the oldest allocations.
+ * An allocation's charged_bytes is what this process believes to be resident.  Their sum is paged_bytes in the shared file, which
+ * other processes lower when they need room.  Each use first reconciles the two: the oldest allocations lose what was taken.
  */
-#include "base/sim.h"
+#include "memory/memory.h"
 
-void nvs_sim_managed_reconcile(uint32_t gpu)
+static uint64_t believed_resident(uint32_t gpu)
 {
-    uint64_t believed = 0, left = nvs_sim_paged(gpu);
+    uint64_t believed = 0;
     for (size_t i = 0; i < nvs_sim_allocation_count(); i++) {
-        sim_allocation *one = nvs_sim_allocation_at(i);
+        const sim_allocation *one = nvs_sim_allocation_at(i);
         if (one->kind == MEM_MANAGED && one->device->gpu == gpu)
             believed += one->charged_bytes;
     }
+    return believed;
+}
+
+static void reconcile(uint32_t gpu)
+{
+    uint64_t believed = believed_resident(gpu), left = nvs_sim_paged(gpu);
     for (size_t i = 0; believed > left && i < nvs_sim_allocation_count(); i++) {
         sim_allocation *one = nvs_sim_allocation_at(i);
         if (one->kind != MEM_MANAGED || one->device->gpu != gpu)
@@ -33,7 +38,7 @@ static void bring_in(sim_allocation *one, size_t bytes)
         one->charged_bytes += nvs_sim_page_in(one->device->gpu, bytes);
 }
 
-/* A kernel has run: it may have touched anything, so all of it is there as far as there is room. */
+/* A kernel may have touched all of it, so all of it is resident as far as there is room. */
 void nvs_sim_managed_touch(sim_device *device)
 {
     bool reconciled = false;
@@ -42,7 +47,7 @@ void nvs_sim_managed_touch(sim_device *device)
         if (one->kind != MEM_MANAGED || one->device != device)
             continue;
         if (!reconciled)
-            nvs_sim_managed_reconcile(device->gpu);
+            reconcile(device->gpu);
         reconciled = true;
         bring_in(one, one->bytes);
     }
@@ -53,8 +58,8 @@ void nvs_sim_managed_prefetch(CUdeviceptr pointer, size_t bytes, int32_t gpu)
     sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
     if (one == NULL || one->kind != MEM_MANAGED)
         return;
-    nvs_sim_managed_reconcile(one->device->gpu);
-    one->last_prefetch = gpu;
+    reconcile(one->device->gpu);
+    one->managed.last_prefetch = gpu;
     if (gpu >= 0 && (uint32_t)gpu == one->device->gpu) {
         bring_in(one, bytes);
         return;
@@ -64,31 +69,41 @@ void nvs_sim_managed_prefetch(CUdeviceptr pointer, size_t bytes, int32_t gpu)
     one->charged_bytes -= out;
     if (gpu < 0)
         return;
-    for (int i = 0; i < nvs_sim_device_count; i++) /* it lives on another card from now on */
-        if (nvs_sim_devices[i].gpu == (uint32_t)gpu) {
-            nvs_sim_page_out(one->device->gpu, one->charged_bytes);
-            one->charged_bytes = 0;
-            one->device = &nvs_sim_devices[i];
-            nvs_sim_managed_reconcile((uint32_t)gpu);
-            bring_in(one, bytes);
-            return;
-        }
+    sim_device *home = nvs_sim_device_of_gpu((uint32_t)gpu);
+    if (home == NULL)
+        return;
+    nvs_sim_page_out(one->device->gpu, one->charged_bytes);
+    one->charged_bytes = 0;
+    one->device = home;
+    reconcile((uint32_t)gpu);
+    bring_in(one, bytes);
 }
 
-void nvs_sim_managed_forget(sim_allocation *allocation)
+static void released(const sim_allocation *allocation)
 {
-    uint32_t gpu = allocation->device->gpu;
-    uint64_t believed = allocation->charged_bytes, left = nvs_sim_paged(gpu);
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) {
-        sim_allocation *one = nvs_sim_allocation_at(i);
-        if (one->kind == MEM_MANAGED && one->device->gpu == gpu)
-            believed += one->charged_bytes;
-    }
-    uint64_t taken = believed > left ? believed - left : 0; /* what others took may have been of this one */
+    const uint32_t gpu = allocation->device->gpu;
+    if (allocation->charged_bytes == 0)
+        return;
+    const uint64_t believed = allocation->charged_bytes + believed_resident(gpu), left = nvs_sim_paged(gpu);
+    const uint64_t taken = believed > left ? believed - left : 0; /* other processes may have taken it from this allocation */
     nvs_sim_page_out(gpu, allocation->charged_bytes > taken ? allocation->charged_bytes - taken : 0);
 }
 
-/* The interface. */
+SIM_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
+{
+    NVS_SIM_ENTER_ALLOCATING();
+    NVS_SIM_CHECK(dptr != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_allocate(context, bytesize, MEM_MANAGED, flags, dptr));
+    nvs_sim_find_base(*dptr)->released = released;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+static sim_allocation *managed_range(CUdeviceptr pointer, size_t bytes)
+{
+    sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
+    return one != NULL && one->kind == MEM_MANAGED && bytes != 0 && pointer - one->base + bytes <= one->bytes ? one : NULL;
+}
 
 static CUresult prefetch(CUdeviceptr pointer, size_t bytes, int32_t ordinal, CUstream handle)
 {
@@ -99,8 +114,7 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, int32_t ordinal, CUs
         result = nvs_sim_device(ordinal, &device);
     if (result != CUDA_SUCCESS)
         return result;
-    sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
-    if (one == NULL || one->kind != MEM_MANAGED || bytes == 0 || pointer - one->base + bytes > one->bytes)
+    if (managed_range(pointer, bytes) == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     sim_work work = {.kind = OP_PREFETCH, .bytes = bytes, .duration_ns = nvs_sim_copy_ns(bytes),
                      .u.prefetch = {.pointer = pointer, .bytes = bytes, .gpu = device != NULL ? (int32_t)device->gpu : -1}};
@@ -142,18 +156,18 @@ SIM_EXPORT CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t cou
 
 static CUresult advise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, int32_t ordinal)
 {
-    sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
-    if (one == NULL || one->kind != MEM_MANAGED || bytes == 0 || pointer - one->base + bytes > one->bytes)
+    sim_allocation *one = managed_range(pointer, bytes);
+    if (one == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     if (ordinal >= nvs_sim_device_count)
         return CUDA_ERROR_INVALID_DEVICE;
     switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY: one->read_mostly = true; break;
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: one->read_mostly = false; break;
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: one->preferred = ordinal; break;
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: one->preferred = -2; break;
-    case CU_MEM_ADVISE_SET_ACCESSED_BY: one->accessed_by |= ordinal >= 0 ? 1ull << ordinal : 1ull << 63; break;
-    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: one->accessed_by &= ~(ordinal >= 0 ? 1ull << ordinal : 1ull << 63); break;
+    case CU_MEM_ADVISE_SET_READ_MOSTLY: one->managed.read_mostly = true; break;
+    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: one->managed.read_mostly = false; break;
+    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: one->managed.preferred = ordinal; break;
+    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: one->managed.preferred = SIM_NOWHERE; break;
+    case CU_MEM_ADVISE_SET_ACCESSED_BY: one->accessed_by |= ordinal >= 0 ? 1ull << ordinal : SIM_HOST_BIT; break;
+    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: one->accessed_by &= ~(ordinal >= 0 ? 1ull << ordinal : SIM_HOST_BIT); break;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
@@ -173,4 +187,15 @@ SIM_EXPORT CUresult CUDAAPI cuMemAdvise_v2(CUdeviceptr devPtr, size_t count, CUm
         advice != CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION)
         NVS_SIM_TRY(location_of(location, &ordinal));
     return nvs_sim_return(advise(devPtr, count, advice, ordinal));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags)
+{
+    sim_stream *stream;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
+    sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
+    NVS_SIM_CHECK(allocation != NULL && allocation->kind == MEM_MANAGED, CUDA_ERROR_INVALID_VALUE);
+    sim_work work = {.kind = OP_EMPTY};
+    return nvs_sim_return(nvs_sim_submit(stream, &work));
 }

@@ -1,17 +1,16 @@
-/* Who may touch whose memory: access between GPUs.
+/* Access between GPUs.
  *
- * What a driver does, as its users have found it:
- *  - host and managed memory: everybody may;
- *  - memory of cuMemAlloc (and what IPC opened): any copy, with peer access or without, because the driver knows the owner's context
- *    and goes through it; fills, kernels and memory operations of streams only where their context has peer access;
- *  - mappings and pools belong to no context, so whoever works on them needs rights (cuMemSetAccess, cuMemPoolSetAccess), and
- *    cuCtxEnablePeerAccess gives none.  Whose rights count: the GPU's of the stream, whichever GPU has the memory, also for copies to and from the
- *    host; only cuMemcpyPeer and its kin name a context for each end.
- * A copy without rights is refused where it is submitted (CUDA_ERROR_INVALID_VALUE); a kernel fails when it runs.
- *
+ * As observed on drivers:
+ *  - every GPU reaches host and managed memory;
+ *  - memory of cuMemAlloc, and memory that IPC opened: any copy reaches it, with peer access or without, because the driver goes
+ *    through the owner's context.  Fills, kernels and memory operations of streams need peer access of their context;
+ *  - mappings and pools belong to no context: the GPU that uses them needs rights (cuMemSetAccess, cuMemPoolSetAccess), which
+ *    cuCtxEnablePeerAccess does not give.  It is the GPU of the stream, also for copies to and from the host; only cuMemcpyPeer and
+ *    its variants name a context for each end.
+ * A copy without rights fails at submission (CUDA_ERROR_INVALID_VALUE); a kernel fails when it runs.
  * A context's peer access is kept by device, not by context.
  */
-#include "base/sim.h"
+#include "memory/memory.h"
 
 bool nvs_sim_peers_possible(const sim_device *one, const sim_device *other)
 {

@@ -1,12 +1,12 @@
 /* Stream-ordered allocation.
  *
- * Memory is there from the call on, which is earlier than the order of the stream demands, and goes when the stream reaches the
- * free.  Nothing is kept for reuse: a pool is an account.  Its figures are those of a driver 580 (measured):
- *  - used: what was asked for, until the call that frees it.  What cuMemFree frees is counted for ever.
+ * Memory exists from the call on, which is earlier than the order of the stream demands, until the stream reaches the free.
+ * A pool keeps nothing for reuse; it is an account.  Its figures are those of driver 580 (measured):
+ *  - used: the bytes asked for, until the call that frees them.  Bytes that cuMemFree frees are counted for ever.
  *  - reserved: whole pieces of 32 MiB.  A wait for a stream, an event or a context gives back what is free, if that is more than the
- *    threshold; so does a trim.  A real pool is also fragmented, and the card holds what it reserves; this one is charged by use.
+ *    threshold; so does a trim.  A real pool is also fragmented, and reserves memory of the card; this pool is charged by use.
  */
-#include "base/sim.h"
+#include "memory/memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +18,9 @@ typedef struct sim_pool {
     struct sim_pool *next; /* of the device */
     sim_device *device;
     bool built_in;
-    uint64_t used, used_high, reserved, reserved_high, threshold;
-    uint64_t held; /* what no stream has reached the free of */
+    sim_figures figures;
+    uint64_t threshold;
+    uint64_t held; /* allocated bytes whose free no stream has reached */
     uint64_t accessors; /* devices, by bit */
     int reuse[4]; /* the switches; remembered only */
 } sim_pool;
@@ -30,48 +31,46 @@ static CUresult make_pool(sim_device *device, bool built_in, sim_pool **out)
     if (pool == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *pool = (sim_pool){.magic = SIM_POOL, .device = device, .built_in = built_in, .accessors = 1ull << device->ordinal, .reuse = {1, 1, 1, 1}};
-    pool->next = device->pools;
-    device->pools = pool;
+    pool->next = device->pools.all;
+    device->pools.all = pool;
     *out = pool;
     return CUDA_SUCCESS;
 }
 
 static uint64_t pieces(uint64_t bytes) { return bytes > UINT64_MAX - PIECE ? UINT64_MAX : (bytes + PIECE - 1) / PIECE * PIECE; }
 
+static uint64_t used(const sim_pool *pool) { return pool->figures.values[SIM_USED]; }
+static uint64_t reserved(const sim_pool *pool) { return pool->figures.values[SIM_RESERVED]; }
+
 static void allocated(sim_pool *pool, uint64_t bytes)
 {
-    pool->used += bytes;
     pool->held += bytes;
-    if (pool->reserved < pieces(pool->held))
-        pool->reserved = pieces(pool->held);
-    if (pool->used_high < pool->used)
-        pool->used_high = pool->used;
-    if (pool->reserved_high < pool->reserved)
-        pool->reserved_high = pool->reserved;
+    const uint64_t least = pieces(pool->held);
+    nvs_sim_figures_set(&pool->figures, used(pool) + bytes, reserved(pool) < least ? least : reserved(pool));
 }
 
 static void shrink(sim_pool *pool, uint64_t keep)
 {
     const uint64_t least = pieces(pool->held > keep ? pool->held : keep);
-    if (pool->reserved > least)
-        pool->reserved = least;
+    if (reserved(pool) > least)
+        nvs_sim_figures_set(&pool->figures, used(pool), least);
 }
 
 void nvs_sim_pools_synchronized(sim_device *device)
 {
-    for (sim_pool *pool = device->pools; pool != NULL; pool = pool->next)
-        if (pool->reserved > pool->threshold)
+    for (sim_pool *pool = device->pools.all; pool != NULL; pool = pool->next)
+        if (reserved(pool) > pool->threshold)
             shrink(pool, pool->threshold);
 }
 
 static CUresult pool_of(sim_device *device, sim_pool **out)
 {
     CUresult result = CUDA_SUCCESS;
-    if (device->default_pool == NULL)
-        result = make_pool(device, true, &device->default_pool);
-    if (result == CUDA_SUCCESS && device->current_pool == NULL)
-        device->current_pool = device->default_pool;
-    *out = device->current_pool;
+    if (device->pools.built_in == NULL)
+        result = make_pool(device, true, &device->pools.built_in);
+    if (result == CUDA_SUCCESS && device->pools.current == NULL)
+        device->pools.current = device->pools.built_in;
+    *out = device->pools.current;
     return result;
 }
 
@@ -84,29 +83,28 @@ static CUresult find(CUmemoryPool handle, sim_pool **out)
     return CUDA_SUCCESS;
 }
 
-void nvs_sim_pool_freed(const sim_allocation *allocation)
+static void released(const sim_allocation *allocation)
 {
     sim_pool *pool = allocation->handle;
-    if (pool != NULL && pool->magic == SIM_POOL)
-        pool->held -= allocation->bytes;
-    if (pool != NULL && pool->magic == SIM_POOL && !allocation->freed)
-        pool->used -= allocation->bytes;
+    if (pool == NULL || pool->magic != SIM_POOL)
+        return;
+    pool->held -= allocation->bytes;
+    if (!allocation->freed)
+        pool->figures.values[SIM_USED] -= allocation->bytes;
 }
 
-/* The graph's, from no pool. */
+/* A capture allocates from the graph's memory, not from a pool. */
 static CUresult capture(CUdeviceptr *out, size_t bytes, sim_context *context, uint64_t accessors, sim_stream *stream)
 {
     sim_graph_memory *memory;
-    CUresult result = nvs_sim_graph_memory_new(context, bytes, &memory);
+    CUresult result = nvs_sim_graph_memory_new(context, bytes, accessors, &memory);
     if (result != CUDA_SUCCESS)
         return result;
-    const CUdeviceptr pointer = nvs_sim_graph_memory_pointer(memory);
-    nvs_sim_find((uintptr_t)pointer)->accessed_by = accessors;
-    result = nvs_sim_capture_add(stream, &(sim_work){.kind = OP_ALLOCATE, .u.pointer = pointer});
+    result = nvs_sim_submit(stream, &(sim_work){.kind = OP_ALLOCATE, .u.pointer = memory->pointer});
     if (result == CUDA_SUCCESS)
-        *out = pointer;
+        *out = memory->pointer;
     else
-        nvs_sim_graph_memory_unref(memory);
+        memory->nodes--;
     return result;
 }
 
@@ -121,13 +119,14 @@ static CUresult allocate(CUdeviceptr *out, size_t bytes, sim_pool *pool, CUstrea
     if (result != CUDA_SUCCESS)
         return result;
     sim_context *context = pool->device == stream->context->device ? stream->context : &pool->device->primary;
-    if (stream->capture != NULL)
+    if (stream->capture.of != NULL)
         return capture(out, bytes, context, pool->accessors, stream);
     result = nvs_sim_allocate(context, bytes, MEM_POOL, 0, out);
     if (result != CUDA_SUCCESS)
         return result;
-    sim_allocation *allocation = nvs_sim_find((uintptr_t)*out);
+    sim_allocation *allocation = nvs_sim_find_base(*out);
     allocation->handle = pool;
+    allocation->released = released;
     allocation->accessed_by = pool->accessors;
     allocated(pool, bytes);
     return CUDA_SUCCESS;
@@ -155,23 +154,23 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
     NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
     if (dptr == 0)
         return nvs_sim_return(CUDA_SUCCESS);
-    sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
-    NVS_SIM_CHECK(allocation != NULL && allocation->base == (uintptr_t)dptr, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_CHECK(allocation->kind != MEM_MANAGED, CUDA_ERROR_NOT_SUPPORTED); /* as driver 580 answers */
+    sim_allocation *allocation = nvs_sim_find_base(dptr);
+    NVS_SIM_CHECK(allocation != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(allocation->kind != MEM_MANAGED, CUDA_ERROR_NOT_SUPPORTED); /* as in driver 580 */
     NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE || allocation->kind == MEM_GRAPH, CUDA_ERROR_INVALID_VALUE);
     sim_pool *pool = allocation->kind == MEM_POOL ? allocation->handle : NULL;
     NVS_SIM_CHECK(!allocation->freed, CUDA_ERROR_INVALID_VALUE);
-    if (allocation->kind == MEM_GRAPH && stream->capture == NULL)
+    if (allocation->kind == MEM_GRAPH && stream->capture.of == NULL)
         NVS_SIM_CHECK(nvs_sim_graph_memory_free(allocation->handle), CUDA_ERROR_INVALID_VALUE);
-    const bool counts = pool != NULL && stream->capture == NULL;
+    const bool counts = pool != NULL && stream->capture.of == NULL;
     const size_t bytes = allocation->bytes;
     sim_work work = {.kind = OP_FREE, .u.pointer = dptr};
     allocation->freed = counts;
     const CUresult result = nvs_sim_submit(stream, &work);
     if (counts && result == CUDA_SUCCESS)
-        pool->used -= bytes;
+        pool->figures.values[SIM_USED] -= bytes;
     else if (counts)
-        nvs_sim_find((uintptr_t)dptr)->freed = false;
+        nvs_sim_find_base(dptr)->freed = false;
     return nvs_sim_return(result);
 }
 
@@ -196,12 +195,12 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool)
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(pool, &found));
     NVS_SIM_CHECK(!found->built_in, CUDA_ERROR_INVALID_VALUE);
-    if (found->device->current_pool == found)
-        found->device->current_pool = found->device->default_pool;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* what is still allocated lives on, without a pool */
+    if (found->device->pools.current == found)
+        found->device->pools.current = found->device->pools.built_in;
+    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* its allocations live on, without a pool */
         if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
             nvs_sim_allocation_at(i)->handle = NULL;
-    sim_pool **link = &found->device->pools;
+    sim_pool **link = &found->device->pools.all;
     while (*link != found)
         link = &(*link)->next;
     *link = found->next;
@@ -219,53 +218,55 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesTo
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
+static const enum sim_figure figure_of[] = {
+    [CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT] = SIM_RESERVED,
+    [CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH] = SIM_RESERVED_HIGH,
+    [CU_MEMPOOL_ATTR_USED_MEM_CURRENT] = SIM_USED,
+    [CU_MEMPOOL_ATTR_USED_MEM_HIGH] = SIM_USED_HIGH,
+};
+
+/* Where the value of an attribute is, and its size; NULL: no such attribute. */
+static void *attribute_of(sim_pool *pool, CUmemPool_attribute attribute, size_t *bytes)
+{
+    *bytes = sizeof(uint64_t);
+    switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: *bytes = sizeof pool->reuse[attribute]; return &pool->reuse[attribute];
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: return &pool->threshold;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: return &pool->figures.values[figure_of[attribute]];
+    default: return NULL;
+    }
+}
+
 SIM_EXPORT CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
     sim_pool *found;
-    uint64_t number;
+    size_t bytes;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(find(pool, &found));
-    switch (attr) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-        memcpy(value, &found->reuse[attr], sizeof found->reuse[attr]);
-        return nvs_sim_return(CUDA_SUCCESS);
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: number = found->threshold; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: number = found->reserved; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: number = found->used; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: number = found->reserved_high; break;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: number = found->used_high; break;
-    default: return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
-    }
-    memcpy(value, &number, sizeof number);
+    const void *kept = attribute_of(found, attr, &bytes);
+    NVS_SIM_CHECK(kept != NULL, CUDA_ERROR_INVALID_VALUE);
+    memcpy(value, kept, bytes);
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
     sim_pool *found;
-    uint64_t number;
+    size_t bytes;
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(find(pool, &found));
-    switch (attr) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: memcpy(&found->reuse[attr], value, sizeof found->reuse[attr]); break;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: memcpy(&found->threshold, value, sizeof found->threshold); break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: /* only 0 may be set: start again */
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-        memcpy(&number, value, sizeof number);
-        NVS_SIM_CHECK(number == 0, CUDA_ERROR_INVALID_VALUE);
-        if (attr == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
-            found->used_high = found->used;
-        else
-            found->reserved_high = found->reserved;
-        break;
-    default: return nvs_sim_return(CUDA_ERROR_INVALID_VALUE);
-    }
+    void *kept = attribute_of(found, attr, &bytes);
+    NVS_SIM_CHECK(kept != NULL, CUDA_ERROR_INVALID_VALUE);
+    if (attr > CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        return nvs_sim_return(nvs_sim_figures_reset(&found->figures, figure_of[attr], value));
+    memcpy(kept, value, bytes);
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -281,13 +282,13 @@ SIM_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAcc
         NVS_SIM_CHECK(map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
         NVS_SIM_TRY(nvs_sim_device(map[i].location.id, &device));
         const bool none = map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        NVS_SIM_CHECK(device != found->device || !none, CUDA_ERROR_INVALID_DEVICE); /* its own cannot be taken away */
+        NVS_SIM_CHECK(device != found->device || !none, CUDA_ERROR_INVALID_DEVICE); /* access of its own device cannot be removed */
         NVS_SIM_CHECK(device == found->device || nvs_sim_peers_possible(device, found->device), CUDA_ERROR_INVALID_DEVICE);
         const uint64_t bit = 1ull << device->ordinal;
         accessors = none ? accessors & ~bit : accessors | bit;
     }
     found->accessors = accessors;
-    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* also what was allocated before */
+    for (size_t i = 0; i < nvs_sim_allocation_count(); i++) /* earlier allocations, too */
         if (nvs_sim_allocation_at(i)->handle == found && nvs_sim_allocation_at(i)->kind == MEM_POOL)
             nvs_sim_allocation_at(i)->accessed_by = accessors;
     return nvs_sim_return(CUDA_SUCCESS);
@@ -313,7 +314,7 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CU
     NVS_SIM_CHECK(pool_out != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_TRY(nvs_sim_device(dev, &device));
     NVS_SIM_TRY(pool_of(device, &pool));
-    *pool_out = (CUmemoryPool)(void *)device->default_pool;
+    *pool_out = (CUmemoryPool)(void *)device->pools.built_in;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -338,6 +339,6 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
     NVS_SIM_TRY(find(pool, &found));
     NVS_SIM_TRY(pool_of(device, &current));
     NVS_SIM_CHECK(found->device == device, CUDA_ERROR_INVALID_VALUE);
-    device->current_pool = found;
+    device->pools.current = found;
     return nvs_sim_return(CUDA_SUCCESS);
 }

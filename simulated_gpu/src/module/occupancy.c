@@ -1,5 +1,5 @@
-/* Occupancy: the arithmetic of the claimed card, by threads alone (registers and shared memory of an image are not known). */
-#include "base/sim.h"
+/* Occupancy, by threads alone: the registers and the shared memory of an image are not known. */
+#include "module/module.h"
 
 #define THREADS_PER_MULTIPROCESSOR 2048
 #define BLOCKS_PER_MULTIPROCESSOR 32
@@ -8,11 +8,12 @@
 
 static CUresult blocks(int *out, CUfunction handle, int block_size, size_t shared_bytes)
 {
-    sim_function *function = (sim_function *)(void *)handle;
+    sim_function *function;
     if (out == NULL || block_size <= 0 || block_size > 1024)
         return CUDA_ERROR_INVALID_VALUE;
-    if (function == NULL || function->magic != SIM_FUNCTION)
-        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = nvs_sim_function(handle, &function);
+    if (result != CUDA_SUCCESS)
+        return result;
     int count = THREADS_PER_MULTIPROCESSOR / ((block_size + 31) / 32 * 32);
     if (count > BLOCKS_PER_MULTIPROCESSOR)
         count = BLOCKS_PER_MULTIPROCESSOR;

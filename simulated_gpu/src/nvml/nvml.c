@@ -3,7 +3,7 @@
  * NVML numbers cards, and looks at CUDA_VISIBLE_DEVICES as little as the real one does.  A handle is a pointer into two fixed
  * arrays: whole cards, and MIG instances.  Functions that are not here are absent, which nvidia-ml-py reports as such.
  */
-#include "base/sim.h"
+#include "base/state_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

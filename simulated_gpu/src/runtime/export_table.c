@@ -1,14 +1,14 @@
-/* cuGetExportTable: the tables of functions that libcudart asks for beside cuda.h.
+/* cuGetExportTable: the tables of functions that libcudart uses beside cuda.h.
  *
- * They are undocumented.  What stands here is what the runtime of CUDA 12 and 13 needs; every other slot leads to a
- * function that says NOT_SUPPORTED.  A table begins with its size in bytes, except the one for storage in contexts.
+ * They are undocumented.  These tables have what the runtime of CUDA 12 and 13 needs; every other slot is a function that returns
+ * NOT_SUPPORTED.  A table begins with its size in bytes, except the table for storage in contexts.
  */
 #include "runtime/handshake.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef void (*slot)(void); /* of whatever type: the runtime knows */
+typedef void (*slot)(void); /* the runtime knows its type */
 typedef union cell {
     slot function;
     uintptr_t bytes;
@@ -17,17 +17,17 @@ typedef union cell {
 #define SLOTS 96u
 #define FUNCTION(name) {.function = (slot)(name)}
 
-static CUresult not_here(void) { return CUDA_ERROR_NOT_SUPPORTED; }
-static CUresult nothing_to_do(void) { return CUDA_SUCCESS; }
+static CUresult not_supported(void) { return CUDA_ERROR_NOT_SUPPORTED; }
+static CUresult no_effect(void) { return CUDA_SUCCESS; }
 
-/* Runtime interface: modules of fat binaries, the primary context. */
+/* The runtime interface: modules of fat binaries, the primary context. */
 
 static CUresult module_of(CUmodule *out, const void *wrapper) { return cuModuleLoadData(out, wrapper); }
 static CUresult module_of_4(CUmodule *out, const void *wrapper, void *a, void *b, unsigned c) { return cuModuleLoadData(out, wrapper); }
 static CUresult module_of_header(const void *header, CUmodule *out, void *a, void *b, unsigned c) { return cuModuleLoadData(out, header); }
 static CUresult primary_context(CUcontext *out, CUdevice device) { return cuDevicePrimaryCtxRetain(out, device); }
 
-/* Profilers' hooks: two arrays of switches, all off. */
+/* Hooks of profilers: two arrays of switches, all off. */
 
 static uint64_t switches[2048];
 static void callbacks(void **out, size_t *count)
@@ -41,7 +41,7 @@ static void few_callbacks(void **out, size_t *count)
     *count = 64;
 }
 
-/* Storage that the runtime attaches to a context, found by a key of its own. */
+/* Storage that the runtime attaches to a context under a key. */
 
 static sim_storage **find_storage(sim_context *context, void *key)
 {
@@ -100,20 +100,20 @@ static CUresult prove(uint32_t version, uint64_t unix_seconds, uint8_t answer[16
 static cell runtime_interface[SLOTS] = {[1] = FUNCTION(module_of),
                                         [2] = FUNCTION(primary_context),
                                         [6] = FUNCTION(module_of_4),
-                                        [7] = FUNCTION(nothing_to_do),
+                                        [7] = FUNCTION(no_effect),
                                         [8] = FUNCTION(module_of_header),
-                                        [12] = FUNCTION(nothing_to_do)};
+                                        [12] = FUNCTION(no_effect)};
 static cell profiler_hooks[SLOTS] = {[2] = FUNCTION(callbacks), [6] = FUNCTION(few_callbacks)};
 static cell profiler_threads[SLOTS];
 static cell context_storage[SLOTS] = {FUNCTION(storage_put), FUNCTION(storage_drop), FUNCTION(storage_get)};
-static cell context_checks[SLOTS] = {[2] = FUNCTION(context_check), [3] = FUNCTION(nothing_to_do)};
+static cell context_checks[SLOTS] = {[2] = FUNCTION(context_check), [3] = FUNCTION(no_effect)};
 static cell validity[SLOTS] = {[1] = FUNCTION(prove)};
 static cell newer_runtime[SLOTS];
 
 static const struct {
     uint8_t id[16];
     cell *table;
-    unsigned slots; /* 0: it has no size in front */
+    unsigned slots; /* 0: it does not begin with its size */
 } tables[] = {
     {{0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9}, runtime_interface, 13},
     {{0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66}, profiler_hooks, 7},
@@ -142,7 +142,7 @@ static void fill_tables(void)
     for (size_t t = 0; t < sizeof tables / sizeof *tables; t++) {
         for (unsigned i = 0; i < SLOTS; i++)
             if (tables[t].table[i].bytes == 0)
-                tables[t].table[i].function = (slot)not_here;
+                tables[t].table[i].function = (slot)not_supported;
         if (tables[t].slots != 0)
             tables[t].table[0].bytes = tables[t].slots * sizeof(cell);
     }

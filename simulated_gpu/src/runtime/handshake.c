@@ -1,6 +1,6 @@
-/* The answer that libcudart demands of a driver before it does anything: an HMAC-MD2 (RFC 2104, RFC 1319) over who asks, when,
- * and the devices, under a fixed key.  Without it every runtime call fails with cudaErrorSoftwareValidityNotEstablished.
- * The key and the layout of the message are publicly known facts of that interface; nothing else here depends on them.
+/* The answer that libcudart demands of a driver first: an HMAC-MD2 (RFC 2104, RFC 1319), under a fixed key, over the process, the
+ * time, and the devices.  Without it every runtime call fails with cudaErrorSoftwareValidityNotEstablished.
+ * The key and the layout of the message are publicly known facts of that interface.
  */
 #include "runtime/handshake.h"
 

@@ -1,23 +1,9 @@
 /* Events: each recording is a fence of its own, so a wait keeps the recording that it saw. */
-#include "base/sim.h"
+#include "stream/stream.h"
 
 #include <stdlib.h>
 
 static sim_event *spare;
-
-sim_fence *nvs_sim_fence_new(void)
-{
-    sim_fence *fence = calloc(1, sizeof *fence);
-    if (fence != NULL)
-        fence->references = 1;
-    return fence;
-}
-
-void nvs_sim_fence_unref(sim_fence *fence)
-{
-    if (fence != NULL && --fence->references == 0)
-        free(fence);
-}
 
 void nvs_sim_event_reset(sim_event *event)
 {
@@ -29,7 +15,7 @@ void nvs_sim_event_reset(sim_event *event)
     event->capture_id = 0;
 }
 
-static CUresult find(CUevent handle, sim_event **out)
+CUresult nvs_sim_event(CUevent handle, sim_event **out)
 {
     sim_event *event = (sim_event *)(void *)handle;
     if (event == NULL || event->magic != SIM_EVENT)
@@ -42,7 +28,7 @@ SIM_EXPORT CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags)
 {
     const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     NVS_SIM_ENTER_CONTEXT();
-    NVS_SIM_TRY(nvs_sim_context_usable(context));
+    NVS_SIM_TRY(context->error);
     NVS_SIM_CHECK(phEvent != NULL && (Flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK((Flags & CU_EVENT_INTERPROCESS) == 0 || (Flags & CU_EVENT_DISABLE_TIMING) != 0, CUDA_ERROR_INVALID_VALUE);
     sim_event *event = spare;
@@ -59,7 +45,7 @@ SIM_EXPORT CUresult CUDAAPI cuEventCreate(CUevent *phEvent, unsigned int Flags)
 static CUresult destroy(CUevent handle)
 {
     sim_event *event;
-    CUresult result = find(handle, &event);
+    CUresult result = nvs_sim_event(handle, &event);
     if (result != CUDA_SUCCESS)
         return result;
     if (event->context->magic == SIM_CONTEXT && event->context->error != CUDA_SUCCESS)
@@ -83,17 +69,13 @@ SIM_EXPORT CUresult CUDAAPI cuEventDestroy_v2(CUevent hEvent)
     return nvs_sim_return(destroy(hEvent));
 }
 
-CUresult nvs_sim_event_record(CUevent handle, sim_stream *stream, unsigned flags)
+CUresult nvs_sim_event_record(sim_event *event, sim_stream *stream, unsigned flags)
 {
-    sim_event *event;
-    CUresult result = find(handle, &event);
-    if (result != CUDA_SUCCESS)
-        return result;
     if (event->context->device != stream->context->device)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (stream->capture != NULL)
-        return nvs_sim_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0);
-    result = nvs_sim_capture_implicit(stream);
+    if (stream->capture.of != NULL)
+        return nvs_sim_stream_hooks.capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0);
+    CUresult result = nvs_sim_capture_implicit(stream);
     if (result != CUDA_SUCCESS)
         return result;
     sim_fence *fence = nvs_sim_fence_new();
@@ -111,14 +93,18 @@ CUresult nvs_sim_event_record(CUevent handle, sim_stream *stream, unsigned flags
     return result;
 }
 
-static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
+static CUresult find_both(CUevent event_handle, CUstream stream_handle, sim_event **event, sim_stream **stream)
+{
+    CUresult result = nvs_sim_event(event_handle, event);
+    return result == CUDA_SUCCESS ? nvs_sim_stream(stream_handle, stream) : result;
+}
+
+static CUresult record(CUevent event_handle, CUstream stream_handle, unsigned flags)
 {
     sim_event *event;
     sim_stream *stream;
-    CUresult result = find(handle, &event);
-    if (result == CUDA_SUCCESS)
-        result = nvs_sim_stream(stream_handle, &stream);
-    return result == CUDA_SUCCESS ? nvs_sim_event_record(handle, stream, flags) : result;
+    CUresult result = find_both(event_handle, stream_handle, &event, &stream);
+    return result == CUDA_SUCCESS ? nvs_sim_event_record(event, stream, flags) : result;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuEventRecord(CUevent hEvent, CUstream hStream)
@@ -133,23 +119,15 @@ SIM_EXPORT CUresult CUDAAPI cuEventRecordWithFlags(CUevent hEvent, CUstream hStr
     return nvs_sim_return(record(hEvent, hStream, flags));
 }
 
-CUresult nvs_sim_event_wait(CUevent handle, sim_stream *stream, unsigned flags)
+CUresult nvs_sim_event_wait(sim_event *event, sim_stream *stream, unsigned flags)
 {
-    sim_event *event;
-    CUresult result = find(handle, &event);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (event->capture_id != 0 || stream->capture != NULL) {
-        bool handled;
-        result = nvs_sim_capture_wait(stream, event, (flags & CU_EVENT_WAIT_EXTERNAL) != 0, &handled);
-        if (handled || result != CUDA_SUCCESS)
-            return result;
-    }
+    if (event->capture_id != 0 || stream->capture.of != NULL)
+        return nvs_sim_stream_hooks.capture_wait(stream, event, (flags & CU_EVENT_WAIT_EXTERNAL) != 0);
     if (event->fence == NULL || event->fence->done)
         return stream->context->error;
     sim_work work = {.kind = OP_WAIT, .u.fence = event->fence};
     event->fence->references++;
-    result = nvs_sim_submit(stream, &work);
+    CUresult result = nvs_sim_submit(stream, &work);
     if (result != CUDA_SUCCESS)
         nvs_sim_discard(&work);
     return result;
@@ -160,16 +138,15 @@ SIM_EXPORT CUresult CUDAAPI cuStreamWaitEvent(CUstream hStream, CUevent hEvent, 
     sim_event *event;
     sim_stream *stream;
     NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hEvent, &event));
-    NVS_SIM_TRY(nvs_sim_stream(hStream, &stream));
-    return nvs_sim_return(nvs_sim_event_wait(hEvent, stream, Flags));
+    NVS_SIM_TRY(find_both(hEvent, hStream, &event, &stream));
+    return nvs_sim_return(nvs_sim_event_wait(event, stream, Flags));
 }
 
 SIM_EXPORT CUresult CUDAAPI cuEventQuery(CUevent hEvent)
 {
     sim_event *event;
     NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hEvent, &event));
+    NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
     NVS_SIM_CHECK(event->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     NVS_SIM_TRY(event->context->error);
@@ -180,7 +157,7 @@ SIM_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent hEvent)
 {
     sim_event *event;
     NVS_SIM_ENTER();
-    NVS_SIM_TRY(find(hEvent, &event));
+    NVS_SIM_TRY(nvs_sim_event(hEvent, &event));
     NVS_SIM_CHECK(event->capture_id == 0, CUDA_ERROR_CAPTURED_EVENT);
     NVS_SIM_TRY(nvs_sim_capture_unsafe());
     sim_fence *fence = event->fence;
@@ -191,16 +168,16 @@ SIM_EXPORT CUresult CUDAAPI cuEventSynchronize(CUevent hEvent)
             pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
         nvs_sim_fence_unref(fence);
     }
-    nvs_sim_pools_synchronized(context->device);
+    nvs_sim_stream_hooks.synchronized(context->device);
     return nvs_sim_return(context->error);
 }
 
 static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle)
 {
     sim_event *start, *end;
-    CUresult result = milliseconds == NULL ? CUDA_ERROR_INVALID_VALUE : find(start_handle, &start);
+    CUresult result = milliseconds == NULL ? CUDA_ERROR_INVALID_VALUE : nvs_sim_event(start_handle, &start);
     if (result == CUDA_SUCCESS)
-        result = find(end_handle, &end);
+        result = nvs_sim_event(end_handle, &end);
     if (result != CUDA_SUCCESS)
         return result;
     if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0 || start->fence == NULL || end->fence == NULL)

@@ -1,5 +1,7 @@
-/* cuStream*, and work on a stream that is neither a launch nor a copy. */
-#include "base/sim.h"
+/* cuStream*, and host functions. */
+#include "stream/stream.h"
+
+#include <string.h>
 
 static CUresult create(CUstream *out, unsigned flags, int priority)
 {
@@ -40,7 +42,7 @@ static CUresult destroy(CUstream handle)
         return result;
     if (stream->context->error != CUDA_SUCCESS)
         return stream->context->error;
-    if (stream->capture != NULL)
+    if (stream->capture.of != NULL)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     nvs_sim_stream_destroy(stream);
     return result == SIM_STREAM_DETACHED ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; /* as a driver of version 580 answers */
@@ -71,7 +73,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamSynchronize(CUstream hStream)
     sim_context *context = stream->context;
     if (context->error == CUDA_SUCCESS)
         nvs_sim_stream_wait(stream);
-    nvs_sim_pools_synchronized(context->device);
+    nvs_sim_stream_hooks.synchronized(context->device);
     return nvs_sim_return(context->error);
 }
 
@@ -80,10 +82,10 @@ SIM_EXPORT CUresult CUDAAPI cuStreamQuery(CUstream hStream)
     ENTER_STREAM(hStream);
     NVS_SIM_TRY(nvs_sim_capture_check(stream));
     NVS_SIM_TRY(stream->context->error);
-    bool idle = nvs_sim_stream_idle(stream);
-    if (stream->legacy) /* it is behind all blocking streams */
-        for (sim_stream *other = stream->context->streams; other != NULL; other = other->next)
-            idle = idle && ((other->flags & CU_STREAM_NON_BLOCKING) != 0 || nvs_sim_stream_idle(other));
+    bool idle = stream->queue.head == NULL;
+    if (stream->legacy) /* it waits for all blocking streams */
+        for (sim_stream *other = stream->context->streams.all; other != NULL; other = other->next)
+            idle = idle && ((other->flags & CU_STREAM_NON_BLOCKING) != 0 || other->queue.head == NULL);
     return nvs_sim_return(idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
@@ -103,10 +105,10 @@ SIM_EXPORT CUresult CUDAAPI cuStreamGetFlags(CUstream hStream, unsigned int *fla
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-/* As a driver 580 does, though only cuStreamGetId and cuStreamGetDevice of what asks about a stream. */
+/* In driver 580, only cuStreamGetId and cuStreamGetDevice fail on a stream that captures. */
 static CUresult refused_by_capture(sim_stream *stream)
 {
-    return stream->capture != NULL ? nvs_sim_capture_check(stream) : CUDA_SUCCESS;
+    return stream->capture.of != NULL ? nvs_sim_capture_check(stream) : CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamGetId(CUstream hStream, unsigned long long *streamId)
@@ -148,7 +150,7 @@ SIM_EXPORT CUresult CUDAAPI cuStreamAddCallback(CUstream hStream, CUstreamCallba
 {
     ENTER_STREAM(hStream);
     NVS_SIM_CHECK(callback != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    if (stream->capture != NULL)
+    if (stream->capture.of != NULL)
         return nvs_sim_return(nvs_sim_capture_check(stream)); /* callbacks cannot be captured */
     sim_work work = {.kind = OP_CALLBACK, .u.host = {.callback = callback, .stream = hStream, .data = userData}};
     return nvs_sim_return(nvs_sim_submit(stream, &work));
@@ -162,35 +164,31 @@ SIM_EXPORT CUresult CUDAAPI cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void
     return nvs_sim_return(nvs_sim_submit(stream, &work));
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags)
-{
-    ENTER_STREAM(hStream);
-    sim_allocation *allocation = nvs_sim_find((uintptr_t)dptr);
-    NVS_SIM_CHECK(allocation != NULL && allocation->kind == MEM_MANAGED, CUDA_ERROR_INVALID_VALUE);
-    sim_work work = {.kind = OP_EMPTY};
-    return nvs_sim_return(nvs_sim_submit(stream, &work));
-}
-
-static CUresult write_value(CUstream handle, CUdeviceptr pointer, uint64_t value, uint32_t bytes)
+/* Attributes have no effect here; they are checked and forgotten. */
+static CUresult check(CUstream handle)
 {
     sim_stream *stream;
-    CUresult result = nvs_sim_stream(handle, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (pointer % bytes != 0 || !nvs_sim_kernel_reaches(stream->context, (uintptr_t)pointer, bytes))
-        return CUDA_ERROR_INVALID_VALUE;
-    sim_work work = {.kind = OP_WRITE_VALUE, .u.write = {.pointer = pointer, .value = value, .bytes = bytes}};
-    return nvs_sim_submit(stream, &work);
+    return nvs_sim_stream(handle, &stream);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags)
+SIM_EXPORT CUresult CUDAAPI cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value_out)
 {
     NVS_SIM_ENTER();
-    return nvs_sim_return(write_value(stream, addr, value, 4));
+    NVS_SIM_CHECK(value_out != NULL, CUDA_ERROR_INVALID_VALUE);
+    memset(value_out, 0, sizeof *value_out);
+    return nvs_sim_return(check(hStream));
 }
 
-SIM_EXPORT CUresult CUDAAPI cuStreamWriteValue64_v2(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
+SIM_EXPORT CUresult CUDAAPI cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *value)
 {
     NVS_SIM_ENTER();
-    return nvs_sim_return(write_value(stream, addr, value, 8));
+    NVS_SIM_CHECK(value != NULL, CUDA_ERROR_INVALID_VALUE);
+    return nvs_sim_return(check(hStream));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuStreamCopyAttributes(CUstream dst, CUstream src)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(check(src));
+    return nvs_sim_return(check(dst));
 }

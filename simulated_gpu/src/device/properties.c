@@ -1,5 +1,5 @@
-/* Devices and what they say of themselves: a card of compute capability 9.0. */
-#include "base/sim.h"
+/* Properties of a device: a card of compute capability 9.0. */
+#include "device/device.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -41,13 +41,13 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice dev)
     return result;
 }
 
-/* Of a MIG instance the first version names the card, the second the instance. */
+/* For a MIG instance the first version returns the UUID of the card, the second that of the instance. */
 SIM_EXPORT CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     NVS_SIM_ENTER();
     CUresult result = uuid_of(uuid, dev);
     if (result == CUDA_SUCCESS && nvs_sim_devices[dev].instance)
-        uuid->bytes[5] = 0; /* as nvml.c has it */
+        uuid->bytes[5] = 0; /* as in nvml/identity.c */
     return nvs_sim_return(result);
 }
 
@@ -78,7 +78,7 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceComputeCapability(int *major, int *minor, CU
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-/* Those that are not 0.  The rest of the range answers 0: not there. */
+/* The attributes that are not 0. */
 static const struct {
     CUdevice_attribute attribute;
     int value;
@@ -201,4 +201,13 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice *dev, const char *pci
             return nvs_sim_return(CUDA_SUCCESS);
         }
     return nvs_sim_return(CUDA_ERROR_INVALID_DEVICE);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev)
+{
+    sim_device *device;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(pi != NULL, CUDA_ERROR_INVALID_VALUE);
+    *pi = 0;
+    return nvs_sim_return(nvs_sim_device(dev, &device));
 }

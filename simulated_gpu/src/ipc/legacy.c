@@ -1,10 +1,10 @@
 /* Legacy IPC: device memory that another process maps as well.
  *
- * What is exported for the first time moves into a file of its own, at the same address; the handle says which descriptor of which
- * process that is, and importers open it through /proc.  It is the exporter who pays.  Memory below 64 KiB lies among others' and is
- * not exported (a driver exports the whole block that it lies in), and there are no handles of events.
+ * The first export moves an allocation into a file of its own, at the same address.  The handle names a descriptor of the exporter,
+ * and importers open it through /proc.  The exporter pays for the memory.  Allocations below 64 KiB are not exported (a driver
+ * exports the whole block that contains them), and there are no handles of events.
  */
-#include "base/sim.h"
+#include "memory/memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-typedef struct label { /* in a handle, and in the file behind the memory */
+typedef struct label { /* the contents of a handle; also behind the memory in the file */
     char magic[8];
     int32_t process_id, file;
     uint64_t bytes, mapped_bytes, id;
@@ -33,34 +33,33 @@ static bool same(const label *a, const label *b)
 
 static label label_of(const sim_allocation *one)
 {
-    label made = {.process_id = getpid(), .file = one->shared_file - 1, .bytes = one->bytes, .mapped_bytes = one->mapped_bytes,
+    label made = {.process_id = getpid(), .file = one->ipc.file - 1, .bytes = one->bytes, .mapped_bytes = one->mapped_bytes,
                   .id = one->id, .gpu = one->device->gpu};
     memcpy(made.magic, magic, sizeof magic);
     return made;
 }
 
-/* Its contents move into a file that is then mapped in their place. */
+/* Moves the contents into a file, which is then mapped in their place. */
 static CUresult move_into_file(sim_allocation *one)
 {
     const int file = (int)syscall(SYS_memfd_create, "simulated_gpu_shared", 1u /* MFD_CLOEXEC */);
     void *copy = MAP_FAILED;
     if (file < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    one->shared_file = file + 1;
+    one->ipc.file = file + 1;
     const label content = label_of(one);
     if (ftruncate(file, (off_t)(one->mapped_bytes + sizeof content)) == 0 &&
         pwrite(file, &content, sizeof content, (off_t)one->mapped_bytes) == (ssize_t)sizeof content)
         copy = mmap(NULL, one->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (copy != MAP_FAILED) {
-        while (nvs_sim_effects_unlocked != 0) /* a copy that is at it right now */
-            pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+        nvs_sim_transfers_wait();
         memcpy(copy, (void *)one->base, one->mapped_bytes);
         munmap(copy, one->mapped_bytes);
         if (mmap((void *)one->base, one->mapped_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED)
             return CUDA_SUCCESS;
     }
     close(file);
-    one->shared_file = 0;
+    one->ipc.file = 0;
     return CUDA_ERROR_MAP_FAILED;
 }
 
@@ -68,37 +67,29 @@ SIM_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdevicep
 {
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(pHandle != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_context_usable(context));
+    NVS_SIM_TRY(context->error);
     const uintptr_t address = (uintptr_t)dptr;
     sim_allocation *one = nvs_sim_find(address);
     NVS_SIM_CHECK(one != NULL && one->kind == MEM_DEVICE, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(one->mapped_bytes != 0, CUDA_ERROR_NOT_SUPPORTED);
-    if (one->shared_file == 0)
+    if (one->ipc.file == 0)
         NVS_SIM_TRY(move_into_file(one));
     const label content = label_of(one);
     memcpy(pHandle, &content, sizeof *pHandle);
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-static sim_device *visible(uint32_t gpu)
-{
-    for (int i = 0; i < nvs_sim_device_count; i++)
-        if (nvs_sim_devices[i].gpu == gpu)
-            return &nvs_sim_devices[i];
-    return NULL;
-}
-
 static sim_allocation *find_import(const sim_context *context, const label *wanted)
 {
     for (size_t i = 0; i < nvs_sim_allocation_count(); i++) {
         sim_allocation *one = nvs_sim_allocation_at(i);
-        if (one->kind == MEM_IMPORTED && one->context == context && one->shared_id == wanted->id && one->shared_by == wanted->process_id)
+        if (one->kind == MEM_IMPORTED && one->context == context && one->ipc.id == wanted->id && one->ipc.process == wanted->process_id)
             return one;
     }
     return NULL;
 }
 
-/* The memory's file, if it is still the one that the handle means. */
+/* The file of the memory, if the handle is still valid. */
 static int open_file(const label *wanted)
 {
     char path[64];
@@ -114,7 +105,7 @@ static int open_file(const label *wanted)
 
 static CUresult import(sim_context *context, const label *wanted, CUdeviceptr *out)
 {
-    sim_device *device = visible(wanted->gpu);
+    sim_device *device = nvs_sim_device_of_gpu(wanted->gpu);
     const int file = open_file(wanted);
     if (file < 0)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -123,8 +114,8 @@ static CUresult import(sim_context *context, const label *wanted, CUdeviceptr *o
     if (memory == MAP_FAILED)
         return CUDA_ERROR_MAP_FAILED;
     sim_allocation made = {.base = (uintptr_t)memory, .bytes = wanted->bytes, .mapped_bytes = wanted->mapped_bytes, .kind = MEM_IMPORTED,
-                           .device = device != NULL ? device : context->device, .context = context, .last_prefetch = -2, .preferred = -2,
-                           .shared_id = wanted->id, .shared_by = wanted->process_id, .references = 1};
+                           .device = device != NULL ? device : context->device, .context = context, .managed = {.last_prefetch = SIM_NOWHERE, .preferred = SIM_NOWHERE},
+                           .ipc = {.id = wanted->id, .process = wanted->process_id, .references = 1}};
     CUresult result = nvs_sim_insert(&made);
     if (result != CUDA_SUCCESS)
         munmap(memory, wanted->mapped_bytes);
@@ -148,7 +139,7 @@ static CUresult open_handle(CUdeviceptr *pdptr, const CUipcMemHandle *handle, un
     sim_allocation *again = find_import(context, &wanted);
     if (again == NULL)
         return import(context, &wanted, pdptr);
-    again->references++;
+    again->ipc.references++;
     *pdptr = again->base;
     return CUDA_SUCCESS;
 }
@@ -168,10 +159,10 @@ SIM_EXPORT CUresult CUDAAPI cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHa
 SIM_EXPORT CUresult CUDAAPI cuIpcCloseMemHandle(CUdeviceptr dptr)
 {
     NVS_SIM_ENTER_CONTEXT();
-    sim_allocation *one = nvs_sim_find((uintptr_t)dptr);
-    NVS_SIM_CHECK(one != NULL && one->kind == MEM_IMPORTED && one->base == (uintptr_t)dptr, CUDA_ERROR_INVALID_VALUE);
-    if (--one->references != 0)
+    sim_allocation *one = nvs_sim_find_base(dptr);
+    NVS_SIM_CHECK(one != NULL && one->kind == MEM_IMPORTED, CUDA_ERROR_INVALID_VALUE);
+    if (--one->ipc.references != 0)
         return nvs_sim_return(CUDA_SUCCESS);
-    nvs_sim_device_wait(context->device); /* what uses it has ended, as the driver sees to it */
+    nvs_sim_device_wait(context->device); /* as in the driver, work that uses it ends first */
     return nvs_sim_return(nvs_sim_release((uintptr_t)dptr));
 }

@@ -1,16 +1,14 @@
-/* The shared state file: making it, mapping it, its lock, and who still lives.  Used by both doubles. */
-#include "base/sim.h"
+/* The state file: its creation, its lock, and the processes that use it.  Both simulated libraries link this. */
+#include "base/state_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #define TRACE_OFFSET ((sizeof(nvs_sim_shared) + 4095) & ~(uint64_t)4095)
@@ -19,23 +17,6 @@
 _Static_assert(sizeof(nvs_sim_record) == 48, "simulated_gpu/trace.py reads 48 bytes a record");
 
 static char problem_text[512];
-
-uint64_t nvs_sim_now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-void nvs_sim_say(const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    fputs("simulated GPU: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
-    va_end(arguments);
-}
 
 static uint64_t parse_bytes(const char *text, const char **end)
 {
@@ -307,4 +288,11 @@ uint64_t nvs_sim_shared_used(nvs_sim_shared *shared, uint32_t gpu)
 nvs_sim_record *nvs_sim_shared_records(nvs_sim_shared *shared)
 {
     return (nvs_sim_record *)(void *)((char *)shared + shared->trace_offset);
+}
+
+void nvs_sim_uuid_text(const uint8_t uuid[16], bool instance, char out[SIM_UUID_TEXT])
+{
+    const uint8_t *u = uuid;
+    snprintf(out, SIM_UUID_TEXT, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", instance ? "MIG" : "GPU",
+             u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
 }

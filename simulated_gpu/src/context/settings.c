@@ -1,18 +1,18 @@
-/* What a context only remembers: flags, limits, cache preferences, identity. */
-#include "base/sim.h"
+/* Flags, limits and cache preferences of a context, which it only remembers, and calls that have no effect here. */
+#include "context/context.h"
 
 SIM_EXPORT CUresult CUDAAPI cuCtxGetFlags(unsigned int *flags)
 {
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(flags != NULL, CUDA_ERROR_INVALID_VALUE);
-    *flags = context->flags;
+    *flags = context->settings.flags;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetFlags(unsigned int flags)
 {
     NVS_SIM_ENTER_CONTEXT();
-    context->flags = flags;
+    context->settings.flags = flags;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -40,7 +40,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value)
 {
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK((unsigned)limit < CU_LIMIT_MAX, CUDA_ERROR_UNSUPPORTED_LIMIT);
-    context->limits[limit] = value;
+    context->settings.limits[limit] = value;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -49,7 +49,7 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetLimit(size_t *pvalue, CUlimit limit)
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(pvalue != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK((unsigned)limit < CU_LIMIT_MAX, CUDA_ERROR_UNSUPPORTED_LIMIT);
-    *pvalue = context->limits[limit];
+    *pvalue = context->settings.limits[limit];
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -57,14 +57,14 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetCacheConfig(CUfunc_cache *pconfig)
 {
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(pconfig != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pconfig = context->cache;
+    *pconfig = context->settings.cache;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetCacheConfig(CUfunc_cache config)
 {
     NVS_SIM_ENTER_CONTEXT();
-    context->cache = config;
+    context->settings.cache = config;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -72,14 +72,14 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetSharedMemConfig(CUsharedconfig *pConfig)
 {
     NVS_SIM_ENTER_CONTEXT();
     NVS_SIM_CHECK(pConfig != NULL, CUDA_ERROR_INVALID_VALUE);
-    *pConfig = context->shared_config;
+    *pConfig = context->settings.shared_config;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuCtxSetSharedMemConfig(CUsharedconfig config)
 {
     NVS_SIM_ENTER_CONTEXT();
-    context->shared_config = config;
+    context->settings.shared_config = config;
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
@@ -93,8 +93,18 @@ SIM_EXPORT CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *leastPriority, int 
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuCtxResetPersistingL2Cache(void)
-{
-    NVS_SIM_ENTER_CONTEXT();
-    return nvs_sim_return(context->error);
-}
+/* cudaProfiler.h, which declares these, is not in every wheel. */
+SIM_EXPORT CUresult CUDAAPI cuProfilerStart(void);
+SIM_EXPORT CUresult CUDAAPI cuProfilerStop(void);
+
+#define NO_EFFECT(name, parameters)                                                             \
+    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
+    {                                                                                           \
+        NVS_SIM_ENTER_CONTEXT();                                                                \
+        return nvs_sim_return(context->error);                                                  \
+    }
+
+NO_EFFECT(cuCtxResetPersistingL2Cache, (void))
+NO_EFFECT(cuFlushGPUDirectRDMAWrites, (CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope))
+NO_EFFECT(cuProfilerStart, (void))
+NO_EFFECT(cuProfilerStop, (void))

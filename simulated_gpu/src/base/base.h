@@ -1,0 +1,66 @@
+/* What every file of the simulated driver uses: the lock, the clock, the settings, messages, and the mark of an object.
+ *
+ * nvs_sim_lock guards all state of the process.  A public function takes it once (entry/entry.h); internal functions (nvs_sim_*)
+ * expect that it is held.  It is dropped only while a thread sleeps, while an executor moves many bytes, and around callbacks.
+ * The lock in the shared state file is taken inside it.
+ */
+#ifndef SIM_BASE_H
+#define SIM_BASE_H
+
+#ifndef __CUDA_API_VERSION_INTERNAL
+#define __CUDA_API_VERSION_INTERNAL /* every version of every function under its exported name */
+#endif
+#include <cuda.h>
+
+#include "simulated_gpu.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#define SIM_EXPORT __attribute__((visibility("default")))
+
+enum { /* first word of each object; a dead object stays readable, so a stale handle is recognised */
+    SIM_CONTEXT = 0x43585431,
+    SIM_STREAM = 0x53545231,
+    SIM_EVENT = 0x45564e31,
+    SIM_MODULE = 0x4d4f4431,
+    SIM_FUNCTION = 0x464e4331,
+    SIM_GRAPH = 0x47525031,
+    SIM_NODE = 0x4e4f4431,
+    SIM_EXEC = 0x45584531,
+    SIM_POOL = 0x504f4f31,
+    SIM_ARRAY = 0x41525231,
+    SIM_GREEN = 0x47524e31,
+    SIM_PHYSICAL = 0x50485931,
+};
+
+typedef struct sim_settings {
+    int driver_version;
+    uint64_t kernel_ns;
+    double copy_bytes_per_ns; /* 0: instantaneous */
+    uint64_t context_bytes;
+    uint32_t launch_queue;
+    bool peers; /* GPUs can be given access to each other's memory */
+} sim_settings;
+
+extern pthread_mutex_t nvs_sim_lock;
+extern pthread_cond_t nvs_sim_done; /* broadcast when operations have completed */
+extern sim_settings nvs_sim_settings;
+extern nvs_sim_shared *nvs_sim_shared_state;
+extern uint64_t nvs_sim_next_id;
+
+void nvs_sim_read_settings(void); /* from the environment */
+
+void nvs_sim_say(const char *format, ...) __attribute__((format(printf, 1, 2))); /* one line to stderr */
+
+static inline uint64_t nvs_sim_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+#endif

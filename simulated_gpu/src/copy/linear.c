@@ -1,0 +1,98 @@
+/* Copies of linear memory. */
+#include "copy/copy.h"
+
+static CUresult linear_by(CUstream handle, const void *target, const sim_device *target_by, const void *source,
+                          const sim_device *source_by, size_t bytes, enum sim_waiting waiting)
+{
+    sim_stream *stream;
+    CUresult result = nvs_sim_copy_stream(handle, waiting == SIM_WAIT_AS_ASYNC, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    sim_copy copy = {.target = SIM_POINTER(target), .source = source, .width = bytes, .height = 1, .depth = 1,
+                     .target_by = target_by, .source_by = source_by};
+    return nvs_sim_copy_submit(stream, &copy, waiting);
+}
+
+static CUresult linear(CUstream handle, const void *target, const void *source, size_t bytes, enum sim_waiting waiting)
+{
+    return linear_by(handle, target, NULL, source, NULL, bytes, waiting);
+}
+
+/* The host does not wait for a copy between devices, not even a synchronous one. */
+static enum sim_waiting between(CUdeviceptr target, CUdeviceptr source)
+{
+    const sim_allocation *ends[2] = {nvs_sim_find((uintptr_t)target), nvs_sim_find((uintptr_t)source)};
+    for (int i = 0; i < 2; i++)
+        if (ends[i] == NULL || ends[i]->kind == MEM_HOST || ends[i]->kind == MEM_REGISTERED)
+            return SIM_ALWAYS_WAIT;
+    return SIM_NEVER_WAIT;
+}
+
+#define COPY(name, parameters, handle, target, source, waiting)                                 \
+    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
+    {                                                                                           \
+        NVS_SIM_ENTER();                                                                        \
+        return nvs_sim_return(linear(handle, SIM_POINTER(target), SIM_POINTER(source), ByteCount, waiting));  \
+    }
+
+COPY(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), NULL, dst, src, between(dst, src))
+COPY(cuMemcpyAsync, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), hStream, dst, src, SIM_WAIT_AS_ASYNC)
+COPY(cuMemcpyHtoD_v2, (CUdeviceptr dst, const void *src, size_t ByteCount), NULL, dst, src, SIM_ALWAYS_WAIT)
+COPY(cuMemcpyDtoH_v2, (void *dst, CUdeviceptr src, size_t ByteCount), NULL, dst, src, SIM_ALWAYS_WAIT)
+COPY(cuMemcpyDtoD_v2, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), NULL, dst, src, SIM_NEVER_WAIT)
+COPY(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t ByteCount, CUstream hStream), hStream, dst, src, SIM_WAIT_AS_ASYNC)
+COPY(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), hStream, dst, src, SIM_WAIT_AS_ASYNC)
+COPY(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), hStream, dst, src, SIM_WAIT_AS_ASYNC)
+
+static CUresult peer(CUstream handle, CUdeviceptr target, CUcontext target_context, CUdeviceptr source, CUcontext source_context,
+                     size_t bytes, enum sim_waiting waiting)
+{
+    sim_context *to, *from;
+    CUresult result = nvs_sim_context(target_context, &to);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_context(source_context, &from);
+    return result == CUDA_SUCCESS ? linear_by(handle, SIM_POINTER(target), to->device, SIM_POINTER(source), from->device, bytes, waiting) : result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(peer(NULL, dst, dstContext, src, srcContext, ByteCount, SIM_NEVER_WAIT));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyPeerAsync(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext,
+                                              size_t ByteCount, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(peer(hStream, dst, dstContext, src, srcContext, ByteCount, SIM_WAIT_AS_ASYNC));
+}
+
+/* Many copies in one call, in order, which is one of the allowed orders.  As documented, the legacy stream is an error. */
+static CUresult batch(CUstream handle, const CUdeviceptr *targets, const CUdeviceptr *sources, const size_t *sizes, size_t count)
+{
+    if (targets == NULL || sources == NULL || sizes == NULL || count == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (handle == CU_STREAM_LEGACY || (handle == NULL && !nvs_sim_thread.per_thread))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = linear(handle, SIM_POINTER(targets[i]), SIM_POINTER(sources[i]), sizes[i], SIM_WAIT_AS_ASYNC);
+    return result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                               CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx,
+                                               CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    if (failIdx != NULL)
+        *failIdx = SIZE_MAX;
+    return nvs_sim_return(batch(hStream, dsts, srcs, sizes, count));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
+                                                  CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(batch(hStream, dsts, srcs, sizes, count));
+}

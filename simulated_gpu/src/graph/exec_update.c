@@ -1,0 +1,156 @@
+/* Changes of an executable, by the nodes of the graph that it was made from. */
+#include "graph/graph.h"
+
+#include <stdlib.h>
+
+static CUresult own_node(CUgraphExec exec_handle, CUgraphNode node_handle, sim_exec **exec, size_t *index)
+{
+    sim_node *node;
+    CUresult result = nvs_sim_exec(exec_handle, exec);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_node(node_handle, &node);
+    if (result != CUDA_SUCCESS)
+        return result;
+    for (size_t i = 0; i < (*exec)->graph->count; i++)
+        if ((*exec)->order[i]->id == node->id) {
+            *index = i;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult set_params(CUgraphExec exec_handle, CUgraphNode node, CUgraphNodeType type, sim_node_params params)
+{
+    sim_exec *exec;
+    size_t index;
+    CUresult result = own_node(exec_handle, node, &exec, &index);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (params.any == NULL || exec->order[index]->type != type)
+        return CUDA_ERROR_INVALID_VALUE;
+    return nvs_sim_node_set(exec->order[index], params);
+}
+
+#define EXEC_SET(name, kind, parameter, ...)                                                    \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphExec hGraphExec, CUgraphNode hNode, parameter)      \
+    {                                                                                           \
+        NVS_SIM_ENTER();                                                                        \
+        return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_##kind, (sim_node_params){__VA_ARGS__})); \
+    }
+#define COMMA ,
+
+EXEC_SET(cuGraphExecKernelNodeSetParams_v2, KERNEL, const CUDA_KERNEL_NODE_PARAMS *params, .kernel = params)
+EXEC_SET(cuGraphExecMemcpyNodeSetParams, MEMCPY, const CUDA_MEMCPY3D *params COMMA CUcontext ctx, .context = ctx, .copy = params)
+EXEC_SET(cuGraphExecMemsetNodeSetParams, MEMSET, const CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx, .context = ctx, .fill = params)
+EXEC_SET(cuGraphExecHostNodeSetParams, HOST, const CUDA_HOST_NODE_PARAMS *params, .host = params)
+EXEC_SET(cuGraphExecEventRecordNodeSetEvent, EVENT_RECORD, CUevent event, .event = event)
+EXEC_SET(cuGraphExecEventWaitNodeSetEvent, WAIT_EVENT, CUevent event, .event = event)
+EXEC_SET(cuGraphExecChildGraphNodeSetParams, GRAPH, CUgraph child, .child = child)
+
+SIM_EXPORT CUresult CUDAAPI cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams)
+{
+    sim_general_params all = {0};
+    sim_exec *exec;
+    size_t index;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
+    NVS_SIM_CHECK(nodeParams != NULL && nodeParams->type == exec->order[index]->type, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(nvs_sim_params_unpack(nodeParams, &all));
+    return nvs_sim_return(nvs_sim_node_set(exec->order[index], all.params));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled)
+{
+    sim_exec *exec;
+    size_t index;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
+    exec->disabled[index] = isEnabled == 0;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int *isEnabled)
+{
+    sim_exec *exec;
+    size_t index;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(isEnabled != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_TRY(own_node(hGraphExec, hNode, &exec, &index));
+    *isEnabled = !exec->disabled[index];
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+/* The new graph must have nodes of the same types, in the same order, with the same edges. */
+static CUgraphExecUpdateResult difference(sim_graph *old, sim_graph *new)
+{
+    size_t index = 0;
+    if (old->count != new->count)
+        return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    for (sim_node *a = old->nodes, *b = new->nodes; a != NULL; a = a->next, b = b->next, index++)
+        a->mark = b->mark = index;
+    for (sim_node *a = old->nodes, *b = new->nodes; a != NULL; a = a->next, b = b->next) {
+        if (a->type != b->type)
+            return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+        if (a->dependency_count != b->dependency_count)
+            return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        for (size_t i = 0; i < a->dependency_count; i++)
+            if (a->dependencies[i]->mark != b->dependencies[i]->mark)
+                return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+    }
+    return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+}
+
+static CUresult update(CUgraphExec exec_handle, CUgraph graph_handle, CUgraphExecUpdateResult *why)
+{
+    sim_exec *exec;
+    sim_graph *graph, *copy;
+    sim_node **order;
+    *why = CU_GRAPH_EXEC_UPDATE_ERROR;
+    CUresult result = nvs_sim_exec(exec_handle, &exec);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_graph(graph_handle, &graph);
+    if (result != CUDA_SUCCESS)
+        return result;
+    *why = difference(exec->graph, graph);
+    if (*why != CU_GRAPH_EXEC_UPDATE_SUCCESS)
+        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    result = nvs_sim_graph_clone(graph, &copy);
+    if (result != CUDA_SUCCESS)
+        return result;
+    for (sim_node *a = exec->graph->nodes, *b = copy->nodes; a != NULL; a = a->next, b = b->next)
+        b->id = a->id; /* the nodes of its first graph still address the executable */
+    result = nvs_sim_graph_sort(copy, &order);
+    if (result != CUDA_SUCCESS) {
+        nvs_sim_graph_free(copy);
+        return result;
+    }
+    nvs_sim_exec_memory_close(&exec->memory);
+    nvs_sim_graph_free(exec->graph);
+    free(exec->order);
+    exec->graph = copy;
+    exec->order = order;
+    return nvs_sim_exec_memory_open(&exec->memory, graph, order, copy->count);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphNode *hErrorNode_out,
+                                              CUgraphExecUpdateResult *updateResult_out)
+{
+    CUgraphExecUpdateResult why;
+    NVS_SIM_ENTER();
+    CUresult result = update(hGraphExec, hGraph, &why);
+    if (hErrorNode_out != NULL)
+        *hErrorNode_out = NULL;
+    if (updateResult_out != NULL)
+        *updateResult_out = why;
+    return nvs_sim_return(result);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuGraphExecUpdate_v2(CUgraphExec hGraphExec, CUgraph hGraph, CUgraphExecUpdateResultInfo *resultInfo)
+{
+    CUgraphExecUpdateResult why;
+    NVS_SIM_ENTER();
+    CUresult result = update(hGraphExec, hGraph, &why);
+    if (resultInfo != NULL)
+        *resultInfo = (CUgraphExecUpdateResultInfo){.result = why};
+    return nvs_sim_return(result);
+}

@@ -1,0 +1,73 @@
+/* Physical memory that processes share by descriptor.
+ *
+ * The file says which process pays for the memory: its creator, and when the creator has released it, the next importer.
+ */
+#include "vmm/vmm.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocationHandle handle,
+                                                         CUmemAllocationHandleType handleType, unsigned long long flags)
+{
+    sim_physical *physical;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_physical(handle, &physical));
+    NVS_SIM_CHECK(shareableHandle != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(handleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
+    NVS_SIM_CHECK(physical->properties.requestedHandleTypes == handleType, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(!physical->imported, CUDA_ERROR_INVALID_VALUE); /* as a driver of version 580 answers */
+    if (physical->charged)
+        NVS_SIM_CHECK(nvs_sim_payer_write(physical->file, physical->bytes, (sim_payer){(int32_t)getpid(), physical->device->gpu}), CUDA_ERROR_OPERATING_SYSTEM);
+    int copy = dup(physical->file);
+    NVS_SIM_CHECK(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    memcpy(shareableHandle, &copy, sizeof copy);
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+/* A file of shared memory as physical memory of this process, which pays for it if no other process does. */
+static CUresult adopt(int file, size_t bytes, sim_physical *out)
+{
+    sim_payer payer;
+    if (pread(file, &payer, sizeof payer, (off_t)bytes) != (ssize_t)sizeof payer)
+        return CUDA_ERROR_INVALID_VALUE;
+    sim_device *device = nvs_sim_device_of_gpu(payer.gpu);
+    if (device == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    const bool charge = payer.process == 0;
+    if (charge && !nvs_sim_charge(device->gpu, bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (charge)
+        (void)nvs_sim_payer_write(file, bytes, (sim_payer){(int32_t)getpid(), payer.gpu});
+    *out = (sim_physical){.magic = SIM_PHYSICAL, .references = 1, .bytes = bytes, .file = file, .device = device,
+                          .charged = charge, .imported = true};
+    out->properties = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                            .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device->ordinal}};
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle,
+                                                           CUmemAllocationHandleType shHandleType)
+{
+    struct stat info;
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(handle != NULL, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(shHandleType == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
+    const int file = fcntl((int)(uintptr_t)osHandle, F_DUPFD_CLOEXEC, 0);
+    NVS_SIM_CHECK(file >= 0, CUDA_ERROR_INVALID_VALUE);
+    sim_physical *physical = calloc(1, sizeof *physical);
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (physical != NULL && fstat(file, &info) == 0 && info.st_size > SIM_PAYER_BYTES)
+        result = adopt(file, (size_t)info.st_size - SIM_PAYER_BYTES, physical);
+    if (result != CUDA_SUCCESS) {
+        close(file);
+        free(physical);
+        return nvs_sim_return(result);
+    }
+    *handle = (CUmemGenericAllocationHandle)(uintptr_t)physical;
+    return nvs_sim_return(CUDA_SUCCESS);
+}

@@ -1,0 +1,96 @@
+/* Memory: the table of addresses, and each kind of allocation. */
+#ifndef SIM_MEMORY_H
+#define SIM_MEMORY_H
+
+#include "stream/stream.h"
+
+#define SIM_HOST_BIT (1ull << 63) /* in accessed_by */
+#define SIM_NOWHERE (-2)          /* a location that was never given */
+
+enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED, MEM_GRAPH };
+
+typedef struct sim_allocation {
+    uintptr_t base;
+    size_t bytes;         /* as asked for */
+    size_t charged_bytes; /* on the device; of managed memory, those that are resident */
+    size_t mapped_bytes;  /* of host address space; 0: it came from malloc */
+    enum sim_memory_kind kind;
+    sim_device *device;
+    sim_context *context;
+    unsigned flags;
+    uint64_t id;
+    bool sync_memops;
+    bool freed;           /* its pool no longer counts it as used */
+    uint64_t accessed_by; /* bit per device.  MEM_MAPPED, MEM_POOL: those with access rights; MEM_MANAGED: those that were advised */
+    void *handle;         /* MEM_MAPPED: the sim_physical (vmm); MEM_POOL: the pool; MEM_GRAPH: a sim_graph_memory */
+    void (*released)(const struct sim_allocation *allocation); /* NULL, or called when it has left the table */
+    struct {
+        int32_t last_prefetch, preferred; /* a GPU, -1: the host, or SIM_NOWHERE */
+        bool read_mostly;
+    } managed;
+    struct {
+        int file;            /* of exported memory: its descriptor + 1 */
+        int32_t process;     /* MEM_IMPORTED: the exporter, */
+        uint64_t id;         /* the id of the allocation there, */
+        uint32_t references; /* and how often it is open */
+    } ipc;
+} sim_allocation;
+
+typedef struct sim_graph_memory { /* what one node of a graph allocates */
+    struct sim_graph_memory *next; /* all of them */
+    CUdeviceptr pointer;           /* 0: its context has ended */
+    size_t bytes;
+    sim_device *device;
+    uint32_t nodes;   /* that allocate it, those of executables included */
+    bool live;        /* allocated by a launch, and not freed */
+    bool left_behind; /* live, and its executable is gone */
+} sim_graph_memory;
+
+/* table.c */
+sim_allocation *nvs_sim_find(uintptr_t address);         /* the allocation that contains it; NULL: pageable host memory */
+sim_allocation *nvs_sim_find_base(CUdeviceptr pointer);  /* the allocation that begins there; or NULL */
+bool nvs_sim_overlaps(uintptr_t address, size_t bytes);
+CUresult nvs_sim_insert(const sim_allocation *allocation);
+void nvs_sim_remove(sim_allocation *allocation);
+size_t nvs_sim_allocation_count(void);
+sim_allocation *nvs_sim_allocation_at(size_t index);
+extern uint64_t nvs_sim_managed_count; /* of them */
+CUresult nvs_sim_reserve(size_t bytes, size_t alignment, CUdeviceptr wanted, CUdeviceptr *out);
+CUresult nvs_sim_unreserve(CUdeviceptr base, size_t bytes);
+bool nvs_sim_reserved(uintptr_t address, size_t bytes);
+/* Visits the mappings of a range until `visit` returns false; false also if there is a hole or, with `whole`, a mapping that
+ * the range covers only in part. */
+bool nvs_sim_each_mapping(uintptr_t address, size_t bytes, bool whole, bool (*visit)(sim_allocation *, uint64_t), uint64_t argument);
+bool nvs_sim_accessible(uintptr_t address, size_t bytes); /* false: in a reserved range and not backed, or beyond its allocation */
+
+/* allocate.c */
+CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_kind kind, unsigned flags, CUdeviceptr *out);
+CUresult nvs_sim_release(uintptr_t base);
+
+/* peers.c */
+bool nvs_sim_peers_possible(const sim_device *one, const sim_device *other);
+bool nvs_sim_copy_reaches(const sim_device *by, uintptr_t address, size_t bytes); /* and it is there */
+bool nvs_sim_fill_reaches(const sim_context *by, uintptr_t address, size_t bytes);
+bool nvs_sim_kernel_reaches(const sim_context *by, uintptr_t address, size_t bytes);
+
+/* managed.c */
+void nvs_sim_managed_touch(sim_device *device); /* a kernel has run */
+void nvs_sim_managed_prefetch(CUdeviceptr pointer, size_t bytes, int32_t gpu);
+
+/* pool.c */
+void nvs_sim_pools_synchronized(sim_device *device); /* after a wait for a stream, an event or a context */
+
+/* graph_memory.c */
+CUresult nvs_sim_graph_memory_new(sim_context *context, size_t bytes, uint64_t accessors, sim_graph_memory **out); /* an address only */
+size_t nvs_sim_graph_memory_charge(const sim_graph_memory *memory);
+sim_graph_memory *nvs_sim_graph_memory_at(CUdeviceptr pointer); /* NULL: no graph allocates it */
+bool nvs_sim_graph_memory_free(sim_graph_memory *memory);       /* false: no launch has allocated it since the last free */
+void nvs_sim_graph_memory_collect(void);                        /* releases the addresses that nothing uses */
+
+/* Also declares `context`; the call is not allowed during a capture. */
+#define NVS_SIM_ENTER_ALLOCATING()                                                              \
+    NVS_SIM_ENTER_CONTEXT();                                                                    \
+    NVS_SIM_TRY(nvs_sim_capture_unsafe());                                                      \
+    NVS_SIM_TRY(context->error)
+
+#endif

@@ -1,0 +1,118 @@
+/* Launches of kernels. */
+#include "module/module.h"
+
+#include <string.h>
+
+/* The first parameters, each of 8 bytes, of a kernel that is known to have `count` of them; false: none were given. */
+static bool read_parameters(const CUDA_KERNEL_NODE_PARAMS *launch, uint64_t *out, size_t count)
+{
+    for (size_t i = 0; launch->kernelParams != NULL && i < count; i++) {
+        if (launch->kernelParams[i] == NULL)
+            return false;
+        memcpy(&out[i], launch->kernelParams[i], sizeof out[i]);
+    }
+    bool found = launch->kernelParams != NULL;
+    for (size_t i = 0; launch->extra != NULL && launch->extra[i] != CU_LAUNCH_PARAM_END; i += 2)
+        if (launch->extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+            memcpy(out, launch->extra[i + 1], count * sizeof *out);
+            found = true;
+        }
+    return found;
+}
+
+CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *out)
+{
+    const unsigned grid[3] = {launch->gridDimX, launch->gridDimY, launch->gridDimZ};
+    const unsigned block[3] = {launch->blockDimX, launch->blockDimY, launch->blockDimZ};
+    sim_function *function;
+    CUresult result = nvs_sim_function(launch->func != NULL ? launch->func : (CUfunction)launch->kern, &function);
+    if (result != CUDA_SUCCESS)
+        return result;
+    for (int i = 0; i < 3; i++)
+        if (grid[i] == 0 || block[i] == 0)
+            return CUDA_ERROR_INVALID_VALUE;
+    if ((uint64_t)block[0] * block[1] * block[2] > 1024 || grid[0] > 2147483647u || grid[1] > 65535 || grid[2] > 65535)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t given[3] = {0};
+    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns, .u.kernel = {.params = *launch, .symbol = function->name}};
+    if (function->busy && read_parameters(launch, given, 1))
+        out->duration_ns = given[0];
+    if (function->copies && read_parameters(launch, given, 3)) {
+        out->u.kernel.to = given[0];
+        out->u.kernel.from = given[1];
+        out->u.kernel.bytes = 4 * given[2];
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(CUstream handle, const CUDA_KERNEL_NODE_PARAMS *params)
+{
+    sim_stream *stream;
+    sim_work work;
+    CUresult result = nvs_sim_stream(handle, &stream);
+    if (result == CUDA_SUCCESS)
+        result = nvs_sim_kernel_work(params, &work);
+    return result == CUDA_SUCCESS ? nvs_sim_submit(stream, &work) : result;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,
+                                           unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,
+                                           unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)
+{
+    const CUDA_KERNEL_NODE_PARAMS params = {.func = f, .gridDimX = gridDimX, .gridDimY = gridDimY, .gridDimZ = gridDimZ,
+                                            .blockDimX = blockDimX, .blockDimY = blockDimY, .blockDimZ = blockDimZ,
+                                            .sharedMemBytes = sharedMemBytes, .kernelParams = kernelParams, .extra = extra};
+    NVS_SIM_ENTER();
+    return nvs_sim_return(launch(hStream, &params));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(config != NULL, CUDA_ERROR_INVALID_VALUE);
+    const CUDA_KERNEL_NODE_PARAMS params = {
+        .func = f, .gridDimX = config->gridDimX, .gridDimY = config->gridDimY, .gridDimZ = config->gridDimZ,
+        .blockDimX = config->blockDimX, .blockDimY = config->blockDimY, .blockDimZ = config->blockDimZ,
+        .sharedMemBytes = config->sharedMemBytes, .kernelParams = kernelParams, .extra = extra};
+    return nvs_sim_return(launch(config->hStream, &params));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
+                                                      unsigned int gridDimZ, unsigned int blockDimX, unsigned int blockDimY,
+                                                      unsigned int blockDimZ, unsigned int sharedMemBytes, CUstream hStream,
+                                                      void **kernelParams)
+{
+    const CUDA_KERNEL_NODE_PARAMS params = {.func = f, .gridDimX = gridDimX, .gridDimY = gridDimY, .gridDimZ = gridDimZ,
+                                            .blockDimX = blockDimX, .blockDimY = blockDimY, .blockDimZ = blockDimZ,
+                                            .sharedMemBytes = sharedMemBytes, .kernelParams = kernelParams};
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK((uint64_t)gridDimX * gridDimY * gridDimZ <= 16 * 32, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
+    return nvs_sim_return(launch(hStream, &params));
+}
+
+/* The launches of CUDA 3 have no parameters. */
+
+static CUresult launch_grid(CUfunction f, int width, int height, CUstream stream)
+{
+    const CUDA_KERNEL_NODE_PARAMS params = {.func = f, .gridDimX = (unsigned)width, .gridDimY = (unsigned)height, .gridDimZ = 1,
+                                            .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+    return launch(stream, &params);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunch(CUfunction f)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(launch_grid(f, 1, 1, NULL));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunchGrid(CUfunction f, int grid_width, int grid_height)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(launch_grid(f, grid_width, grid_height, NULL));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(launch_grid(f, grid_width, grid_height, hStream));
+}

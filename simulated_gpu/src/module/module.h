@@ -1,0 +1,56 @@
+/* Modules, libraries, functions and kernels.  A library is a module of no context; a kernel handle is a function handle. */
+#ifndef SIM_MODULE_H
+#define SIM_MODULE_H
+
+#include "memory/memory.h"
+
+enum sim_image_kind { IMAGE_CUBIN, IMAGE_PTX, IMAGE_FATBIN };
+typedef struct sim_image {
+    enum sim_image_kind kind;
+    char *bytes; /* NULL for a fat binary, whose content is not read */
+    size_t size;
+} sim_image;
+
+typedef struct sim_module {
+    uint32_t magic;
+    struct sim_module *next; /* of the context */
+    sim_context *context;    /* NULL for a library */
+    sim_image image;
+    struct sim_function *functions;
+    struct sim_global *globals;
+} sim_module;
+
+typedef struct sim_function {
+    uint32_t magic;
+    struct sim_function *next;
+    sim_module *module;
+    char *name;
+    bool busy;   /* nvs_busy: its first parameter is its duration */
+    bool copies; /* nvs_copy: copies words of 4 bytes; its parameters are target, source and their number */
+    int attributes[CU_FUNC_ATTRIBUTE_MAX];
+} sim_function;
+
+/* image.c */
+CUresult nvs_sim_image_copy(const void *image, sim_image *out);
+CUresult nvs_sim_image_from_file(const char *path, char **out);
+/* Calls visit with each name that the image shows, until it returns true. */
+bool nvs_sim_image_names(const sim_image *image, bool (*visit)(const char *name, size_t length, void *argument), void *argument);
+
+/* global.c */
+CUresult nvs_sim_global(sim_context *context, sim_module *module, const char *name, CUdeviceptr *pointer, size_t *bytes);
+void nvs_sim_globals_free(sim_module *module);
+
+/* table.c */
+CUresult nvs_sim_module(CUmodule handle, sim_module **out);
+CUresult nvs_sim_module_new(const void *image, sim_module **out);
+void nvs_sim_module_free(sim_module *module);
+void nvs_sim_modules_unload(sim_context *context);
+CUresult nvs_sim_module_count(sim_module *module, unsigned *out); /* of its functions; a fat binary shows none */
+CUresult nvs_sim_module_list(sim_module *module, sim_function **out, unsigned room);
+CUresult nvs_sim_function(CUfunction handle, sim_function **out);
+CUresult nvs_sim_function_named(sim_module *module, const char *name, sim_function **out);
+
+/* launch.c */
+CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *out);
+
+#endif

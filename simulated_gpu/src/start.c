@@ -1,0 +1,79 @@
+/* Start of the simulated driver: cuInit, fork, and the calls from lower folders to higher ones.
+ *
+ * Nothing exists before cuInit: no mapping, no thread.  A child of a fork after cuInit has no driver: as with the real one, every
+ * call returns NOT_INITIALIZED there.
+ */
+#include "base/state_file.h"
+#include "context/context.h"
+#include "faults/faults.h"
+#include "faults/observe.h"
+
+/* The lock is taken before a fork, so that the child finds it in one piece. */
+static void before_fork(void) { pthread_mutex_lock(&nvs_sim_lock); }
+static void in_parent(void) { pthread_mutex_unlock(&nvs_sim_lock); }
+static void in_child(void)
+{
+    nvs_sim_forked = nvs_sim_initialised;
+    pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t fresh_condition = PTHREAD_COND_INITIALIZER;
+    nvs_sim_lock = fresh;
+    nvs_sim_done = fresh_condition;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
+{
+    NVS_SIM_ENTER_RAW();
+    const char *problem = NULL;
+    NVS_SIM_CHECK(!nvs_sim_forked, CUDA_ERROR_NOT_INITIALIZED);
+    NVS_SIM_CHECK(Flags == 0, CUDA_ERROR_INVALID_VALUE);
+    if (nvs_sim_initialised)
+        return nvs_sim_return(CUDA_SUCCESS);
+    if (nvs_sim_shared_state == NULL) {
+        nvs_sim_shared_state = nvs_sim_shared_open(&problem);
+        if (nvs_sim_shared_state == NULL) {
+            nvs_sim_say("%s", problem);
+            return nvs_sim_return(CUDA_ERROR_SYSTEM_NOT_READY);
+        }
+        pthread_atfork(before_fork, in_parent, in_child);
+    }
+    if (!nvs_sim_registered()) {
+        nvs_sim_say("more than %u processes use this state file", NVS_SIM_MAX_PROCESSES);
+        return nvs_sim_return(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    if (nvs_sim_device_count == 0)
+        nvs_sim_find_devices(nvs_sim_shared_state);
+    NVS_SIM_CHECK(nvs_sim_device_count != 0, CUDA_ERROR_NO_DEVICE);
+    nvs_sim_initialised = true;
+    pthread_mutex_unlock(&nvs_sim_lock);
+    nvs_sim_inject();
+    return CUDA_SUCCESS;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuDriverGetVersion(int *driverVersion)
+{
+    NVS_SIM_ENTER_RAW();
+    NVS_SIM_CHECK(driverVersion != NULL, CUDA_ERROR_INVALID_VALUE);
+    *driverVersion = nvs_sim_settings.driver_version;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+/* Lower folders call higher ones only through these. */
+static void connect_folders(void)
+{
+    nvs_sim_reopen_primary = nvs_sim_primary_reopen;
+    nvs_sim_stream_hooks = (sim_stream_hooks){
+        .effect = nvs_sim_effect,
+        .synchronized = nvs_sim_pools_synchronized,
+        .capture_work = nvs_sim_capture_work,
+        .capture_record = nvs_sim_capture_record,
+        .capture_wait = nvs_sim_capture_wait,
+    };
+}
+
+/* Some calls before cuInit need the settings, and faults hit any call. */
+__attribute__((constructor)) static void prepare(void)
+{
+    connect_folders();
+    nvs_sim_read_settings();
+    nvs_sim_faults_from_environment();
+}

@@ -1,0 +1,308 @@
+/* The executor: it lets the work of streams take its time.
+ *
+ * One thread per device, started with the first work, runs the heads of the queues whose dependencies are met.
+ * start = the latest of submission, end of the stream's previous work, and end of what it waited for; end = start + duration.
+ * So a late wake-up delays an effect, but adds nothing to the sums.  The effect of work (bytes, callbacks, events) happens at its
+ * end, never before, and its trace is written after the effect.
+ */
+#include "faults/observe.h"
+#include "stream/stream.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+
+sim_stream_hooks nvs_sim_stream_hooks;
+
+static uint64_t sequence;  /* of the operation that was queued last */
+static uint32_t transfers; /* effects that move bytes without the lock */
+static sim_op *spare_ops;
+
+static void signal_all(void)
+{
+    for (int i = 0; i < nvs_sim_device_count; i++)
+        if (nvs_sim_devices[i].executor.started)
+            pthread_cond_signal(&nvs_sim_devices[i].executor.work);
+}
+
+/* True if the head can start; *ready is then the end of what it waited for. */
+static bool dependencies_met(const sim_stream *stream, const sim_op *op, uint64_t *ready)
+{
+    const sim_context *context = stream->context;
+    *ready = 0;
+    if (op->work.kind == OP_WAIT) {
+        if (!op->work.u.fence->done)
+            return false;
+        *ready = op->work.u.fence->end_ns;
+    }
+    if (stream->legacy) {
+        for (const sim_stream *other = context->streams.all; other != NULL; other = other->next) {
+            if (other == stream || (other->flags & CU_STREAM_NON_BLOCKING) != 0)
+                continue;
+            if (other->queue.head != NULL && other->queue.head->sequence < op->sequence)
+                return false;
+            if (other->queue.last_end_ns > *ready)
+                *ready = other->queue.last_end_ns;
+        }
+    } else if ((stream->flags & CU_STREAM_NON_BLOCKING) == 0 && context->streams.legacy != NULL) {
+        const sim_stream *legacy = context->streams.legacy;
+        if (legacy->queue.head != NULL && legacy->queue.head->sequence < op->sequence)
+            return false;
+        if (legacy->queue.last_end_ns > *ready)
+            *ready = legacy->queue.last_end_ns;
+    }
+    return true;
+}
+
+static void start(sim_stream *stream, sim_op *op, uint64_t ready)
+{
+    uint64_t from = op->submitted_ns;
+    if (stream->queue.last_end_ns > from)
+        from = stream->queue.last_end_ns;
+    if (ready > from)
+        from = ready;
+    op->started = true;
+    op->start_ns = from;
+    op->end_ns = from + op->work.duration_ns;
+}
+
+static uint16_t trace_kind(const sim_op *op)
+{
+    switch (op->work.kind) {
+    case OP_KERNEL: return op->graph ? NVS_SIM_GRAPH : NVS_SIM_KERNEL;
+    case OP_COPY: return op->graph ? NVS_SIM_GRAPH : NVS_SIM_COPY;
+    case OP_FILL: return op->graph ? NVS_SIM_GRAPH : NVS_SIM_MEMSET;
+    case OP_PREFETCH: return NVS_SIM_PREFETCH;
+    default: return 0;
+    }
+}
+
+static void call_host(const sim_work *work)
+{
+    pthread_mutex_unlock(&nvs_sim_lock);
+    nvs_sim_thread.in_callback = true;
+    if (work->kind == OP_HOST)
+        work->u.host.function(work->u.host.data);
+    else
+        work->u.host.callback(work->u.host.stream, CUDA_SUCCESS, work->u.host.data);
+    nvs_sim_thread.in_callback = false;
+    pthread_mutex_lock(&nvs_sim_lock);
+}
+
+static CUresult run(sim_stream *stream, sim_op *op)
+{
+    switch (op->work.kind) {
+    case OP_EMPTY:
+    case OP_WAIT:
+    case OP_ALLOCATE:
+        return CUDA_SUCCESS;
+    case OP_RECORD:
+        op->work.u.fence->done = true;
+        op->work.u.fence->end_ns = op->end_ns;
+        return CUDA_SUCCESS;
+    case OP_HOST:
+    case OP_CALLBACK:
+        call_host(&op->work);
+        return CUDA_SUCCESS;
+    default:
+        return nvs_sim_stream_hooks.effect(stream, &op->work);
+    }
+}
+
+/* As in CUPTI, a prefetch of managed memory is no copy, and an event is no work. */
+static void report(const sim_op *op)
+{
+    const nvs_sim_observer *observer = nvs_sim_current_observer();
+    if (observer == NULL || op->symbol == NULL) /* there was none when this was submitted */
+        return;
+    switch (op->work.kind) {
+    case OP_KERNEL: observer->ran(NVS_SIM_KERNEL, op->symbol, op->call, 0); break;
+    case OP_COPY: observer->ran(NVS_SIM_COPY, "", op->call, op->work.bytes); break;
+    case OP_FILL: observer->ran(NVS_SIM_MEMSET, "", op->call, op->work.bytes); break;
+    default: break;
+    }
+}
+
+static void complete(sim_stream *stream, sim_op *op)
+{
+    sim_device *device = stream->context->device;
+    const uint16_t kind = trace_kind(op);
+    CUresult result = CUDA_SUCCESS;
+    if (stream->context->error == CUDA_SUCCESS || op->work.kind == OP_RECORD) /* waiters for an event of a broken context go on */
+        result = run(stream, op);
+    if (result != CUDA_SUCCESS)
+        stream->context->error = device->error = result;
+    if (op->work.kind == OP_HOST || op->work.kind == OP_CALLBACK)
+        op->end_ns = nvs_sim_now_ns(); /* a host function takes its real time; later work starts now */
+    report(op);
+    if (kind != 0) {
+        const nvs_sim_record record = {.kind = kind, .stream = stream->id, .start_ns = op->start_ns, .end_ns = op->end_ns,
+                                       .bytes = op->work.bytes};
+        nvs_sim_trace(device->gpu, &record);
+    }
+    stream->queue.last_end_ns = op->end_ns;
+    stream->queue.head = op->next;
+    if (stream->queue.head == NULL)
+        stream->queue.tail = NULL;
+    stream->queue.completed++;
+    stream->queue.launches -= op->counts;
+    if (op->work.kind == OP_RECORD)
+        signal_all();
+    nvs_sim_discard(&op->work);
+    op->next = spare_ops;
+    spare_ops = op;
+}
+
+static void drop_idle(sim_device *device)
+{
+    sim_stream **link = &device->executor.busy;
+    while (*link != NULL) {
+        sim_stream *stream = *link;
+        if (stream->queue.head != NULL) {
+            link = &stream->next_busy;
+            continue;
+        }
+        *link = stream->next_busy;
+        stream->busy = false;
+        if (stream->closing)
+            nvs_sim_stream_recycle(stream);
+    }
+}
+
+/* Starts the heads that can start.  Returns the stream whose head ends first, or NULL when nothing runs. */
+static sim_stream *next_to_end(sim_device *device)
+{
+    sim_stream *first = NULL;
+    uint64_t ready;
+    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy) {
+        sim_op *op = stream->queue.head;
+        if (op == NULL)
+            continue;
+        if (!op->started && dependencies_met(stream, op, &ready))
+            start(stream, op, ready);
+        if (op->started && (first == NULL || op->end_ns < first->queue.head->end_ns))
+            first = stream;
+    }
+    return first;
+}
+
+static void *execute(void *argument)
+{
+    sim_device *device = argument;
+    prctl(PR_SET_NAME, "simulated_gpu");
+    prctl(PR_SET_TIMERSLACK, 1UL);
+    pthread_mutex_lock(&nvs_sim_lock);
+    for (;;) {
+        sim_stream *stream = next_to_end(device);
+        if (stream == NULL) {
+            drop_idle(device);
+            pthread_cond_broadcast(&nvs_sim_done); /* after it: the end of a context waits for both */
+            pthread_cond_wait(&device->executor.work, &nvs_sim_lock);
+            continue;
+        }
+        uint64_t end_ns = stream->queue.head->end_ns;
+        if (end_ns <= nvs_sim_now_ns()) {
+            complete(stream, stream->queue.head);
+            continue;
+        }
+        struct timespec until = {.tv_sec = (time_t)(end_ns / 1000000000u), .tv_nsec = (long)(end_ns % 1000000000u)};
+        drop_idle(device);
+        pthread_cond_broadcast(&nvs_sim_done);
+        pthread_cond_timedwait(&device->executor.work, &nvs_sim_lock, &until);
+    }
+    return NULL;
+}
+
+static CUresult wake_executor(sim_device *device)
+{
+    if (!device->executor.started) {
+        pthread_t thread;
+        sigset_t all, before;
+        /* The application's own threads handle its signals. */
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        int failed = pthread_create(&thread, NULL, execute, device);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        if (failed != 0)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        pthread_detach(thread);
+        device->executor.started = true;
+    }
+    pthread_cond_signal(&device->executor.work);
+    return CUDA_SUCCESS;
+}
+
+static sim_op *new_op(void)
+{
+    sim_op *op = spare_ops;
+    if (op == NULL)
+        return malloc(sizeof *op);
+    spare_ops = op->next;
+    return op;
+}
+
+CUresult nvs_sim_enqueue(sim_stream *stream, const sim_work *work, bool counts, bool graph)
+{
+    sim_device *device = stream->context->device;
+    if (stream->context->error != CUDA_SUCCESS)
+        return stream->context->error;
+    while (counts && stream->queue.launches >= nvs_sim_settings.launch_queue) /* as in the driver, a full queue blocks the launch */
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+    sim_op *op = new_op();
+    if (op == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *op = (sim_op){.work = *work, .sequence = ++sequence, .submitted_ns = nvs_sim_now_ns(), .counts = counts, .graph = graph};
+    if (nvs_sim_current_observer() != NULL) {
+        op->call = nvs_sim_call_number();
+        op->symbol = work->kind == OP_KERNEL ? nvs_sim_lasting_name(work->u.kernel.symbol) : "";
+    }
+    bool was_empty = stream->queue.head == NULL;
+    if (was_empty)
+        stream->queue.head = op;
+    else
+        stream->queue.tail->next = op;
+    stream->queue.tail = op;
+    stream->queue.submitted++;
+    stream->queue.launches += counts;
+    if (!stream->busy) {
+        stream->busy = true;
+        stream->next_busy = device->executor.busy;
+        device->executor.busy = stream;
+    }
+    return was_empty ? wake_executor(device) : CUDA_SUCCESS;
+}
+
+void nvs_sim_transfer_begin(void)
+{
+    transfers++;
+    pthread_mutex_unlock(&nvs_sim_lock);
+}
+
+void nvs_sim_transfer_end(void)
+{
+    pthread_mutex_lock(&nvs_sim_lock);
+    if (--transfers == 0)
+        pthread_cond_broadcast(&nvs_sim_done);
+}
+
+void nvs_sim_transfers_wait(void)
+{
+    while (transfers != 0)
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}
+
+static bool done_until(const sim_context *context, const sim_stream *except, uint64_t last)
+{
+    if (context->magic == SIM_CONTEXT)
+        for (const sim_stream *stream = context->streams.all; stream != NULL; stream = stream->next)
+            if (stream != except && stream->queue.head != NULL && stream->queue.head->sequence <= last)
+                return false;
+    return true;
+}
+
+void nvs_sim_context_wait(sim_context *context, const sim_stream *except)
+{
+    const uint64_t last = sequence;
+    while (!done_until(context, except, last))
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}

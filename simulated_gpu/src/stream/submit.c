@@ -1,0 +1,23 @@
+/* Submission of work to a stream, and waiting for it. */
+#include "stream/stream.h"
+
+void nvs_sim_stream_wait(sim_stream *stream)
+{
+    uint64_t target = stream->queue.submitted, id = stream->id;
+    while (stream->magic == SIM_STREAM && stream->id == id && stream->queue.completed < target)
+        pthread_cond_wait(&nvs_sim_done, &nvs_sim_lock);
+}
+
+void nvs_sim_device_wait(sim_device *device)
+{
+    for (sim_context *context = device->contexts; context != NULL; context = context->next)
+        nvs_sim_context_wait(context, NULL);
+}
+
+CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work)
+{
+    if (stream->capture.of != NULL)
+        return nvs_sim_stream_hooks.capture_work(stream, work);
+    CUresult result = nvs_sim_capture_implicit(stream);
+    return result == CUDA_SUCCESS ? nvs_sim_enqueue(stream, work, work->kind == OP_KERNEL, false) : result;
+}

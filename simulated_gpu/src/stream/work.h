@@ -1,0 +1,86 @@
+/* Work: what a queued operation or a graph node does.  Streams run the kinds that touch no memory; the others are an effect. */
+#ifndef SIM_WORK_H
+#define SIM_WORK_H
+
+#include "device/device.h"
+
+typedef struct sim_fence { /* one recording of an event; shared by the event and the operations that wait for it */
+    uint32_t references;
+    bool done;
+    uint64_t end_ns;
+} sim_fence;
+
+typedef struct sim_copy { /* width x height x depth bytes between linear host mappings */
+    char *target;
+    const char *source;
+    size_t target_pitch, target_slice, source_pitch, source_slice;
+    size_t width, height, depth;
+    const sim_device *target_by, *source_by; /* the GPU whose access rights count at each end; NULL: that of the stream (peers.c) */
+    void *snapshot; /* owned copy of the source, when it was taken at submission */
+} sim_copy;
+
+typedef struct sim_fill {
+    char *target;
+    size_t pitch, width, height; /* width in elements */
+    uint32_t value;
+    uint32_t element; /* 1, 2 or 4 bytes */
+    const sim_device *by; /* as in a copy */
+} sim_fill;
+
+typedef struct sim_kernel {
+    CUDA_KERNEL_NODE_PARAMS params; /* kernelParams and extra are valid only during the launch call */
+    sim_context *by;                /* of a graph node; NULL: that of the stream */
+    const char *symbol;
+    uint64_t to, from, bytes; /* the arguments of nvs_copy; 0 bytes: another kernel */
+} sim_kernel;
+
+enum sim_op_kind {
+    OP_EMPTY,
+    OP_KERNEL,
+    OP_COPY,
+    OP_FILL,
+    OP_HOST,
+    OP_CALLBACK,
+    OP_RECORD,
+    OP_WAIT,
+    OP_PREFETCH,
+    OP_FREE,
+    OP_ALLOCATE, /* graphs only */
+    OP_WRITE_VALUE,
+};
+
+typedef struct sim_work {
+    enum sim_op_kind kind;
+    uint64_t duration_ns;
+    uint64_t bytes;
+    union {
+        sim_copy copy;
+        sim_fill fill;
+        struct {
+            CUhostFn function;
+            CUstreamCallback callback;
+            CUstream stream;
+            void *data;
+        } host;
+        sim_kernel kernel;
+        sim_fence *fence; /* one reference is owned */
+        struct {
+            CUdeviceptr pointer;
+            size_t bytes;
+            int32_t gpu; /* -1: to the host */
+        } prefetch;
+        CUdeviceptr pointer; /* OP_FREE, OP_ALLOCATE */
+        struct {
+            CUdeviceptr pointer;
+            uint64_t value;
+            uint32_t bytes;
+        } write;
+    } u;
+} sim_work;
+
+uint64_t nvs_sim_copy_ns(uint64_t bytes);
+sim_fence *nvs_sim_fence_new(void);
+void nvs_sim_fence_unref(sim_fence *fence);
+void nvs_sim_discard(sim_work *work); /* frees what it owns */
+
+#endif

@@ -1,0 +1,113 @@
+/* Virtual memory management: reserved ranges, and physical memory that is mapped there.
+ *
+ * A mapping is the file of the physical memory, mapped over the reserved range.  So unmapping really removes the bytes, mapping
+ * again at the same address brings them back, and memory without access rights cannot be touched.
+ */
+#include "vmm/vmm.h"
+
+#include <sys/mman.h>
+
+SIM_EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
+                                                unsigned long long flags)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(ptr != NULL && size != 0 && size % SIM_GRANULARITY == 0 && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK((alignment & (alignment - 1)) == 0, CUDA_ERROR_INVALID_VALUE);
+    return nvs_sim_return(nvs_sim_reserve(size, alignment > SIM_GRANULARITY ? alignment : SIM_GRANULARITY, addr, ptr));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr ptr, size_t size)
+{
+    NVS_SIM_ENTER();
+    return nvs_sim_return(nvs_sim_unreserve(ptr, size));
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                                     unsigned long long flags)
+{
+    sim_physical *physical;
+    NVS_SIM_ENTER();
+    NVS_SIM_TRY(nvs_sim_physical(handle, &physical));
+    NVS_SIM_CHECK(offset == 0 && flags == 0 && size == physical->bytes && ptr % SIM_GRANULARITY == 0, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(nvs_sim_reserved((uintptr_t)ptr, size), CUDA_ERROR_INVALID_VALUE);
+    for (uintptr_t at = (uintptr_t)ptr; at < (uintptr_t)ptr + size; at += SIM_GRANULARITY)
+        NVS_SIM_CHECK(nvs_sim_find(at) == NULL, CUDA_ERROR_INVALID_VALUE);
+    sim_device *device = physical->device != NULL ? physical->device : &nvs_sim_devices[0];
+    sim_allocation mapping = {.base = (uintptr_t)ptr, .bytes = size, .mapped_bytes = size, .kind = MEM_MAPPED, .device = device,
+                              .handle = physical, .managed = {.last_prefetch = SIM_NOWHERE, .preferred = SIM_NOWHERE}};
+    NVS_SIM_TRY(nvs_sim_insert(&mapping));
+    if (mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED) {
+        nvs_sim_remove(nvs_sim_find((uintptr_t)ptr));
+        return nvs_sim_return(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    physical->mappings++;
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(size != 0 && nvs_sim_each_mapping((uintptr_t)ptr, size, true, NULL, 0), CUDA_ERROR_INVALID_VALUE);
+    nvs_sim_transfers_wait(); /* the next copy finds the memory gone */
+    mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    for (uintptr_t at = (uintptr_t)ptr; at < (uintptr_t)ptr + size;) {
+        sim_allocation *one = nvs_sim_find(at);
+        sim_physical *physical = one->handle;
+        at += one->bytes;
+        nvs_sim_remove(one);
+        physical->mappings--;
+        nvs_sim_physical_free_unused(physical);
+    }
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+static uint64_t bit_of(CUmemLocation location)
+{
+    return location.type == CU_MEM_LOCATION_TYPE_DEVICE ? 1ull << location.id : SIM_HOST_BIT;
+}
+
+static bool may_be_reached(sim_allocation *one, uint64_t ordinal)
+{
+    const sim_device *owner = ((const sim_physical *)one->handle)->device, *by = &nvs_sim_devices[ordinal];
+    return owner == NULL || owner == by || nvs_sim_peers_possible(by, owner);
+}
+
+static bool allow(sim_allocation *one, uint64_t bit)
+{
+    one->accessed_by |= bit;
+    return mprotect((void *)one->base, one->bytes, PROT_READ | PROT_WRITE) == 0;
+}
+
+static bool forbid(sim_allocation *one, uint64_t bit)
+{
+    one->accessed_by &= ~bit;
+    return one->accessed_by != 0 || mprotect((void *)one->base, one->bytes, PROT_NONE) == 0;
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+    NVS_SIM_ENTER();
+    NVS_SIM_CHECK(desc != NULL && count != 0 && size != 0 && nvs_sim_each_mapping((uintptr_t)ptr, size, true, NULL, 0), CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < count; i++) {
+        bool known = desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                     (desc[i].location.id >= 0 && desc[i].location.id < nvs_sim_device_count);
+        NVS_SIM_CHECK(known, CUDA_ERROR_INVALID_DEVICE);
+        bool possible = desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                        nvs_sim_each_mapping((uintptr_t)ptr, size, true, may_be_reached, (uint64_t)desc[i].location.id);
+        NVS_SIM_CHECK(possible, CUDA_ERROR_INVALID_DEVICE);
+    }
+    for (size_t i = 0; i < count; i++) {
+        bool none = desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
+        NVS_SIM_CHECK(nvs_sim_each_mapping((uintptr_t)ptr, size, true, none ? forbid : allow, bit_of(desc[i].location)), CUDA_ERROR_UNKNOWN);
+    }
+    return nvs_sim_return(CUDA_SUCCESS);
+}
+
+SIM_EXPORT CUresult CUDAAPI cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)
+{
+    NVS_SIM_ENTER();
+    sim_allocation *one = nvs_sim_find((uintptr_t)ptr);
+    NVS_SIM_CHECK(flags != NULL && location != NULL && one != NULL && one->kind == MEM_MAPPED, CUDA_ERROR_INVALID_VALUE);
+    *flags = (one->accessed_by & bit_of(*location)) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return nvs_sim_return(CUDA_SUCCESS);
+}

@@ -1,0 +1,30 @@
+/* Physical memory: handles that several mappings, and several processes, may use. */
+#ifndef SIM_VMM_H
+#define SIM_VMM_H
+
+#include "memory/memory.h"
+
+enum { SIM_GRANULARITY = 2 << 20 };
+
+typedef struct sim_physical { /* a handle of cuMemCreate */
+    uint32_t magic;
+    uint32_t references, mappings;
+    size_t bytes;
+    int file;
+    sim_device *device; /* NULL: in host memory */
+    bool charged, imported;
+    CUmemAllocationProp properties;
+} sim_physical;
+
+/* The process that is charged for shared memory; its file holds this record behind the memory. */
+typedef struct sim_payer {
+    int32_t process; /* 0: none */
+    uint32_t gpu;
+} sim_payer;
+enum { SIM_PAYER_BYTES = 4096 }; /* room for it in the file */
+
+CUresult nvs_sim_physical(CUmemGenericAllocationHandle handle, sim_physical **out);
+void nvs_sim_physical_free_unused(sim_physical *physical); /* frees it if it has neither references nor mappings */
+bool nvs_sim_payer_write(int file, size_t bytes, sim_payer payer);
+
+#endif
