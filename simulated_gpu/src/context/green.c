@@ -98,7 +98,7 @@ SIM_EXPORT CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc *phDesc,
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-static CUresult open(sim_device *device, sim_context **out)
+static CUresult open_green(sim_device *device, sim_context **out)
 {
     sim_context *context = nvs_sim_context_new(), *owner;
     if (context == NULL)
@@ -118,7 +118,7 @@ static CUresult open(sim_device *device, sim_context **out)
 }
 
 /* Its streams stay as handles that can only be destroyed. */
-static void close(sim_context *context)
+static void close_green(sim_context *context)
 {
     sim_context *owner = context->owner;
     nvs_sim_context_wait(context, NULL);
@@ -149,7 +149,7 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDes
     NVS_SIM_TRY(nvs_sim_device(dev, &device));
     sim_green *green = calloc(1, sizeof *green);
     NVS_SIM_CHECK(green != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    CUresult result = open(device, &green->context);
+    CUresult result = open_green(device, &green->context);
     if (result != CUDA_SUCCESS) {
         free(green);
         return nvs_sim_return(result);
@@ -168,7 +168,7 @@ SIM_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     NVS_SIM_ENTER();
     NVS_SIM_TRY(find(hCtx, &green));
     green->magic = 0;
-    close(green->context);
+    close_green(green->context);
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
