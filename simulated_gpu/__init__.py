@@ -1,6 +1,6 @@
-"""The simulated GPU: doubles of the CUDA driver and of NVML, and how to use them from Python.
+"""The simulated GPU: a CUDA driver and an NVML without hardware.
 
-`library_directory()` says where the two libraries are.  Nothing else may go here: this is imported by every tool.
+Every tool imports this module, so it only locates the two libraries.
 """
 
 import os
@@ -11,7 +11,7 @@ LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 class LibraryNotFoundError(RuntimeError):
-    """The doubles are not built or not installed."""
+    """The simulated libraries are not built or not installed."""
 
 
 def library_directory() -> Path:
@@ -31,7 +31,7 @@ def library_directory() -> Path:
 
 def _candidates() -> Iterator[Path]:
     named = os.environ.get("NVSHARE_SIM_LIBRARY_DIR")
-    if named:  # it and no other: whoever names one does not want the results of another
+    if named:  # the only candidate: a fallback would test other libraries
         yield Path(named)
         return
     yield Path(__file__).parent / "lib"

@@ -1,6 +1,6 @@
 """The environment that puts a program on simulated GPUs, and the grammar of `GPUS[xCAPACITY]`.
 
-Pure: nothing is made on disk here; the first process that initialises CUDA makes the state file.
+This module writes nothing: the first process that initialises CUDA creates the state file.
 """
 
 import re
@@ -26,7 +26,7 @@ _SPEC = re.compile(r"(?P<gpus>\d+)(?:x(?P<number>\d+(?:\.\d+)?)(?P<unit>[A-Za-z]
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCards:
-    """What `GPUS[xCAPACITY]` means."""
+    """The GPUs that `GPUS[xCAPACITY]` describes."""
 
     gpus: int
     capacity_bytes: int
@@ -36,7 +36,7 @@ class SimulatedCards:
 
 
 def parse_cards(spec: str) -> SimulatedCards:
-    """`2x8GiB` -> two cards of 8 GiB; without a capacity 16 GiB each.  ValueError says what is wrong."""
+    """`2x8GiB` -> two cards of 8 GiB; without a capacity 16 GiB each.  Raises ValueError."""
     example = "write GPUS[xCAPACITY], for example 2x8GiB"
     match = _SPEC.fullmatch(spec.strip())
     if match is None:
@@ -56,9 +56,9 @@ def parse_cards(spec: str) -> SimulatedCards:
 
 
 def simulated_environment(state: Path, spec: str | None, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` plus what makes CUDA programs find the doubles and share the cards of `state`.
+    """`base` plus the variables that make CUDA programs load the simulated libraries and share the cards of `state`.
 
-    The spec matters only to the process that makes the state file.  Raises ValueError and LibraryNotFoundError.
+    Only the process that creates the state file reads the spec.  Raises ValueError and LibraryNotFoundError.
     """
     environment = dict(base)
     directory = str(library_directory())

@@ -1,7 +1,7 @@
-"""Reads the shared state of simulated GPUs: the cards, who uses them, and the trace of ended work.
+"""Reads the shared state of simulated GPUs: the cards, and the trace of ended work.
 
-The layout is that of include/simulated_gpu.h, version 1; another version is refused.  Reading needs no lock and
-disturbs nobody: a record counts only when its sequence number is the one that its place demands, before and after.
+The layout is version 1 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
+only if its sequence number is the expected one before and after.
 """
 
 import mmap
@@ -20,7 +20,7 @@ _KINDS = {1: "kernel", 2: "copy", 3: "memset", 4: "prefetch", 5: "graph"}
 
 
 class StateFileError(RuntimeError):
-    """The file is not the state of simulated GPUs, or of another version."""
+    """The file is not a state file of this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Card:
     uuid: str
     capacity_bytes: int
     card: int
-    """The physical card that it is, or is an instance of."""
+    """The number of the physical card."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One piece of work that a GPU did; times are of CLOCK_MONOTONIC."""
+    """One operation that a GPU ran; times are of CLOCK_MONOTONIC."""
 
     gpu: int
     process_id: int
@@ -56,7 +56,7 @@ class Overlap:
 
     @property
     def overlap_ns(self) -> int:
-        """For how long both were at it."""
+        """How long both ran."""
         return min(self.first.end_ns, self.second.end_ns) - max(self.first.start_ns, self.second.start_ns)
 
 
@@ -87,7 +87,7 @@ def read_cards(state: Path) -> list[Card]:
 
 
 def read_trace(state: Path, since: int = 0) -> list[Busy]:
-    """What the ring still holds from record number `since` on, in the order in which the work was written."""
+    """The records that the ring still has, from number `since` on, in the order of writing."""
     view = _open(state)
     _, _, _, offset, records, following, _ = _HEADER.unpack_from(view)
     trace = []
@@ -101,12 +101,12 @@ def read_trace(state: Path, since: int = 0) -> list[Busy]:
 
 
 def trace_length(state: Path) -> int:
-    """How many records were ever begun: what to pass as `since` to read only what comes later."""
+    """The number of records ever begun; as `since` it selects later records."""
     return int(_HEADER.unpack_from(_open(state))[5])
 
 
 def merged(trace: Iterable[Busy]) -> list[Busy]:
-    """For each GPU and process its busy times as a union of intervals (kind "busy"), by start."""
+    """The busy intervals of each GPU and process (kind "busy"), by start."""
     groups: dict[tuple[int, int], list[Busy]] = defaultdict(list)
     for busy in trace:
         groups[busy.gpu, busy.process_id].append(busy)
@@ -136,7 +136,7 @@ def overlaps(trace: Sequence[Busy]) -> list[Overlap]:
 
 
 def busy_ns_by_process(trace: Iterable[Busy]) -> dict[tuple[int, int], int]:
-    """(GPU, process id) -> nanoseconds in which it had work running; overlapping streams count once."""
+    """(GPU, process id) -> nanoseconds with running work; overlapping streams count once."""
     totals: dict[tuple[int, int], int] = defaultdict(int)
     for busy in merged(trace):
         totals[busy.gpu, busy.process_id] += busy.end_ns - busy.start_ns

@@ -1,8 +1,8 @@
-/* The simulated GPU: what processes share, and what a test may do to it.
+/* The simulated GPU: the state that processes share, and the interface for tests.
  *
- * The state file (NVSHARE_SIM_STATE) is mapped by every process that uses the same simulated cards.  It begins with
- * nvs_sim_shared; the trace, a ring of nvs_sim_record, starts at trace_offset.  simulated_gpu/trace.py reads the same
- * layout: whoever changes it raises NVS_SIM_VERSION there too.  Only plain integers of fixed size, no pointers.
+ * Every process that uses the same simulated cards maps the state file (NVSHARE_SIM_STATE).  It begins with nvs_sim_shared; the trace,
+ * a ring of nvs_sim_record, starts at trace_offset.  simulated_gpu/trace.py reads the same layout: a change of the layout raises
+ * NVS_SIM_VERSION here and there.  The layout has only plain integers of fixed size, no pointers.
  */
 #ifndef SIMULATED_GPU_H
 #define SIMULATED_GPU_H
@@ -32,7 +32,7 @@ typedef struct nvs_sim_record { /* one piece of work that has ended; 48 bytes */
     uint64_t stream;            /* id of the stream, unique in its process */
     uint64_t bytes;             /* moved or set; 0 for kernels */
     uint32_t process_id;
-    uint16_t gpu;               /* index in nvs_sim_shared.gpus, whatever CUDA_VISIBLE_DEVICES says */
+    uint16_t gpu;               /* index in nvs_sim_shared.gpus, independent of CUDA_VISIBLE_DEVICES */
     uint16_t kind;
 } nvs_sim_record;
 
@@ -43,13 +43,13 @@ typedef struct nvs_sim_gpu {
     uint32_t instance; /* 0: the whole card; else 1 + the number of the MIG instance */
 } nvs_sim_gpu;
 
-typedef struct nvs_sim_process { /* free when process_id is 0 */
+typedef struct nvs_sim_process { /* unused if process_id is 0 */
     uint32_t process_id;
     uint32_t reserved;
-    uint64_t start_time;                     /* field 22 of /proc/PID/stat: tells a reused process id */
+    uint64_t start_time;                     /* field 22 of /proc/PID/stat: detects a reused process id */
     uint64_t fixed_bytes[NVS_SIM_MAX_GPUS];  /* device memory that cannot move */
-    uint64_t paged_bytes[NVS_SIM_MAX_GPUS];  /* resident managed memory; others may take it when they need room */
-    uint64_t attached[NVS_SIM_MAX_GPUS];     /* contexts that it has there */
+    uint64_t paged_bytes[NVS_SIM_MAX_GPUS];  /* resident managed memory; other processes may page it out */
+    uint64_t attached[NVS_SIM_MAX_GPUS];     /* its contexts there */
     uint64_t busy_ns[NVS_SIM_MAX_GPUS];      /* sum of the durations of its ended work */
 } nvs_sim_process;
 
@@ -63,24 +63,24 @@ typedef struct nvs_sim_shared {
     uint64_t processes_offset;
     nvs_sim_gpu gpus[NVS_SIM_MAX_GPUS];
     pthread_mutex_t lock; /* process-shared and robust; guards what follows */
-    uint32_t processes_used; /* entries from here on were never in use */
+    uint32_t processes_used; /* later entries were never in use */
     nvs_sim_process processes[NVS_SIM_MAX_PROCESSES];
 } nvs_sim_shared;
 
-/* Faults of this process, beside NVSHARE_SIM_FAULTS.  Exported by the double of libcuda.so.1; get them with dlsym.
- * `function` is an exported symbol or a name without its version suffix (cuMemAlloc means cuMemAlloc_v2 too). */
+/* Faults of this process, in addition to NVSHARE_SIM_FAULTS.  The simulated libcuda.so.1 exports these functions for dlsym.
+ * `function` is an exported symbol or a name without its version suffix (cuMemAlloc also means cuMemAlloc_v2). */
 
-/* The nth call from now on (1 is the next; 0 is every one) returns `result` and does nothing.  0, or -1 when the table is full. */
+/* The nth call from now on (1 is the next; 0 is every call) returns `result` and does nothing.  0, or -1 if the table is full. */
 int nvs_sim_fail(const char *function, uint64_t nth, int result);
-/* The function is not there any more: cuGetProcAddress does not find it and a call returns CUDA_ERROR_NOT_FOUND. */
+/* The function disappears: cuGetProcAddress does not find it, and a call returns CUDA_ERROR_NOT_FOUND. */
 int nvs_sim_missing(const char *function);
 void nvs_sim_clear_faults(void);
 
-/* Who watches this process's driver: the double of CUPTI.  One at a time; NULL ends it.  Each public call has a number of its own,
- * and work carries that of the call which submitted it. */
+/* The observer of this process's driver, which the simulated CUPTI is.  There is one at a time; NULL ends it.  Each public call has a
+ * number, and work has the number of the call that submitted it. */
 typedef struct nvs_sim_observer {
     void (*call)(const char *function, uint32_t number); /* on the calling thread, before anything else; no lock is held */
-    /* KERNEL, COPY, MEMSET; no call is allowed.  The name of a kernel stays where it is. */
+    /* KERNEL, COPY, MEMSET; no call is allowed.  The name of a kernel is never freed. */
     void (*ran)(uint16_t kind, const char *symbol, uint32_t number, uint64_t bytes);
 } nvs_sim_observer;
 void nvs_sim_observe(const nvs_sim_observer *observer);

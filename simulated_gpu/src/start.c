@@ -8,7 +8,7 @@
 #include "faults/faults.h"
 #include "faults/observe.h"
 
-/* The lock is taken before a fork, so that the child finds it in one piece. */
+/* The lock is held during a fork, so the child finds consistent state. */
 static void before_fork(void) { pthread_mutex_lock(&nvs_sim_lock); }
 static void in_parent(void) { pthread_mutex_unlock(&nvs_sim_lock); }
 static void in_child(void)

@@ -39,7 +39,7 @@ static uint64_t parse_bytes(const char *text, const char **end)
     return (uint64_t)value;
 }
 
-/* GPUS[xCAPACITY]; the Python side validates the same grammar with better words. */
+/* GPUS[xCAPACITY]; environment.py validates the same grammar with better messages. */
 static bool parse_spec(const char *spec, uint32_t *gpus, uint64_t *capacity)
 {
     char *rest;
@@ -64,7 +64,7 @@ static void make_uuid(uint8_t uuid[16], uint32_t card, uint32_t instance)
     uuid[15] = (uint8_t)card;
 }
 
-/* NVSHARE_SIM_MIG=GPU:N[,GPU:N]: into how many equal instances the card is split; 0: whole. */
+/* NVSHARE_SIM_MIG=GPU:N[,GPU:N]: the number of equal instances of the card; 0: it is not split. */
 static uint32_t mig_instances(uint32_t card)
 {
     const char *text = getenv("NVSHARE_SIM_MIG");
@@ -113,7 +113,7 @@ static const char *fill(nvs_sim_shared *shared)
     return NULL;
 }
 
-/* Makes the file beside its place and links it there, so that nobody ever sees half of it. */
+/* Creates the file beside its place and links it there: no process sees it half written. */
 static const char *create(const char *path)
 {
     char temporary[4096];
@@ -124,7 +124,7 @@ static const char *create(const char *path)
         return "NVSHARE_SIM_STATE is too long a path";
     int file = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (file < 0) {
-        snprintf(problem_text, sizeof problem_text, "cannot make the state file %.300s: %s", path, strerror(errno));
+        snprintf(problem_text, sizeof problem_text, "cannot create the state file %.300s: %s", path, strerror(errno));
         return problem_text;
     }
     if (ftruncate(file, (off_t)FILE_BYTES) != 0 ||
@@ -151,7 +151,7 @@ static nvs_sim_shared *open_private(const char **problem)
     int file = (int)syscall(SYS_memfd_create, "simulated_gpu", 1u /* MFD_CLOEXEC */);
     nvs_sim_shared *shared = NULL;
     if (file < 0 || ftruncate(file, (off_t)FILE_BYTES) != 0) {
-        *problem = "cannot make private state: no memfd";
+        *problem = "cannot create private state: no memfd";
         goto out;
     }
     shared = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -206,14 +206,14 @@ nvs_sim_shared *nvs_sim_shared_open(const char **problem)
 
 void nvs_sim_shared_lock(nvs_sim_shared *shared)
 {
-    /* A holder that was killed leaves sums that each owner writes whole: nothing to repair. */
+    /* A holder that was killed leaves nothing to repair: each owner writes whole sums. */
     if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD)
         pthread_mutex_consistent(&shared->lock);
 }
 
 void nvs_sim_shared_unlock(nvs_sim_shared *shared) { pthread_mutex_unlock(&shared->lock); }
 
-/* Field 22 of /proc/PID/stat; 0 when the process is dead, or a zombie that its parent has not fetched. */
+/* Field 22 of /proc/PID/stat; 0 if the process is dead or a zombie. */
 static uint64_t start_time(uint32_t process_id)
 {
     char path[64], text[1024];
@@ -260,7 +260,7 @@ nvs_sim_process *nvs_sim_shared_self(nvs_sim_shared *shared)
     nvs_sim_shared_reap(shared);
     for (uint32_t i = 0; i < shared->processes_used; i++) {
         uint32_t taken = shared->processes[i].process_id;
-        if (taken == own || (taken == 0 && found == NULL)) /* our own: left by the program before exec */
+        if (taken == own || (taken == 0 && found == NULL)) /* our own entry: the program before exec left it */
             found = &shared->processes[i];
         if (taken == own)
             break;

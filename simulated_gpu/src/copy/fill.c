@@ -54,13 +54,13 @@ static CUresult fill(CUstream handle, bool asynchronous, const CUDA_MEMSET_NODE_
     }
 #define FLAT .width = N, .height = 1
 #define SQUARE .pitch = pitch, .width = W, .height = H
-#define FILLS(bits, type)                                                                                               \
-    FILL(cuMemsetD##bits##_v2, (CUdeviceptr dst, type value, size_t N), NULL, false, bits / 8, .value = value, FLAT)    \
-    FILL(cuMemsetD##bits##Async, (CUdeviceptr dst, type value, size_t N, CUstream hStream), hStream, true, bits / 8,    \
-         .value = value, FLAT)                                                                                          \
+#define FILLS(bits, type)                                                                                                \
+    FILL(cuMemsetD##bits##_v2, (CUdeviceptr dst, type value, size_t N), NULL, false, bits / 8, .value = value, FLAT)     \
+    FILL(cuMemsetD##bits##Async, (CUdeviceptr dst, type value, size_t N, CUstream hStream), hStream, true, bits / 8,     \
+         .value = value, FLAT)                                                                                           \
     FILL(cuMemsetD2D##bits##_v2, (CUdeviceptr dst, size_t pitch, type value, size_t W, size_t H), NULL, false, bits / 8, \
-         .value = value, SQUARE)                                                                                        \
-    FILL(cuMemsetD2D##bits##Async, (CUdeviceptr dst, size_t pitch, type value, size_t W, size_t H, CUstream hStream),   \
+         .value = value, SQUARE)                                                                                         \
+    FILL(cuMemsetD2D##bits##Async, (CUdeviceptr dst, size_t pitch, type value, size_t W, size_t H, CUstream hStream),    \
          hStream, true, bits / 8, .value = value, SQUARE)
 
 FILLS(8, unsigned char)

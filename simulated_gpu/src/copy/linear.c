@@ -28,11 +28,11 @@ static enum sim_waiting between(CUdeviceptr target, CUdeviceptr source)
     return SIM_NEVER_WAIT;
 }
 
-#define COPY(name, parameters, handle, target, source, waiting)                                 \
-    SIM_EXPORT CUresult CUDAAPI name parameters                                                 \
-    {                                                                                           \
-        NVS_SIM_ENTER();                                                                        \
-        return nvs_sim_return(linear(handle, SIM_POINTER(target), SIM_POINTER(source), ByteCount, waiting));  \
+#define COPY(name, parameters, handle, target, source, waiting)                                              \
+    SIM_EXPORT CUresult CUDAAPI name parameters                                                              \
+    {                                                                                                        \
+        NVS_SIM_ENTER();                                                                                     \
+        return nvs_sim_return(linear(handle, SIM_POINTER(target), SIM_POINTER(source), ByteCount, waiting)); \
     }
 
 COPY(cuMemcpy, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), NULL, dst, src, between(dst, src))

@@ -1,4 +1,4 @@
-/* What this process uses of a card, in the shared file: memory, contexts, and the trace of its work. */
+/* The use of a card by this process, in the shared file: memory, contexts, and the trace of its work. */
 #include "base/state_file.h"
 #include "device/device.h"
 
@@ -77,7 +77,7 @@ uint64_t nvs_sim_page_in(uint32_t gpu, uint64_t bytes)
     uint64_t most = capacity > held + fixed ? capacity - held - fixed : 0;
     if (bytes > most)
         bytes = most;
-    own->paged_bytes[gpu] = 0; /* not a victim of its own request */
+    own->paged_bytes[gpu] = 0; /* its own request does not page it out */
     if (!make_room(gpu, held + bytes)) {
         nvs_sim_shared_reap(nvs_sim_shared_state);
         uint64_t used = nvs_sim_shared_used(nvs_sim_shared_state, gpu) + held;

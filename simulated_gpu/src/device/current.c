@@ -16,7 +16,7 @@ static _Thread_local struct {
 
 static sim_context *top(void) { return stack.depth != 0 ? stack.contexts[stack.depth - 1] : NULL; }
 
-/* A primary context that was reset while somebody retains it comes back with the next use. */
+/* The next use of a retained primary context reopens it after a reset. */
 static bool alive(sim_context *context)
 {
     if (context->magic == SIM_CONTEXT || context->references == 0)

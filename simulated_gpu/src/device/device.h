@@ -1,4 +1,4 @@
-/* Devices, the contexts on them, the current context of each thread, and what this process uses of a card. */
+/* Devices, the contexts on them, the current context of each thread, and the use of a card by this process. */
 #ifndef SIM_DEVICE_H
 #define SIM_DEVICE_H
 
@@ -100,10 +100,10 @@ void nvs_sim_pop_if_current(const sim_context *context);
 CUresult nvs_sim_context(CUcontext handle, sim_context **out); /* NULL: the current context */
 
 /* Also declares `context`, the current one. */
-#define NVS_SIM_ENTER_CONTEXT()                                                                  \
-    NVS_SIM_ENTER();                                                                             \
-    sim_context *context = nvs_sim_current();                                                    \
-    if (context == NULL)                                                                         \
+#define NVS_SIM_ENTER_CONTEXT()                                                                 \
+    NVS_SIM_ENTER();                                                                            \
+    sim_context *context = nvs_sim_current();                                                   \
+    if (context == NULL)                                                                        \
         return nvs_sim_return(nvs_sim_no_context())
 
 #endif

@@ -20,24 +20,24 @@ static inline CUresult nvs_sim_return(CUresult result)
     return result;
 }
 
-#define NVS_SIM_ENTER_ANY(need_init)                                                             \
-    do {                                                                                         \
-        CUresult entered = nvs_sim_enter(__func__, need_init);                                   \
-        if (entered != CUDA_SUCCESS)                                                             \
-            return entered;                                                                      \
+#define NVS_SIM_ENTER_ANY(need_init)                                                            \
+    do {                                                                                        \
+        CUresult entered = nvs_sim_enter(__func__, need_init);                                  \
+        if (entered != CUDA_SUCCESS)                                                            \
+            return entered;                                                                     \
     } while (0)
 #define NVS_SIM_ENTER_RAW() NVS_SIM_ENTER_ANY(false) /* before cuInit, too */
 #define NVS_SIM_ENTER() NVS_SIM_ENTER_ANY(true)
-#define NVS_SIM_CHECK(condition, result)                                                         \
-    do {                                                                                         \
-        if (!(condition))                                                                        \
-            return nvs_sim_return(result);                                                       \
+#define NVS_SIM_CHECK(condition, result)                                                        \
+    do {                                                                                        \
+        if (!(condition))                                                                       \
+            return nvs_sim_return(result);                                                      \
     } while (0)
-#define NVS_SIM_TRY(expression)                                                                  \
-    do {                                                                                         \
-        CUresult tried = (expression);                                                           \
-        if (tried != CUDA_SUCCESS)                                                               \
-            return nvs_sim_return(tried);                                                        \
+#define NVS_SIM_TRY(expression)                                                                 \
+    do {                                                                                        \
+        CUresult tried = (expression);                                                          \
+        if (tried != CUDA_SUCCESS)                                                              \
+            return nvs_sim_return(tried);                                                       \
     } while (0)
 
 #endif

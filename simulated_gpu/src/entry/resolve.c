@@ -56,21 +56,21 @@ SIM_EXPORT CUresult CUDAAPI cuGetProcAddress_v2(const char *symbol, void **pfn, 
     CUresult result = resolve(symbol, pfn, cudaVersion, flags, &status);
     if (symbolStatus != NULL && result != CUDA_ERROR_INVALID_VALUE) {
         *symbolStatus = status;
-        result = CUDA_SUCCESS; /* the status says it; *pfn is NULL */
+        result = CUDA_SUCCESS; /* the status has the answer; *pfn is NULL */
     }
     return nvs_sim_return(result);
 }
 
-#define ERROR_TEXT(function, text_of)                                                            \
-    SIM_EXPORT CUresult CUDAAPI function(CUresult error, const char **pStr)                      \
-    {                                                                                            \
-        if (pStr == NULL)                                                                        \
-            return CUDA_ERROR_INVALID_VALUE;                                                     \
-        *pStr = NULL;                                                                            \
-        for (size_t i = 0; i < sizeof errors / sizeof *errors && *pStr == NULL; i++)             \
-            if (errors[i].value == error)                                                        \
-                *pStr = errors[i].text_of;                                                       \
-        return *pStr != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;                          \
+#define ERROR_TEXT(function, text_of)                                                           \
+    SIM_EXPORT CUresult CUDAAPI function(CUresult error, const char **pStr)                     \
+    {                                                                                           \
+        if (pStr == NULL)                                                                       \
+            return CUDA_ERROR_INVALID_VALUE;                                                    \
+        *pStr = NULL;                                                                           \
+        for (size_t i = 0; i < sizeof errors / sizeof *errors && *pStr == NULL; i++)            \
+            if (errors[i].value == error)                                                       \
+                *pStr = errors[i].text_of;                                                      \
+        return *pStr != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;                         \
     }
 
 static const struct {

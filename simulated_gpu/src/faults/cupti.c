@@ -30,7 +30,7 @@ static void (*observe)(const nvs_sim_observer *);
 static void call_begins(const char *function, uint32_t number)
 {
     const nvs_cupti_call call = {.site = NVS_CUPTI_ENTER, .function = function, .correlation = number};
-    if (driver_domain) /* set before anybody observes */
+    if (driver_domain) /* set before the observer is */
         on_call(on_call_argument, NVS_CUPTI_DRIVER, 1, &call);
 }
 

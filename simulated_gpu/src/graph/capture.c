@@ -1,4 +1,4 @@
-/* Stream capture: what a capturing stream is given becomes a node. */
+/* Stream capture: work that is submitted to a capturing stream becomes a node. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static CUresult append(sim_stream *stream, CUgraphNodeType type, sim_node **out)
 CUresult nvs_sim_capture_work(sim_stream *stream, const sim_work *work)
 {
     sim_node *node;
-    if (work->kind == OP_PREFETCH || work->kind == OP_CALLBACK) { /* there is no node for it */
+    if (work->kind == OP_PREFETCH || work->kind == OP_CALLBACK) { /* no type of node does this */
         stream->capture.of->invalid = true;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -103,7 +103,7 @@ static sim_capture *capture_named(uint64_t id)
     return capture;
 }
 
-/* What is captured next depends on these nodes, too. */
+/* The next captured node also depends on these nodes. */
 CUresult nvs_sim_capture_join(sim_stream *stream, sim_node *const *nodes, size_t node_count)
 {
     size_t count = stream->capture.count;

@@ -1,4 +1,4 @@
-/* Begin and end of captures, and what they are asked. */
+/* Begin and end of captures, and questions about them. */
 #include "graph/graph.h"
 
 #include <stdlib.h>
@@ -11,7 +11,6 @@ static void stop(sim_stream *stream)
     stream->capture.count = 0;
 }
 
-/* Every stream of every context: few, and only looked at around nvs_sim_captures. */
 static void each_stream(void (*visit)(sim_stream *, void *), void *argument)
 {
     for (int i = 0; i < nvs_sim_device_count; i++)

@@ -13,7 +13,7 @@
 
 static sim_exec_memory *executables;
 
-/* What the card has given to graphs. */
+/* Bytes that the card has given to graphs. */
 static uint64_t given(const sim_device *device) { return device->graph_memory.figures.values[SIM_USED]; }
 
 /* The most that nodes in this order allocate at once. */

@@ -31,10 +31,10 @@ static CUresult set_params(CUgraphExec exec_handle, CUgraphNode node, CUgraphNod
     return nvs_sim_node_set(exec->order[index], params);
 }
 
-#define EXEC_SET(name, kind, parameter, ...)                                                    \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraphExec hGraphExec, CUgraphNode hNode, parameter)      \
-    {                                                                                           \
-        NVS_SIM_ENTER();                                                                        \
+#define EXEC_SET(name, kind, parameter, ...)                                                                             \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphExec hGraphExec, CUgraphNode hNode, parameter)                               \
+    {                                                                                                                    \
+        NVS_SIM_ENTER();                                                                                                 \
         return nvs_sim_return(set_params(hGraphExec, hNode, CU_GRAPH_NODE_TYPE_##kind, (sim_node_params){__VA_ARGS__})); \
     }
 #define COMMA ,

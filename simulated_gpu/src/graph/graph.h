@@ -59,7 +59,7 @@ typedef struct sim_exec {
     cuuint64_t flags;
 } sim_exec;
 
-/* What a node is given; its type says which member counts. */
+/* The parameters that a node gets; its type selects the member. */
 typedef struct sim_node_params {
     CUcontext context; /* of copies and fills, or NULL */
     union {

@@ -62,7 +62,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeTyp
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-/* As documented, fills the room there is, and the rest of it with NULL; without an array it only counts. */
+/* As documented, unused room is filled with NULL, and without an array this only counts. */
 static void list(CUgraphNode *out, size_t *count, sim_node *const *found, size_t number)
 {
     if (out != NULL)
@@ -161,18 +161,18 @@ static CUresult dependencies(CUgraphNode handle, CUgraphNode *out, size_t *count
     return CUDA_SUCCESS;
 }
 
-#define LISTING(name, dependents)                                                                                     \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode hNode, CUgraphNode *nodes, size_t *number)                           \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                        \
-    }                                                                                                                 \
+#define LISTING(name, dependents)                                                                                           \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode hNode, CUgraphNode *nodes, size_t *number)                                 \
+    {                                                                                                                       \
+        NVS_SIM_ENTER();                                                                                                    \
+        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                              \
+    }                                                                                                                       \
     SIM_EXPORT CUresult CUDAAPI name##_v2(CUgraphNode hNode, CUgraphNode *nodes, CUgraphEdgeData *edgeData, size_t *number) \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        if (edgeData != NULL && nodes != NULL && number != NULL)                                                      \
-            memset(edgeData, 0, *number * sizeof *edgeData);                                                          \
-        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                        \
+    {                                                                                                                       \
+        NVS_SIM_ENTER();                                                                                                    \
+        if (edgeData != NULL && nodes != NULL && number != NULL)                                                            \
+            memset(edgeData, 0, *number * sizeof *edgeData);                                                                \
+        return nvs_sim_return(dependencies(hNode, nodes, number, dependents));                                              \
     }
 
 LISTING(cuGraphNodeGetDependencies, false)
@@ -197,17 +197,17 @@ static CUresult change_edges(CUgraph handle, const CUgraphNode *from, const CUgr
     return result;
 }
 
-#define CHANGING(name, add)                                                                                           \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t count)    \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                            \
-    }                                                                                                                 \
-    SIM_EXPORT CUresult CUDAAPI name##_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to,             \
-                                          const CUgraphEdgeData *edgeData, size_t count)                              \
-    {                                                                                                                 \
-        NVS_SIM_ENTER();                                                                                              \
-        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                            \
+#define CHANGING(name, add)                                                                                        \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to, size_t count) \
+    {                                                                                                              \
+        NVS_SIM_ENTER();                                                                                           \
+        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                         \
+    }                                                                                                              \
+    SIM_EXPORT CUresult CUDAAPI name##_v2(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to,          \
+                                          const CUgraphEdgeData *edgeData, size_t count)                           \
+    {                                                                                                              \
+        NVS_SIM_ENTER();                                                                                           \
+        return nvs_sim_return(change_edges(hGraph, from, to, count, add));                                         \
     }
 
 CHANGING(cuGraphAddDependencies, true)

@@ -23,11 +23,11 @@ static CUresult add(CUgraphNode *out, CUgraph handle, const CUgraphNode *depende
     return result;
 }
 
-#define ADD(name, type, parameter, value)                                                                                \
-    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,          \
-                                     size_t numDependencies parameter)                                                   \
-    {                                                                                                                    \
-        NVS_SIM_ENTER();                                                                                                 \
+#define ADD(name, type, parameter, value)                                                                                 \
+    SIM_EXPORT CUresult CUDAAPI name(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,           \
+                                     size_t numDependencies parameter)                                                    \
+    {                                                                                                                     \
+        NVS_SIM_ENTER();                                                                                                  \
         return nvs_sim_return(add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_##type, value)); \
     }
 #define COMMA ,
@@ -91,17 +91,17 @@ static CUresult typed(CUgraphNode handle, CUgraphNodeType type, const void *give
     NVS_SIM_ENTER();                                                                            \
     NVS_SIM_TRY(typed(hNode, CU_GRAPH_NODE_TYPE_##kind, given, &node))
 
-#define ACCESS(prefix, kind, type, read, member)                                                \
-    SIM_EXPORT CUresult CUDAAPI prefix##GetParams##read(CUgraphNode hNode, type *nodeParams)    \
-    {                                                                                           \
-        ENTER_NODE(kind, nodeParams);                                                           \
-        *nodeParams = node->record.member;                                                             \
-        return nvs_sim_return(CUDA_SUCCESS);                                                    \
-    }                                                                                           \
+#define ACCESS(prefix, kind, type, read, member)                                                   \
+    SIM_EXPORT CUresult CUDAAPI prefix##GetParams##read(CUgraphNode hNode, type *nodeParams)       \
+    {                                                                                              \
+        ENTER_NODE(kind, nodeParams);                                                              \
+        *nodeParams = node->record.member;                                                         \
+        return nvs_sim_return(CUDA_SUCCESS);                                                       \
+    }                                                                                              \
     SIM_EXPORT CUresult CUDAAPI prefix##SetParams##read(CUgraphNode hNode, const type *nodeParams) \
-    {                                                                                           \
-        ENTER_NODE(kind, nodeParams);                                                           \
-        return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.member = nodeParams}));                         \
+    {                                                                                              \
+        ENTER_NODE(kind, nodeParams);                                                              \
+        return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.member = nodeParams}));    \
     }
 
 ACCESS(cuGraphKernelNode, KERNEL, CUDA_KERNEL_NODE_PARAMS, _v2, kernel)
@@ -155,7 +155,7 @@ SIM_EXPORT CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUg
     SIM_EXPORT CUresult CUDAAPI prefix##SetEvent(CUgraphNode hNode, CUevent event)              \
     {                                                                                           \
         ENTER_NODE(kind, event);                                                                \
-        return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.event = event}));                                          \
+        return nvs_sim_return(nvs_sim_node_set(node, (sim_node_params){.event = event}));       \
     }
 
 EVENT_ACCESS(cuGraphEventRecordNode, EVENT_RECORD)

@@ -1,4 +1,4 @@
-/* What each type of node does: its parameters become work. */
+/* The parameters of each type of node become its work. */
 #include "graph/graph.h"
 
 CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *params)

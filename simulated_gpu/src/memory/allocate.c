@@ -1,7 +1,7 @@
-/* Allocations: where their bytes are, and what they are charged.
+/* Allocations: their bytes, and their charge.
  *
- * Device memory is private host memory of this process; what the card would hold of it is charged in the shared file.
- * Small allocations come from malloc, so that the sanitizers see an overrun; others from mmap.
+ * Device memory is private host memory of this process; the shared file charges what the card would hold.
+ * Small allocations come from malloc, so that sanitizers see an overrun; others come from mmap.
  */
 #include "memory/memory.h"
 

@@ -1,4 +1,4 @@
-/* cuMemAlloc and cuMemFree, and what CUDA tells of device memory. */
+/* cuMemAlloc and cuMemFree, and the amount of device memory. */
 #include "memory/memory.h"
 
 SIM_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)

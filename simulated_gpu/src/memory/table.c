@@ -7,7 +7,7 @@
 
 typedef struct reservation {
     uintptr_t base;
-    size_t bytes, raw_bytes; /* raw: with what alignment costs */
+    size_t bytes, raw_bytes; /* raw: alignment included */
     void *raw;
 } reservation;
 
@@ -96,7 +96,7 @@ static reservation *reservation_of(uintptr_t address, size_t bytes)
 
 bool nvs_sim_reserved(uintptr_t address, size_t bytes) { return reservation_of(address, bytes) != NULL; }
 
-/* At the wanted address if it is free, as the driver treats that wish. */
+/* At the wanted address if it is free; as in the driver, that is only a hint. */
 static void *map_at(CUdeviceptr wanted, size_t bytes, size_t alignment)
 {
     void *place = wanted % alignment == 0 ? (void *)(uintptr_t)wanted : NULL;

@@ -82,7 +82,7 @@ CUresult nvs_sim_image_from_file(const char *path, char **out)
             }
             bytes = larger;
         }
-        size_t got = fread(bytes + used, 1, room - used - 64, file); /* some zeros stay behind it */
+        size_t got = fread(bytes + used, 1, room - used - 64, file); /* zeros follow the image */
         if (got == 0)
             break;
         used += got;

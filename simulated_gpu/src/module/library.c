@@ -1,4 +1,4 @@
-/* cuLibrary*, and what only kernel handles have. */
+/* cuLibrary*, and the functions that only kernel handles have. */
 #include "module/module.h"
 
 #include <stdlib.h>

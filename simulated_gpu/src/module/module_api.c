@@ -75,41 +75,41 @@ SIM_EXPORT CUresult CUDAAPI cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-/* What modules and libraries have in common. */
-#define LISTING(prefix, version, owner, thing, things, type)                                                        \
-    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing(type *out, owner handle, const char *name)                       \
-    {                                                                                                               \
-        sim_module *module;                                                                                         \
-        sim_function *function;                                                                                     \
-        NVS_SIM_ENTER();                                                                                            \
-        NVS_SIM_CHECK(out != NULL && name != NULL && *name != '\0', CUDA_ERROR_INVALID_VALUE);                      \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                     \
-        NVS_SIM_TRY(nvs_sim_function_named(module, name, &function));                                               \
-        *out = (type)(void *)function;                                                                              \
-        return nvs_sim_return(CUDA_SUCCESS);                                                                        \
-    }                                                                                                               \
-    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing##Count(unsigned int *count, owner handle)                        \
-    {                                                                                                               \
-        sim_module *module;                                                                                         \
-        NVS_SIM_ENTER();                                                                                            \
-        NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);                                                     \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                     \
-        return nvs_sim_return(nvs_sim_module_count(module, count));                                                 \
-    }                                                                                                               \
-    SIM_EXPORT CUresult CUDAAPI prefix##Enumerate##things(type *list, unsigned int room, owner handle)              \
-    {                                                                                                               \
-        sim_module *module;                                                                                         \
-        NVS_SIM_ENTER();                                                                                            \
-        NVS_SIM_CHECK(list != NULL && room != 0, CUDA_ERROR_INVALID_VALUE);                                         \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                     \
-        return nvs_sim_return(nvs_sim_module_list(module, (sim_function **)(void *)list, room));                    \
-    }                                                                                                               \
+/* Functions that modules and libraries have in common. */
+#define LISTING(prefix, version, owner, thing, things, type)                                                                 \
+    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing(type *out, owner handle, const char *name)                                \
+    {                                                                                                                        \
+        sim_module *module;                                                                                                  \
+        sim_function *function;                                                                                              \
+        NVS_SIM_ENTER();                                                                                                     \
+        NVS_SIM_CHECK(out != NULL && name != NULL && *name != '\0', CUDA_ERROR_INVALID_VALUE);                               \
+        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
+        NVS_SIM_TRY(nvs_sim_function_named(module, name, &function));                                                        \
+        *out = (type)(void *)function;                                                                                       \
+        return nvs_sim_return(CUDA_SUCCESS);                                                                                 \
+    }                                                                                                                        \
+    SIM_EXPORT CUresult CUDAAPI prefix##Get##thing##Count(unsigned int *count, owner handle)                                 \
+    {                                                                                                                        \
+        sim_module *module;                                                                                                  \
+        NVS_SIM_ENTER();                                                                                                     \
+        NVS_SIM_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);                                                              \
+        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
+        return nvs_sim_return(nvs_sim_module_count(module, count));                                                          \
+    }                                                                                                                        \
+    SIM_EXPORT CUresult CUDAAPI prefix##Enumerate##things(type *list, unsigned int room, owner handle)                       \
+    {                                                                                                                        \
+        sim_module *module;                                                                                                  \
+        NVS_SIM_ENTER();                                                                                                     \
+        NVS_SIM_CHECK(list != NULL && room != 0, CUDA_ERROR_INVALID_VALUE);                                                  \
+        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
+        return nvs_sim_return(nvs_sim_module_list(module, (sim_function **)(void *)list, room));                             \
+    }                                                                                                                        \
     SIM_EXPORT CUresult CUDAAPI prefix##GetGlobal##version(CUdeviceptr *dptr, size_t *bytes, owner handle, const char *name) \
-    {                                                                                                               \
-        sim_module *module;                                                                                         \
-        NVS_SIM_ENTER_CONTEXT();                                                                                    \
-        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                     \
-        return nvs_sim_return(nvs_sim_global(context, module, name, dptr, bytes));                                  \
+    {                                                                                                                        \
+        sim_module *module;                                                                                                  \
+        NVS_SIM_ENTER_CONTEXT();                                                                                             \
+        NVS_SIM_TRY(nvs_sim_module((CUmodule)handle, &module));                                                              \
+        return nvs_sim_return(nvs_sim_global(context, module, name, dptr, bytes));                                           \
     }
 
 LISTING(cuModule, _v2, CUmodule, Function, Functions, CUfunction)

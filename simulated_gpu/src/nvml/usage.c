@@ -1,4 +1,4 @@
-/* What a device is doing: memory, utilization, processes. */
+/* Activity of a device: memory, utilization, processes. */
 #include "nvml/nvml.h"
 
 #include <string.h>
@@ -90,7 +90,7 @@ SIM_EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device *device, unsign
     return NVML_SUCCESS;
 }
 
-/* A card also has the processes of its nvs_nvml_instances.  Without an array this only counts. */
+/* A card also has the processes of its instances.  Without an array this only counts. */
 static nvml_result running(const nvml_device *device, unsigned *count, nvml_process *out, nvml_process_v1 *out_v1, nvml_detail *details)
 {
     unsigned found = 0, room;
@@ -120,10 +120,10 @@ static nvml_result running(const nvml_device *device, unsigned *count, nvml_proc
     return found > room ? NVML_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-#define RUNNING(function, entry, newer, older)                                                    \
-    SIM_EXPORT nvml_result function(nvml_device *device, unsigned *count, entry *out)             \
-    {                                                                                             \
-        return running(device, count, newer, older, NULL);                                        \
+#define RUNNING(function, entry, newer, older)                                                  \
+    SIM_EXPORT nvml_result function(nvml_device *device, unsigned *count, entry *out)           \
+    {                                                                                           \
+        return running(device, count, newer, older, NULL);                                      \
     }
 RUNNING(nvmlDeviceGetComputeRunningProcesses, nvml_process_v1, NULL, out)
 RUNNING(nvmlDeviceGetComputeRunningProcesses_v2, nvml_process, out, NULL)

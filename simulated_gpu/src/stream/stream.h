@@ -66,7 +66,7 @@ typedef struct sim_event {
     size_t node_count;
 } sim_event;
 
-/* What streams need from higher folders; set once, by start.c. */
+/* The calls from streams to higher folders; start.c sets them once. */
 typedef struct sim_stream_hooks {
     CUresult (*effect)(sim_stream *stream, const sim_work *work); /* work that touches memory has ended; the lock may be dropped */
     void (*synchronized)(sim_device *device);                     /* after a wait for a stream or an event */

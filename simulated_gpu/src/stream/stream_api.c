@@ -45,7 +45,7 @@ static CUresult destroy(CUstream handle)
     if (stream->capture.of != NULL)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     nvs_sim_stream_destroy(stream);
-    return result == SIM_STREAM_DETACHED ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; /* as a driver of version 580 answers */
+    return result == SIM_STREAM_DETACHED ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS; /* as in driver 580 */
 }
 
 SIM_EXPORT CUresult CUDAAPI cuStreamDestroy(CUstream hStream)

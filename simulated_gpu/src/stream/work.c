@@ -1,4 +1,4 @@
-/* Durations of copies, and what work owns. */
+/* Durations of copies, and the things that work owns. */
 #include "stream/work.h"
 
 #include <stdlib.h>

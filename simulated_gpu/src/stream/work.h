@@ -1,4 +1,4 @@
-/* Work: what a queued operation or a graph node does.  Streams run the kinds that touch no memory; the others are an effect. */
+/* Work of a queued operation or a graph node.  Streams run the kinds that touch no memory; the others are an effect. */
 #ifndef SIM_WORK_H
 #define SIM_WORK_H
 
