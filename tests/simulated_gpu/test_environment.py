@@ -65,7 +65,7 @@ def test_the_libraries_that_are_named_are_used(monkeypatch: pytest.MonkeyPatch, 
         directory.mkdir(parents=True)
         for name in LIBRARIES:
             (directory / name).touch()
-    monkeypatch.setattr("simulated_gpu.__file__", str(installed.parent / "__init__.py"))
+    monkeypatch.setattr("nvshare.simulated_gpu.__file__", str(installed.parent / "__init__.py"))
     monkeypatch.setenv("NVSHARE_SIM_LIBRARY_DIR", str(own))
     assert library_directory() == own
     (own / LIBRARIES[0]).unlink()
@@ -77,7 +77,7 @@ def test_the_libraries_that_are_named_are_used(monkeypatch: pytest.MonkeyPatch, 
 
 def test_missing_libraries_name_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The message is all that a user of a broken installation has."""
-    monkeypatch.setattr("simulated_gpu.__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("nvshare.simulated_gpu.__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setattr("importlib.metadata.distribution", _no_distribution)
     monkeypatch.setenv("NVSHARE_SIM_LIBRARY_DIR", str(tmp_path))
     with pytest.raises(LibraryNotFoundError, match="pip install"):
