@@ -21,6 +21,7 @@
 #include "base/port.h"
 #include "base/process/fork.h"
 #include "coord/agent.h"
+#include "coord/host.h"
 #include "driver/cuda_api.h"
 #include "driver/nvml.h"
 #include "gate/gate.h"

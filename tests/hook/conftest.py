@@ -31,7 +31,8 @@ STANDALONE = (
     *("gate/gate", "gate/start", "gate/wait", "contexts/dead", "swap/handdown", "ipc/socket"),
     *("inflight/cost", "inflight/drain", "inflight/marks", "inflight/pacing", "inflight/stream"),
     *("coord/protocol/lease_machine", "coord/protocol/link", "coord/protocol/transport"),
-    *("coord/agent", "coord/host", "coord/lease", "coord/loop", "coord/moves"),
+    *("coord/agent", "coord/host", "coord/lease", "coord/loop", "coord/mailbox", "coord/messages", "coord/moves"),
+    *("coord/report", "hooks/public"),
 )
 
 

@@ -16,14 +16,13 @@
 #include "base/process/fork.h"
 #include "base/process/futex.h"
 #include "base/process/thread.h"
-#include "base/version.h"
 #include "coord/host.h"
+#include "coord/loop.h"
+#include "coord/mailbox.h"
 #include "coord/moves.h"
 #include "coord/protocol/transport.h"
-#include "coord/state.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
-#include "nvshare.h"
 #include "swap/handdown.h"
 
 #include <errno.h>
@@ -35,21 +34,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PHASE_NONE, PHASE_STARTING, PHASE_RUNNING, PHASE_FAILED };
-
 #define FIRST_ANSWER_NS 2000000000u     /* how long the first use of a GPU waits for a coordinator */
 #define ANSWER_NS 10000000000u          /* how long a connected coordinator may take for an answer */
 #define GOODBYE_NS 50000000u
 #define LEFT_BEHIND_NS 200000000u       /* a thread that submits work while the process ends waits so long */
 
-NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
-NVS_FORK_STATE _Atomic int nvs_agent_eventfd = -1;
-NVS_FORK_STATE _Atomic uint32_t nvs_agent_poked;
-NVS_FORK_STATE _Atomic uint32_t nvs_agent_connected;
-NVS_FORK_STATE _Atomic uint32_t nvs_agent_departing;
-NVS_FORK_STATE _Atomic uint32_t nvs_agent_departed;
-
-NVS_FORK_STATE static _Atomic uint32_t phase; /* PHASE_*; RUNNING is released after what the agent needs, acquired by pokers */
 NVS_FORK_STATE static _Atomic int leaver;     /* thread that called exit() */
 
 static int thread_id(void)
@@ -57,36 +46,12 @@ static int thread_id(void)
     return (int)syscall(SYS_gettid);
 }
 
-void nvs_agent_poke(void)
-{
-    /* Until the agent runs there is nothing to wake: it looks into every mailbox first.  Read by a write: then either it finds what this
-     * thread has left there, as it begins with a write to the same word, or this thread finds it running. */
-    if (atomic_load_explicit(&phase, memory_order_acquire) != PHASE_RUNNING && /* pairs with begin */
-        atomic_fetch_or_explicit(&phase, 0, memory_order_acq_rel) != PHASE_RUNNING)
-        return;
-    /* seq_cst: pairs with the exchange in the agent's loop; who finds 1 knows that the agent will look again. */
-    if (atomic_exchange_explicit(&nvs_agent_poked, 1, memory_order_seq_cst) == 0) {
-        uint64_t one = 1;
-        const int cancel = nvs_cancel_defer(); /* who asks holds a lock */
-        ssize_t written = write(atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed), &one, sizeof one);
-        nvs_cancel_allow(cancel);
-        (void)written; /* fails only when the counter is full, and then the agent is awake */
-    }
-}
-
-static void close_eventfd(void)
-{
-    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed); /* nobody else is about to use it */
-    if (events >= 0)
-        close(events);
-}
-
 /* Without an agent nothing is shared: all gates open for good. */
 static void fail(const char *what, int error)
 {
     nvs_log(NVS_LOG_ERROR, "%s: %s; not sharing", what, strerror(error));
-    close_eventfd();
-    atomic_store_explicit(&phase, PHASE_FAILED, memory_order_release); /* pairs with the acquire in start */
+    nvs_agent_close_eventfd();
+    atomic_store_explicit(&nvs_agent_phase, NVS_AGENT_FAILED, memory_order_release); /* pairs with the acquire in start */
     atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* as in depart() */
     nvs_futex_wake(&nvs_agent_departed, INT32_MAX);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
@@ -117,23 +82,23 @@ static void *begin(void *nothing)
         fail("cannot make an eventfd", errno);
         return NULL;
     }
-    (void)atomic_exchange_explicit(&phase, PHASE_RUNNING, memory_order_acq_rel); /* pairs with nvs_agent_poke */
+    (void)atomic_exchange_explicit(&nvs_agent_phase, NVS_AGENT_RUNNING, memory_order_acq_rel); /* pairs with nvs_agent_poke */
     return nvs_agent_main(nothing);
 }
 
 static bool start(void)
 {
-    uint32_t none = PHASE_NONE;
+    uint32_t none = NVS_AGENT_NONE;
     /* acquire: pairs with the releases above */
-    uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
-    if (NVS_LIKELY(seen == PHASE_RUNNING || seen == PHASE_STARTING))
+    uint32_t seen = atomic_load_explicit(&nvs_agent_phase, memory_order_acquire);
+    if (NVS_LIKELY(seen == NVS_AGENT_RUNNING || seen == NVS_AGENT_STARTING))
         return true;
-    if (seen == PHASE_FAILED || !nvs_config.enabled)
+    if (seen == NVS_AGENT_FAILED || !nvs_config.enabled)
         return false;
     nvs_fork_prepare();
-    if (!atomic_compare_exchange_strong_explicit(&phase, &none, PHASE_STARTING, memory_order_acquire,
+    if (!atomic_compare_exchange_strong_explicit(&nvs_agent_phase, &none, NVS_AGENT_STARTING, memory_order_acquire,
                                                  memory_order_acquire))
-        return none != PHASE_FAILED;
+        return none != NVS_AGENT_FAILED;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         (void)pthread_mutex_init(&nvs_mail[gpu].reserve.asking, NULL);
         (void)pthread_mutex_init(&nvs_mail[gpu].pins.asking, NULL);
@@ -278,7 +243,7 @@ static nvs_status ask_in_turn(uint32_t gpu, nvs_question *of, uint64_t total_byt
     int saved = errno;
     nvs_status status = NVS_UNAVAILABLE;
     nvs_agent_attach(gpu);
-    if (atomic_load_explicit(&phase, memory_order_acquire) == PHASE_RUNNING) { /* the mutexes were made before */
+    if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING) { /* the mutexes were made before */
         pthread_mutex_lock(&of->asking);
         status = ask(of, total_bytes);
         pthread_mutex_unlock(&of->asking);
@@ -312,9 +277,9 @@ void nvs_agent_memory_changed(uint32_t gpu)
 void nvs_agent_goodbye(void)
 {
     int saved = errno;
-    uint32_t seen = atomic_load_explicit(&phase, memory_order_acquire);
+    uint32_t seen = atomic_load_explicit(&nvs_agent_phase, memory_order_acquire);
     nvs_log_ending();
-    if ((seen == PHASE_RUNNING || seen == PHASE_STARTING) && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
+    if ((seen == NVS_AGENT_RUNNING || seen == NVS_AGENT_STARTING) && atomic_exchange_explicit(&leaver, thread_id(), memory_order_relaxed) == 0) {
         uint64_t until = nvs_now_ns() + GOODBYE_NS;
         atomic_store_explicit(&nvs_agent_departing, 1, memory_order_release); /* pairs with the acquires of waiters */
         nvs_agent_poke();
@@ -328,63 +293,11 @@ void nvs_agent_goodbye(void)
 
 NVS_FORK_CODE void nvs_agent_after_fork(void)
 {
-    static const nvs_mailbox empty;
     /* One thread, and the memory as it was at the fork: nothing here may take a lock. */
-    close_eventfd();
+    nvs_mailbox_after_fork();
     nvs_transport_abandon();
     nvs_moves_after_fork();
     nvs_handdown_after_fork();
     nvs_budget_after_fork();
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (memcmp(&nvs_mail[gpu], &empty, sizeof empty) != 0)
-            nvs_mail[gpu] = empty;
-    atomic_store_explicit(&phase, PHASE_NONE, memory_order_relaxed);
     atomic_store_explicit(&leaver, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvs_agent_poked, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvs_agent_departing, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvs_agent_departed, 0, memory_order_relaxed);
-}
-
-/* --- nvshare.h --- */
-
-NVS_EXPORT const char *nvshare_version(void)
-{
-    return NVS_VERSION;
-}
-
-NVS_EXPORT int nvshare_active(void)
-{
-    uint32_t seen = atomic_load_explicit(&phase, memory_order_relaxed);
-    return seen == PHASE_FAILED ? -1 : seen == PHASE_RUNNING;
-}
-
-NVS_EXPORT int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out)
-{
-    if (gpu >= NVS_MAX_GPUS || out == NULL || out->size < sizeof *out)
-        return -1;
-    nvs_usage usage;
-    nvs_memory_usage(gpu, &usage);
-    *out = (struct nvshare_gpu){
-        .size = sizeof *out,
-        .lease = atomic_load_explicit(&nvs_mail[gpu].shown_state, memory_order_relaxed),
-        .lease_id = atomic_load_explicit(&nvs_mail[gpu].shown_lease, memory_order_relaxed),
-        .waiters = atomic_load_explicit(&nvs_mail[gpu].shown_waiters, memory_order_relaxed),
-        .waiting_threads = nvs_gate_waiting(gpu),
-        .calls = nvs_gate_calls(gpu),
-        .allocated_bytes = usage.allocated_bytes,
-        .resident_bytes = usage.resident_bytes,
-    };
-    return 0;
-}
-
-NVS_EXPORT int nvshare_yield(uint32_t gpu)
-{
-    if (gpu >= NVS_MAX_GPUS)
-        return -1;
-    int saved = errno;
-    if (atomic_exchange_explicit(&nvs_mail[gpu].yield, 1, memory_order_seq_cst) == 0)
-        nvs_agent_poke();
-    errno = saved;
-    return 0;
 }

@@ -20,12 +20,6 @@ void nvs_agent_attach(uint32_t gpu);
 void nvs_agent_memory_changed(uint32_t gpu);
 nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes);
 nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes);
-void nvs_agent_reserve_host(uint64_t total_bytes);
-
-bool nvs_agent_memory_dirty(uint32_t gpu); /* a report is to be sent already; lease.c */
-
-/* Moves that wait for room end with what they have: a context of this GPU (NVS_NO_GPU: not known which) is about to end. */
-void nvs_agent_hurry_moves(uint32_t gpu);
 
 void nvs_agent_goodbye(void);      /* at exit: bounded, best effort */
 void nvs_agent_after_fork(void);   /* in the child: no thread, no socket, gates as at start */

@@ -5,8 +5,8 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/process/futex.h"
+#include "coord/mailbox.h"
 #include "coord/protocol/link.h"
-#include "coord/state.h"
 #include "gate/gate.h"
 #include "host/pool.h"
 

@@ -4,11 +4,11 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "coord/agent.h"
+#include "coord/mailbox.h"
 #include "coord/moves.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
-#include "coord/state.h"
+#include "coord/report.h"
 #include "gate/gate.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
@@ -42,22 +42,6 @@ static void send_attach(uint32_t gpu)
     nvs_link_send(frame, nvs_encode_attach_gpu(&message, frame, sizeof frame));
 }
 
-void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns)
-{
-    nvs_usage usage;
-    /* seq_cst: the flag goes before the figures are read, see nvs_agent_memory_changed */
-    (void)atomic_exchange_explicit(&nvs_ledgers[gpu].to_report, 0, memory_order_seq_cst);
-    nvs_memory_usage(gpu, &usage);
-    nvs_agent_gpus[gpu].reported_ns = now_ns;
-    NVS_LINK_SEND(memory_report, (uint8_t)gpu, usage.allocated_bytes, usage.resident_bytes, usage.pinned_bytes,
-                  usage.host_bytes, usage.mapped_bytes);
-}
-
-bool nvs_agent_memory_dirty(uint32_t gpu)
-{
-    return atomic_load_explicit(&nvs_ledgers[gpu].to_report, memory_order_seq_cst) != 0; /* pairs with the exchange above */
-}
-
 static void show(uint32_t gpu)
 {
     static const uint8_t shown[] = {
@@ -76,11 +60,17 @@ static void release(uint32_t gpu, bool drained)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint64_t now = nvs_now_ns();
-    if (nvs_agent_memory_dirty(gpu))
-        nvs_agent_report_memory(gpu, now);
+    if (nvs_report_is_due(gpu))
+        nvs_report_memory(gpu, now);
     NVS_LINK_SEND(release, .gpu = (uint8_t)gpu, .lease_id = mine->lease.released_id, .reason = mine->lease.reason,
                   .drained = drained, .wanted = mine->lease.release_wanted, .drain_ns = now - mine->close_began_ns,
                   .opened_at_ns = mine->lease.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->calls_at_open);
+}
+
+static void completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
+{
+    if (error != 0 || moved_bytes == 0)
+        nvs_agent_gpus[gpu].tries = UINT32_MAX / 2; /* it will not get better by trying at once */
 }
 
 /* Opens the gate; what is missing comes first, and what moves ends first.  nvs_agent_complete goes on with it. */
@@ -92,21 +82,15 @@ static void open_gate(uint32_t gpu)
     mine->incomplete = mine->opening = true;
     mine->incomplete_ns = nvs_now_ns();
     if (nvs_moves_busy(gpu)) {
-        nvs_agent_hurry_moves(gpu);
+        nvs_moves_hurry(gpu);
     } else if (nvs_memory_open_gate(gpu, mine->lease.paced, &missing)) {
         mine->incomplete = mine->opening = false;
         mine->patience_ns = 0;
     } else if (mine->tries++ < TRIES) {
-        nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX});
+        nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX, .done = completed});
     } else {
         mine->opening = false;
     }
-}
-
-void nvs_agent_completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
-{
-    if (error != 0 || moved_bytes == 0)
-        nvs_agent_gpus[gpu].tries = UINT32_MAX / 2; /* it will not get better by trying at once */
 }
 
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
@@ -122,8 +106,8 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
         release(gpu, drained);
     if (todo & NVS_LEASE_DO_ATTACH)
         send_attach(gpu);
-    if ((todo & NVS_LEASE_DO_REQUEST) && nvs_agent_memory_dirty(gpu))
-        nvs_agent_report_memory(gpu, nvs_now_ns()); /* so that room is made for what was allocated without a lease */
+    if ((todo & NVS_LEASE_DO_REQUEST) && nvs_report_is_due(gpu))
+        nvs_report_memory(gpu, nvs_now_ns()); /* so that room is made for what was allocated without a lease */
     if (todo & NVS_LEASE_DO_REQUEST)
         NVS_LINK_SEND(request, (uint8_t)gpu);
     if (todo & NVS_LEASE_DO_OPEN) {

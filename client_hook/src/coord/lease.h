@@ -17,7 +17,6 @@ typedef struct nvs_agent_gpu {
     uint64_t calls_at_open;
     uint64_t calls_at_close;
     uint64_t tick_at_ns;
-    uint64_t reported_ns;
     bool incomplete;          /* the gate is shut though it might be open: memory is missing on the GPU, or moves */
     bool opening;             /* and the mover is at it */
     uint32_t tries;           /* to bring in what is missing, since the gate was to open */
@@ -36,8 +35,6 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* wh
 bool nvs_agent_ending(const nvs_agent_gpu *mine);
 void nvs_agent_go_on_ending(uint32_t gpu);                                 /* one slice of closing and draining */
 void nvs_agent_complete(uint32_t gpu, uint64_t now);                       /* the gate is shut because memory is missing */
-void nvs_agent_completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error); /* the mover is done with what was missing */
-void nvs_agent_report_memory(uint32_t gpu, uint64_t now_ns);
 void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered our AttachGpu */
 
 #endif

@@ -5,9 +5,9 @@
 #include "base/log.h"
 #include "base/process/cancel.h"
 #include "base/process/thread.h"
-#include "coord/lease.h"
+#include "coord/mailbox.h"
 #include "coord/protocol/link.h"
-#include "coord/state.h"
+#include "coord/report.h"
 #include "gate/gate.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
@@ -170,7 +170,7 @@ static void refuse(const nvs_move_order *as, uint32_t error)
     if (as->order_id != 0)
         NVS_LINK_SEND(move_progress, (uint8_t)as->gpu, as->order_id, 0, 0, true, error);
     else
-        nvs_agent_completed(as->gpu, 0, error);
+        as->done(as->gpu, 0, error);
 }
 
 void nvs_moves_begin(const nvs_move_order *as)
@@ -208,7 +208,7 @@ void nvs_moves_credit(uint32_t gpu, uint64_t order_id, uint64_t credit_bytes)
     pthread_mutex_unlock(&lock);
 }
 
-void nvs_agent_hurry_moves(uint32_t gpu)
+void nvs_moves_hurry(uint32_t gpu)
 {
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < NVS_MAX_GPUS; i++)
@@ -262,9 +262,9 @@ static order *take_ended(desk *mine, order *news)
 
 static void answer(uint32_t gpu, const order *o)
 {
-    nvs_agent_report_memory(gpu, nvs_now_ns());
+    nvs_report_memory(gpu, nvs_now_ns());
     if (o->as.order_id == 0)
-        nvs_agent_completed(gpu, o->moved_bytes, o->error);
+        o->as.done(gpu, o->moved_bytes, o->error);
     else if (!o->void_)
         NVS_LINK_SEND(move_progress, (uint8_t)gpu, o->as.order_id, o->moved_bytes, o->elapsed_ns, true, o->error);
 }

@@ -1,7 +1,8 @@
 /* How much host memory is left: of the machine, and of the control groups that the process is in (both versions, nested). */
-#include "host/system.h"
+#include "host/left.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -11,6 +11,7 @@
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "host/left.h"
 #include "host/system.h"
 
 #include <errno.h>

@@ -1,8 +1,9 @@
-/* Memory that is near a GPU and really there.  The other half of system.h is left.c. */
+/* See system.h. */
 #define _GNU_SOURCE /* MAP_ANONYMOUS, madvise */
 #include "host/system.h"
 
 #include "driver/cuda_api.h"
+#include "host/left.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* What pool.c asks of the operating system: how much memory is left, and memory that is near a GPU and really there.
+/* Memory that is near a GPU and really there.
  *
  * May not go here: state; registration with the driver.
  */
@@ -6,13 +6,6 @@
 #define NVS_HOST_SYSTEM_H
 
 #include "base/base.h"
-
-/* What may still be taken so that a tenth of the machine (and of the container) stays free; UINT64_MAX: not known. */
-uint64_t nvs_host_system_left(void);
-uint64_t nvs_host_left_in(const char *root); /* the same, by the files under this directory */
-
-/* A number behind a word in a small file, or the file's only number when there is no word; UINT64_MAX when it is not there. */
-uint64_t nvs_host_number_in(const char *root, const char *name, const char *word);
 
 typedef struct nvs_host_mapping {
     char *memory; /* aligned */

@@ -6,6 +6,7 @@
 #include "base/port.h"
 #include "base/process/fork.h"
 #include "coord/agent.h"
+#include "coord/host.h"
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"

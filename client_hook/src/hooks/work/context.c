@@ -5,6 +5,7 @@
  */
 #include "contexts/context.h"
 #include "coord/agent.h"
+#include "coord/moves.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/start.h"
@@ -79,7 +80,7 @@ static bool withdraw(CUcontext context, uint32_t gpu)
 {
     nvs_pacing_context_gone(context);
     const bool known = nvs_context_leaving(context, nvs_self);
-    nvs_agent_hurry_moves(gpu); /* a move that waits for room has a visit to it */
+    nvs_moves_hurry(gpu); /* a move that waits for room has a visit to it */
     nvs_context_await_visitors(context);
     nvs_swap_lanes_context_leaving(context);
     return known;

@@ -1,10 +1,10 @@
-/* What the application's threads and the agent thread share.  Included by agent.c and loop.c only.
+/* What the application's threads and the agent thread share.
  *
- * Threads leave their wishes in the mailbox and poke the agent; it leaves its answers there and wakes a futex.  Everything
- * that only the agent touches is in loop.c.
+ * Threads leave their requests in the mailbox and poke the agent; it leaves its answers there and wakes a futex.  State that only the agent
+ * touches is in loop.c and lease.c.
  */
-#ifndef NVS_AGENT_STATE_H
-#define NVS_AGENT_STATE_H
+#ifndef NVS_MAILBOX_H
+#define NVS_MAILBOX_H
 
 #include "contexts/context.h"
 
@@ -46,7 +46,12 @@ extern _Atomic uint32_t nvs_agent_connected; /* the coordinator said welcome on 
 extern _Atomic uint32_t nvs_agent_departing; /* exit() was called */
 extern _Atomic uint32_t nvs_agent_departed;  /* futex: the agent calls nothing any more */
 
+enum { NVS_AGENT_NONE, NVS_AGENT_STARTING, NVS_AGENT_RUNNING, NVS_AGENT_FAILED };
+extern _Atomic uint32_t nvs_agent_phase; /* RUNNING is released after what the agent needs, acquired by pokers */
+
 void nvs_agent_poke(void);
-void *nvs_agent_main(void *nothing); /* loop.c */
+void nvs_agent_close_eventfd(void);
+void nvs_question_answer(nvs_question *to, uint32_t sequence, uint64_t bytes); /* agent thread */
+void nvs_mailbox_after_fork(void); /* in the child: no agent, and nothing was asked */
 
 #endif
