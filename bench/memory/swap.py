@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import random
-import secrets
 import select
 import statistics
 import subprocess
@@ -58,7 +57,6 @@ class Program:
             WORKER, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.peer = b""
-        self.client = 0
         self.inbox: list[messages.Message] = []
         self.answer()
 
@@ -161,8 +159,7 @@ class Coordinator:
         program.do("start")
         program.tell("alloc " + " ".join(map(str, sizes)))
         self.expect(program, messages.Hello, newcomer=program)
-        program.client = len(self._programs)
-        self.send(program, messages.Welcome(messages.PROTOCOL_VERSION, program.client))
+        self.send(program, messages.Welcome(messages.PROTOCOL_VERSION, len(self._programs)))
         self.expect(program, messages.AttachGpu)
         self.settings(program)
         self._serve(program)
@@ -195,17 +192,11 @@ class Coordinator:
             if progress.order_id == order and progress.finished:
                 return _moved(progress, may_be_nothing=may_be_nothing)
 
-    def hand_over(
-        self, going: Program, coming: Program, held_bytes: int, *, wiped: bool = False
-    ) -> list[tuple[int, int]]:
-        """One goes out while the other comes in, never more than the capacity on the card; (bytes, ns) of both.
-
-        `wiped`: physical memory does not pass from one to the other, but is freed and made.
-        """
+    def hand_over(self, going: Program, coming: Program, held_bytes: int) -> list[tuple[int, int]]:
+        """One goes out while the other comes in, never more than the capacity on the card; (bytes, ns) of both."""
         room = max(0, self.capacity_bytes - held_bytes)
-        ends = {"handoff_socket": secrets.randbits(64), "handoff_token": secrets.randbits(64)}
-        out = self.order(going, messages.Evict, **({} if wiped else {"heir": coming.client, **ends}))
-        into = self.order(coming, messages.Restore, credit_bytes=room, **({} if wiped else ends))
+        out = self.order(going, messages.Evict)
+        into = self.order(coming, messages.Restore, credit_bytes=room)
         done: dict[int, tuple[int, int]] = {}
         deadline = time.monotonic() + BOUND_S
         while len(done) < 2:
@@ -244,7 +235,7 @@ def measure(coordinator: Coordinator, programs: Sequence[Program], sizes: Sequen
             _have_ready(coordinator, program, sum(sizes))
         name = "first_evict_gib_s" if program is first else "first_evict_prepared_gib_s"
         told[name] = rate([coordinator.finished(program, coordinator.order(program, messages.Evict))])
-    evicts, restores, handovers, wiped = [], [], [], []
+    evicts, restores, handovers = [], [], []
     for _ in range(rounds):
         restores.append(rate([coordinator.finished(first, coordinator.order(first, messages.Restore))]))
         evicts.append(rate([coordinator.finished(first, coordinator.order(first, messages.Evict))]))
@@ -252,9 +243,6 @@ def measure(coordinator: Coordinator, programs: Sequence[Program], sizes: Sequen
     for _ in range(rounds):
         for going, coming in ((first, second), (second, first)):
             handovers.append(rate(coordinator.hand_over(going, coming, sum(sizes))))
-    for _ in range(rounds):
-        for going, coming in ((first, second), (second, first)):
-            wiped.append(rate(coordinator.hand_over(going, coming, sum(sizes), wiped=True)))
     coordinator.finished(first, coordinator.order(first, messages.Evict))  # the checks bring in what they need
     wrong = 0
     for program in programs:
@@ -263,7 +251,7 @@ def measure(coordinator: Coordinator, programs: Sequence[Program], sizes: Sequen
         coordinator.finished(program, coordinator.order(program, messages.Evict))
     if wrong:
         raise BenchError(f"{wrong} parts of memory are not what was written")
-    series = {"evict": evicts, "restore": restores, "handover": handovers, "handover_wiped": wiped}
+    series = {"evict": evicts, "restore": restores, "handover": handovers}
     return {
         **told,
         **{f"{name}_gib_s": statistics.median(values) for name, values in series.items()},

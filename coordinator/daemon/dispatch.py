@@ -11,10 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from nvshare.coordinator.daemon.control_api import I32_MAX, encode_event
@@ -78,7 +76,6 @@ class Dispatcher:
         self._end_process = end_process or _end_process
         self._clients: dict[int, int] = {}  # connection -> process id
         self._processes: dict[int, int] = {}  # process id -> how many connections
-        self._handoffs: dict[int, dict[str, int]] = {}  # by the connection that is or will be restored
         self._sequence = 0
         self._news: list[tuple[int, commands.Notify]] = []
         self._now_ns = 0
@@ -95,8 +92,6 @@ class Dispatcher:
             message = messages.decode(frame, messages.TO_COORDINATOR)
             translate = _TRANSLATE.get(type(message))  # type: ignore[arg-type]  # an int is in no table
             if translate is not None and connection in self._clients:
-                if type(message) is messages.MoveProgress and message.finished:
-                    self._handoffs.pop(connection, None)  # nobody gives to it any more
                 self.event(translate(connection, message), now_ns)
             else:
                 self._unusual(connection, message, now_ns)
@@ -119,7 +114,6 @@ class Dispatcher:
 
     def gone(self, connection: int, now_ns: int) -> None:
         """The connection ended."""
-        self._handoffs.pop(connection, None)
         process_id = self._clients.pop(connection, None)
         if process_id is None:
             return
@@ -231,10 +225,6 @@ class Dispatcher:
 
     def _send(self, command: commands.Send) -> None:
         message = command.message
-        if type(message) is messages.Evict and message.heir:
-            message = replace(message, **self._handoff(message.heir))
-        elif type(message) is messages.Restore and message.credit_bytes < message.bytes:
-            message = replace(message, **self._handoff(command.client))
         self._outbox.send(command.client, messages.encode(message))
         if type(message) is messages.Standby:
             self.awake_until_ns = self._now_ns + message.within_ns
@@ -243,15 +233,6 @@ class Dispatcher:
             self.cues += 1
         elif type(message) is messages.Grant:
             self.awake_until_ns = 0
-
-    def _handoff(self, receiver: int) -> dict[str, int]:
-        """The random fields of the orders that belong to one hand-off of memory to this client."""
-        if receiver not in self._handoffs:
-            self._handoffs[receiver] = {
-                "handoff_socket": 1 + secrets.randbelow(messages.UNBOUNDED),
-                "handoff_token": secrets.randbits(64),
-            }
-        return self._handoffs[receiver]
 
     def _set_timer(self, command: commands.SetTimer) -> None:
         self.deadline_ns = command.deadline_ns

@@ -151,22 +151,14 @@ def figures(node: Node, seat: Seat) -> Figures:
 # --- orders ---------------------------------------------------------------------------------------------------------
 
 
-def evict(node: Node, gpu: Gpu, orders: tuple[Eviction, ...], now_ns: int, *, heir: Seat | None = None) -> None:
-    """Send what was planned.  `heir`: whose memory comes in meanwhile."""
+def evict(node: Node, gpu: Gpu, orders: tuple[Eviction, ...], now_ns: int) -> None:
+    """Sends the evictions that were planned."""
     for eviction in orders:
         seat = gpu.seats[eviction.client]
         order = _order(node, seat, eviction.bytes, 0, now_ns, evict=True)
         gpu.evict_orders += 1
-        node.out.append(Send(eviction.client, Evict(seat.ordinal, order.order_id, order.bytes, _heir(seat, heir))))
+        node.out.append(Send(eviction.client, Evict(seat.ordinal, order.order_id, order.bytes)))
         _say(node, gpu, order, "evicting")
-
-
-def _heir(seat: Seat, heir: Seat | None) -> int:
-    """Physical memory passes from one process to another only between those of one user that both move their own."""
-    swap = MemoryMode.SWAP
-    if heir is None or not seat.client.memory_mode is heir.client.memory_mode is swap:
-        return 0
-    return heir.client.client if seat.client.user_id == heir.client.user_id else 0
 
 
 def restore(node: Node, seat: Seat, size: int, credit: int, now_ns: int) -> None:

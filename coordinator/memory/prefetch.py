@@ -74,6 +74,6 @@ def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
         piece_bytes=PIECE_BYTES,
         affordable_bytes=int(max(0, left_ns) * move_rate(gpu)),
     )
-    orders.evict(node, gpu, plan.evictions, now_ns, heir=seat)
+    orders.evict(node, gpu, plan.evictions, now_ns)
     if plan.restore_bytes > 0 and seat.order is None and not orders.stuck_in(seat, plan.credit_bytes):
         orders.restore(node, seat, plan.restore_bytes, plan.credit_bytes, now_ns)

@@ -143,7 +143,7 @@ def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> N
     room = orders.free_room(gpu)
     room = Room(room.free_bytes + own, room.leaving_bytes)
     plan = plan_switch(missing, farthest_first(node, gpu, seat, now_ns), room)
-    orders.evict(node, gpu, plan.evictions, now_ns, heir=seat)
+    orders.evict(node, gpu, plan.evictions, now_ns)
     order = seat.order
     if order is not None and order.evict:
         return  # it hangs in that, and nothing can come in before it has ended

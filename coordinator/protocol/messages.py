@@ -314,39 +314,28 @@ class Waiters(Message):
     waiters: int
 
 
-@declare(TO_CLIENT, 69, U8, U64, U64, U64, U64, U64)
+@declare(TO_CLIENT, 69, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Evict(Message):
-    """Move at least `bytes` of this client's resident memory off the GPU, or all that can be moved.
-
-    `heir`: the client that is restored meanwhile and may get the physical memory itself (0: nobody).
-    `handoff_socket` is in the name of the socket where that client waits for it (0: there is none), and
-    `handoff_token` goes with each piece.  Both are random, the same in one hand-off, and known to its ends only.
-    """
+    """Move at least `bytes` of this client's resident memory off the GPU, or all that can be moved."""
 
     gpu: int
     order_id: int
     bytes: int
-    heir: int = 0
-    handoff_socket: int = 0
-    handoff_token: int = 0
 
 
-@declare(TO_CLIENT, 70, U8, U64, U64, U64, U64, U64)
+@declare(TO_CLIENT, 70, U8, U64, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Restore(Message):
     """Bring up to `bytes` of this client's evicted memory back, of which `credit_bytes` have room now.
 
-    The rest may follow as `MoveCredit` says, while others are still being evicted.  `handoff_socket` and
-    `handoff_token` as in their `Evict`.
+    The rest may follow as `MoveCredit` says, while others are still being evicted.
     """
 
     gpu: int
     order_id: int
     bytes: int
     credit_bytes: int = UNBOUNDED
-    handoff_socket: int = 0
-    handoff_token: int = 0
 
 
 @declare(TO_CLIENT, 74, U8, U64, U64)

@@ -28,7 +28,7 @@ _numbers = itertools.count()
 STANDALONE = (
     *("base/clock", "base/config", "base/hot", "base/log"),
     *("base/process/fork", "base/process/futex", "base/process/thread"),
-    *("gate/gate", "gate/start", "gate/wait", "contexts/dead", "swap/handdown", "ipc/socket"),
+    *("gate/gate", "gate/start", "gate/wait", "contexts/dead", "ipc/socket"),
     *("inflight/cost", "inflight/drain", "inflight/marks", "inflight/pacing", "inflight/stream"),
     *("coord/protocol/lease_machine", "coord/protocol/link", "coord/protocol/transport"),
     *("coord/agent", "coord/host", "coord/lease", "coord/loop", "coord/mailbox", "coord/messages", "coord/moves"),

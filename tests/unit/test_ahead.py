@@ -86,7 +86,6 @@ def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_witho
     assert b.granted() is None
     (evict,) = a.take(messages.Evict)
     assert evict.bytes == 20
-    assert evict.heir == b.client
     finish(a, evict)
     (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (25, 25)

@@ -317,25 +317,3 @@ def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
     assert a.take(messages.Restore)
     desk.milliseconds(110)
     assert a.granted() is not None
-
-
-@pytest.mark.parametrize(
-    ("mode", "user", "inherits"),
-    [
-        (messages.MemoryMode.SWAP, 7, True),
-        (messages.MemoryMode.SWAP, 8, False),
-        (messages.MemoryMode.MANAGED, 7, False),
-    ],
-)
-def test_memory_is_handed_on_only_within_one_user(mode: messages.MemoryMode, user: int, inherits: bool) -> None:
-    """Broken: physical memory would pass to somebody else's process, or never."""
-    desk = make_desk()
-    a = desk.client(wanted=True, mode=messages.MemoryMode.SWAP, user_id=7)
-    b = desk.client(mode=mode, user_id=user)
-    a.report(allocated=60, resident=60)
-    b.report(allocated=60, resident=40, host=20)
-    desk.milliseconds(QUANTUM_MS)
-    b.request()
-    a.release(wanted=True)
-    (evict,) = a.take(messages.Evict)
-    assert evict.heir == (b.client if inherits else 0)

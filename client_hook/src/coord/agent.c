@@ -23,7 +23,6 @@
 #include "coord/protocol/transport.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
-#include "swap/handdown.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -297,7 +296,6 @@ NVS_FORK_CODE void nvs_agent_after_fork(void)
     nvs_mailbox_after_fork();
     nvs_transport_abandon();
     nvs_moves_after_fork();
-    nvs_handdown_after_fork();
     nvs_budget_after_fork();
     atomic_store_explicit(&leaver, 0, memory_order_relaxed);
 }

@@ -148,12 +148,11 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_PINS_RESERVED: on_pins(&in.pins_reserved); return;
     case NVS_TYPE_EVICT:
         move_memory(&(nvs_move_order){.gpu = in.evict.gpu, .out = true, .order_id = in.evict.order_id, .bytes = in.evict.bytes,
-                                      .credit_bytes = UINT64_MAX, .handoff = {in.evict.handoff_socket, in.evict.handoff_token}});
+                                      .credit_bytes = UINT64_MAX});
         return;
     case NVS_TYPE_RESTORE:
         move_memory(&(nvs_move_order){.gpu = in.restore.gpu, .order_id = in.restore.order_id, .bytes = in.restore.bytes,
-                                      .credit_bytes = in.restore.credit_bytes,
-                                      .handoff = {in.restore.handoff_socket, in.restore.handoff_token}});
+                                      .credit_bytes = in.restore.credit_bytes});
         return;
     case NVS_TYPE_MOVE_CREDIT:
         nvs_moves_credit(in.move_credit.gpu, in.move_credit.order_id, in.move_credit.credit_bytes);

@@ -11,7 +11,6 @@
 #include "gate/gate.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
-#include "swap/handdown.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -113,10 +112,8 @@ static void carry_out(order *o)
     if (!settled(o)) {
         error = CUDA_ERROR_NOT_READY;
     } else {
-        (o->as.out ? nvs_bequest_begin : nvs_inheritance_begin)(o->as.gpu, nvs_mail[o->as.gpu].facts.uuid, o->as.handoff);
         nvs_status status = o->as.out ? nvs_memory_evict(o->as.gpu, o->as.bytes, &watch, &moved)
                                       : nvs_memory_restore(o->as.gpu, o->as.bytes, &watch, &moved);
-        (o->as.out ? nvs_bequest_end : nvs_inheritance_end)(o->as.gpu);
         if (status != NVS_OK)
             error = status == NVS_NO_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
     }

@@ -16,7 +16,6 @@
 #define NVS_MOVES_H
 
 #include "base/base.h"
-#include "swap/handdown.h"
 
 typedef struct nvs_move_order {
     uint32_t gpu;
@@ -24,7 +23,6 @@ typedef struct nvs_move_order {
     uint64_t order_id; /* 0: our own, which brings in what is missing and ends with `done` */
     uint64_t bytes;
     uint64_t credit_bytes; /* of a restoration: there is room for so many now; UINT64_MAX: for all */
-    nvs_handoff handoff; /* between those that are evicted and the one that is restored meanwhile */
     void (*done)(uint32_t gpu, uint64_t moved_bytes, uint32_t error); /* of our own; agent thread; `error`: a CUresult */
 } nvs_move_order;
 

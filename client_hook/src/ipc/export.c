@@ -106,10 +106,7 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
     nvs_slot *const slot = nvs_gate_enter(gpu); /* in the open gate all memory is on the GPU */
     const CUresult result = nvs_share_begin(gpu, allocation->kept, allocation->key, allocation->length, out);
     nvs_gate_leave(slot, gpu);
-    if (result == CUDA_ERROR_NOT_SUPPORTED)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory cannot be shared with other processes (cuIpcGetMemHandle): there were too few descriptors to keep "
-                                      "one for each piece that came from another program; raise the limit of open files (ulimit -n)");
-    else if (result == CUDA_ERROR_NOT_READY)
+    if (result == CUDA_ERROR_NOT_READY)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "memory cannot be shared with other processes (cuIpcGetMemHandle): it runs from the host for want of room");
     else if (result == CUDA_SUCCESS)
         nvs_coordinator.memory_changed(gpu);
@@ -119,7 +116,7 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
 CUresult nvs_ipc_export(const nvs_allocation *allocation, nvs_ipc_handle *out)
 {
     nvs_ipc_secret process;
-    if (!nvs_heir_possible(allocation->gpu)) {
+    if (!nvs_share_possible(allocation->gpu)) {
         NVS_LOG_ONCE(NVS_LOG_WARNING, "this GPU's memory that moves cannot be shared with other processes (cuIpcGetMemHandle): "
                                       "run this program with --memory device (NVSHARE_MEMORY=device)");
         return CUDA_ERROR_NOT_SUPPORTED;

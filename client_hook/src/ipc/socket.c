@@ -1,6 +1,6 @@
 /* Two processes of one user, and what passes between them: whole messages with descriptors.  See ipc.h.
  *
- * An abstract name, as in swap/handdown.c: it goes with its socket, so nothing is left behind by whom a signal kills, and it is of one
+ * An abstract name: it goes with its socket, so nothing is left behind by whom a signal kills, and it is of one
  * network namespace: the containers of a pod reach each other, those of different networks do not.  Nobody can take the name before
  * its owner does, because it is random, and known only to who was given a handle.
  *

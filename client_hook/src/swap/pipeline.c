@@ -21,7 +21,6 @@
 #include "driver/cuda_api.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 enum { STREAMS = NVS_LANE_STREAMS, IN_FLIGHT = NVS_LANE_EVENTS, RING = 16, MOST_IN_A_ROW = 8 };
 
@@ -242,17 +241,13 @@ static void arrived(pipeline *p, uint64_t bytes)
 /* A chunk's copy to the host has arrived, or failed: only now may it leave the GPU. */
 static void finish_out(pipeline *p, const nvs_place *of, flight *f, CUresult copied)
 {
-    const int offered = copied == CUDA_SUCCESS ? nvs_heir_offer(of->segment, of->chunk) : -1;
     CUresult result = copied == CUDA_SUCCESS ? nvs_chunk_unmap(of->segment, of->chunk) : copied;
     if (result != CUDA_SUCCESS) {
-        if (offered >= 0)
-            close(offered);
         nvs_host_give(grains_of(of), f->host);
         fail(p, NVS_CUDA_FAILED, result);
         return;
     }
     set_state(of, NVS_CHUNK_EVICTED, -(int64_t)of->bytes, f->host, 0);
-    nvs_heir_give(of->segment, of->chunk, offered); /* before it is told, so that it is there when the room is */
     arrived(p, of->bytes);
 }
 

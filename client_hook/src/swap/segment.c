@@ -4,7 +4,6 @@
 #include "base/log.h"
 #include "base/process/cancel.h"
 #include "driver/cuda_api.h"
-#include "swap/handdown.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -217,34 +216,18 @@ static CUresult make(const nvs_segment *segment, uint32_t chunk, const CUmemAllo
     CUmemAllocationProp prop = segment->own != NULL ? segment->own->properties : on_gpu(segment->gpu);
     if (hosted != NULL)
         prop = *hosted;
-    else if (segment->own == NULL && nvs_heir_possible(segment->gpu))
+    else if (segment->own == NULL && nvs_share_possible(segment->gpu))
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    CUresult result = NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_inheritance_drop(segment->gpu)) /* what came and is of no use was in the way */
-        result = NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
-    return result;
-}
-
-static void drop_descriptor(nvs_segment *segment, uint32_t chunk)
-{
-    if (segment->chunks[chunk].descriptor > 0)
-        nvs_descriptor_drop(segment->chunks[chunk].descriptor);
-    segment->chunks[chunk].descriptor = 0;
+    return NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
 }
 
 static CUresult create_and_map(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted)
 {
     CUmemGenericAllocationHandle handle;
-    int descriptor = 0;
-    CUresult result = CUDA_SUCCESS;
-    if (hosted != NULL || !nvs_heir_take(segment, chunk, &handle, &descriptor))
-        result = make(segment, chunk, hosted, &handle);
+    CUresult result = make(segment, chunk, hosted, &handle);
     if (result != CUDA_SUCCESS)
         return result;
     result = map(segment, chunk, handle);
-    segment->chunks[chunk].descriptor = descriptor;
-    if (result != CUDA_SUCCESS)
-        drop_descriptor(segment, chunk);
     /* From here on the mapping keeps the memory, and to unmap it is to give it up: one step that can fail, not two. */
     if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
@@ -272,9 +255,7 @@ static CUresult unmap(nvs_segment *segment, uint32_t chunk)
     if (result != CUDA_SUCCESS)
         return result;
     result = NVS_REAL(cuMemUnmap)(nvs_segment_chunk_address(segment, chunk), nvs_segment_chunk_bytes(segment, chunk));
-    if (result == CUDA_SUCCESS)
-        drop_descriptor(segment, chunk);
-    else
+    if (result != CUDA_SUCCESS)
         nvs_views_map_again(segment, chunk);
     return result;
 }

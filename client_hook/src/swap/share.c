@@ -7,7 +7,22 @@
 #include "driver/cuda_api.h"
 #include "memory/pins.h"
 
-#include <fcntl.h>
+#include <stdatomic.h>
+
+bool nvs_share_possible(uint32_t gpu)
+{
+    enum { UNKNOWN, YES, NO };
+    static _Atomic uint8_t known[NVS_MAX_GPUS];
+    /* Relaxed: nothing else depends on the answer, and every thread finds the same one. */
+    uint8_t answer = atomic_load_explicit(&known[gpu], memory_order_relaxed);
+    if (NVS_UNLIKELY(answer == UNKNOWN)) {
+        int supported = 0;
+        CUresult result = NVS_REAL(cuDeviceGetAttribute)(&supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, (CUdevice)gpu);
+        answer = result == CUDA_SUCCESS && supported ? YES : NO;
+        atomic_store_explicit(&known[gpu], answer, memory_order_relaxed);
+    }
+    return answer == YES;
+}
 
 /* Locked.  A segment that is still listed; who asks may hold a pointer to one that is no more. */
 static bool is_listed(uint32_t gpu, const nvs_segment *segment)
@@ -46,8 +61,6 @@ static CUresult look(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, ui
         const nvs_chunk *chunk = &segment->chunks[i];
         if (chunk->state != NVS_CHUNK_RESIDENT && chunk->state != NVS_CHUNK_PINNED)
             return CUDA_ERROR_NOT_READY; /* it runs from the host, for want of room */
-        if (chunk->descriptor < 0)
-            return CUDA_ERROR_NOT_SUPPORTED; /* it came from another program, and nothing to pass it on by was kept */
         if (chunk->state == NVS_CHUNK_RESIDENT && !nvs_swap_gpus[gpu].reached)
             *more += nvs_segment_chunk_bytes(segment, i);
     }
@@ -99,11 +112,8 @@ void nvs_share_end(const nvs_share *share)
 
 int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk)
 {
-    const int kept = segment->chunks[chunk].descriptor;
     CUmemGenericAllocationHandle handle;
     int descriptor = -1;
-    if (kept > 0) /* what was imported the driver does not export again */
-        return fcntl(kept, F_DUPFD_CLOEXEC, 0);
     if (NVS_REAL(cuMemRetainAllocationHandle)(&handle, (void *)(uintptr_t)nvs_segment_chunk_address(segment, chunk)) != CUDA_SUCCESS)
         return -1;
     if (NVS_REAL(cuMemExportToShareableHandle)(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS)

@@ -57,7 +57,6 @@ typedef struct nvs_chunk {
     uint8_t state;
     uint32_t shares; /* under the lock: of a PINNED one, how many exports to other processes keep it (share.c) */
     bool mapped; /* of a segment with `own`: there is memory at its address.  Changes within a claim. */
-    int descriptor; /* of memory that another program handed down, kept to hand it on; 0: it is our own; -1: none could be kept */
 } nvs_chunk;
 
 /* A place where the application has mapped a handle. */
@@ -205,15 +204,8 @@ nvs_status nvs_hosted_bring(uint32_t gpu, uint64_t *bytes);
 /* Mover thread: so much of what is hosted becomes evicted, so that it can come to the GPU.  How many bytes did. */
 nvs_status nvs_hosted_give(uint32_t gpu, uint64_t bytes, uint64_t *given);
 
-/* --- swap_heir.c: the mover's threads --- */
-bool nvs_heir_possible(uint32_t gpu); /* memory can be exported at all */
-/* A handle of memory from another program for a chunk, the caller's to release.  False: there is none. */
-bool nvs_heir_take(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle *handle, int *descriptor);
-/* Before a chunk is unmapped, a descriptor of its memory, for nvs_heir_give afterwards; -1: nobody wants it. */
-int nvs_heir_offer(const nvs_segment *segment, uint32_t chunk);
-void nvs_heir_give(const nvs_segment *segment, uint32_t chunk, int offered);
-
 /* --- share.c: chunks that other processes map too --- */
+bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
     nvs_segment *segment;
     uint32_t first, count;

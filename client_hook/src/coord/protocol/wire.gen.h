@@ -759,23 +759,17 @@ typedef struct nvs_evict {
     uint8_t gpu;
     uint64_t order_id;
     uint64_t bytes;
-    uint64_t heir;
-    uint64_t handoff_socket;
-    uint64_t handoff_token;
 } nvs_evict;
 
 /* Bytes written, or 0 when evict does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_evict(const nvs_evict *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x97, 0, 0);
+    nvs_wire_put(&out, 0x94, 0, 0);
     nvs_wire_put_uint(&out, 69);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->order_id);
     nvs_wire_put_uint(&out, message->bytes);
-    nvs_wire_put_uint(&out, message->heir);
-    nvs_wire_put_uint(&out, message->handoff_socket);
-    nvs_wire_put_uint(&out, message->handoff_token);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -794,28 +788,7 @@ static inline bool nvs_read_evict(nvs_wire_in *in, uint64_t present, nvs_evict *
     if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
         return false;
     message->bytes = (uint64_t)number;
-    if (present <= 3) {
-        message->heir = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->heir = (uint64_t)number;
-    }
-    if (present <= 4) {
-        message->handoff_socket = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->handoff_socket = (uint64_t)number;
-    }
-    if (present <= 5) {
-        message->handoff_token = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->handoff_token = (uint64_t)number;
-    }
-    return nvs_wire_skip(in, present > 6 ? present - 6 : 0);
+    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
 }
 
 typedef struct nvs_restore {
@@ -823,22 +796,18 @@ typedef struct nvs_restore {
     uint64_t order_id;
     uint64_t bytes;
     uint64_t credit_bytes;
-    uint64_t handoff_socket;
-    uint64_t handoff_token;
 } nvs_restore;
 
 /* Bytes written, or 0 when restore does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_restore(const nvs_restore *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x97, 0, 0);
+    nvs_wire_put(&out, 0x95, 0, 0);
     nvs_wire_put_uint(&out, 70);
     nvs_wire_put_uint(&out, message->gpu);
     nvs_wire_put_uint(&out, message->order_id);
     nvs_wire_put_uint(&out, message->bytes);
     nvs_wire_put_uint(&out, message->credit_bytes);
-    nvs_wire_put_uint(&out, message->handoff_socket);
-    nvs_wire_put_uint(&out, message->handoff_token);
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -864,21 +833,7 @@ static inline bool nvs_read_restore(nvs_wire_in *in, uint64_t present, nvs_resto
             return false;
         message->credit_bytes = (uint64_t)number;
     }
-    if (present <= 4) {
-        message->handoff_socket = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->handoff_socket = (uint64_t)number;
-    }
-    if (present <= 5) {
-        message->handoff_token = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->handoff_token = (uint64_t)number;
-    }
-    return nvs_wire_skip(in, present > 6 ? present - 6 : 0);
+    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
 }
 
 typedef struct nvs_move_credit {

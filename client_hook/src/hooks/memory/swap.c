@@ -53,7 +53,7 @@ static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nv
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned int *)data = 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = (int)as->gpu; break;
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-        *(unsigned int *)data = as->kind == NVS_MEMORY_REDIRECTED && nvs_heir_possible(as->gpu);
+        *(unsigned int *)data = as->kind == NVS_MEMORY_REDIRECTED && nvs_share_possible(as->gpu);
         break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = as->key; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = as->length; break;
