@@ -111,7 +111,7 @@ def room_lines(status: Mapping[str, Any]) -> list[str]:
             if seat.get("shut_out") and not seat["lacking_bytes"]:
                 lines.append(
                     f"{client['name']} ({client['process_id']}) finds no room on GPU {_index(status, seat)}: what "
-                    "others have there could not be moved away; it is tried again when that changes, and now and then"
+                    "others have there could not be moved away; it is tried again every few seconds"
                 )
             if not seat.get("lacking_bytes"):
                 continue

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nvshare.coordinator.engine import leases
 from nvshare.coordinator.gangs import coscheduling
-from nvshare.coordinator.memory import orders, room, switching
+from nvshare.coordinator.memory import room, switching
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.state import (
     HOLDING,
@@ -118,10 +118,6 @@ class Thorough:
             assert seat.fit.lacking_bytes == lacking, f"{seat.client.client} lacks {lacking} bytes of room, unnamed"
             why = lacking or seat.fit.refused
             assert why or not seat.fit.shut_out, f"{seat.client.client} is shut out, and fits"
-            if seat.fit.shut_out:
-                reach = orders.reach_bytes(node, seat)
-                enough = reach > seat.fit.tried_reach_bytes and reach >= orders.wanted_bytes(seat)
-                assert not enough, f"{seat.client.client} is shut out, and there is room by now"
             told = seat.told_settings
             bound = None if told is None else told.resident_limit_bytes
             assert bound == room.bound_bytes(seat), (

@@ -137,9 +137,6 @@ class Scheduler:
         node.out = out
         try:
             gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
-            for gpu in node.gpus.values():
-                if gpu.immovable.shut_out:  # what can be moved there depends on the host: on events of other GPUs too
-                    gpus[gpu.uuid] = gpu
             for gpu in gpus.values():
                 for seat in pinning.settle(node, gpu, now_ns):
                     leases.reconsider(node, gpu, seat, now_ns)

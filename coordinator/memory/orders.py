@@ -20,7 +20,7 @@ from nvshare.coordinator.memory.planner import Eviction, Figures, Room
 from nvshare.coordinator.memory.quantum import blend
 from nvshare.coordinator.model.commands import Log, Notify, Send
 from nvshare.coordinator.model.events import MoveProgressed
-from nvshare.coordinator.model.state import HOLDING, OVERDUE, REVOKING, WITH_LEASE, Gpu, Node, Order, Seat
+from nvshare.coordinator.model.state import HOLDING, REVOKING, WITH_LEASE, Gpu, Node, Order, Seat
 from nvshare.coordinator.protocol.messages import (
     MOST_BYTES,
     Evict,
@@ -106,22 +106,6 @@ def free_room(gpu: Gpu) -> Room:
         if order is not None and order.evict and not order.stalled:
             leaving += min(order.bytes - order.moved_bytes, seat.resident_bytes - seat.pinned_bytes)
     return Room(gpu.capacity_bytes - claimed, max(0, leaving))
-
-
-def reach_bytes(node: Node, seat: Seat) -> int:
-    """The most of it that could be there if all others were evicted that can be: not those that hang in an order or in
-    their work, nor what cannot move or finds no room on the host.  O(seats)."""
-    claimed = 0
-    for other in seat.gpu.seats.values():
-        if other is seat:
-            continue
-        hangs = other.phase is OVERDUE or (other.order is not None and other.order.stalled)
-        if hangs or other.client.memory_mode is MemoryMode.DEVICE:
-            claimed += claimed_bytes(other)
-        else:
-            movable = min(other.resident_bytes - other.pinned_bytes, host_budget.room_bytes(node, other.client))
-            claimed += other.resident_bytes - movable
-    return max(0, seat.gpu.capacity_bytes - claimed)
 
 
 def stuck_in(seat: Seat, credit: int) -> bool:

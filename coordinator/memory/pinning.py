@@ -10,11 +10,9 @@ Rules:
 - Who does not fit all the same (an older hook has asked nobody, or two messages crossed) is told a resident limit: the
   rest of it runs from the host.  It is named in the log, in events and by `nvshare-ctl status`, with those who are in
   its way.
-- One that cannot run from the host gives its lease back unused.  It is shut out: no turn is spent on it until there is
-  more room for it, or it needs less; and now and then it is tried all the same.
-- So is one that was refused room for another reason: others hang, and their memory with them, or could not be moved.
-  It is tried again as soon as more of them can be moved than then, and enough (`orders.reach_bytes`), not by the
-  clock; the clock is for what nobody tells of, such as an eviction that failed and would not fail now.
+- A client that gives its lease back unused, because it lacks room or was refused room, is shut out: it gets no turn
+  until its room or its need has changed, or `RETRY_NS` have passed.  The clock covers causes that no message tells of:
+  another client's memory that could not move, or host memory that has become free.
 
 So nobody waits for memory that cannot move without being named, and a refusal comes from the call that causes it.
 
@@ -36,9 +34,7 @@ from nvshare.coordinator.protocol.messages import PinsReserved
 from nvshare.coordinator.units import format_size
 
 RETRY_NS: Final = 5 * SECOND_NS
-"""After so long one that is shut out is tried again: what it lacks may be on the host and come to be there."""
-FIRST_NS: Final = SECOND_NS // 10
-"""One that was refused room though there could be some: the first time after so long, then twice as long each time."""
+"""A client that is shut out is tried again after this time."""
 SAY_AGAIN_NS: Final = 60 * SECOND_NS
 NAMED: Final = 3
 """So many of those whose memory cannot move are named in one line."""
@@ -73,17 +69,17 @@ def settle(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
         for client, question in whole.asking.items():
             _answer(node, gpu.seats[client], question)
         whole.asking.clear()
-    if whole.stale:
-        whole.stale = False
-        if whole.bytes or whole.told:
-            whole.told = whole.bytes > 0
-            gpu.settings_changed()
-            for seat in whole.swapping.values():
-                if _look(node, gpu, seat, now_ns):
-                    better.append(seat)
-                tell_settings(node, seat)
+    changed, whole.stale = whole.stale, False
+    if changed and (whole.bytes or whole.told):
+        whole.told = whole.bytes > 0
+        gpu.settings_changed()
+        for seat in whole.swapping.values():
+            if _look(node, gpu, seat, now_ns):
+                better.append(seat)
+            tell_settings(node, seat)
     for seat in list(whole.swapping.values()) if whole.shut_out else ():
-        if seat.fit.shut_out and _may_try(node, seat, now_ns):
+        may_fit = not seat.fit.lacking_bytes and (changed or not orders.missing_bytes(seat))
+        if seat.fit.shut_out and (may_fit or now_ns >= seat.fit.retry_ns):
             _let_in(gpu, seat)
             better.append(seat)
     return better
@@ -135,31 +131,18 @@ def gave_up(node: Node, seat: Seat, event: Released, *, asked: bool, now_ns: int
     refused, seat.fit.refused = seat.fit.refused, False
     unused = event.wanted and event.submissions == 0 and not (asked or event.idle)
     if not (unused and (seat.fit.lacking_bytes or refused)):
-        seat.fit.tries *= not event.submissions
         return
     seat.fit.refused = not seat.fit.lacking_bytes
     whole = seat.gpu.immovable
     whole.shut_out += not seat.fit.shut_out
     seat.fit.shut_out = True
-    seat.fit.tried_room_bytes = fit.room_bytes(seat)
-    seat.fit.tried_reach_bytes = orders.reach_bytes(node, seat)
-    seat.fit.retry_ns = now_ns + (RETRY_NS if seat.fit.lacking_bytes else min(RETRY_NS, FIRST_NS << seat.fit.tries))
-    seat.fit.tries = min(seat.fit.tries + 1, 16)
+    seat.fit.retry_ns = now_ns + RETRY_NS
     values: dict[str, int | str | bool | float | None] = {
         "uuid": seat.gpu.uuid,
         "client": seat.client.client,
         "lacking_bytes": seat.fit.lacking_bytes,
     }
     node.out.append(Notify("shut_out", values))
-
-
-def _may_try(node: Node, seat: Seat, now_ns: int) -> bool:
-    tried = seat.fit
-    if now_ns >= tried.retry_ns or fit.room_bytes(seat) > tried.tried_room_bytes:
-        return True
-    if orders.wanted_bytes(seat) <= orders.reach_bytes(node, seat) > tried.tried_reach_bytes:
-        return True
-    return not (tried.lacking_bytes or (tried.refused and orders.missing_bytes(seat)))
 
 
 def _let_in(gpu: Gpu, seat: Seat) -> None:

@@ -20,14 +20,9 @@ class Fit:
     lacking_bytes: int = 0
     """It needs so much more than can be there; 0: it fits."""
     shut_out: bool = False
-    """It could not run like that, and is not asked again before there is more room, or `retry_ns`."""
+    """It gave its lease back unused, and gets none until its room or need has changed, or `retry_ns`."""
     refused: bool = False
     """Under the lease at hand it was refused room, though it can have some beside what cannot move."""
-    tries: int = 0
-    """So often in a row."""
-    tried_room_bytes: int = 0
-    tried_reach_bytes: int = 0
-    """`orders.reach_bytes` then."""
     retry_ns: int = 0
     said_ns: int | None = None
     """When the log last told of it."""

@@ -7,6 +7,7 @@ from typing import Any
 from nvshare.coordinator.cli.ctl_view import room_lines
 from nvshare.coordinator.daemon.control_server import plain
 from nvshare.coordinator.engine.scheduler import Settings
+from nvshare.coordinator.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
@@ -74,14 +75,15 @@ def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
     assert len(desk.commands) < 20 * tries
 
 
-def test_it_is_tried_as_soon_as_others_can_be_moved() -> None:
-    """Broken: it would wait by the clock, though there is room."""
+def test_it_is_tried_again_after_a_while() -> None:
+    """Broken: a program that found no room waits for ever, though others can be moved by now."""
     desk = make_desk()
     stopped, willing, evict = beside_one_that_hangs(desk)
     assert willing.seat().shut_out
     (line,) = room_lines(shown(desk))
     assert line.startswith("c2 (1002) finds no room on GPU 0")
     stopped.moved(evict.order_id, 20)
+    desk.advance(RETRY_NS)
     (restore,) = willing.take(messages.Restore)
     willing.moved(restore.order_id, 20)
     assert willing.take(messages.Grant)
