@@ -73,7 +73,6 @@ def draw_plan(chance: _Chance, *, peaceful: bool) -> Plan:
         short_move_chance=some(0.2, 0.02, 0.1),
         pin_chance=some(0.2, 0.1, 0.4),
         old_share=some(0.5, 0.5),
-        unhosted_share=some(0.5, 0.3),
         stop_chance=some(0.2, 0.02),
         hostiles=some(0.4, 1, 2, 3),
         slot_share=some(0.25, 0.3, 0.8),
@@ -89,10 +88,6 @@ def draw(seed: int) -> World:
     plan = draw_plan(chance, peaceful=peaceful)
     policy = chance.choice(sorted(BUILT_IN if peaceful or chance.random() < 0.75 else NONSENSE))
     quantum_ns = chance.choice((None, None, 100 * MILLISECOND_NS, 20 * MILLISECOND_NS, 2 * MILLISECOND_NS))
-    if plan.unhosted_share and plan.pin_chance:
-        # Known case: a process that lacks room for good, and cannot run from the host, gives its turn back after some
-        # time.  Where the quantum always ends first, the core does not find out, and memory moves for ever.
-        quantum_ns = 100 * MILLISECOND_NS
     if peaceful:
         settings = Settings(check_invariants=True, policy=policy, quantum_ns=quantum_ns)
         return World(seed, plan, create, settings)

@@ -33,7 +33,6 @@ _CLIENT_ONLY = frozenset(
         "GANG",
         "MEMORY",
         "MEMORY_LIMIT",
-        "OVERSUBSCRIBE",
     )
 )
 
@@ -50,7 +49,6 @@ class ClientOptions:
     priority: int | None = None
     name: str | None = None
     memory_limit_bytes: int | None = None
-    oversubscribe: bool = False
     weight: int | None = None
     gang: str | None = None
 
@@ -211,7 +209,6 @@ def client_environment(
         "NVSHARE_GANG": options.gang,
         "NVSHARE_NAME": options.name,
         "NVSHARE_MEMORY_LIMIT": options.memory_limit_bytes,
-        "NVSHARE_OVERSUBSCRIBE": 1 if options.oversubscribe else None,
     }
     environ.update({variable: str(value) for variable, value in chosen.items() if value is not None})
     environ.pop("NVSHARE_REEXEC", None)

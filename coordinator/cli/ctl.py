@@ -274,37 +274,14 @@ def set_limit(
 def limit(
     context: typer.Context,
     client: ClientName,
-    memory: Annotated[str | None, typer.Option(help="what it may allocate: 4GiB; 0 lifts the limit")] = None,
-    resident: Annotated[
-        str | None, typer.Option(help="what of it may be on the GPU, the rest stays on the host: 2GiB; 0: no bound")
-    ] = None,
+    memory: Annotated[str, typer.Option(help="what it may allocate: 4GiB; 0 lifts the limit")],
     gpu: Gpu = None,
     as_json: Json = False,
     where: Where = None,
 ) -> None:
     """Bound what a client has, while it runs."""
-    if memory is None and resident is None:
-        raise typer.BadParameter("name --memory, --resident or both")
-    requests: list[api.Request] = []
-    if memory is not None:
-        size = _parsed(parse_size, memory, "--memory")
-        requests.append(_request(api.SetLimit, client=client, limit_bytes=size, gpu=gpu))
-    if resident is not None:
-        size = _parsed(parse_size, resident, "--resident")
-        requests.append(_request(api.SetResidentLimit, client=client, limit_bytes=size, gpu=gpu))
-    result: dict[str, Any] = {}
-    try:
-        for request in requests:
-            result |= call(directory_of(context, where), request)
-    except (ControlError, NoCoordinatorError) as error:
-        _fail(error, as_json)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    if memory is not None:
-        _say_limit(result)
-    if resident is not None:
-        _say_resident_limit(result)
+    size = _parsed(parse_size, memory, "--memory")
+    _run(context, where, as_json, _request(api.SetLimit, client=client, limit_bytes=size, gpu=gpu), _say_limit)
 
 
 @app.command()
@@ -340,13 +317,6 @@ def _say_limit(result: dict[str, Any]) -> None:
     shown = format_size(size) if size else "no limit"
     more = f"; it has {format_size(used)} already, so nothing more can be allocated" if size and used > size else ""
     _say(f"{_client(result)} has {shown} of GPU memory{more}", result)
-
-
-def _say_resident_limit(result: dict[str, Any]) -> None:
-    size, there = result["resident_limit_bytes"], result["resident_bytes"]
-    shown = f"at most {format_size(size)}" if size else "no bound on what"
-    more = f"; {format_size(there)} are there now, which changes when its turn ends" if size and there > size else ""
-    _say(f"{_client(result)} has {shown} of it on the GPU{more}", result)
 
 
 @settings.command("host-budget")

@@ -77,7 +77,6 @@ _SHOWN: Final[dict[str, Callable[[Any], str]]] = {
     "switch_share": format_share,
     "host_budget": format_size,
     "limit": lambda value: format_size(value) if value else "none",
-    "resident_limit": lambda value: format_size(value) if value else "none",
     "paused": lambda value: "yes",
 }
 
@@ -121,12 +120,11 @@ def room_lines(status: Mapping[str, Any]) -> list[str]:
                 for its in other["seats"]
                 if other is not client and its["uuid"] == seat["uuid"] and its["immovable_bytes"]
             ]
-            needs, room = seat["room_bytes"] + seat["lacking_bytes"], seat["room_bytes"]
-            state = "cannot run" if seat["shut_out"] else "runs the rest from host memory, if it can"
+            needs, room = seat["allocated_bytes"], seat["room_bytes"]
             lines.append(
                 f"{client['name']} ({client['process_id']}) needs {format_size(needs)} of GPU {_index(status, seat)} "
-                f"and has room for {format_size(room)}: it {state}.  Immovable: {', '.join(others)}.  "
-                "End or shrink one of them, or bound it: nvshare-ctl limit CLIENT --resident SIZE"
+                f"and has room for {format_size(room)}: it waits.  Immovable: {', '.join(others)}.  "
+                "End or shrink one of them"
             )
     return lines
 
@@ -153,7 +151,7 @@ def host_lines(status: Mapping[str, Any]) -> list[str]:
 
 def show_memory(status: Mapping[str, Any]) -> None:
     """A line for each GPU and below it one for each of its clients, and what the host gives."""
-    table = _table("GPU", "client", "allocated", "resident", "evicted", "mapped", "pinned", "host", "limit", "on GPU")
+    table = _table("GPU", "client", "allocated", "resident", "evicted", "pinned", "host", "limit")
     for title in ("moved out", "moved in", "hidden", "exposed", "waited", "late", "failed", "order"):
         table.add_column(title)
     for gpu in status["gpus"]:
@@ -163,7 +161,6 @@ def show_memory(status: Mapping[str, Any]) -> None:
             f"all {gpu['clients']}",
             *_sizes({**gpu, "evicted_bytes": evicted}),
             format_size(gpu["capacity_bytes"]),
-            "-",
             format_size(gpu["evicted_bytes"]),
             format_size(gpu["restored_bytes"]),
             format_duration(gpu["hidden_move_ns"]),
@@ -188,17 +185,13 @@ def show_memory(status: Mapping[str, Any]) -> None:
 
 
 def _sizes(values: Mapping[str, Any]) -> list[str]:
-    return [
-        format_size(values[f"{kind}_bytes"])
-        for kind in ("allocated", "resident", "evicted", "mapped", "pinned", "host")
-    ]
+    return [format_size(values[f"{kind}_bytes"]) for kind in ("allocated", "resident", "evicted", "pinned", "host")]
 
 
 def _memory_row(seat: Mapping[str, Any]) -> list[str]:
-    bounds = (seat["limit_bytes"], seat["resident_limit_bytes"])
     return [
         *_sizes(seat),
-        *(format_size(bound) if bound else "-" for bound in bounds),
+        format_size(seat["limit_bytes"]) if seat["limit_bytes"] else "-",
         format_size(seat["moved_out_bytes"]),
         format_size(seat["moved_in_bytes"]),
         format_duration(seat["hidden_move_ns"]),

@@ -44,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(ours)
     if not command:
         parser.error("no command; write: nvshare-run [options] -- COMMAND [argument...]")
-    if options.oversubscribe and options.memory not in (None, "swap"):
-        parser.error(f"--oversubscribe needs --memory swap, not {options.memory}")
     if options.simulate == "" and re.fullmatch(r"[0-9]+(x[0-9.]+[A-Za-z]*)?", command[0]):
         parser.error(f"write --simulate={command[0]}, with an equals sign")
     try:
@@ -100,12 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", type=_name, metavar="S", help="how tools show it (the program's name)")
     parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="such as 4GiB: more is out of memory")
     parser.add_argument(
-        "--oversubscribe",
-        action="store_true",
-        help="with --memory swap, which it implies: what does not fit on the card runs from host memory, slowly, "
-        "instead of being out of memory",
-    )
-    parser.add_argument(
         "--simulate",
         nargs="?",
         const="",
@@ -159,13 +151,12 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str]) -> dict[str, 
         runtime_dir=options.runtime_dir,
         simulate=options.simulate,
         options=ClientOptions(
-            memory=options.memory or ("swap" if options.oversubscribe else None),
+            memory=options.memory,
             priority=options.priority,
             weight=options.weight,
             gang=options.gang,
             name=options.name,
             memory_limit_bytes=options.gpu_memory_limit,
-            oversubscribe=options.oversubscribe,
         ),
     )
     return prepare_client(launch, environ)

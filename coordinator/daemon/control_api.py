@@ -102,15 +102,6 @@ class SetLimit(_Request):
     gpu: GpuName | None = None
 
 
-class SetResidentLimit(_Request):
-    """How much of a client may be on the GPU; the rest stays on the host.  0 lifts it."""
-
-    ask: Literal["set_resident_limit"] = "set_resident_limit"
-    client: ClientName
-    limit_bytes: int = Field(ge=0, le=1 << 60)
-    gpu: GpuName | None = None
-
-
 class SetHostBudget(_Request):
     """Pinned host memory of all clients together."""
 
@@ -135,7 +126,6 @@ SettingName = Literal[
     "priority",
     "weight",
     "limit",
-    "resident_limit",
     "paused",
 ]
 
@@ -172,7 +162,6 @@ Request = (
     | SetPriority
     | SetWeight
     | SetLimit
-    | SetResidentLimit
     | SetHostBudget
     | SetSwitchShare
     | Unset

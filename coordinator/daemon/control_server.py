@@ -20,7 +20,7 @@ from nvshare.coordinator.daemon import control_api as api
 from nvshare.coordinator.daemon.live_settings import NODE
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import Sharing
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.dispatch import Dispatcher
@@ -145,16 +145,6 @@ class Administration:
         used = max((seat.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
         return {**found, "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
 
-    def _set_resident_limit(self, request: api.SetResidentLimit, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
-        uuid = self._gpu(request.gpu)
-        if client.memory_mode is MemoryMode.DEVICE and request.limit_bytes:
-            text = f"{client.name!r} runs in memory mode device: what it has on a GPU cannot be moved away"
-            raise api.ControlError("memory_mode", text)
-        found = self._set_client(client, "resident_limit", request.limit_bytes, uuid, now_ns)
-        used = max((seat.resident_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
-        return {**found, "resident_limit_bytes": request.limit_bytes, "gpu": uuid, "resident_bytes": used}
-
     def _pause(self, request: api.Pause, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
         return {**self._set_client(client, "paused", True, None, now_ns), "paused": True}
@@ -249,7 +239,6 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, A
     api.SetPriority: Administration._set_priority,
     api.SetWeight: Administration._set_weight,
     api.SetLimit: Administration._set_limit,
-    api.SetResidentLimit: Administration._set_resident_limit,
     api.SetHostBudget: Administration._set_host_budget,
     api.SetSwitchShare: Administration._set_switch_share,
     api.Unset: Administration._unset,

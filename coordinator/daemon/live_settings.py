@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from nvshare.coordinator.daemon import control_api as api
 from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.system.journal import boot_id, start_time
 
 log: Final = logging.getLogger("nvshare")
@@ -55,7 +55,6 @@ CLIENT_EVENTS: Final[dict[str, Callable[[int, Any, str | None], events.Event]]] 
     "priority": lambda client, value, gpu: events.PrioritySet(client, value),
     "weight": lambda client, value, gpu: events.WeightSet(client, value),
     "limit": events.LimitSet,
-    "resident_limit": events.ResidentLimitSet,
     "paused": lambda client, value, gpu: events.Paused(client) if value else events.Resumed(client),
 }
 _CHECKS: Final[dict[str, Callable[[Any, str | None], object]]] = {
@@ -67,7 +66,6 @@ _CHECKS: Final[dict[str, Callable[[Any, str | None], object]]] = {
     "priority": lambda value, gpu: api.SetPriority(client="-", priority=value),
     "weight": lambda value, gpu: api.SetWeight(client="-", weight=value),
     "limit": lambda value, gpu: api.SetLimit(client="-", limit_bytes=value, gpu=gpu),
-    "resident_limit": lambda value, gpu: api.SetResidentLimit(client="-", limit_bytes=value, gpu=gpu),
     "paused": lambda value, gpu: api.Pause(client="-"),
 }
 """What the control protocol says of a value; each raises ValueError for one that it would refuse."""
@@ -97,8 +95,6 @@ class _Client:
     owner: Owner | None
     base: dict[str, Any]
     """What it has where nothing is set live."""
-    device: bool
-    """Nothing of it can be moved away, so no resident limit holds."""
 
 
 class LiveSettings:
@@ -169,9 +165,8 @@ class LiveSettings:
     def registered(self, client: events.ClientRegistered) -> list[events.Event]:
         """A client said hello: what it gets of what was set for its process or slot."""
         values = {"priority": client.priority, "weight": client.weight, "limit": client.memory_limit_bytes}
-        device = client.memory_mode is MemoryMode.DEVICE
         owner = self._identify(client)
-        self._clients[client.client] = _Client(owner, {**values, "resident_limit": 0, "paused": False}, device)
+        self._clients[client.client] = _Client(owner, {**values, "paused": False})
         names = dict.fromkeys(setting for setting, _ in self._of(owner))
         return [event for name in names for event in self.in_force(client.client, name)]
 
@@ -200,8 +195,7 @@ class LiveSettings:
 
     def changes(self, client: int, setting: str, value: Value, gpu: str | None) -> list[events.Event]:
         """What gives it this value."""
-        unmovable = setting == "resident_limit" and self._clients[client].device
-        return [] if unmovable else [CLIENT_EVENTS[setting](client, value, gpu)]
+        return [CLIENT_EVENTS[setting](client, value, gpu)]
 
     def in_force(self, client: int, setting: str) -> list[events.Event]:
         """What gives it the value that it should have: as set live, else its own."""

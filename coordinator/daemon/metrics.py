@@ -210,7 +210,7 @@ def _gpu_gauges(gpus: GpuRows) -> Iterator[Metric]:
     memory = GaugeMetricFamily("nvshare_gpu_memory_bytes", "Memory of all clients", labels=(*_GPU, "kind"))
     for labels, gpu in gpus:
         info.add_metric((*labels, gpu.name, gpu.policy, Sharing(gpu.sharing).name.lower()), 1)
-        for kind in ("allocated", "resident", "pinned", "host", "mapped"):
+        for kind in ("allocated", "resident", "pinned", "host"):
             memory.add_metric((*labels, kind), getattr(gpu, f"{kind}_bytes"))
         memory.add_metric((*labels, "evicted"), gpu.allocated_bytes - gpu.resident_bytes)
     yield info
@@ -275,9 +275,6 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
         yield counter
     memory = GaugeMetricFamily("nvshare_client_memory_bytes", "Memory of the client", labels=(*_CLIENT, "kind"))
     limit = GaugeMetricFamily("nvshare_client_limit_bytes", "Its limit; 0: none", labels=_CLIENT)
-    resident = GaugeMetricFamily(
-        "nvshare_client_resident_limit_bytes", "Most of it that may be on the GPU; 0: no bound", labels=_CLIENT
-    )
     lacking = GaugeMetricFamily(
         "nvshare_client_lacking_bytes", "It needs so much more than others leave there who cannot move", labels=_CLIENT
     )
@@ -287,9 +284,8 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     weight = GaugeMetricFamily("nvshare_client_weight", "Its part of the time under fair_share", labels=_CLIENT)
     waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
     for labels, client, seat in seats:
-        for kind in ("allocated", "resident", "pinned", "host", "evicted", "mapped"):
+        for kind in ("allocated", "resident", "pinned", "host", "evicted"):
             memory.add_metric((*labels, kind), getattr(seat, f"{kind}_bytes"))
-        resident.add_metric(labels, seat.resident_limit_bytes)
         limit.add_metric(labels, seat.limit_bytes)
         lacking.add_metric(labels, seat.lacking_bytes)
         shut_out.add_metric(labels, float(seat.shut_out))
@@ -297,7 +293,7 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
         priority.add_metric(labels, client.priority)
         weight.add_metric(labels, client.weight)
         waiting.add_metric(labels, float(seat.waiting_since_ns is not None))
-    yield from (memory, limit, resident, lacking, shut_out, longest, priority, weight, waiting)
+    yield from (memory, limit, lacking, shut_out, longest, priority, weight, waiting)
 
 
 class MetricsServer:

@@ -85,13 +85,6 @@ def consider_preemption(node: Node, gpu: Gpu, now_ns: int) -> None:
         revoke(node, gpu, seat, "preempted", now_ns)
 
 
-def reconsider(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
-    """There is room for all of its memory (again): what ran from the host comes in, which it does before a grant."""
-    if seat is gpu.holder and seat.phase is HOLDING and seat.mapped_bytes:
-        revoke(node, gpu, seat, "room", now_ns)
-    consider_preemption(node, gpu, now_ns)
-
-
 def blocked(gpu: Gpu) -> bool:
     """Somebody has a lease and still may use it, or is draining in time."""
     return any(seat.phase is not OVERDUE for seat in gpu.leases.values())

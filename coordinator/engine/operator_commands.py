@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from nvshare.coordinator.engine import leases, sharing
 from nvshare.coordinator.engine.policy_guard import PolicyFactory
-from nvshare.coordinator.memory import orders, room
 from nvshare.coordinator.memory.client_settings import tell_settings
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
@@ -121,35 +120,6 @@ def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
             tell_settings(node, seat)
     node.out.append(Notify("limit", {"client": event.client, "uuid": event.uuid, "limit_bytes": event.limit_bytes}))
     return []
-
-
-def set_resident_limit(node: Node, event: events.ResidentLimitSet, now_ns: int) -> Iterable[Gpu]:
-    """The client is brought down to it when it has no lease; so a holder above it is asked for the lease."""
-    client = _client(node, event.client)
-    if client is None:
-        return []
-    if event.uuid is None:
-        client.resident_limit_bytes = event.limit_bytes
-    changed: list[Gpu] = []
-    for seat in client.seats.values():
-        if event.uuid not in (None, seat.gpu.uuid):
-            continue
-        gpu = seat.gpu
-        gpu.capped += (event.limit_bytes != 0) - (seat.resident_limit_bytes != 0)
-        seat.resident_limit_bytes = event.limit_bytes
-        room.follow(seat, needs=True)
-        gpu.settings_changed()
-        tell_settings(node, seat)
-        if seat is gpu.holder and seat.phase is HOLDING and orders.above_limit_bytes(seat) > 0:
-            leases.revoke(node, gpu, seat, "limit", now_ns)
-        changed.append(gpu)
-    values: dict[str, int | str | bool | float | None] = {
-        "client": event.client,
-        "uuid": event.uuid,
-        "limit_bytes": event.limit_bytes,
-    }
-    node.out.append(Notify("resident_limit", values))
-    return changed
 
 
 def set_switch_share(node: Node, event: events.SwitchShareSet, now_ns: int) -> Iterable[Gpu]:

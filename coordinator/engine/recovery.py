@@ -73,8 +73,6 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
 def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
     seat = Seat(client, gpu, event.gpu, now_ns, client.memory_limit_bytes, gpu.next_turn)
     gpu.survivors = gpu.survivors or event.lease_id != 0 or event.allocated_bytes != 0
-    seat.resident_limit_bytes = client.resident_limit_bytes
-    gpu.capped += seat.resident_limit_bytes != 0
     gpu.next_turn += 1
     client.seats[event.gpu] = seat
     gpu.seats[client.client] = seat

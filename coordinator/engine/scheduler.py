@@ -77,7 +77,6 @@ class Scheduler:
             events.WeightSet: lambda event, now: operator_commands.set_weight(self._node, event, now),
             events.GangSet: lambda event, now: assembly.set_gang(self._node, event, now),
             events.LimitSet: lambda event, now: operator_commands.set_limit(self._node, event, now),
-            events.ResidentLimitSet: lambda event, now: operator_commands.set_resident_limit(self._node, event, now),
             events.HostBudgetSet: lambda event, now: host_budget.set_budget(self._node, event),
             events.SwitchShareSet: lambda event, now: operator_commands.set_switch_share(self._node, event, now),
             events.Paused: lambda event, now: operator_commands.pause(self._node, event, now),
@@ -138,8 +137,8 @@ class Scheduler:
         try:
             gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
             for gpu in gpus.values():
-                for seat in pinning.settle(node, gpu, now_ns):
-                    leases.reconsider(node, gpu, seat, now_ns)
+                if pinning.settle(node, gpu, now_ns):
+                    leases.consider_preemption(node, gpu, now_ns)
                 sharing.settle(node, gpu, now_ns)
                 leases.advance(node, gpu, now_ns)
             if node.gangs or node.touched:
@@ -300,7 +299,6 @@ class Scheduler:
             resident=event.resident_bytes,
             pinned=event.pinned_bytes,
             host=event.host_bytes,
-            mapped=event.mapped_bytes,
         )
         return (seat.gpu,)
 

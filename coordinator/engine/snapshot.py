@@ -43,10 +43,8 @@ class SeatSnapshot:
     pinned_bytes: int
     host_bytes: int
     evicted_bytes: int
-    """Allocated and not resident now; `mapped_bytes` of it can be reached by the GPU where they are."""
-    mapped_bytes: int
+    """Allocated and not resident now."""
     reserved_bytes: int
-    resident_limit_bytes: int
     room_bytes: int
     """The most of it that can be on the GPU, beside what others have there that cannot move."""
     lacking_bytes: int
@@ -79,7 +77,6 @@ class ClientSnapshot:
     registered_at_ns: int
     paused: bool
     limit_bytes: int
-    resident_limit_bytes: int
     host_share_bytes: int
     seats: tuple[SeatSnapshot, ...]
     group: str = ""
@@ -117,7 +114,6 @@ class GpuSnapshot:
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
-    mapped_bytes: int
     switch_cost_ns: int
     switch_share: float
     """What of the time an automatic quantum lets switching cost."""
@@ -238,9 +234,7 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         pinned_bytes=seat.pinned_bytes,
         host_bytes=seat.host_bytes,
         evicted_bytes=seat.allocated_bytes - seat.resident_bytes,
-        mapped_bytes=seat.mapped_bytes,
         reserved_bytes=seat.reserved_bytes,
-        resident_limit_bytes=seat.resident_limit_bytes,
         room_bytes=room.room_bytes(seat),
         lacking_bytes=seat.fit.lacking_bytes,
         immovable_bytes=seat.fit.immovable_bytes,
@@ -279,7 +273,6 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
         resident_bytes=gpu.resident_bytes,
         pinned_bytes=sum(s.pinned_bytes for s in seats),
         host_bytes=gpu.host_bytes,
-        mapped_bytes=sum(s.mapped_bytes for s in seats),
         switch_cost_ns=int(switch_cost_ns(gpu)),
         switch_share=gpu.switch_share,
         overflow_bytes=gpu.overflow_bytes,
@@ -322,7 +315,6 @@ def take_client(client: Client, now_ns: int) -> ClientSnapshot:
         registered_at_ns=client.registered_at_ns,
         paused=client.paused,
         limit_bytes=client.memory_limit_bytes,
-        resident_limit_bytes=client.resident_limit_bytes,
         host_share_bytes=client.host_share_bytes,
         seats=tuple(_seat(seat, now_ns) for seat in client.seats.values()),
         group=client.group,

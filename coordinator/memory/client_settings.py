@@ -45,7 +45,6 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         idle_release_ns=_patience_ns(node, seat),
         drain_deadline_ns=node.settings.drain_deadline_ns,
         sharing=int(gpu.sharing),
-        resident_limit_bytes=room.bound_bytes(seat),
         prepare_host_bytes=seat.prepare_bytes,
         room_bytes=max(1, room.room_bytes(seat)) if swap else 0,
         ask_pins=swap,

@@ -37,7 +37,7 @@ SAMPLE_BYTES: Final = 1 << 20
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def set_figures(seat: Seat, *, allocated: int, resident: int, pinned: int, host: int, mapped: int = 0) -> None:
+def set_figures(seat: Seat, *, allocated: int, resident: int, pinned: int, host: int) -> None:
     """The only way in which a seat's memory figures change; keeps the GPU's sums.
 
     They are a client's word, so they are bounded here to what can be.
@@ -54,16 +54,13 @@ def set_figures(seat: Seat, *, allocated: int, resident: int, pinned: int, host:
     seat.resident_bytes = resident
     seat.pinned_bytes = min(pinned, resident)
     seat.host_bytes = host
-    seat.mapped_bytes = min(mapped, allocated - resident)
     room.follow(seat, needs=needs)
     gpu.line.changed(seat)
 
 
 def wanted_bytes(seat: Seat) -> int:
     """What should be on the GPU while it runs."""
-    wanted = min(seat.allocated_bytes, seat.gpu.capacity_bytes)
-    bound = room.bound_bytes(seat)
-    return min(wanted, bound) if bound else wanted
+    return min(seat.allocated_bytes, seat.gpu.capacity_bytes)
 
 
 def missing_bytes(seat: Seat) -> int:
@@ -72,13 +69,6 @@ def missing_bytes(seat: Seat) -> int:
     if seat.host_bytes == 0 and gpu.allocated_bytes <= gpu.capacity_bytes:
         return 0
     return max(0, wanted_bytes(seat) - seat.resident_bytes)
-
-
-def above_limit_bytes(seat: Seat) -> int:
-    """What is resident of it beyond its resident limit, and can be moved."""
-    if not seat.resident_limit_bytes or seat.client.memory_mode is MemoryMode.DEVICE:
-        return 0
-    return min(seat.resident_bytes - seat.pinned_bytes, seat.resident_bytes - seat.resident_limit_bytes)
 
 
 def claimed_bytes(seat: Seat) -> int:
@@ -228,7 +218,6 @@ def _account(seat: Seat, order: Order, moved: int) -> None:
         resident=resident,
         pinned=seat.pinned_bytes,
         host=max(0, seat.host_bytes + left),
-        mapped=seat.mapped_bytes,
     )
 
 

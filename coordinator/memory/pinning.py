@@ -7,12 +7,11 @@ wait for it, nobody could.  So hooks ask before memory becomes immovable (`Reser
 Rules:
 - What would leave somebody less than it needs is refused, at once; see memory/room.py for who needs what.
 - Clients in mode `swap` are told how much can be theirs, so that they allocate no more than that.
-- Who does not fit all the same (an older hook has asked nobody, or two messages crossed) is told a resident limit: the
-  rest of it runs from the host.  It is named in the log, in events and by `nvshare-ctl status`, with those who are in
-  its way.
-- A client that gives its lease back unused, because it lacks room or was refused room, is shut out: it gets no turn
-  until its room or its need has changed, or `RETRY_NS` have passed.  The clock covers causes that no message tells of:
-  another client's memory that could not move, or host memory that has become free.
+- A client that does not fit all the same (an older hook has asked nobody, or two messages crossed) is named in the log,
+  in events and by `nvshare-ctl status`, with the clients that are in its way.
+- A client that does not fit is shut out: it gets no turn until it fits.
+- A client that was refused room, and gives its lease back unused, is shut out for `RETRY_NS`, because no message tells
+  when another client's memory can move again.
 
 So nobody waits for memory that cannot move without being named, and a refusal comes from the call that causes it.
 
@@ -29,12 +28,12 @@ from nvshare.coordinator.memory import room as fit
 from nvshare.coordinator.memory.client_settings import tell_settings
 from nvshare.coordinator.model.commands import Log, Notify, Send
 from nvshare.coordinator.model.events import PinsAsked, Released
-from nvshare.coordinator.model.state import SECOND_NS, WAITING, Gpu, Node, Seat
+from nvshare.coordinator.model.state import IDLE, SECOND_NS, WAITING, Gpu, Node, Seat
 from nvshare.coordinator.protocol.messages import PinsReserved
 from nvshare.coordinator.units import format_size
 
 RETRY_NS: Final = 5 * SECOND_NS
-"""A client that is shut out is tried again after this time."""
+"""A client that was refused room is tried again after this time."""
 SAY_AGAIN_NS: Final = 60 * SECOND_NS
 NAMED: Final = 3
 """So many of those whose memory cannot move are named in one line."""
@@ -76,10 +75,12 @@ def settle(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
         for seat in whole.swapping.values():
             if _look(node, gpu, seat, now_ns):
                 better.append(seat)
+            if seat.fit.lacking_bytes and seat.phase in (IDLE, WAITING):
+                _shut_out(node, seat)
             tell_settings(node, seat)
     for seat in list(whole.swapping.values()) if whole.shut_out else ():
-        may_fit = not seat.fit.lacking_bytes and (changed or not orders.missing_bytes(seat))
-        if seat.fit.shut_out and (may_fit or now_ns >= seat.fit.retry_ns):
+        again = changed or now_ns >= seat.fit.retry_ns or not orders.missing_bytes(seat)
+        if seat.fit.shut_out and again and not seat.fit.lacking_bytes:
             _let_in(gpu, seat)
             better.append(seat)
     return better
@@ -87,7 +88,7 @@ def settle(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
 
 def _look(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
     """Whether it has come to fit."""
-    before, seat.fit.lacking_bytes = seat.fit.lacking_bytes, max(0, fit.needs_bytes(seat) - fit.room_bytes(seat))
+    before, seat.fit.lacking_bytes = seat.fit.lacking_bytes, fit.lacking_bytes(seat)
     lacking = seat.fit.lacking_bytes
     if bool(before) is bool(lacking):
         return False
@@ -101,7 +102,7 @@ def _look(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
     node.out.append(Notify("lacks_room" if lacking else "has_room", values))
     if lacking and (seat.fit.said_ns is None or now_ns >= seat.fit.said_ns + SAY_AGAIN_NS):
         seat.fit.said_ns = now_ns
-        text = f"{gpu.uuid}: {_reason(seat)}; it runs from host memory as far as it lacks room, or waits"
+        text = f"{gpu.uuid}: {_reason(seat)}; it waits for room"
         node.out.append(Log(logging.WARNING, text))
     return not lacking
 
@@ -124,19 +125,26 @@ def _reason(seat: Seat) -> str:
 
 
 def gave_up(node: Node, seat: Seat, event: Released, *, asked: bool, now_ns: int) -> None:
-    """A lease ends.  What was promised under it has happened or never will; and if the client could do nothing with
-    it, for want of room that cannot be had, it is shut out."""
+    """A lease ends.  What was promised under it has happened or never will."""
     seat.fit.promised_bytes = 0
     fit.follow(seat)
     refused, seat.fit.refused = seat.fit.refused, False
     unused = event.wanted and event.submissions == 0 and not (asked or event.idle)
-    if not (unused and (seat.fit.lacking_bytes or refused)):
+    if seat.fit.lacking_bytes:
+        _shut_out(node, seat)
+    elif refused and unused:
+        seat.fit.refused = True
+        seat.fit.retry_ns = now_ns + RETRY_NS
+        _shut_out(node, seat)
+
+
+def _shut_out(node: Node, seat: Seat) -> None:
+    if seat.fit.shut_out:
         return
-    seat.fit.refused = not seat.fit.lacking_bytes
-    whole = seat.gpu.immovable
-    whole.shut_out += not seat.fit.shut_out
     seat.fit.shut_out = True
-    seat.fit.retry_ns = now_ns + RETRY_NS
+    seat.gpu.immovable.shut_out += 1
+    if seat in seat.gpu.line:
+        seat.gpu.line.leave(seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": seat.gpu.uuid,
         "client": seat.client.client,
@@ -153,9 +161,10 @@ def _let_in(gpu: Gpu, seat: Seat) -> None:
 
 
 def deadline_ns(gpu: Gpu) -> int | None:
-    """When somebody is answered, or one that is shut out is tried again; None: nobody waits for that."""
+    """When a question is answered, or a refused client is tried again; None: nobody waits for that."""
     whole = gpu.immovable
     due = [gpu.settled_at_ns] if whole.asking else []
     if whole.shut_out:
-        due += [seat.fit.retry_ns for seat in whole.swapping.values() if seat.fit.shut_out]
+        shut_out = [seat.fit for seat in whole.swapping.values() if seat.fit.shut_out]
+        due += [each.retry_ns for each in shut_out if not each.lacking_bytes]
     return min(due) if due else None

@@ -23,9 +23,9 @@ from __future__ import annotations
 from typing import Final
 
 from nvshare.coordinator.memory import client_settings, expected_calls, growth, orders, switching
-from nvshare.coordinator.memory.planner import Eviction, plan_ahead
+from nvshare.coordinator.memory.planner import plan_ahead
 from nvshare.coordinator.memory.quantum import move_rate
-from nvshare.coordinator.model.state import HOLDING, WITH_LEASE, Gpu, Node
+from nvshare.coordinator.model.state import HOLDING, Gpu, Node
 from nvshare.coordinator.protocol.messages import Sharing
 
 PIECE_BYTES: Final = 512 << 20
@@ -36,22 +36,13 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Order what is due.  O(1) while everything fits."""
     client_settings.tell_overflow(node, gpu)
     fits = gpu.allocated_bytes <= gpu.capacity_bytes
-    if fits and gpu.host_bytes == 0 and not gpu.growing and not gpu.capped:
+    if fits and gpu.host_bytes == 0 and not gpu.growing:
         return
     if gpu.settling(now_ns):
         return
     growth.settle(node, gpu, now_ns)
-    if gpu.capped:
-        _lower(node, gpu, now_ns)
     if gpu.switch is None and not gpu.growing and gpu.sharing is Sharing.EXCLUSIVE:
         _bring_next(node, gpu, now_ns)
-
-
-def _lower(node: Node, gpu: Gpu, now_ns: int) -> None:
-    for seat in gpu.seats.values():
-        above = orders.above_limit_bytes(seat)
-        if above > 0 and seat.phase not in WITH_LEASE and seat.order is None and seat.stuck_out_at != gpu.grants:
-            orders.evict(node, gpu, (Eviction(seat.client.client, above),), now_ns)
 
 
 def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:

@@ -2,9 +2,8 @@
 
 Rules:
 - Of a client in mode `device` nothing can move; of the others what is pinned, or was allowed to become so.
-- A client in mode `swap` runs when all of its memory is there, as far as its resident limit goes.  So that is what it
-  needs, and nothing of others may become immovable that would leave less (`locked_out`).  One that has more than the
-  card runs from the host anyhow, and needs little.
+- A client in mode `swap` runs when all of its memory is there.  So that is what it needs, and nothing of others may
+  become immovable that would leave less (`locked_out`).
 - Nobody but those in mode `swap` needs room in this sense: pages of managed memory fault in as there is room.
 - Room is told in steps, so that not each byte is a message.
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 STEPS: Final = 256
 """Of the capacity."""
-LEAST_SHARE: Final = 16
-"""Who runs from the host needs one part in so many of the capacity."""
 
 
 def _of(seat: Seat) -> int:
@@ -79,20 +76,13 @@ def needs_bytes(seat: Seat) -> int:
     """The least that must be on the GPU while it runs."""
     if seat.client.memory_mode is not MemoryMode.SWAP:
         return 0
-    capacity = seat.gpu.capacity_bytes
-    if seat.allocated_bytes > capacity:
-        return max(seat.fit.immovable_bytes, capacity // LEAST_SHARE)
-    return min(seat.allocated_bytes, seat.resident_limit_bytes or seat.allocated_bytes)
+    return min(seat.allocated_bytes, seat.gpu.capacity_bytes)
 
 
-def bound_bytes(seat: Seat) -> int:
-    """No more of it is brought to the GPU: the operator's resident limit, or what there is room for; 0: no bound."""
-    limit = seat.resident_limit_bytes
-    if seat.client.memory_mode is not MemoryMode.SWAP or not seat.gpu.immovable.bytes:
-        return limit
-    room = room_bytes(seat)
-    wanted = min(seat.allocated_bytes, seat.gpu.capacity_bytes, limit or seat.allocated_bytes)
-    return limit if wanted <= room else max(1, room)
+def lacking_bytes(seat: Seat) -> int:
+    """What it needs beyond what there can ever be; 0: it fits.  Exact, unlike `room_bytes`."""
+    others = seat.gpu.immovable.bytes - seat.fit.immovable_bytes
+    return max(0, needs_bytes(seat) + others - seat.gpu.capacity_bytes)
 
 
 def locked_out(seat: Seat, immovable_bytes: int) -> Seat | None:
@@ -109,6 +99,4 @@ def locked_out(seat: Seat, immovable_bytes: int) -> Seat | None:
 def _claims_bytes(seat: Seat) -> int:
     """What it needs, and under a lease what it may allocate without asking again."""
     needs = needs_bytes(seat)
-    if not seat.lease_id or seat.allocated_bytes > seat.gpu.capacity_bytes:
-        return needs
-    return max(needs, seat.reserved_bytes)
+    return max(needs, seat.reserved_bytes) if seat.lease_id else needs

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from nvshare.coordinator.memory import expected_calls, orders
 from nvshare.coordinator.memory import room as fit
-from nvshare.coordinator.memory.planner import Eviction, Figures, Room, plan_switch
+from nvshare.coordinator.memory.planner import Figures, Room, plan_switch
 from nvshare.coordinator.memory.quantum import idle_release_ns
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.state import OVERDUE, Gpu, Node, Seat
@@ -89,7 +89,7 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
 
 def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> bool:
     """Start what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
-    if seat.order is not None or orders.missing_bytes(seat) > 0 or orders.above_limit_bytes(seat) > 0:
+    if seat.order is not None or orders.missing_bytes(seat) > 0:
         deadline_ns = now_ns + node.settings.move_deadline_ns
         before = (gpu.evicted_bytes, gpu.restored_bytes)
         gpu.switch = Switch(
@@ -125,10 +125,6 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     seat = switch.seat
     if gpu.settling(now_ns) or (seat.order is not None and seat.order.evict and seat.order.moving):
         return  # the latter: it was far away when that began
-    above = orders.above_limit_bytes(seat)
-    if above > 0 and seat.order is None and seat.stuck_out_at != gpu.grants:
-        orders.evict(node, gpu, (Eviction(seat.client.client, above),), now_ns)
-        return
     missing = orders.missing_bytes(seat)
     if seat.order is None and (missing == 0 or orders.stuck_in(seat, missing)):
         switch.done = True
@@ -158,7 +154,6 @@ def forget(node: Node, seat: Seat, now_ns: int) -> None:
     gpu = seat.gpu
     orders.set_figures(seat, allocated=0, resident=0, pinned=0, host=0)
     fit.leave(seat)
-    gpu.capped -= seat.resident_limit_bytes != 0
     if gpu.switch is not None and gpu.switch.seat is seat:
         cancel(gpu, now_ns)
     if seat.order is not None:

@@ -127,7 +127,6 @@ class MemoryReported:
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
-    mapped_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +239,6 @@ class LimitSet:
 
 
 @dataclass(frozen=True, slots=True)
-class ResidentLimitSet:
-    """How much of one client may be on the GPU, on one GPU or all it uses; 0 lifts it."""
-
-    client: int
-    limit_bytes: int
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class HostBudgetSet:
     """Pinned host memory that all clients may have together.  What is out already stays."""
 
@@ -299,7 +289,6 @@ Event = (
     | WeightSet
     | GangSet
     | LimitSet
-    | ResidentLimitSet
     | HostBudgetSet
     | SwitchShareSet
     | Paused

@@ -20,7 +20,7 @@ class Fit:
     lacking_bytes: int = 0
     """It needs so much more than can be there; 0: it fits."""
     shut_out: bool = False
-    """It gave its lease back unused, and gets none until its room or need has changed, or `retry_ns`."""
+    """It gets no lease until it fits, or until `retry_ns` if it was refused room."""
     refused: bool = False
     """Under the lease at hand it was refused room, though it can have some beside what cannot move."""
     retry_ns: int = 0

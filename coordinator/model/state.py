@@ -120,8 +120,6 @@ class Client:
     memory_limit_bytes: int
     registered_at_ns: int
     paused: bool = False
-    resident_limit_bytes: int = 0
-    """For GPUs that it attaches later; 0: none."""
     host_asked: bool = False
     """It takes part in the host budget: it has asked for a share of it."""
     host_share_bytes: int = 0
@@ -229,10 +227,7 @@ class Seat:
     resident_bytes: int = 0
     pinned_bytes: int = 0
     host_bytes: int = 0
-    mapped_bytes: int = 0
     reserved_bytes: int = 0
-    resident_limit_bytes: int = 0
-    """No more of it is brought to the GPU; 0: no bound."""
     prepare_bytes: int = 0
     """Host memory that it was told to have ready; see memory/client_settings.py."""
     moved_out_bytes: int = 0
@@ -340,8 +335,6 @@ class Gpu:
     growing: dict[int, Seat] = field(default_factory=dict)
     """By client: those whose question for room is not answered yet."""
     immovable: Immovable = field(default_factory=Immovable)
-    capped: int = 0
-    """Seats with a resident limit."""
     overflow_bytes: int = 0
     """What does not fit, as clients were told of it; see memory/client_settings.py."""
     turn_policy: int = 0

@@ -166,20 +166,16 @@ class Release(Message):
     submissions: int
 
 
-@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES, BYTES)
+@declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES)
 @dataclass(frozen=True, slots=True)
 class MemoryReport(Message):
-    """What the client has on this GPU: allocated = resident + evicted; pinned is the resident part that cannot move.
-
-    `mapped_bytes` is the evicted part that the GPU reaches in host memory, so that work can run without it.
-    """
+    """What the client has on this GPU: allocated = resident + evicted; pinned is the resident part that cannot move."""
 
     gpu: int
     allocated_bytes: int
     resident_bytes: int
     pinned_bytes: int
     host_bytes: int
-    mapped_bytes: int = 0
 
 
 @declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES)
@@ -261,7 +257,7 @@ class GpuSettings(Message):
     resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the
     reservation needs `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: not).
     `idle_release_ns`: give the lease back after being idle so long while somebody waits (0: never).
-    `resident_limit_bytes`: no more of this client is brought to the GPU; the rest runs from the host (0: no bound).
+    `resident_limit_bytes`: always 0; hooks of version 0.1 run what lies beyond it from the host.
     `prepare_host_bytes`: so much will probably be evicted from this client at a time; have pinned memory ready for it.
     `room_bytes`: more than this can never be on the GPU, beside what others have there that cannot move (0: not said).
     `ask_pins`: what is not going to move any more is asked for first, with `ReservePins`.

@@ -205,7 +205,7 @@ def everybody_works(plan: Plan) -> bool:
     """Whether nothing but the coordinator could keep a process from working."""
     trouble = (
         plan.hang_chance, plan.death_chance, plan.drop_chance, plan.crash_every_ns, plan.admin_every_ns, plan.hostiles,
-        plan.short_move_chance, plan.pin_chance, plan.stop_chance, plan.unhosted_share, plan.slot_share,
+        plan.short_move_chance, plan.pin_chance, plan.stop_chance, plan.slot_share,
     )  # fmt: skip
     fits = not plan.memory_bytes or (plan.swap_share == 1.0 and plan.memory_bytes <= plan.capacity_bytes)
     return fits and not any(trouble)

@@ -95,8 +95,6 @@ class Process:
         """The kernel does not tell its process id."""
         self.old = False
         """Its hook asks nobody before memory becomes immovable."""
-        self.unhosted = False
-        """It cannot run from the host."""
         self.host = HostShare(lambda number, total: self.tell(messages.ReserveHost(number, total)))
 
     def connect(self) -> None:
@@ -245,10 +243,8 @@ class Process:
             self.work(side)
 
     def _missing(self, side: Side) -> int:
-        """Of what must be on the card: what does not fit at all runs from the host."""
-        limit = side.settings.resident_limit_bytes if side.settings and not self.unhosted else 0
-        most = min(side.allocated, self.world.plan.capacity_bytes)
-        return max(0, min(most, limit or most) - side.resident)
+        """Of what must be on the card."""
+        return max(0, side.allocated - side.resident)
 
     def _ask_for_room(self, side: Side, total: int) -> None:
         assert self.connection is not None
@@ -309,10 +305,7 @@ class Process:
             return
         pinned = side.resident if self.mode is messages.MemoryMode.DEVICE else side.pinned
         host = side.allocated - side.resident
-        limited = side.allocated > self.world.plan.capacity_bytes
-        limited = limited or (side.settings is not None and side.settings.resident_limit_bytes > 0)
-        mapped = host if limited and not self.unhosted else 0
-        self.tell(messages.MemoryReport(side.ordinal, side.allocated, side.resident, pinned, host, mapped))
+        self.tell(messages.MemoryReport(side.ordinal, side.allocated, side.resident, pinned, host))
 
     def _allocate(self, side: Side) -> None:
         """Grow or shrink.  In mode `managed` what does not fit on the card stays off it, as a driver's pager would have
@@ -336,9 +329,8 @@ class Process:
 
     def _within_room(self, side: Side, wanted: int) -> int:
         """An allocation beyond what was told is out of memory, unless the hook is too old to have heard of it.  So is
-        one beyond the card for a process that cannot run from the host."""
-        if self.unhosted:
-            wanted = min(wanted, self.world.plan.capacity_bytes)
+        one beyond the card."""
+        wanted = min(wanted, self.world.plan.capacity_bytes)
         room = side.settings.room_bytes if side.settings and not self.old else 0
         return min(wanted, room) if room else wanted
 

@@ -85,10 +85,10 @@ class ScriptedClient:
         )
 
     def report(
-        self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, mapped: int = 0, gpu: int = 0
+        self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, gpu: int = 0
     ) -> None:
         """Memory figures."""
-        self.desk.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host, mapped))
+        self.desk.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host))
 
     def reserve(self, total: int, *, gpu: int = 0, sequence: int = 1) -> int:
         """The reservation that it has afterwards."""

@@ -33,8 +33,6 @@ class Plan:
     lease."""
     old_share: float = 0.0
     """Of processes whose hook asks nobody for that."""
-    unhosted_share: float = 0.0
-    """Of processes that cannot run from the host."""
     gangs: int = 0
     """Most processes belong to one of so many gangs; 0: there are none."""
     users: int = 1

@@ -291,7 +291,6 @@ class World:
             process.hidden = self.chance.random() < self.plan.hidden_share
         if self.plan.pin_chance:
             process.old = self.chance.random() < self.plan.old_share
-            process.unhosted = self.chance.random() < self.plan.unhosted_share
         self.processes[process.pid] = process
         process.connect()
         for side in process.sides.values():
@@ -348,7 +347,6 @@ class World:
             events.PrioritySet(client, chance.randint(-2, 3)),
             events.WeightSet(client, chance.choice([1, 2, 5])),
             events.LimitSet(client, chance.choice([0, 100])),
-            events.ResidentLimitSet(client, chance.choice([0, 200]), uuid),
             events.HostBudgetSet(chance.choice([500, 5000])),
             events.SwitchShareSet(chance.choice([0.02, 0.05]), uuid),
             events.Paused(client),
@@ -356,8 +354,8 @@ class World:
         ]
         if self.plan.gangs:
             choices.append(events.GangSet(client, chance.choice(["", "g0"])))
-        if self.plan.pin_chance:  # some cannot run from the host, and who allocates without a lease has no share of it
-            choices = [c for c in choices if not isinstance(c, events.HostBudgetSet | events.ResidentLimitSet)]
+        if self.plan.pin_chance:  # memory that is allocated without a lease has no host share
+            choices = [c for c in choices if not isinstance(c, events.HostBudgetSet)]
         self.give(chance.choice(choices))
         self.slots.meddle()
         self.after(self.plan.admin_every_ns, self.meddle)

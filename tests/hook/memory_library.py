@@ -63,12 +63,11 @@ def compile_library(target: Path) -> Path:
 class Usage(ctypes.Structure):
     """nvs_usage"""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("allocated", "resident", "pinned", "host", "mapped")]
+    _fields_ = [(name, ctypes.c_uint64) for name in ("allocated", "resident", "pinned", "host")]
     allocated: int
     resident: int
     pinned: int
     host: int
-    mapped: int
 
 
 class Prefetch(ctypes.Structure):

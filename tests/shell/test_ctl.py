@@ -85,15 +85,13 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     client = status["clients"][0]
     assert (client["priority"], client["paused"], client["limit_bytes"]) == (-5, True, 2 << 30)
     assert (client["weight"], client["gang"], status["gangs"]) == (12, "", [])
-    answer(running, "limit", "train", "--memory", "3GiB", "--resident", "1GiB")
+    answer(running, "limit", "train", "--memory", "3GiB")
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 3 << 30
-    assert hook.next(messages.GpuSettings).resident_limit_bytes == 1 << 30
     answer(running, "set", "switch-share", "2%", "--gpu", "1")
     answer(running, "set", "host-budget", "3GiB")
     status = answer(running, "status")
     assert [gpu["switch_share"] for gpu in status["gpus"]] == [0.05, 0.02]
     assert status["host_budget_bytes"] == 3 << 30
-    assert status["clients"][0]["resident_limit_bytes"] == 1 << 30
     assert "(auto, 2%)" in ctl(running.directory.path, "status").stdout
     answer(running, "resume", str(client["client"]))
     answer(running, "set", "limit", "train", "0")
@@ -130,13 +128,9 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
     assert "2GiB of " in shown, "the host's share"
     assert "nothing more can be allocated" in ctl(where, "limit", "train", "--memory", "5GiB").stdout
     assert "has 7GiB of GPU memory\n" in ctl(where, "limit", "train", "--memory", "7GiB").stdout
-    assert "4GiB are there now" in ctl(where, "limit", "train", "--resident", "3GiB").stdout
     assert "nothing more is given" in ctl(where, "set", "host-budget", "1GiB").stdout
     device = connect(coordinator).hello("fixed", memory_mode=int(messages.MemoryMode.DEVICE)).attach()
     device.next(messages.GpuSettings)
-    refused = ctl(where, "limit", "fixed", "--resident", "1GiB")
-    assert refused.returncode == 1
-    assert "memory mode device" in refused.stderr
 
 
 def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Connect) -> None:
@@ -204,9 +198,9 @@ def test_a_command_says_when_its_effect_ends(coordinators: Coordinators) -> None
         (["set", "quantum", "3"], 2, "no duration"),
         (["set", "quantum", "2h"], 2, "1ms to 1h"),
         (["set", "limit", "twin", "lots"], 2, "no size"),
-        (["limit", "twin"], 2, "--memory, --resident"),
+        (["limit", "twin"], 2, "--memory"),
         (["limit", "nobody", "--memory", "1GiB"], 1, "no client 'nobody'"),
-        (["limit", "twin", "--resident", "lots"], 2, "no size"),
+        (["limit", "twin", "--memory", "lots"], 2, "no size"),
         (["set", "switch-share", "70%"], 2, "0.1% to 50%"),
         (["set", "host-budget", "0"], 2, "budget_bytes"),
         (["set", "sharing", "sometimes"], 2, "exclusive"),

@@ -244,7 +244,6 @@ def set_everything(running: Running) -> None:
         api.SetPriority(client="train", priority=-4),
         api.SetWeight(client="train", weight=12),
         api.SetLimit(client="train", limit_bytes=2 << 30),
-        api.SetResidentLimit(client="train", limit_bytes=1 << 30, gpu="0"),
         api.Pause(client="train"),
     ):
         assert "ends" not in running.ask(request)
@@ -257,7 +256,7 @@ def what_is_set(running: Running, name: str = "train") -> list[object]:
     first, second = (
         tuple(gpu[key] for key in ("quantum_ns", "policy", "sharing", "switch_share")) for gpu in status["gpus"]
     )
-    limits = [(seat["limit_bytes"], seat["resident_limit_bytes"]) for seat in client["seats"]]
+    limits = [seat["limit_bytes"] for seat in client["seats"]]
     own = [client[key] for key in ("priority", "weight", "limit_bytes", "paused")]
     return [first, second, status["host_budget_bytes"], own, limits]
 

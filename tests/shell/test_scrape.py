@@ -46,7 +46,7 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     lease = first.next(messages.Grant).lease_id
     second = connect(running).hello("second").attach(wanted=True)
     second.next(messages.GpuSettings)
-    first.send(messages.MemoryReport(0, 5_000, 3_000, 1_000, 2_000, 700))
+    first.send(messages.MemoryReport(0, 5_000, 3_000, 1_000, 2_000))
     first.send(messages.ReserveHost(1, 9_000))
     assert first.next(messages.HostReserved).bytes == 9_000
     first.release(lease, idle=True)
@@ -62,7 +62,7 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     assert value(metrics, "nvshare_wait_seconds_count", uuid=gpu) == 2
     assert value(metrics, "nvshare_wait_seconds_bucket", uuid=gpu, le="+Inf") == 2
     assert value(metrics, "nvshare_gpu_memory_bytes", uuid=gpu, kind="allocated") == 5_000
-    for kind, size in (("resident", 3_000), ("evicted", 2_000), ("pinned", 1_000), ("mapped", 700)):
+    for kind, size in (("resident", 3_000), ("evicted", 2_000), ("pinned", 1_000)):
         assert value(metrics, "nvshare_gpu_memory_bytes", uuid=gpu, kind=kind) == size
         assert value(metrics, "nvshare_client_memory_bytes", name='a "quoted" \\name', kind=kind) == size
     assert value(metrics, "nvshare_host_shared_bytes") == 9_000

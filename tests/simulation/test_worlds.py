@@ -60,7 +60,7 @@ PLANS = {
     ),
     "memory that cannot move": Plan(memory_bytes=600, swap_share=1.0, pin_chance=0.3, duration_ns=8 * SECOND_NS),
     "memory that cannot move, and nobody asked": Plan(
-        memory_bytes=600, swap_share=1.0, pin_chance=0.3, old_share=0.5, unhosted_share=0.3, duration_ns=8 * SECOND_NS
+        memory_bytes=600, swap_share=1.0, pin_chance=0.3, old_share=0.5, duration_ns=8 * SECOND_NS
     ),
     "memory that cannot move, and trouble": Plan(
         memory_bytes=600,
@@ -68,7 +68,6 @@ PLANS = {
         device_share=0.1,
         pin_chance=0.3,
         old_share=0.3,
-        unhosted_share=0.2,
         death_chance=0.02,
         drop_chance=0.02,
         crash_every_ns=3 * SECOND_NS,
@@ -142,7 +141,7 @@ def test_who_asks_locks_nobody_out(crash_every_ns: int) -> None:
 def test_who_does_not_fit_is_named(hidden_share: float) -> None:
     """Broken: where hooks ask nobody, somebody waits for ever and nobody knows why; or a process whose id the kernel
     hides is taken for one that nobody names."""
-    plan = replace(CROWDED, old_share=0.5, unhosted_share=0.5, hidden_share=hidden_share)
+    plan = replace(CROWDED, old_share=0.5, hidden_share=hidden_share)
     worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
     assert sum(world.lacking for world in worlds) > 20
     assert sum(world.shut_out for world in worlds) > 20

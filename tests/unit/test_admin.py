@@ -249,7 +249,6 @@ def test_orders_for_what_is_gone_are_logged() -> None:
         events.PolicySet("priority", {}, "GPU-x"),
         events.PrioritySet(99, 1),
         events.LimitSet(99, 1),
-        events.ResidentLimitSet(99, 1),
         events.SwitchShareSet(0.02, "GPU-x"),
         events.Paused(99),
         events.Resumed(99),

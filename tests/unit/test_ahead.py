@@ -284,61 +284,6 @@ def test_a_new_coordinator_without_survivors_lets_nobody_wait() -> None:
     assert a.reserve(80) == 80
 
 
-# --- resident limits ------------------------------------------------------------------------------------------------
-
-
-def test_a_resident_limit_takes_effect_at_the_next_drain() -> None:
-    """Broken: a cache is not shrunk, or is shrunk under running work; or the rest is brought in again."""
-    desk = make_desk()
-    a = desk.client(wanted=True, mode=MemoryMode.SWAP)
-    a.report(allocated=60, resident=60)
-    assert a.granted() is not None
-    a.take(messages.GpuSettings)
-    desk.handle(events.ResidentLimitSet(a.client, 40))
-    assert [told.resident_limit_bytes for told in a.take(messages.GpuSettings)] == [40]
-    assert len(a.take(messages.Revoke)) == 1
-    assert not a.take(messages.Evict)
-    a.release(wanted=True)
-    (evict,) = a.take(messages.Evict)
-    assert evict.bytes == 20
-    assert a.granted() is None
-    a.report(allocated=60, resident=40, host=20, mapped=20)
-    finish(a, evict)
-    assert a.granted() is not None
-    assert not a.take(messages.Restore)
-    seat = a.seat()
-    assert (seat.resident_bytes, seat.evicted_bytes, seat.mapped_bytes) == (40, 20, 20)
-
-
-def test_a_capped_client_without_a_lease_shrinks_at_once() -> None:
-    """Broken: the memory of one that is idle is given to others only when it runs again."""
-    desk = make_desk()
-    a = desk.client(memory=60, mode=MemoryMode.SWAP)
-    desk.handle(events.ResidentLimitSet(a.client, 40, GPU))
-    (evict,) = a.take(messages.Evict)
-    finish(a, evict)
-    desk.handle(events.ResidentLimitSet(a.client, 0, GPU))
-    a.request()
-    (restore,) = a.take(messages.Restore)
-    assert restore.bytes == 20, "without the limit everything comes back"
-
-
-def test_only_what_may_be_resident_counts_as_missing() -> None:
-    """Broken: others are evicted for memory that will stay on the host."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True, mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
-    a.report(allocated=70, resident=70)
-    b.report(allocated=60, resident=20, host=40)
-    desk.handle(events.ResidentLimitSet(b.client, 30))
-    b.request()
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == 10
-    finish(b, restore)
-    a.release(wanted=True)
-    assert b.granted() is not None
-    assert not a.take(messages.Evict)
-
-
 # --- host memory to have ready --------------------------------------------------------------------------------------
 
 

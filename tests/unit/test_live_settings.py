@@ -36,7 +36,7 @@ def test_a_process_that_comes_back_has_what_was_set_for_it(tmp_path: Path) -> No
     path = tmp_path / "live"
     before = LiveSettings(path)
     assert before.registered(hello()) == []
-    for setting, value in (("paused", True), ("priority", -7), ("weight", 9), ("limit", 5), ("resident_limit", 4)):
+    for setting, value in (("paused", True), ("priority", -7), ("weight", 9), ("limit", 5)):
         set_for(before, 1, setting, value)
     set_for(before, 1, "limit", 6, GPU)
     wanted: list[events.Event] = [
@@ -45,15 +45,12 @@ def test_a_process_that_comes_back_has_what_was_set_for_it(tmp_path: Path) -> No
         events.WeightSet(2, 9),
         events.LimitSet(2, 5),
         events.LimitSet(2, 6, GPU),
-        events.ResidentLimitSet(2, 4),
     ]
     for live in (before, LiveSettings(path)):
         live.gone(1)
         assert sorted(map(repr, live.registered(hello(2)))) == sorted(map(repr, wanted))
         assert live.attached(2, GPU) == [events.LimitSet(2, 6, GPU)]
         assert live.attached(2, OTHER) == []
-        device = hello(3, memory_mode=MemoryMode.DEVICE)
-        assert not any(isinstance(event, events.ResidentLimitSet) for event in live.registered(device))
 
 
 def test_nobody_inherits_from_a_process_that_is_gone(tmp_path: Path) -> None:

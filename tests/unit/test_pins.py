@@ -10,7 +10,6 @@ from typing import Any
 from nvshare.coordinator.cli import ctl_view
 from nvshare.coordinator.daemon.control_server import plain
 from nvshare.coordinator.engine.scheduler import Settings
-from nvshare.coordinator.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.state import SETTLE_NS
 from nvshare.coordinator.protocol import messages
@@ -52,12 +51,6 @@ def stuck(desk: Desk) -> tuple[ScriptedClient, ScriptedClient]:
     a.report(allocated=60, resident=60, pinned=60)
     b.request()
     return a, b
-
-
-def bounce(client: ScriptedClient) -> None:
-    """Its memory found no room: the lease goes back unused, and it waits again."""
-    lease = client.seat().lease_id
-    client.desk.handle(events.Released(client.client, 0, lease, False, True, True, 0, 0, submissions=0))
 
 
 def test_pins_that_leave_room_are_allowed() -> None:
@@ -142,23 +135,6 @@ def test_device_memory_leaves_room_too() -> None:
     assert a.reserve(30) == 30
 
 
-def test_a_resident_limit_makes_room_for_pins() -> None:
-    """Broken: the remedy that the log names does not help."""
-    desk = make_desk()
-    a, b = swapping(desk, 60), swapping(desk, 70)
-    assert pins(a, 60) == 0
-    desk.handle(events.ResidentLimitSet(b.client, 40, None))
-    assert pins(a, 60) == 60
-
-
-def test_who_runs_from_the_host_needs_little() -> None:
-    """Broken: one program with more than the card forbids all others to share memory."""
-    desk = make_desk()
-    a, _ = swapping(desk, 60), swapping(desk, 130)
-    assert pins(a, 60) == 60
-    assert pins(a, 95) == 60, "and something all the same"
-
-
 def test_room_is_told() -> None:
     """Broken: programs allocate without a lease what can never be on the GPU."""
     desk = make_desk()
@@ -171,44 +147,19 @@ def test_room_is_told() -> None:
     assert settings(b).room_bytes == 100
 
 
-def test_who_does_not_fit_is_bounded_and_named() -> None:
+def test_who_does_not_fit_is_named() -> None:
     """Broken: a program that lacks room because an older hook asked nobody waits silently."""
     desk = make_desk()
     _, b = stuck(desk)
     assert b.seat().lacking_bytes == 30
-    assert b.granted() is None, "its memory comes first"
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == 40, "the rest runs from the host"
-    assert settings(b).resident_limit_bytes == 40
     assert desk.notes("lacks_room")[0]["client"] == b.client
     assert desk.logged("c2 (process 1002) needs 70B, room for it is 40B; immovable: c1 (process 1001) 60B")
 
 
-def test_the_bound_ends_with_the_pins() -> None:
-    """Broken: a program runs from host memory for ever after there is room again."""
-    desk = make_desk()
-    a, b = stuck(desk)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 40)
-    assert b.granted()
-    b.report(allocated=70, resident=40, host=30, mapped=30)
-    a.report(allocated=0, resident=0)
-    assert settings(b).resident_limit_bytes == 0
-    assert desk.notes("has_room")[0]["client"] == b.client
-    (revoke,) = b.take(messages.Revoke)
-    b.release(revoke.lease_id, wanted=True)
-    (restore,) = b.take(messages.Restore)
-    assert restore.bytes == 30
-
-
-def test_who_cannot_run_from_the_host_is_shut_out() -> None:
+def test_who_lacks_room_is_shut_out() -> None:
     """Broken: half of the turns go to a program that can do nothing with them."""
     desk = make_desk()
     a, b = stuck(desk)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 40)
-    assert b.granted()
-    bounce(b)
     assert b.seat().shut_out
     a.request()
     assert a.granted(), "nobody else waits"
@@ -222,10 +173,6 @@ def test_who_is_shut_out_comes_back_with_the_room() -> None:
     """Broken: a program waits though there is room for it now."""
     desk = make_desk()
     a, b = stuck(desk)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 40)
-    assert b.granted()
-    bounce(b)
     assert b.granted() is None
     a.report(allocated=10, resident=10)
     (restore,) = b.take(messages.Restore)
@@ -234,28 +181,10 @@ def test_who_is_shut_out_comes_back_with_the_room() -> None:
     assert not b.seat().shut_out
 
 
-def test_who_is_shut_out_is_tried_again() -> None:
-    """Broken: host memory that has come free since helps nobody."""
-    desk = make_desk()
-    _, b = stuck(desk)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 40)
-    assert b.granted()
-    bounce(b)
-    desk.advance(RETRY_NS - 1)
-    assert b.granted() is None
-    desk.advance(1)
-    assert b.granted()
-
-
 def test_a_death_and_a_pause_while_shut_out() -> None:
     """Broken: the figures of who is shut out outlive them, or a pause puts them back into the line."""
     desk = make_desk()
     _, b = stuck(desk)
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 40)
-    assert b.granted()
-    bounce(b)
     desk.handle(events.Paused(b.client))
     desk.handle(events.Resumed(b.client))
     assert b.granted() is None
@@ -270,10 +199,6 @@ def test_a_preempting_policy_sees_who_is_back() -> None:
     a, b = swapping(desk, 60), swapping(desk, 70, priority=5)
     a.report(allocated=60, resident=60, pinned=60)
     b.request()
-    (restore,) = b.take(messages.Restore)
-    b.moved(restore.order_id, 40)
-    assert b.granted()
-    bounce(b)
     a.request()
     assert a.granted()
     a.report(allocated=20, resident=20)
@@ -309,9 +234,8 @@ def test_people_are_told_why() -> None:
     desk = make_desk()
     stuck(desk)
     (line,) = ctl_view.room_lines(_status(desk))
-    assert line.startswith("c2 (1002) needs 70B of GPU 0 and has room for 40B: it runs the rest from host memory")
+    assert line.startswith("c2 (1002) needs 70B of GPU 0 and has room for 40B: it waits")
     assert "Immovable: c1 (1001) 60B" in line
-    assert "nvshare-ctl limit CLIENT --resident" in line
 
 
 def _status(desk: Desk) -> dict[str, Any]:

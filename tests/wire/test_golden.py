@@ -66,9 +66,8 @@ GOLDEN: list[tuple[messages.Message, str]] = [
             resident_bytes=536870912,
             pinned_bytes=4096,
             host_bytes=268435456,
-            mapped_bytes=134217728,
         ),
-        "970500ce40000000ce20000000cd1000ce10000000ce08000000",
+        "960500ce40000000ce20000000cd1000ce10000000",
     ),
     (
         messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592),

@@ -135,7 +135,6 @@ void nvs_config_read(void)
     static const char *const modes[] = {"device", "managed", "swap", NULL}; /* in the order of nvs_mode */
     static const char *const losses[] = {"wait", "run", NULL};
     const char *disable = getenv("NVSHARE_DISABLE");
-    const char *oversubscribe = getenv("NVSHARE_OVERSUBSCRIBE");
     const char *name = getenv("NVSHARE_NAME");
 
     nvs_log_level = read_choice("NVSHARE_LOG", levels, NVS_LOG_WARNING);
@@ -152,7 +151,6 @@ void nvs_config_read(void)
     nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_MANAGED);
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);
-    nvs_config.oversubscribe = oversubscribe != NULL && oversubscribe[0] != 0 && strcmp(oversubscribe, "0") != 0;
     nvs_config.run_on_loss = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
     nvs_config.loss_timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }

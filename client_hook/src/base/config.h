@@ -18,7 +18,6 @@ typedef struct nvs_settings {
     uint16_t weight;         /* NVSHARE_WEIGHT, 1 to NVS_MAX_WEIGHT */
     char gang[64];           /* NVSHARE_GANG; empty: none */
     uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode */
-    bool oversubscribe;      /* NVSHARE_OVERSUBSCRIBE=1: what does not fit on the GPU runs from the host, in mode swap */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
     uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for what is off the GPU in mode swap */
     bool run_on_loss;        /* NVSHARE_ON_LOSS=wait | run */

@@ -83,13 +83,9 @@ static void on_settings(const nvs_gpu_settings *settings)
     nvs_agent_answered(gpu);
     atomic_store_explicit(&nvs_ledgers[gpu].limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/records/ledger.h */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
-    nvs_memory_set_resident_limit(gpu, settings->resident_limit_bytes);
     nvs_pacing_set_budget(gpu, settings->pacing_budget_ns);
     nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
     nvs_memory_set_room(gpu, settings->room_bytes);
-    if (settings->room_bytes != 0 && settings->resident_limit_bytes == settings->room_bytes)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "other programs have memory on GPU %u that cannot move: %llu MiB of this program fit beside it, the rest runs "
-                     "from host memory, slowly (nvshare-ctl status names them)", gpu, (unsigned long long)(settings->room_bytes >> 20));
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
     nvs_agent_gpus[gpu].settled = true;
     nvs_agent_happen(gpu, &(nvs_lease_event){

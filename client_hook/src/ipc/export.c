@@ -106,11 +106,9 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
     nvs_slot *const slot = nvs_gate_enter(gpu); /* in the open gate all memory is on the GPU */
     const CUresult result = nvs_share_begin(gpu, allocation->kept, allocation->key, allocation->length, out);
     nvs_gate_leave(slot, gpu);
-    if (result == CUDA_ERROR_NOT_READY)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "memory cannot be shared with other processes (cuIpcGetMemHandle): it runs from the host for want of room");
-    else if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         nvs_coordinator.memory_changed(gpu);
-    return result == CUDA_ERROR_NOT_READY ? CUDA_ERROR_OUT_OF_MEMORY : result;
+    return result;
 }
 
 CUresult nvs_ipc_export(const nvs_allocation *allocation, nvs_ipc_handle *out)

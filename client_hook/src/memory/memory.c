@@ -48,16 +48,11 @@ static uint64_t card_of(nvs_ledger *of)
     return smaller_set(limit_of(of), load(&of->capacity));
 }
 
-static bool oversubscribes(void)
-{
-    return nvs_config.oversubscribe && nvs_config.memory_mode == NVS_MODE_SWAP;
-}
-
 /* What may be allocated; 0: as much as there is.  One process may not fill more than the capacity, less what others have there that
- * cannot move: what lies beyond could never be resident at once.  Unless it asks for that. */
+ * cannot move: what lies beyond could never be resident at once. */
 static uint64_t ceiling_of(nvs_ledger *of)
 {
-    return oversubscribes() ? limit_of(of) : smaller_set(card_of(of), load(&of->room));
+    return smaller_set(card_of(of), load(&of->room));
 }
 
 /* --- backends --- */
@@ -159,35 +154,6 @@ bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
     nvs_ledger *of = &nvs_ledgers[gpu];
     uint64_t charged = load(&of->charged), chunked = load(&of->chunked);
     return reserved_up_to(gpu, resident_bytes + (charged > chunked ? charged - chunked : 0));
-}
-
-bool nvs_memory_runs_from_host(uint32_t gpu)
-{
-    return oversubscribes() || load(&nvs_ledgers[gpu].resident_limit) != 0;
-}
-
-/* What may be on the GPU beside what is charged and in no chunk; UINT64_MAX: no bound. */
-static uint64_t most_resident(nvs_ledger *of)
-{
-    uint64_t charged = load(&of->charged), chunked = load(&of->chunked), bound = load(&of->resident_limit);
-    uint64_t others = charged > chunked ? charged - chunked : 0;
-    if (oversubscribes())
-        bound = smaller_set(bound, load(&of->capacity));
-    if (bound == 0)
-        return UINT64_MAX;
-    return bound > others ? bound - others : 0;
-}
-
-uint64_t nvs_memory_resident_room(uint32_t gpu, uint64_t resident_bytes)
-{
-    uint64_t most = most_resident(&nvs_ledgers[gpu]);
-    return most > resident_bytes ? most - resident_bytes : 0;
-}
-
-uint64_t nvs_memory_resident_excess(uint32_t gpu, uint64_t resident_bytes)
-{
-    uint64_t most = most_resident(&nvs_ledgers[gpu]);
-    return resident_bytes > most ? resident_bytes - most : 0;
 }
 
 static bool charge_and_reserve(uint32_t gpu, uint64_t bytes)
@@ -315,14 +281,12 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
     }
     uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable ? others - movable : 0;
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
-    out->mapped_bytes = 0;
     if (nvs_config.memory_mode == NVS_MODE_SWAP) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */
         nvs_chunk_figures chunks;
         nvs_memory_chunked->figures(gpu, &chunks);
         allocated = chunks.committed_bytes + others;
         out_bytes += chunks.committed_bytes - chunks.resident_bytes;
         pinned += chunks.pinned_bytes;
-        out->mapped_bytes = chunks.hosted_bytes;
     }
     if (out_bytes > allocated)
         out_bytes = allocated;
@@ -348,11 +312,6 @@ void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
     learn_freely(&nvs_ledgers[gpu]);
 }
 
-void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes)
-{
-    atomic_store_explicit(&nvs_ledgers[gpu].resident_limit, bytes, memory_order_relaxed); /* see memory/records/ledger.h */
-}
-
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes)
 {
     atomic_store_explicit(&nvs_ledgers[gpu].reserved, reserved_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
@@ -366,7 +325,7 @@ void nvs_memory_virtual_info(uint32_t gpu, uint64_t *free_bytes, uint64_t *total
     if (card == 0)
         return;
     uint64_t total = smaller_set(card, *total_bytes), charged = load(&of->charged);
-    uint64_t most = oversubscribes() ? total : smaller_set(total, load(&of->room));
+    uint64_t most = smaller_set(total, load(&of->room));
     uint64_t left = charged < most ? most - charged : 0;
     /* Managed memory of others makes room when it must; memory that stays on the device does not. */
     if (!nvs_memory_backend(gpu)->movable && *free_bytes < left)

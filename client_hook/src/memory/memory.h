@@ -20,7 +20,6 @@ typedef struct nvs_usage {
     uint64_t resident_bytes;
     uint64_t pinned_bytes; /* resident and cannot move */
     uint64_t host_bytes;   /* host memory that holds evicted data */
-    uint64_t mapped_bytes; /* evicted, and reached by the GPU where it is */
 } nvs_usage;
 
 /* Who gave an order to move memory, asked and told while it is carried out, on threads of the mover. */
@@ -35,7 +34,7 @@ typedef struct nvs_watch {
 
 typedef struct nvs_chunk_figures {
     uint64_t committed_bytes; /* of all chunks */
-    uint64_t resident_bytes, hosted_bytes; /* of these, on the GPU; reached by it on the host */
+    uint64_t resident_bytes;  /* of these, on the GPU */
     uint64_t pinned_bytes; /* of the resident ones */
 } nvs_chunk_figures;
 
@@ -70,7 +69,6 @@ void nvs_memory_usage(uint32_t gpu, nvs_usage *out);
  * While the coordinator sets no limit, the one of the environment holds. */
 void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity_bytes, bool reserve);
 /* No more of this client is brought to the GPU; the rest runs from the host (0: no bound).  Holds from the next move on. */
-void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes);
 void nvs_memory_set_reserved(uint32_t gpu, uint64_t reserved_bytes);
 /* More than this could never be on the GPU, beside what others have there that cannot move (0: not known). */
 void nvs_memory_set_room(uint32_t gpu, uint64_t bytes);
@@ -125,11 +123,6 @@ void nvs_memory_set_evicted(uint32_t gpu, const nvs_extent *extent, uint64_t evi
 /* For backends: what all clients together may have resident (0: not known), and whether this one may have so much. */
 uint64_t nvs_memory_capacity(uint32_t gpu);
 uint64_t nvs_memory_ceiling(uint32_t gpu); /* of what this client may have in all; 0: none */
-/* May what has no place on the GPU be used from the host?  Then: how much more may be on it, and how much is too much, where the
- * backend has so much there. */
-bool nvs_memory_runs_from_host(uint32_t gpu);
-uint64_t nvs_memory_resident_room(uint32_t gpu, uint64_t resident_bytes);
-uint64_t nvs_memory_resident_excess(uint32_t gpu, uint64_t resident_bytes);
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes);
 
 /* --- how it begins: allocate.c --- */

@@ -38,7 +38,7 @@ void nvs_pins_settled(uint32_t gpu, uint64_t bytes)
 void nvs_pins_say_refused(const char *what)
 {
     NVS_LOG_ONCE(NVS_LOG_WARNING, "out of memory: %s must stay on the card, and what other programs need would not fit beside it; nvshare-ctl "
-                 "memory shows who needs what: free some there, or let one run from host memory (nvshare-ctl limit CLIENT --resident SIZE)", what);
+                 "memory shows who needs what: free some there", what);
 }
 
 CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)

@@ -8,10 +8,6 @@
  * half a chunk share chunks, the small ones (less than 2 MiB) among themselves: what a hand-over costs beside the bytes is a time for
  * each chunk (docs/decisions/swap-chunks.md), and frameworks allocate in pieces of 2 and 20 MiB.
  *
- * Where memory may run from the host (NVSHARE_OVERSUBSCRIBE, or a bound on what may be resident), what has no place on the GPU is
- * hosted instead (swap_hosted.c).  Which: what comes last, by the order of allocation under a lease, and what a restoration finds no
- * room for.
- *
  * Access by RDMA does not exist for this memory: who asks gets the driver's error and a word in the log.  Legacy IPC pins it (ipc/ipc.h).
  */
 #include "base/clock.h"
@@ -108,12 +104,6 @@ static bool list_if_closed(nvs_segment *segment)
     return closed;
 }
 
-/* May what has no place on the GPU run from the host? */
-static bool may_host(uint32_t gpu)
-{
-    return nvs_memory_runs_from_host(gpu) && nvs_hosted_works(gpu);
-}
-
 typedef struct wanted { /* what a new segment is to be */
     uint32_t gpu;
     uint64_t bytes, chunk_bytes;
@@ -122,70 +112,25 @@ typedef struct wanted { /* what a new segment is to be */
     nvs_own *own;         /* NULL: no handle of the application */
 } wanted;
 
-/* As many of its first chunks as there is room for. */
-static uint64_t chunks_within(const nvs_segment *segment, uint64_t room)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < segment->chunk_count; i++) {
-        uint64_t here = nvs_segment_chunk_bytes(segment, i);
-        if (here > room - bytes)
-            break;
-        bytes += here;
-    }
-    return bytes;
-}
-
-static void set_on_gpu(nvs_segment *segment, uint64_t bytes)
-{
-    nvs_swap_lock();
-    nvs_segment_moved(segment, (int64_t)(bytes - segment->on_gpu));
-    nvs_swap_unlock();
-}
-
-static uint64_t bytes_on_gpu(const nvs_segment *segment)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < segment->chunk_count; i++)
-        if (segment->chunks[i].state == NVS_CHUNK_RESIDENT)
-            bytes += nvs_segment_chunk_bytes(segment, i);
-    return bytes;
-}
-
-/* What was granted may still be another program's, which has just ended. */
-static CUresult back_patiently(nvs_segment *segment, uint64_t bytes)
-{
-    uint64_t waited_ns = 0;
-    CUresult result;
-    do
-        result = nvs_segment_back(segment, bytes);
-    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_patience(&waited_ns));
-    return result;
-}
-
-/* Gives it the physical memory that work under the lease needs at once: of the GPU, or where it may of the host. */
+/* Backs a new segment with the memory of the GPU that work under the lease needs at once.
+ *
+ * The memory that was granted may still belong to another program that has just ended: hence the patience. */
 static CUresult back(nvs_segment *segment)
 {
     const uint32_t gpu = segment->gpu;
-    const bool host = may_host(gpu);
-    uint64_t here = segment->bytes;
+    uint64_t waited_ns = 0;
     nvs_swap_lock();
-    uint64_t resident = nvs_swap_gpus[gpu].resident;
+    const uint64_t resident = nvs_swap_gpus[gpu].resident;
     nvs_swap_unlock();
-    if (host) {
-        here = chunks_within(segment, nvs_memory_resident_room(gpu, resident - segment->on_gpu));
-        set_on_gpu(segment, here);
-        resident -= segment->bytes - here;
-    }
-    bool granted = here == 0 || nvs_memory_may_grow(gpu, resident);
+    const bool granted = nvs_memory_may_grow(gpu, resident);
     if (list_if_closed(segment)) /* the lease ended while we asked */
         return CUDA_SUCCESS;
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (granted)
-        result = host ? nvs_segment_back(segment, here) : back_patiently(segment, here);
-    if (host && (result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY)) {
-        set_on_gpu(segment, bytes_on_gpu(segment));
-        result = nvs_hosted_back(segment);
-    }
+    if (!granted)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result;
+    do
+        result = nvs_segment_back(segment);
+    while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_patience(&waited_ns));
     if (result != CUDA_SUCCESS)
         return result;
     nvs_swap_lock();
@@ -370,47 +315,16 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
     return CUDA_SUCCESS;
 }
 
-/* What is above the bound that the coordinator set. */
-static uint64_t excess(uint32_t gpu)
-{
-    nvs_swap_lock();
-    uint64_t resident = nvs_swap_gpus[gpu].resident;
-    nvs_swap_unlock();
-    return may_host(gpu) ? nvs_memory_resident_excess(gpu, resident) : 0;
-}
-
 static nvs_status evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    const uint64_t too_much = excess(gpu);
     const bool reached = nvs_swap_is_reached(gpu);
     uint64_t freed = drop_empty(gpu);
     nvs_status status = NVS_OK;
     *moved_bytes = 0;
-    if (bytes < too_much)
-        bytes = too_much;
     if (freed < bytes && !reached) /* else the coordinator knows from the reports that it stays, and asking is no error */
         status = nvs_swap_move(gpu, true, bytes - freed, watch, moved_bytes);
     *moved_bytes += freed;
     return status;
-}
-
-/* What is missing, what of it the GPU has room for, and whether the rest is to be hosted. */
-static void look(uint32_t gpu, uint64_t *missing, uint64_t *hosted, uint64_t *room, bool *host_rest)
-{
-    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
-    nvs_swap_lock();
-    uint64_t there = of->resident + of->hosted, resident = of->resident;
-    *missing = of->committed > there ? of->committed - there : 0;
-    *hosted = of->hosted;
-    *host_rest = of->host_rest;
-    of->host_rest = false;
-    nvs_swap_unlock();
-    *room = may_host(gpu) ? nvs_memory_resident_room(gpu, resident) : UINT64_MAX;
-}
-
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
 }
 
 /* What comes in at a grant by itself: the coordinator may know nothing of it, and others may have the room. */
@@ -422,48 +336,36 @@ static bool may_come(uint32_t gpu, uint64_t bytes)
     return bytes == 0 || nvs_memory_may_grow(gpu, resident + bytes);
 }
 
-/* Asked for more than is missing, it brings what is hosted to the GPU too. */
+/* Bytes without memory of the GPU; locked. */
+static uint64_t missing_bytes(uint32_t gpu)
+{
+    const nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
+    return of->committed > of->resident ? of->committed - of->resident : 0;
+}
+
 static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    uint64_t missing, hosted, room, more = 0, too_much = excess(gpu);
-    const bool stays = nvs_swap_is_reached(gpu); /* what is there already; what is missing nobody uses yet */
-    bool host_rest;
     *moved_bytes = 0;
-    if (too_much != 0 && !stays)
-        nvs_swap_move(gpu, true, too_much, NULL, &more);
-    look(gpu, &missing, &hosted, &room, &host_rest);
-    if (bytes > missing && hosted != 0 && room > missing && !stays)
-        nvs_hosted_give(gpu, least(bytes, room) - missing, &more);
-    if (watch != NULL && watch->asks && !may_come(gpu, least(least(bytes, missing), room))) {
-        if (!host_rest)
-            return NVS_NO_MEMORY;
-        room = 0;
-    }
-    nvs_status status = nvs_swap_move(gpu, false, least(bytes, room), watch, moved_bytes);
-    if (!host_rest || nvs_gate_dead(gpu) || (status != NVS_OK && status != NVS_NO_MEMORY))
-        return status;
-    status = nvs_hosted_bring(gpu, &more);
-    *moved_bytes += more;
-    return status;
+    nvs_swap_lock();
+    const uint64_t missing = missing_bytes(gpu);
+    nvs_swap_unlock();
+    if (watch != NULL && watch->asks && !may_come(gpu, bytes < missing ? bytes : missing))
+        return NVS_NO_MEMORY;
+    return nvs_swap_move(gpu, false, bytes, watch, moved_bytes);
 }
 
 /* Opens the gate if nothing is missing. */
 static bool open_gate(uint32_t gpu, bool paced, uint64_t *missing)
 {
-    const bool host_rest = may_host(gpu);
-    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     nvs_swap_lock();
-    *missing = of->committed > of->resident + of->hosted ? of->committed - of->resident - of->hosted : 0;
+    const uint64_t resident = nvs_swap_gpus[gpu].resident;
+    const bool closed = gate_is_closed(gpu);
     /* Open already, and only told whether to pace: an allocation under way brings its own memory. */
-    if (*missing == 0 || !gate_is_closed(gpu)) {
-        if (gate_is_closed(gpu)) /* a new lease: whatever room was granted under the last one may be taken */
-            nvs_memory_set_reserved(gpu, of->resident);
-        *missing = 0;
+    *missing = closed ? missing_bytes(gpu) : 0;
+    if (closed) /* a new lease: whatever room was granted under the last one may be taken */
+        nvs_memory_set_reserved(gpu, resident);
+    if (*missing == 0)
         nvs_gate_open(gpu, paced);
-    } else {
-        of->host_rest = host_rest; /* in the restoration that comes now */
-        nvs_memory_set_reserved(gpu, of->resident);
-    }
     nvs_swap_unlock();
     return *missing == 0;
 }
@@ -472,10 +374,10 @@ static void figures(uint32_t gpu, nvs_chunk_figures *out)
 {
     const nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
     nvs_swap_lock();
-    *out = (nvs_chunk_figures){of->committed, of->resident, of->hosted, of->reached ? of->resident : of->pinned};
+    *out = (nvs_chunk_figures){of->committed, of->resident, of->reached ? of->resident : of->pinned};
     nvs_swap_unlock();
-    if (out->committed_bytes < out->resident_bytes + out->hosted_bytes)
-        out->committed_bytes = out->resident_bytes + out->hosted_bytes; /* a segment is being freed */
+    if (out->committed_bytes < out->resident_bytes)
+        out->committed_bytes = out->resident_bytes; /* a segment is being freed */
 }
 
 static void context_gone(CUcontext context)

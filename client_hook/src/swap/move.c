@@ -232,9 +232,7 @@ static uint64_t lose(const nvs_place *of)
     nvs_swap_lock();
     if (state == NVS_CHUNK_RESIDENT)
         nvs_segment_moved(of->segment, -(int64_t)of->bytes);
-    else if (state == NVS_CHUNK_HOSTED)
-        nvs_segment_hosted(of->segment, -(int64_t)of->bytes);
-    if (!of->segment->doomed) { /* else it counts as these two do */
+    if (!of->segment->doomed) { /* else the line above has done it */
         gpu->committed -= of->bytes;
         of->segment->counted -= of->bytes;
     }

@@ -96,7 +96,7 @@ void nvs_swap_reach(uint32_t gpu)
     nvs_gate_leave(slot, gpu);
     if (!may) /* a copy between GPUs has no error that would mean this, and is under way below memory that must not move */
         NVS_LOG_ONCE(NVS_LOG_WARNING, "another GPU works on the memory of GPU %u, so it stays on the card, though other programs need more than it "
-                                      "leaves: they run from host memory meanwhile, or wait (nvshare-ctl memory)", gpu);
+                                      "leaves: they wait (nvshare-ctl memory)", gpu);
     nvs_coordinator.memory_changed(gpu);
     nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
 }

@@ -210,21 +210,19 @@ static CUresult map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllo
     return result;
 }
 
-static CUresult make(const nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted, CUmemGenericAllocationHandle *handle)
+static CUresult make(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle *handle)
 {
     const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
     CUmemAllocationProp prop = segment->own != NULL ? segment->own->properties : on_gpu(segment->gpu);
-    if (hosted != NULL)
-        prop = *hosted;
-    else if (segment->own == NULL && nvs_share_possible(segment->gpu))
+    if (segment->own == NULL && nvs_share_possible(segment->gpu))
         prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     return NVS_REAL(cuMemCreate)(handle, bytes, &prop, 0);
 }
 
-static CUresult create_and_map(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted)
+static CUresult create_and_map(nvs_segment *segment, uint32_t chunk)
 {
     CUmemGenericAllocationHandle handle;
-    CUresult result = make(segment, chunk, hosted, &handle);
+    CUresult result = make(segment, chunk, &handle);
     if (result != CUDA_SUCCESS)
         return result;
     result = map(segment, chunk, handle);
@@ -260,7 +258,7 @@ static CUresult unmap(nvs_segment *segment, uint32_t chunk)
     return result;
 }
 
-static CUresult map_all(const nvs_place *places, size_t count, const CUmemAllocationProp *hosted)
+CUresult nvs_chunks_map(const nvs_place *places, size_t count)
 {
     const uint32_t gpu = places[0].segment->gpu;
     CUresult result = CUDA_SUCCESS;
@@ -269,7 +267,7 @@ static CUresult map_all(const nvs_place *places, size_t count, const CUmemAlloca
     for (size_t i = 0; i < count; i++)
         nvs_segment_claim(places[i].segment, false);
     for (; mapped < count && result == CUDA_SUCCESS; mapped += result == CUDA_SUCCESS) {
-        result = create_and_map(places[mapped].segment, places[mapped].chunk, hosted);
+        result = create_and_map(places[mapped].segment, places[mapped].chunk);
         bytes += places[mapped].bytes;
     }
     if (result == CUDA_SUCCESS) {
@@ -287,16 +285,6 @@ static CUresult map_all(const nvs_place *places, size_t count, const CUmemAlloca
     return result;
 }
 
-CUresult nvs_chunks_map(const nvs_place *places, size_t count)
-{
-    return map_all(places, count, NULL);
-}
-
-CUresult nvs_chunk_map_hosted(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted)
-{
-    return map_all(&(nvs_place){segment, chunk, nvs_segment_chunk_bytes(segment, chunk), 0}, 1, hosted);
-}
-
 CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk)
 {
     nvs_segment_claim(segment, false);
@@ -307,16 +295,14 @@ CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk)
     return result;
 }
 
-CUresult nvs_segment_back(nvs_segment *segment, uint64_t bytes)
+CUresult nvs_segment_back(nvs_segment *segment)
 {
     enum { AT_ONCE = 32 };
     nvs_place places[AT_ONCE];
     CUresult result = CUDA_SUCCESS;
-    for (uint32_t first = 0, count; bytes != 0 && first < segment->chunk_count && result == CUDA_SUCCESS; first += count) {
-        for (count = 0; bytes != 0 && count < AT_ONCE && first + count < segment->chunk_count; count++) {
+    for (uint32_t first = 0, count; first < segment->chunk_count && result == CUDA_SUCCESS; first += count) {
+        for (count = 0; count < AT_ONCE && first + count < segment->chunk_count; count++)
             places[count] = (nvs_place){segment, first + count, nvs_segment_chunk_bytes(segment, first + count), 0};
-            bytes -= places[count].bytes < bytes ? places[count].bytes : bytes;
-        }
         if (segment->chunks[first].state == NVS_CHUNK_RESIDENT)
             continue; /* by a try before this one, which ended at such a boundary */
         result = nvs_chunks_map(places, count);
@@ -347,17 +333,6 @@ void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
     }
 }
 
-void nvs_segment_hosted(nvs_segment *segment, int64_t bytes)
-{
-    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    of->hosted += (uint64_t)bytes; /* as above */
-    segment->hosted += (uint64_t)bytes;
-    if (segment->doomed) {
-        of->committed += (uint64_t)bytes;
-        segment->counted += (uint64_t)bytes;
-    }
-}
-
 bool nvs_segment_doom(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
@@ -365,8 +340,8 @@ bool nvs_segment_doom(nvs_segment *segment)
     *(segment->next != NULL ? &segment->next->previous : &of->last) = segment->previous;
     segment->next = segment->previous = NULL;
     segment->doomed = true;
-    of->committed -= segment->counted - segment->on_gpu - segment->hosted;
-    segment->counted = segment->on_gpu + segment->hosted;
+    of->committed -= segment->counted - segment->on_gpu;
+    segment->counted = segment->on_gpu;
     return segment->users == 0;
 }
 
@@ -389,11 +364,8 @@ void nvs_segment_destroy(nvs_segment *segment)
     else
         give_addresses(segment);
     nvs_own_free(segment->own);
-    if (lost > segment->on_gpu)
-        lost = segment->on_gpu; /* the rest is the host's */
     nvs_swap_lock();
     of->resident -= segment->on_gpu - lost;
-    of->hosted -= segment->hosted;
     of->pinned -= pinned;
     of->committed -= segment->counted - lost;
     nvs_swap_unlock();

@@ -60,7 +60,7 @@ static CUresult look(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, ui
     for (uint32_t i = out->first; i < out->first + out->count; i++) {
         const nvs_chunk *chunk = &segment->chunks[i];
         if (chunk->state != NVS_CHUNK_RESIDENT && chunk->state != NVS_CHUNK_PINNED)
-            return CUDA_ERROR_NOT_READY; /* it runs from the host, for want of room */
+            return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
         if (chunk->state == NVS_CHUNK_RESIDENT && !nvs_swap_gpus[gpu].reached)
             *more += nvs_segment_chunk_bytes(segment, i);
     }

@@ -5,8 +5,8 @@
  * (arenas).
  *
  * Invariants:
- *  - while the gate is open, every chunk of every listed segment that is not LOST is mapped, on the GPU or (where that is allowed) hosted: the gate
- *    is opened, and an allocation decides whether it needs physical memory, under one lock;
+ *  - while the gate is open, every chunk of every listed segment that is not LOST is mapped: the gate is opened, and an allocation
+ *    decides whether it needs physical memory, under one lock;
  *  - the only copy of data is never given up, unless no context can use it (LOST): a chunk leaves the GPU when its copy is known to have arrived,
  *    and host memory is given back when the copy the other way has;
  *  - a segment that is freed while the mover uses it (`users`) is destroyed by the mover;
@@ -35,14 +35,13 @@ typedef enum nvs_chunk_state {
     NVS_CHUNK_UNBACKED, /* never had anything in it: no memory anywhere */
     NVS_CHUNK_RESIDENT, /* mapped */
     NVS_CHUNK_EVICTED,  /* on the host */
-    NVS_CHUNK_HOSTED,   /* mapped, its memory being the host's: the GPU reaches it where it is.  swap_hosted.c */
     NVS_CHUNK_PINNED,   /* mapped, and not moved: others know of it */
     NVS_CHUNK_LOST,     /* its contents are given up: it has no memory, and gets none */
 } nvs_chunk_state;
 
 static inline bool nvs_chunk_is_mapped(uint8_t state)
 {
-    return state == NVS_CHUNK_RESIDENT || state == NVS_CHUNK_HOSTED || state == NVS_CHUNK_PINNED;
+    return state == NVS_CHUNK_RESIDENT || state == NVS_CHUNK_PINNED;
 }
 
 static inline bool nvs_chunk_is_missing(uint8_t state) /* work cannot run without it being brought in */
@@ -85,7 +84,6 @@ typedef struct nvs_segment {
     bool doomed;    /* freed; not listed any more */
     uint64_t counted; /* its part of `committed`; once it is doomed only what is on the GPU counts */
     uint64_t on_gpu;  /* its part of `resident` */
-    uint64_t hosted;  /* its part of the GPU's `hosted` */
     nvs_own *own;     /* NULL: it is no handle of the application */
     bool own_range; /* its addresses are a reservation of its own */
     bool sync_memops; /* cuPointerSetAttribute: given again to what is mapped */
@@ -110,12 +108,10 @@ typedef struct nvs_swap_gpu {
     nvs_segment *first, *last; /* arenas before all others */
     uint64_t committed; /* bytes of all chunks */
     uint64_t resident;  /* of those, on the GPU or about to be */
-    uint64_t hosted;    /* of those, mapped on the host */
     uint64_t pinned;    /* of the resident ones */
     uint64_t moved_out, moved_in, out_ns, in_ns; /* ever */
     uint64_t restorations;
     uint32_t failures;  /* restorations in a row that brought nothing, other than for want of room */
-    bool host_rest;     /* the next restoration leaves nothing missing: what finds no room on the GPU is hosted */
     uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
     uint32_t granted; /* of the accessors, those that have their rights to all that is mapped */
     bool reached; /* another GPU of this process works on its memory, whatever lease there is: it stays.  rights.c */
@@ -145,16 +141,12 @@ CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk
 CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint64_t chunk_bytes, uint32_t block_bytes, nvs_segment **out);
 /* Physical memory at the addresses of neighbouring chunks, with access for all who may; all or nothing.  */
 CUresult nvs_chunks_map(const nvs_place *places, size_t count);
-/* The same for one chunk, its memory being of this other kind. */
-CUresult nvs_chunk_map_hosted(nvs_segment *segment, uint32_t chunk, const CUmemAllocationProp *hosted);
 bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after);
 CUresult nvs_chunk_unmap(nvs_segment *segment, uint32_t chunk);
-/* The first so many bytes of it, a whole number of chunks, before it is listed. */
-CUresult nvs_segment_back(nvs_segment *segment, uint64_t bytes);
+CUresult nvs_segment_back(nvs_segment *segment); /* gives all its chunks memory, before it is listed */
 
 void nvs_segment_list(nvs_segment *segment);                 /* locked */
 void nvs_segment_moved(nvs_segment *segment, int64_t bytes); /* locked: so much more of it is on the GPU */
-void nvs_segment_hosted(nvs_segment *segment, int64_t bytes); /* locked: so much more of it is mapped on the host */
 /* Locked: takes it off the list.  True: nobody uses it and the caller must destroy it, once unlocked. */
 bool nvs_segment_doom(nvs_segment *segment);
 void nvs_segment_destroy(nvs_segment *segment); /* gives everything back and settles the figures; takes the lock itself */
@@ -195,15 +187,6 @@ bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocat
 /* The driver's handle of a segment of one chunk, which does not move from now on.  The caller stands in the open gate. */
 CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real);
 
-/* --- swap_hosted.c --- */
-bool nvs_hosted_works(uint32_t gpu);
-/* Before it is listed: what of it is not on the GPU is mapped on the host. */
-CUresult nvs_hosted_back(nvs_segment *segment);
-/* Mover thread: all that is missing is mapped on the host, with its contents; how many bytes were. */
-nvs_status nvs_hosted_bring(uint32_t gpu, uint64_t *bytes);
-/* Mover thread: so much of what is hosted becomes evicted, so that it can come to the GPU.  How many bytes did. */
-nvs_status nvs_hosted_give(uint32_t gpu, uint64_t bytes, uint64_t *given);
-
 /* --- share.c: chunks that other processes map too --- */
 bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
@@ -212,7 +195,7 @@ typedef struct nvs_share { /* the chunks that hold a range of addresses */
     uint64_t bytes, offset; /* of these chunks together, and where in them the range begins */
 } nvs_share;
 /* Pins them, if they may be (memory/pins.h); the segment has one user more.  The caller stands in the open gate.  The segment may be gone.
- * CUDA_ERROR_NOT_READY: some are on the host, for want of room. */
+ * CUDA_ERROR_OUT_OF_MEMORY: other programs need the room. */
 CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out);
 void nvs_share_end(const nvs_share *share); /* takes the lock itself; may destroy the segment */
 /* A descriptor of a mapped chunk's memory, the caller's to close; -1: there is none. */

@@ -339,7 +339,7 @@ CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real)
     const bool pinned = pin_chunk(segment);
     nvs_pins_settled(segment->gpu, more);
     if (!pinned)
-        return CUDA_ERROR_OUT_OF_MEMORY; /* it runs from the host, for want of room */
+        return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
     nvs_segment_claim(segment, true);
     if (segment->own->real == 0) {
         result = NVS_REAL(cuMemRetainAllocationHandle)(&got, (void *)(uintptr_t)segment->base);

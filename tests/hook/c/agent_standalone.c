@@ -126,10 +126,6 @@ void nvs_memory_set_limits(uint32_t gpu, uint64_t limit_bytes, uint64_t capacity
     atomic_store_explicit(&reserve_first, reserve, memory_order_relaxed);
 }
 
-void nvs_memory_set_resident_limit(uint32_t gpu, uint64_t bytes)
-{
-}
-
 void nvs_memory_set_room(uint32_t gpu, uint64_t bytes)
 {
 }

@@ -286,21 +286,19 @@ typedef struct nvs_memory_report {
     uint64_t resident_bytes;
     uint64_t pinned_bytes;
     uint64_t host_bytes;
-    uint64_t mapped_bytes;
 } nvs_memory_report;
 
 /* Bytes written, or 0 when memory_report does not fit or holds text that is too long or no UTF-8. */
 static inline size_t nvs_encode_memory_report(const nvs_memory_report *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x97, 0, 0);
+    nvs_wire_put(&out, 0x96, 0, 0);
     nvs_wire_put_uint(&out, 5);
     nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
     nvs_wire_put_at_most(&out, message->allocated_bytes, UINT64_C(140737488355328));
     nvs_wire_put_at_most(&out, message->resident_bytes, UINT64_C(140737488355328));
     nvs_wire_put_at_most(&out, message->pinned_bytes, UINT64_C(140737488355328));
     nvs_wire_put_at_most(&out, message->host_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_at_most(&out, message->mapped_bytes, UINT64_C(140737488355328));
     return out.failed ? 0 : (size_t)(out.at - frame);
 }
 
@@ -325,14 +323,7 @@ static inline bool nvs_read_memory_report(nvs_wire_in *in, uint64_t present, nvs
     if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
         return false;
     message->host_bytes = (uint64_t)number;
-    if (present <= 5) {
-        message->mapped_bytes = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-            return false;
-        message->mapped_bytes = (uint64_t)number;
-    }
-    return nvs_wire_skip(in, present > 6 ? present - 6 : 0);
+    return nvs_wire_skip(in, present > 5 ? present - 5 : 0);
 }
 
 typedef struct nvs_reserve_memory {

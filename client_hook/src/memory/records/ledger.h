@@ -23,7 +23,6 @@ typedef struct nvs_ledger {
     _Atomic bool reserve, limit_of_slot; /* as the coordinator said */
     _Atomic bool limited; /* its last answer to a reservation: the limit refused it */
     _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
-    _Atomic uint64_t resident_limit;
 } nvs_ledger;
 
 extern nvs_ledger nvs_ledgers[NVS_MAX_GPUS] __attribute__((visibility("hidden")));
