@@ -1,4 +1,4 @@
-"""Programs on simulated GPUs: each test has state of its own, each program is a process of its own."""
+"""Programs on simulated GPUs: each test has its own state file, and each program is a process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import IO
 import pytest
 
 HERE = Path(__file__).parent
+INSTANT = {"NVSHARE_SIM_COPY_GIBPS": "0"}  # copies take no time
 PREAMBLE = "import os, sys, threading\nfrom sim_driver import *\n"
 
 
@@ -35,7 +36,7 @@ def start(sim_env: dict[str, str]) -> Iterator[Start]:
     def starter(source: str, **environment: str) -> Program:
         process = Program(
             [sys.executable, "-c", PREAMBLE + textwrap.dedent(source)],
-            env={**sim_env, "PYTHONPATH": str(HERE), **environment},
+            env={**sim_env, **INSTANT, "PYTHONPATH": str(HERE), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -53,7 +54,7 @@ def start(sim_env: dict[str, str]) -> Iterator[Start]:
 
 @pytest.fixture
 def run(start: Start) -> Run:
-    """Runs a program to its end and returns what it said; it must exit with 0."""
+    """Runs a program to its end and returns its output; it must exit with 0."""
 
     def runner(source: str, **environment: str) -> str:
         process = start(source, **environment)

@@ -1,6 +1,6 @@
-"""For programs that the tests start: the CUDA driver by ctypes, errors as exceptions.
+"""For programs that the tests start: the CUDA driver by ctypes, with errors as exceptions.
 
-May not go here: anything that imports the product; these programs see what an application sees.
+These programs are like applications: nothing of the product is imported here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PTX = b""".version 8.0
 
 
 class CudaError(RuntimeError):
-    """A driver call returned something else than CUDA_SUCCESS."""
+    """A driver call did not return CUDA_SUCCESS."""
 
     def __init__(self, function: str, result: int) -> None:
         super().__init__(f"{function} returned {result}")
@@ -123,7 +123,7 @@ class Driver:
 
     @contextlib.contextmanager
     def held(self, stream: c_void_p) -> Iterator[None]:
-        """What is submitted to the stream inside of the block begins when the block ends, or leaves by itself."""
+        """Work that is submitted to the stream inside the block starts when the block ends."""
         entered, leave = threading.Event(), threading.Event()
 
         def block(_data: object) -> None:
@@ -134,7 +134,7 @@ class Driver:
         self.cuLaunchHostFunc(stream, self.blocks[-1], None)
         try:
             if not entered.wait(30):
-                raise TimeoutError("the stream did not come to the block")
+                raise TimeoutError("the stream did not reach the block")
             yield
         finally:
             leave.set()
@@ -170,5 +170,5 @@ class Driver:
 
 
 def wait_for_line() -> None:
-    """Until the test says go."""
+    """Waits for a line from the test."""
     sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""The driver double keeps CUDA's rules: contents, order, errors, streams, capture, graphs."""
+"""The simulated driver follows CUDA's rules: contents, order, errors, streams, faults."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import pytest
 from nvshare.simulated_gpu.trace import read_trace
 from tests.simulated_gpu.conftest import Run
 
-FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}
-
 
 def test_calls_need_init_and_context(run: Run) -> None:
-    """A hook that forwards before cuInit or without a context would not see the errors that applications handle."""
+    """Applications handle the errors of calls before cuInit and without a context."""
     run("""
         d = Driver(init=False)
         count = c_int()
@@ -28,9 +26,8 @@ def test_calls_need_init_and_context(run: Run) -> None:
 
 
 def test_contents_survive_copies(run: Run) -> None:
-    """Data that comes back changed would make every test of eviction meaningless."""
-    run(
-        """
+    """Tests of eviction compare contents."""
+    run("""
         d = Driver()
         data = os.urandom(1 << 20)
         a, b = d.allocate(1 << 20), d.allocate(1 << 20)
@@ -42,13 +39,11 @@ def test_contents_survive_copies(run: Run) -> None:
         assert d.read(b, 64, 64) == data[64:128]
         d.cuMemsetD2D8_v2(b, c_size_t(100), 9, c_size_t(10), c_size_t(3))
         assert d.read(b, 12, 100) == b"\\x09" * 10 + data[110:112]
-        """,
-        **FAST,
-    )
+    """)
 
 
 def test_bad_arguments_are_refused(run: Run) -> None:
-    """Applications and hooks rely on INVALID_VALUE instead of a crash."""
+    """Applications and hooks rely on an error instead of a crash."""
     run("""
         d = Driver()
         p = d.allocate(4096)
@@ -70,7 +65,7 @@ def test_bad_arguments_are_refused(run: Run) -> None:
 
 
 def test_a_context_ends_with_its_last_user(run: Run) -> None:
-    """Programs from before contexts could be pushed would end one that another part of them still uses."""
+    """cuCtxDetach must not end a context that another part of an old program still uses."""
     run("""
         d = Driver()
         own, again = c_void_p(), c_void_p()
@@ -89,15 +84,15 @@ def test_a_context_ends_with_its_last_user(run: Run) -> None:
 
 
 @pytest.mark.parametrize("call", ["cuCtxGetDevice", "cuCtxPopCurrent_v2"])
-def test_what_has_ended_and_is_current_crashes_as_on_the_card(run: Run, call: str) -> None:
-    """A hook that makes a context current to look into it passes every test, and crashes programs on a real driver."""
+def test_a_destroyed_current_context_crashes_as_on_the_card(run: Run, call: str) -> None:
+    """A hook that makes a dead context current would crash programs on a real driver."""
     run(f"""
         import signal
         d = Driver()
         own = c_void_p()
         d.cuCtxCreate_v2(byref(own), 0, 0)
         d.cuCtxDestroy_v2(own)
-        assert d.result("cuCtxPushCurrent_v2", own) == 0, "a driver 580 takes it"
+        assert d.result("cuCtxPushCurrent_v2", own) == 0, "driver 580 accepts it"
         assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(64)) == 709
         crashed = []
         signal.signal(signal.SIGSEGV, lambda *_: crashed.append(1))
@@ -107,8 +102,8 @@ def test_what_has_ended_and_is_current_crashes_as_on_the_card(run: Run, call: st
 
 
 @pytest.mark.parametrize("call", ["cuStreamGetId", "cuStreamGetDevice", "cuGraphLaunch"])
-def test_what_spoils_a_capture_on_the_card_spoils_it_here(run: Run, call: str) -> None:
-    """A hook that asks a captured stream for its device passes every test, and breaks captures on a real driver."""
+def test_calls_that_invalidate_a_capture_on_the_card_do_so_here(run: Run, call: str) -> None:
+    """A hook that asks a capturing stream for its device would break captures on a real driver."""
     run(f"""
         d = Driver()
         s, graph, ready = d.stream(), c_void_p(), c_void_p()
@@ -123,26 +118,23 @@ def test_what_spoils_a_capture_on_the_card_spoils_it_here(run: Run, call: str) -
 
 
 def test_effects_happen_when_work_ends(run: Run) -> None:
-    """If a copy took effect when it is submitted, a hook that evicts without draining would go unnoticed."""
-    run(
-        """
+    """If a copy took effect at submission, eviction without a drain would go unnoticed."""
+    run("""
         d = Driver()
         f, s, p = d.kernel(), d.stream(), d.allocate(64)
         d.cuMemsetD8_v2(p, 0, c_size_t(64))
         d.cuCtxSynchronize()
         with d.held(s):
             d.cuMemsetD8Async(p, 7, c_size_t(64), s)
-            assert ctypes.string_at(p.value, 1) == b"\\0", "the fill ran ahead of what is before it"
+            assert ctypes.string_at(p.value, 1) == b"\\0", "the fill ran before earlier work"
             assert d.result("cuStreamQuery", s) == 600
         d.cuStreamSynchronize(s)
         assert ctypes.string_at(p.value, 1) == b"\\7"
-        """,
-        **FAST,
-    )
+    """)
 
 
 def test_a_pageable_source_may_be_reused_at_once(run: Run) -> None:
-    """An asynchronous copy of pageable memory takes the bytes of the call, not later ones."""
+    """An asynchronous copy of pageable memory copies the bytes at the call."""
     run("""
         d = Driver()
         f, s, p = d.kernel(), d.stream(), d.allocate(64)
@@ -163,19 +155,41 @@ def test_a_pageable_source_may_be_reused_at_once(run: Run) -> None:
     """)
 
 
-def test_events_order_streams(run: Run, state: Path) -> None:
-    """A wait that is ignored would let dependent kernels overlap."""
+def test_host_functions_run_in_order(run: Run) -> None:
+    """Applications free buffers in host functions; a call from one must fail instead of hanging."""
     run("""
         d = Driver()
-        f, one, two, e = d.kernel(), d.stream(), d.stream(), d.event()
+        f, s, seen = d.kernel(), d.stream(), []
+        Host = ctypes.CFUNCTYPE(None, c_void_p)
+        Callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p)
+        one = Host(lambda data: seen.append(d.result("cuCtxSynchronize")))
+        two = Callback(lambda stream, status, data: seen.append(status))
+        d.busy(f, s, 1_000_000)
+        d.cuLaunchHostFunc(s, one, None)
+        d.cuStreamAddCallback(s, two, None, 0)
+        d.cuStreamSynchronize(s)
+        assert seen == [800, 0], seen
+    """)
+
+
+def test_events_order_and_time_streams(run: Run, state: Path) -> None:
+    """An ignored wait would let dependent kernels overlap; applications time kernels by events."""
+    run("""
+        d = Driver()
+        f, one, two, begin, end, ms = d.kernel(), d.stream(), d.stream(), d.event(), d.event(), c_float()
+        d.cuEventRecord(begin, one)
         with d.held(one):
             d.busy(f, one, 5_000_000)
-            d.cuEventRecord(e, one)
-            d.cuStreamWaitEvent(two, e, 0)
+            d.cuEventRecord(end, one)
+            d.cuStreamWaitEvent(two, end, 0)
             d.busy(f, two, 3_000_000)
-            assert d.result("cuEventQuery", e) == 600
+            assert d.result("cuEventQuery", end) == 600
+            assert d.result("cuEventElapsedTime", byref(ms), begin, end) == 600
+        d.cuEventSynchronize(end)
+        d.cuEventElapsedTime(byref(ms), begin, end)
+        assert ms.value > 4.99, ms.value
         d.cuCtxSynchronize()
-        assert d.result("cuEventQuery", e) == 0
+        assert d.result("cuEventQuery", end) == 0
     """)
     first, second = read_trace(state)
     assert first.end_ns - first.start_ns == 5_000_000
@@ -184,7 +198,7 @@ def test_events_order_streams(run: Run, state: Path) -> None:
 
 
 def test_streams_overlap_and_the_legacy_stream_does_not(run: Run, state: Path) -> None:
-    """The default stream waits for blocking streams and they for it; non-blocking ones run beside."""
+    """The default stream and blocking streams wait for each other; non-blocking streams do not."""
     run("""
         d = Driver()
         f, blocking, free, other, go = d.kernel(), d.stream(0), d.stream(1), d.stream(1), d.event()
@@ -206,7 +220,7 @@ def test_streams_overlap_and_the_legacy_stream_does_not(run: Run, state: Path) -
 
 
 def test_per_thread_default_streams_are_separate(run: Run, state: Path) -> None:
-    """A _ptsz entry point that used the legacy stream would serialise threads that must not be."""
+    """A _ptsz entry point that used the legacy stream would serialise threads."""
     run("""
         d = Driver()
         f = d.kernel()
@@ -226,7 +240,7 @@ def test_per_thread_default_streams_are_separate(run: Run, state: Path) -> None:
 
 
 def test_a_queue_of_kernels_takes_the_sum_of_their_times(run: Run, state: Path) -> None:
-    """Late wake-ups may not add up: what is queued starts when its predecessor ended."""
+    """Late wake-ups must not add up: queued work starts when its predecessor ended."""
     run("""
         d = Driver()
         f, s = d.kernel(), d.stream()
@@ -241,7 +255,7 @@ def test_a_queue_of_kernels_takes_the_sum_of_their_times(run: Run, state: Path) 
 
 
 def test_a_full_launch_queue_blocks_the_launch(run: Run) -> None:
-    """Pacing is tuned against a driver whose queue is bounded; one without a bound would hide its absence."""
+    """A driver with an unbounded queue would hide that pacing is missing."""
     run(
         """
         d = Driver()
@@ -271,52 +285,8 @@ def test_a_full_launch_queue_blocks_the_launch(run: Run) -> None:
     )
 
 
-def test_host_callbacks_run_in_order(run: Run) -> None:
-    """Applications free buffers in them."""
-    run("""
-        d = Driver()
-        f, s, seen = d.kernel(), d.stream(), []
-        Host = ctypes.CFUNCTYPE(None, c_void_p)
-        Callback = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_void_p)
-        one, two = Host(lambda data: seen.append("host")), Callback(lambda stream, status, data: seen.append(status))
-        d.busy(f, s, 1_000_000)
-        d.cuLaunchHostFunc(s, one, None)
-        d.cuStreamAddCallback(s, two, None, 0)
-        d.cuStreamSynchronize(s)
-        assert seen == ["host", 0], seen
-    """)
-
-
-def test_calls_in_host_functions_are_refused(run: Run) -> None:
-    """CUDA forbids them; a double that let them wait for itself would hang instead of telling."""
-    run("""
-        d = Driver()
-        s, results = d.stream(), []
-        host = ctypes.CFUNCTYPE(None, c_void_p)(lambda data: results.append(d.result("cuCtxSynchronize")))
-        d.cuLaunchHostFunc(s, host, None)
-        d.cuStreamSynchronize(s)
-        assert results == [800]
-    """)
-
-
-def test_events_measure_the_time_of_work(run: Run) -> None:
-    """cuEventElapsedTime is how applications time kernels."""
-    run("""
-        d = Driver()
-        f, s, a, b, ms = d.kernel(), d.stream(), d.event(), d.event(), c_float()
-        d.busy(f, s, 1_000_000)
-        d.cuEventRecord(a, s)
-        d.busy(f, s, 7_000_000)
-        d.cuEventRecord(b, s)
-        assert d.result("cuEventElapsedTime", byref(ms), a, b) == 600
-        d.cuEventSynchronize(b)
-        d.cuEventElapsedTime(byref(ms), a, b)
-        assert ms.value > 6.99, ms.value  # simulated time: of the machine only the launch may add to it
-    """)
-
-
 def test_fork_leaves_no_driver_in_the_child(run: Run) -> None:
-    """A child must hear NOT_INITIALIZED; a hook that goes on as if nothing happened would hang."""
+    """A child must get NOT_INITIALIZED; a hook that goes on as before would hang."""
     run("""
         d = Driver()
         pid = os.fork()
@@ -328,7 +298,7 @@ def test_fork_leaves_no_driver_in_the_child(run: Run) -> None:
 
 
 def test_primary_context_reset_frees_and_revives(run: Run) -> None:
-    """cudaDeviceReset and a later use of the same handle must work, with all memory back."""
+    """After cudaDeviceReset the same handle works again, and all memory is free."""
     run("""
         d = Driver()
         d.allocate(1 << 20)
@@ -340,7 +310,7 @@ def test_primary_context_reset_frees_and_revives(run: Run) -> None:
 
 
 def test_addresses_by_name_and_version(run: Run) -> None:
-    """cudart finds everything this way; a wrong version has another signature."""
+    """libcudart looks up every function this way; an absent entry point crashes programs."""
     run("""
         d = Driver()
         def ask(name, version, flags=0):
@@ -359,13 +329,6 @@ def test_addresses_by_name_and_version(run: Run) -> None:
         assert ask(b"cuGetProcAddress", 11030)[0] == exported("cuGetProcAddress")
         assert ask(b"cuNoSuchThing", 13000) == (None, 1)
         assert ask(b"cuMemAllocAsync", 10000) == (None, 2)
-    """)
-
-
-def test_every_export_answers(run: Run) -> None:
-    """What is not implemented must say NOT_SUPPORTED instead of being absent, which crashes programs."""
-    run("""
-        d = Driver()
         for name in ("cuIpcGetEventHandle", "cuGLInit", "cuMulticastCreate", "cuCheckpointProcessLock"):
             assert d.result(name, None, None, None, None) == 801, name
         text = ctypes.c_char_p()
@@ -375,8 +338,8 @@ def test_every_export_answers(run: Run) -> None:
     """)
 
 
-def test_faults_hit_the_calls_that_they_name(run: Run) -> None:
-    """Fault injection that misses would prove error handling that is never reached."""
+def test_faults_and_an_older_driver(run: Run) -> None:
+    """Faults must hit the named calls; the hook must work with drivers that lack functions of its table."""
     run(
         """
         d = Driver()
@@ -394,21 +357,12 @@ def test_faults_hit_the_calls_that_they_name(run: Run) -> None:
         assert (found.value, status.value) == (None, 1)
         d.library.nvs_sim_clear_faults()
         assert d.result("cuStreamQuery", s) == 0
-        """,
-        NVSHARE_SIM_FAULTS="cuMemAlloc@2=2,cuStreamQuery@3-=700",
-    )
-
-
-def test_an_older_driver_can_be_claimed(run: Run) -> None:
-    """The hook must cope with drivers that lack what its table has."""
-    run(
-        """
-        d = Driver()
-        version, pointer, status = c_int(), c_void_p(), c_int()
+        version = c_int()
         d.cuDriverGetVersion(byref(version))
         assert version.value == 12040
-        d.cuGetProcAddress_v2(b"cuCtxSynchronize", byref(pointer), 13000, c_uint64(0), byref(status))
-        assert pointer.value == ctypes.cast(d.library["cuCtxSynchronize"], c_void_p).value
+        d.cuGetProcAddress_v2(b"cuCtxSynchronize", byref(found), 13000, c_uint64(0), byref(status))
+        assert found.value == ctypes.cast(d.library["cuCtxSynchronize"], c_void_p).value, "not that of version 13"
         """,
+        NVSHARE_SIM_FAULTS="cuMemAlloc@2=2,cuStreamQuery@3-=700",
         NVSHARE_SIM_DRIVER_VERSION="12040",
     )

@@ -1,4 +1,4 @@
-"""`GPUS[xCAPACITY]`, and the environment that leads a program to the doubles."""
+"""`GPUS[xCAPACITY]`, and the environment that makes programs load the simulated libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GIB = 1 << 30
     ],
 )
 def test_descriptions_of_cards(spec: str, cards: SimulatedCards) -> None:
-    """A capacity that is read wrongly makes every oversubscription test a different one."""
+    """A wrong capacity would change every oversubscription test."""
     assert parse_cards(spec) == cards
     assert parse_cards(str(cards)) == cards
 
@@ -41,14 +41,14 @@ def test_descriptions_of_cards(spec: str, cards: SimulatedCards) -> None:
         ("1x3KiB", "less"),
     ],
 )
-def test_wrong_descriptions_say_what_is_wrong(spec: str, word: str) -> None:
+def test_wrong_descriptions_of_cards(spec: str, word: str) -> None:
     """Users type these by hand."""
     with pytest.raises(ValueError, match=word):
         parse_cards(spec)
 
 
-def test_environment_puts_the_doubles_first(built: Built, tmp_path: Path) -> None:
-    """Behind a real driver's directory the doubles would never be found."""
+def test_environment_puts_the_simulated_libraries_first(built: Built, tmp_path: Path) -> None:
+    """Behind the directory of a real driver they would not be found."""
     base = {"LD_LIBRARY_PATH": f"/usr/lib/x:{library_directory()}", "HOME": "/root"}
     environment = simulated_environment(tmp_path / "state", "2x8GiB", base)
     assert environment["LD_LIBRARY_PATH"] == f"{library_directory()}:/usr/lib/x"
@@ -58,8 +58,8 @@ def test_environment_puts_the_doubles_first(built: Built, tmp_path: Path) -> Non
     assert "NVSHARE_SIMULATE" not in simulated_environment(tmp_path / "state", None, {})
 
 
-def test_the_libraries_that_are_named_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Broken: whoever tests a build of his own tests the installed one, and does not know."""
+def test_named_libraries_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tests of a build must not use the installed libraries."""
     installed, own = tmp_path / "installed" / "lib", tmp_path / "own"
     for directory in (installed, own):
         directory.mkdir(parents=True)
@@ -76,7 +76,7 @@ def test_the_libraries_that_are_named_are_used(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_missing_libraries_name_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The message is all that a user of a broken installation has."""
+    """The message helps the user of a broken installation."""
     monkeypatch.setattr("nvshare.simulated_gpu.__file__", str(tmp_path / "__init__.py"))
     monkeypatch.setattr("importlib.metadata.distribution", _no_distribution)
     monkeypatch.setenv("NVSHARE_SIM_LIBRARY_DIR", str(tmp_path))
@@ -90,8 +90,8 @@ def _no_distribution(name: str) -> None:
     raise PackageNotFoundError(name)
 
 
-def test_a_file_that_is_no_state_is_told(tmp_path: Path) -> None:
-    """A trace read from the wrong file would prove anything."""
+def test_a_foreign_file_is_an_error(tmp_path: Path) -> None:
+    """A trace from a foreign file would prove nothing."""
     with pytest.raises(StateFileError, match="cannot read"):
         read_trace(tmp_path / "nothing")
     (tmp_path / "other").write_bytes(b"x" * 4096)

@@ -1,12 +1,10 @@
-"""Memory that graphs allocate, and what pools say of theirs: the figures that a driver 580 gave on an H200."""
+"""Memory of graphs and of pools: the figures of driver 580 on an H200."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.simulated_gpu.conftest import Run
-
-FAST = {"NVSHARE_SIM_COPY_GIBPS": "0"}
 
 GRAPHS = """
 d, size = Driver(), 64 << 20
@@ -22,7 +20,7 @@ def launch():
     d.cuGraphLaunch(executable, s)
     d.cuStreamSynchronize(s)
 def figures():
-    # used, high, reserved, high, what the card holds; in MiB
+    # used, high, reserved, high, used of the card; in MiB
     values = []
     for attribute in range(4):
         value = c_uint64()
@@ -34,8 +32,8 @@ trimmed = (0, 64, 0, 64, 0)
 """
 
 
-def test_a_graph_that_is_thrown_away_holds_nothing(run: Run) -> None:
-    """A capture reserves an address only; memory comes with the upload or the launch."""
+def test_a_graph_without_executable_holds_no_memory(run: Run) -> None:
+    """A capture reserves only an address; memory comes with the upload or the launch."""
     run(
         GRAPHS
         + """
@@ -50,13 +48,12 @@ assert d.result("cuGraphInstantiateWithFlags", byref(c_void_p()), graph, c_uint6
 assert d.result("cuGraphClone", byref(c_void_p()), graph) == 801
 d.cuGraphUpload(executable, s)
 assert figures() == all
-""",
-        **FAST,
+"""
     )
 
 
 def test_memory_that_the_graph_frees_is_kept_until_a_trim(run: Run) -> None:
-    """Even that of an executable that has been destroyed; later executables use it."""
+    """Later executables use the memory of a destroyed one."""
     run(
         GRAPHS
         + """
@@ -76,20 +73,19 @@ assert figures() == all
 capture(True)
 executable = d.instantiate(graph)
 launch()
-assert figures() == all, "what was kept serves again"
+assert figures() == all, "later executables use it"
 d.cuGraphExecDestroy(executable)
 d.cuDeviceGraphMemTrim(0)
 assert figures() == trimmed
 zero = c_uint64()
 d.cuDeviceSetGraphMemAttribute(0, 1, byref(zero))
 assert figures() == (0, 0, 0, 64, 0)
-""",
-        **FAST,
+"""
     )
 
 
 def test_memory_that_the_graph_does_not_free_outlives_it(run: Run) -> None:
-    """It is freed outside, and a launch before that is refused."""
+    """The program frees it; a launch before that is an error."""
     run(
         GRAPHS
         + """
@@ -115,13 +111,12 @@ assert figures() == all
 d.cuDeviceGraphMemTrim(0)
 assert figures() == trimmed
 assert d.result("cuMemFreeAsync", p, s) == 1
-""",
-        **FAST,
+"""
     )
 
 
 def test_nodes_that_are_added_by_hand(run: Run) -> None:
-    """Their address is told at once; what two of them need one after the other is needed once."""
+    """Their address is known at once; nodes that run one after the other share memory."""
     run(
         GRAPHS
         + """
@@ -156,16 +151,15 @@ assert figures() == all
 d.cuGraphExecDestroy(executable)
 d.cuGraphDestroy(graph)
 d.cuDevicePrimaryCtxReset_v2(0)
-assert figures()[::2] == (0, 0, 0), "a context takes it along"
-""",
-        **FAST,
+assert figures()[::2] == (0, 0, 0), "it ends with its context"
+"""
     )
 
 
 MIB = 1 << 20
 UNBOUNDED = 2**64 - 1
 SCRIPT = (
-    # The step; used, its high mark, reserved, its high mark where the threshold is 0; reserved where it is unbounded.
+    # The step; used, its high mark; reserved, its high mark with threshold 0; reserved with an unbounded threshold.
     ("alloc a 1000", 1000, 1000, 32, 32, 32),
     (f"alloc b {20 * MIB}", 1000 + 20 * MIB, 1000 + 20 * MIB, 32, 32, 32),
     (f"alloc c {40 * MIB + 512}", 1512 + 60 * MIB, 1512 + 60 * MIB, 64, 64, 64),
@@ -186,24 +180,23 @@ SCRIPT = (
     ("sync", 10 * MIB, 110 * MIB, 0, 128, 128),
     (f"trim {50 * MIB}", 10 * MIB, 110 * MIB, 0, 128, 64),
 )
-"""Measured of the default pool and of a made one, with a release threshold of 0 and without bound.  Memory that
-cuMemFree frees stays counted as used."""
+"""Measured on the default pool and on a created one.  Memory that cuMemFree frees stays counted as used."""
 
 
 @pytest.mark.parametrize("threshold", [0, UNBOUNDED])
-@pytest.mark.parametrize("made", [False, True])
-def test_what_a_pool_says(run: Run, made: bool, threshold: int) -> None:
-    """Frameworks show these figures to their users."""
+@pytest.mark.parametrize("created", [False, True])
+def test_figures_of_a_pool(run: Run, created: bool, threshold: int) -> None:
+    """Frameworks show these figures to users."""
     wanted = [
         (what, used, high, kept if threshold else reserved, most) for what, used, high, reserved, most, kept in SCRIPT
     ]
     run(
         f"""
-        d, s, pool, pointers = Driver(), None, c_void_p(), dict()
+        d, pool, pointers = Driver(), c_void_p(), dict()
         s = d.stream()
         class Props(ctypes.Structure):
             _fields_ = [("kind", c_int), ("handles", c_int), ("location", c_int), ("id", c_int), ("rest", c_uint64 * 9)]
-        if {made}:
+        if {created}:
             d.cuMemPoolCreate(byref(pool), byref(Props(kind=1, location=1)))
         else:
             d.cuDeviceGetDefaultMemPool(byref(pool), 0)
@@ -230,6 +223,5 @@ def test_what_a_pool_says(run: Run, made: bool, threshold: int) -> None:
                 d.cuMemPoolSetAttribute(pool, 8, byref(c_uint64()))
                 d.cuMemPoolSetAttribute(pool, 6, byref(c_uint64()))
             assert [get(7), get(8), get(5) >> 20, get(6) >> 20] == wanted, (what, get(7), get(8), get(5), get(6))
-        """,
-        **FAST,
+        """
     )

@@ -1,16 +1,13 @@
-"""Kinds of memory: mapped, managed, stream-ordered, arrays; and that what is gone is really gone."""
+"""Kinds of memory: mapped, managed, stream-ordered, arrays; unmapped memory is really gone."""
 
 from __future__ import annotations
 
 from tests.simulated_gpu.conftest import Run, Start
 
-FAST = {"NVSHARE_SIM_COPY_GIBPS": "0", "NVSHARE_SIMULATE": "1x256MiB"}
 
-
-def test_unmap_takes_the_bytes_away_and_map_brings_them_back(run: Run) -> None:
-    """Swapping moves chunks in and out at one address; a double that kept the bytes would hide a missing copy."""
-    run(
-        """
+def test_unmap_removes_the_bytes_and_map_restores_them(run: Run) -> None:
+    """Swapping moves chunks in and out at one address; bytes that stayed would hide a missing copy."""
+    run("""
         d, size = Driver(), 2 << 20
         address = d.reserve(4 * size)
         one, two = d.physical(size), d.physical(size)
@@ -31,15 +28,12 @@ def test_unmap_takes_the_bytes_away_and_map_brings_them_back(run: Run) -> None:
         d.cuMemRelease(two)
         assert d.used() == 0
         d.cuMemAddressFree(address, c_size_t(4 * size))
-        """,
-        **FAST,
-    )
+    """)
 
 
 def test_mapping_rules(run: Run) -> None:
-    """The driver refuses offsets, overlaps, parts of mappings and memory without access."""
-    run(
-        """
+    """Offsets, overlaps, parts of mappings and memory without access are errors."""
+    run("""
         d, size = Driver(), 2 << 20
         address, handle = d.reserve(4 * size), d.physical(size)
         half, whole, none = c_size_t(size // 2), c_size_t(size), c_size_t(0)
@@ -59,35 +53,12 @@ def test_mapping_rules(run: Run) -> None:
         d.cuMemUnmap(address, whole)
         assert d.result("cuMemUnmap", address, whole) == 1
         assert d.result("cuMemCreate", byref(c_uint64()), c_size_t(4096), None, flags) == 1
-        """,
-        **FAST,
-    )
-
-
-def test_work_on_memory_that_was_evicted_too_early_is_caught(run: Run) -> None:
-    """Unmapping without a drain must fail the context, as a card would."""
-    run(
-        """
-        d, size = Driver(), 2 << 20
-        address, handle, s = d.reserve(size), d.physical(size), d.stream()
-        d.map(address, size, handle)
-        with d.held(s):
-            d.cuMemsetD8Async(address, 1, c_size_t(16), s)
-            d.cuMemUnmap(address, c_size_t(size))
-        assert d.result("cuStreamSynchronize", s) == 700
-        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(16)) == 700, "the error stays"
-        """,
-        **FAST,
-    )
+    """)
 
 
 def test_an_error_that_stays(run: Run) -> None:
-    """A hook that is tested against a driver which forgives, or keeps more than a card's, is wrong on a card.
-
-    As a driver 580 answers on an H200.
-    """
-    run(
-        """
+    """Work on memory that was unmapped too early breaks the context, with the answers of driver 580 on an H200."""
+    run("""
         d, size = Driver(), 2 << 20
         address, handle, s = d.reserve(2 * size), d.physical(size), d.stream()
         kept, again = d.physical(size), d.context
@@ -117,17 +88,14 @@ def test_an_error_that_stays(run: Run) -> None:
         d.cuMemAddressFree(address, c_size_t(2 * size))
         d.cuDevicePrimaryCtxReset_v2(0)
         d.cuCtxSetCurrent(again)
-        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(16)) == 709, "a reset does not cure it"
+        assert d.result("cuMemAlloc_v2", byref(c_uint64()), c_size_t(16)) == 709, "a reset does not clear the error"
         assert d.result("cuDevicePrimaryCtxRetain", byref(other), 0) == 700
-        """,
-        **FAST,
-    )
+    """)
 
 
 def test_physical_memory_is_shared_by_descriptor(run: Run) -> None:
-    """Libraries export VMM memory to other processes by file descriptor."""
-    run(
-        """
+    """Libraries export memory to other processes by file descriptor; one process pays for it."""
+    run("""
         d, size = Driver(), 2 << 20
         handle, descriptor, again = d.physical(size), c_int(), c_uint64()
         d.cuMemExportToShareableHandle(byref(descriptor), handle, 1, c_uint64(0))
@@ -138,32 +106,20 @@ def test_physical_memory_is_shared_by_descriptor(run: Run) -> None:
         d.write(one, b"shared")
         assert d.read(two, 6) == b"shared"
         assert d.used() == size, "charged once"
-        assert d.result("cuMemExportToShareableHandle", byref(c_int()), again, 1, c_uint64(0)) == 1, "its maker can"
-        """,
-        **FAST,
-    )
-
-
-def test_whoever_has_memory_last_pays_for_it(run: Run) -> None:
-    """Memory that a program hands to another is not free when the first lets go of it."""
-    run(
-        """
-        d, size = Driver(), 2 << 20
-        handle, descriptor, again = d.physical(size), c_int(), c_uint64()
-        d.cuMemExportToShareableHandle(byref(descriptor), handle, 1, c_uint64(0))
-        d.cuMemRelease(handle)
-        assert d.used() == 0, "nobody has it"
-        d.cuMemImportFromShareableHandle(byref(again), c_void_p(descriptor.value), 1)
+        assert d.result("cuMemExportToShareableHandle", byref(c_int()), again, 1, c_uint64(0)) == 1, "not the creator"
+        last = d.physical(size)
+        d.cuMemExportToShareableHandle(byref(descriptor), last, 1, c_uint64(0))
+        d.cuMemRelease(last)
         assert d.used() == size
+        d.cuMemImportFromShareableHandle(byref(again), c_void_p(descriptor.value), 1)
+        assert d.used() == 2 * size, "the importer pays when the creator has released it"
         d.cuMemRelease(again)
-        assert d.used() == 0
-        """,
-        **FAST,
-    )
+        assert d.used() == size
+    """)
 
 
 def test_managed_memory_is_charged_where_it_is_resident(run: Run) -> None:
-    """The managed mode plans by residency: allocating costs nothing, prefetch and kernels bring memory in."""
+    """The managed mode plans by residency: an allocation is free; prefetch and kernels make it resident."""
     run(
         """
         d, mib = Driver(), 1 << 20
@@ -179,9 +135,9 @@ def test_managed_memory_is_charged_where_it_is_resident(run: Run) -> None:
         assert d.used() == 0
         d.busy(f, s, 1000)
         d.cuStreamSynchronize(s)
-        assert d.used() == 256 * mib, "more than the card is not resident"
+        assert d.used() == 256 * mib, "no more than the card has"
         q = d.allocate(100 * mib)
-        assert d.used() == 256 * mib, "a fixed allocation takes the room of managed memory"
+        assert d.used() == 256 * mib, "a fixed allocation pages out managed memory"
         d.cuMemFree_v2(p)
         assert d.used() == 100 * mib
         location = Location(1, 0)
@@ -191,12 +147,12 @@ def test_managed_memory_is_charged_where_it_is_resident(run: Run) -> None:
         assert d.used() == 108 * mib
         assert d.result("cuMemPrefetchAsync", q, c_size_t(16), 0, s) == 1, "not managed"
         """,
-        **FAST,
+        NVSHARE_SIMULATE="1x256MiB",
     )
 
 
-def test_managed_memory_gives_way_to_other_processes(start: Start, run: Run) -> None:
-    """Both processes' sums must stay right when one takes the other's pages."""
+def test_other_processes_page_out_managed_memory(start: Start, run: Run) -> None:
+    """The sums of both processes stay right when one pages out memory of the other."""
     holder = start(
         """
         d, mib = Driver(), 1 << 20
@@ -212,7 +168,7 @@ def test_managed_memory_gives_way_to_other_processes(start: Start, run: Run) -> 
         d.cuMemFree_v2(p)
         print(d.used() // mib, flush=True)
         """,
-        **FAST,
+        NVSHARE_SIMULATE="1x256MiB",
     )
     assert holder.stdout.readline() == "200\n"
     run("d = Driver(); d.allocate(156 << 20); assert d.used() == 256 << 20")
@@ -220,9 +176,8 @@ def test_managed_memory_gives_way_to_other_processes(start: Start, run: Run) -> 
 
 
 def test_stream_ordered_memory(run: Run) -> None:
-    """Freed in the order of the stream, charged until then."""
-    run(
-        """
+    """Memory is charged until the stream reaches its free."""
+    run("""
         d, size = Driver(), 1 << 20
         s, p, pool, used = d.stream(), c_uint64(), c_void_p(), c_uint64()
         d.cuMemAllocAsync(byref(p), c_size_t(size), s)
@@ -236,15 +191,12 @@ def test_stream_ordered_memory(run: Run) -> None:
         d.cuStreamSynchronize(s)
         assert d.used() == 0
         assert d.result("cuMemFreeAsync", c_uint64(12345), s) == 1
-        """,
-        **FAST,
-    )
+    """)
 
 
-def test_what_cuda_says_of_pointers(run: Run) -> None:
-    """Frameworks decide by these answers where memory lives."""
-    run(
-        """
+def test_attributes_of_pointers(run: Run) -> None:
+    """Frameworks decide by these attributes where memory is."""
+    run("""
         d = Driver()
         p, host = d.allocate(1000), c_void_p()
         d.cuMemAllocHost_v2(byref(host), c_size_t(64))
@@ -263,36 +215,50 @@ def test_what_cuda_says_of_pointers(run: Run) -> None:
         assert d.result("cuMemHostRegister_v2", block, c_size_t(4096), 0) == 712
         d.cuMemHostUnregister(block)
         assert d.result("cuMemHostUnregister", block) == 713
-        """,
-        **FAST,
-    )
+    """)
 
 
 def test_batched_copies(run: Run) -> None:
-    """The newest copy entry point moves data too; one that did nothing would let it slip past the gate unseen."""
-    run(
-        """
+    """A batch that copied nothing, or ignored rows and layers, would go unnoticed."""
+    run("""
         d = Driver()
         s, a, b = d.stream(), d.allocate(64), d.allocate(64)
         d.write(a, bytes(range(64)))
-        d.cuMemsetD8_v2(b, 0, c_size_t(64))
-        d.cuCtxSynchronize()
+        def clear():
+            d.cuMemsetD8_v2(b, 0, c_size_t(64))
+            d.cuCtxSynchronize()
+        clear()
         two, sizes = c_uint64 * 2, (c_size_t * 2)(8, 8)
-        targets, sources = two(b.value, b.value + 8), two(a.value + 32, a.value)
-        d.cuMemcpyBatchAsync_v2(targets, sources, sizes, c_size_t(2), None, None, c_size_t(0), s)
+        flat = (two(b.value, b.value + 8), two(a.value + 32, a.value), sizes, c_size_t(2), None, None, c_size_t(0))
+        d.cuMemcpyBatchAsync_v2(*flat, s)
         d.cuStreamSynchronize(s)
         assert d.read(b, 17) == bytes([*range(32, 40), *range(8), 0])
-        refused = d.result("cuMemcpyBatchAsync_v2", targets, sources, sizes, c_size_t(2), None, None, c_size_t(0), None)
-        assert refused == 1, "the legacy stream is not allowed"
-        """,
-        **FAST,
-    )
+        assert d.result("cuMemcpyBatchAsync_v2", *flat, None) == 1, "the legacy stream is not allowed"
+
+        class Operand(ctypes.Structure):
+            _fields_ = [
+                ("kind", c_int), ("pointer", c_uint64), ("row", c_size_t), ("layer", c_size_t), ("hint", c_int * 2)
+            ]
+        class Operation(ctypes.Structure):
+            _fields_ = [
+                ("source", Operand), ("to", Operand), ("extent", c_size_t * 3), ("order", c_int), ("flags", c_uint)
+            ]
+        clear()
+        shapes = (Operation * 2)(
+            Operation(Operand(1, a.value, 8, 2), Operand(1, b.value, 3, 2), (c_size_t * 3)(3, 2, 2), 1),
+            Operation(Operand(1, a.value + 60), Operand(1, b.value + 32), (c_size_t * 3)(4, 1, 1), 1),
+        )
+        d.cuMemcpy3DBatchAsync_v2(c_size_t(2), shapes, c_uint64(0), s)
+        d.cuStreamSynchronize(s)
+        assert d.read(b, 12) == bytes([0, 1, 2, 8, 9, 10, 16, 17, 18, 24, 25, 26])
+        assert d.read(b, 5, 32) == bytes([60, 61, 62, 63, 0])
+        assert d.result("cuMemcpy3DBatchAsync_v2", c_size_t(2), shapes, c_uint64(0), None) == 1
+    """)
 
 
 def test_two_dimensional_copies_and_arrays(run: Run) -> None:
-    """Pitches and offsets that are ignored corrupt images silently."""
-    run(
-        """
+    """Ignored pitches and offsets would corrupt images silently."""
+    run("""
         d = Driver()
         class Shape(ctypes.Structure):
             _fields_ = [(end + name, kind) for end in "sd" for name, kind in (
@@ -312,6 +278,4 @@ def test_two_dimensional_copies_and_arrays(run: Run) -> None:
         target = ctypes.create_string_buffer(4)
         d.cuMemcpy2D_v2(byref(Shape(sx=3, sy=1, st=3, sa=array, dt=1, dh=ctypes.addressof(target), dp=2, w=2, h=2)))
         assert target.raw == bytes([13, 14, 23, 24])
-        """,
-        **FAST,
-    )
+    """)

@@ -1,4 +1,4 @@
-"""The NVML double, through the real nvidia-ml-py."""
+"""The simulated NVML, through the real nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_cards_are_those_of_cuda(run: Run) -> None:
 
 
 def test_memory_and_processes(run: Run) -> None:
-    """Monitoring must see what clients really hold, and forget the dead."""
+    """Monitoring shows the memory of live clients, and no dead processes."""
     run(
         CARDS
         + """

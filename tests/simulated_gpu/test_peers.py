@@ -1,13 +1,13 @@
-"""Rights between simulated GPUs: when they are looked at, and what takes them away.
+"""Access rights between simulated GPUs: when they are checked, and when they end.
 
-May not go here: which call needs which right (the table in tests/end_to_end/two_gpus.py, which cards are held against).
+tests/end_to_end/two_gpus.py has the table of calls and rights, which is checked against cards.
 """
 
 from __future__ import annotations
 
 from tests.simulated_gpu.conftest import Run
 
-TWO = {"NVSHARE_SIM_COPY_GIBPS": "0", "NVSHARE_SIMULATE": "2x64MiB"}
+TWO = {"NVSHARE_SIMULATE": "2x64MiB"}
 ON_GPU_0 = """
     d, size = Driver(), 2 << 20
     address = d.reserve(size)
@@ -22,7 +22,7 @@ ON_GPU_0 = """
 
 
 def test_rights_count_when_work_runs(run: Run) -> None:
-    """A copy that goes on after its right was taken would hide a hook that takes memory away too early."""
+    """A copy without access rights would hide a hook that removes memory too early."""
     run(
         ON_GPU_0
         + """
@@ -37,7 +37,7 @@ def test_rights_count_when_work_runs(run: Run) -> None:
 
 
 def test_a_graph_keeps_the_gpu_that_its_nodes_were_captured_on(run: Run) -> None:
-    """A captured copy that counts the launching GPU's rights would fail, or succeed, where a card's does not."""
+    """The rights of the capturing GPU count, as on a card, not those of the launching GPU."""
     run(
         ON_GPU_0
         + """
@@ -57,8 +57,8 @@ def test_a_graph_keeps_the_gpu_that_its_nodes_were_captured_on(run: Run) -> None
     )
 
 
-def test_nobody_can_be_given_what_is_not_possible(run: Run) -> None:
-    """A hook that gives rights without asking would look right on the double and fail on most machines."""
+def test_impossible_access_cannot_be_given(run: Run) -> None:
+    """A hook that sets access without asking would fail on most machines."""
     run(
         ON_GPU_0
         + """
@@ -80,8 +80,8 @@ def test_nobody_can_be_given_what_is_not_possible(run: Run) -> None:
     )
 
 
-def test_access_to_a_pool_comes_and_goes(run: Run) -> None:
-    """A pool's access that cannot be asked for or taken back leads allocators astray."""
+def test_access_to_a_pool(run: Run) -> None:
+    """Allocators set, read and remove the access to a pool."""
     run(
         """
     d = Driver()
@@ -95,35 +95,6 @@ def test_access_to_a_pool_comes_and_goes(run: Run) -> None:
         assert flags.value == given
         assert other.result("cuMemsetD8_v2", pointer, 1, c_size_t(16)) == result
     assert d.result("cuMemPoolSetAccess", pool, byref(AccessDesc(Location(1, 0), 0)), c_size_t(1)) == 101, "its own"
-    """,
-        **TWO,
-    )
-
-
-def test_batches_of_shapes(run: Run) -> None:
-    """Rows and layers that are ignored corrupt what is copied; a batch that does nothing slips past the gate unseen."""
-    run(
-        """
-    d = Driver()
-    class Operand(ctypes.Structure):
-        _fields_ = [("kind", c_int), ("pointer", c_uint64), ("row", c_size_t), ("layer", c_size_t), ("hint", c_int * 2)]
-    class Operation(ctypes.Structure):
-        _fields_ = [
-            ("source", Operand), ("to", Operand), ("extent", c_size_t * 3), ("order", c_int), ("flags", c_uint)
-        ]
-    a, b, s = d.allocate(64), d.allocate(64), d.stream()
-    d.write(a, bytes(range(64)))
-    d.cuMemsetD8_v2(b, 0, c_size_t(64))
-    d.cuCtxSynchronize()
-    two = (Operation * 2)(
-        Operation(Operand(1, a.value, 8, 2), Operand(1, b.value, 3, 2), (c_size_t * 3)(3, 2, 2), 1),
-        Operation(Operand(1, a.value + 60), Operand(1, b.value + 32), (c_size_t * 3)(4, 1, 1), 1),
-    )
-    d.cuMemcpy3DBatchAsync_v2(c_size_t(2), two, c_uint64(0), s)
-    d.cuStreamSynchronize(s)
-    assert d.read(b, 12) == bytes([0, 1, 2, 8, 9, 10, 16, 17, 18, 24, 25, 26])
-    assert d.read(b, 5, 32) == bytes([60, 61, 62, 63, 0])
-    assert d.result("cuMemcpy3DBatchAsync_v2", c_size_t(2), two, c_uint64(0), None) == 1, "the legacy stream"
     """,
         **TWO,
     )

@@ -1,4 +1,4 @@
-"""The real libcudart and the real CuPy run on the double."""
+"""The real libcudart and the real CuPy run on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ RUNTIME = """
 
 
 def test_runtime_memory_and_streams(run: Run) -> None:
-    """Every framework stands on these calls; libcudart starts only if the driver answers all that it asks."""
+    """Every framework uses these calls; libcudart starts only if the driver answers all its questions."""
     run(
         RUNTIME
         + """
@@ -91,7 +91,7 @@ def test_runtime_memory_and_streams(run: Run) -> None:
 
 
 def test_runtime_launches_and_graphs(run: Run, state: Path) -> None:
-    """Kernels of compiled programs reach the double with their parameters, directly and out of graphs."""
+    """Kernels of compiled programs get their parameters, directly and from graphs."""
     run(
         RUNTIME
         + """

@@ -1,4 +1,4 @@
-"""The double itself under ASan, UBSan and TSan: a test bed with races or overruns would prove nothing."""
+"""The simulated driver under ASan, UBSan and TSan: tests on a driver with races would prove nothing."""
 
 from __future__ import annotations
 
@@ -21,36 +21,14 @@ def test_stress_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     include = subprocess.run(finder, capture_output=True, text=True, check=True).stdout.strip()
     program = tmp_path / "stress"
     sources = [path for path in sorted(SOURCES.rglob("*.c")) if path.parent.name != "nvml"]
-    flags = [
-        f"-fsanitize={sanitizer}",
-        "-fno-omit-frame-pointer",
-        "-fno-sanitize-recover=all",
-        "-g",
-        "-O1",
-        "-std=gnu11",
-    ]
+    flags = (
+        f"-fsanitize={sanitizer} -fno-omit-frame-pointer -fno-sanitize-recover=all -g -O1 -std=gnu11 -pthread".split()
+    )
+    flags += [f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", "-isystem", include]
     compiler = os.environ.get("CC", "cc")
     stress = Path(__file__).parent / "programs" / "stress.c"
-    built = subprocess.run(
-        [
-            compiler,
-            *flags,
-            "-I",
-            str(SOURCES),
-            "-I",
-            str(SOURCES.parent / "include"),
-            "-isystem",
-            include,
-            "-o",
-            str(program),
-            str(stress),
-            *map(str, sources),
-            "-pthread",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [compiler, *flags, "-o", str(program), str(stress), *map(str, sources)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("NVSHARE_")},

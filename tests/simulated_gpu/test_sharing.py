@@ -1,10 +1,9 @@
-"""What processes share: the cards' capacity, and the trace from which exclusivity is proved."""
+"""State that processes share: the capacity of the cards, and the trace that proves exclusivity."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 from nvshare.simulated_gpu.trace import Busy, busy_ns_by_process, overlaps, read_cards, read_trace
@@ -21,7 +20,7 @@ ONE_GIB = {"NVSHARE_SIMULATE": "1x1GiB"}
 
 
 def test_capacity_is_one_for_all_processes(start: Start, run: Run) -> None:
-    """Two processes that each got the whole card would hide every mistake in the memory plan."""
+    """Two processes with a whole card each would hide mistakes in the memory plan."""
     holder = start(HOLD, HOLD=str(768 << 20), **ONE_GIB)
     assert holder.stdout.readline() == "holding\n"
     run(
@@ -38,7 +37,17 @@ def test_capacity_is_one_for_all_processes(start: Start, run: Run) -> None:
 
 
 def test_memory_of_a_killed_process_is_free_again(start: Start, run: Run) -> None:
-    """SIGKILL runs no handler; who looks next must find the memory, also while the dead is a zombie."""
+    """SIGKILL runs no handler, and may hit the holder of the shared lock; a zombie holds no memory either."""
+    loop = """
+        d = Driver()
+        print("going", flush=True)
+        while True:
+            d.cuMemFree_v2(d.allocate(4096))
+    """
+    for _ in range(5):
+        victim = start(loop, **ONE_GIB)
+        assert victim.stdout.readline() == "going\n"
+        victim.kill()
     holder = start(HOLD, HOLD=str(1 << 30), **ONE_GIB)
     assert holder.stdout.readline() == "holding\n"
     holder.send_signal(signal.SIGKILL)
@@ -50,7 +59,7 @@ def test_memory_of_a_killed_process_is_free_again(start: Start, run: Run) -> Non
 
 
 def test_contexts_may_cost_memory(run: Run) -> None:
-    """On a card each process pays for its context; plans that ignore it do not fit."""
+    """On a card, contexts use memory that the memory plan must include."""
     run(
         """
         d = Driver()
@@ -67,7 +76,7 @@ def test_contexts_may_cost_memory(run: Run) -> None:
 
 
 def test_many_processes_make_one_state_file(start: Start, state: Path) -> None:
-    """Racing creators that each kept their own file would see each other's cards as empty."""
+    """Racing creators with a file each would not see each other's memory."""
     programs = [start(HOLD, HOLD=str(16 << 20), **ONE_GIB) for _ in range(8)]
     for program in programs:
         assert program.stdout.readline() == "holding\n"
@@ -76,23 +85,8 @@ def test_many_processes_make_one_state_file(start: Start, state: Path) -> None:
     assert [path for path in state.parent.iterdir() if path.name.startswith(state.name + ".")] == []
 
 
-def test_a_lock_holder_that_is_killed_blocks_nobody(start: Start, run: Run) -> None:
-    """Programs are killed at any moment; here many of them, in the middle of allocating."""
-    loop = """
-        d = Driver()
-        print("going", flush=True)
-        while True:
-            d.cuMemFree_v2(d.allocate(4096))
-    """
-    for _ in range(5):
-        victim = start(loop, **ONE_GIB)
-        assert victim.stdout.readline() == "going\n"
-        victim.kill()
-    run("d = Driver(); d.allocate(1 << 30)")
-
-
 def test_programs_that_run_together_overlap_in_the_trace(start: Start, state: Path) -> None:
-    """The proof of exclusivity is worth nothing if it would not see its breach."""
+    """The proof of exclusivity must detect a breach."""
     busy = """
         d = Driver()
         f, s, stop, launches = d.kernel(), d.stream(), [], 0
@@ -112,16 +106,8 @@ def test_programs_that_run_together_overlap_in_the_trace(start: Start, state: Pa
     assert busy_ns_by_process(trace) == {(0, pid): count * 5_000_000 for pid, count in launches.items()}
 
 
-def test_programs_in_turn_do_not_overlap(run: Run, state: Path) -> None:
-    """A checker that cries without cause would make exclusive mode untestable."""
-    for _ in range(2):
-        run("d = Driver(); f = d.kernel(); d.busy(f, None, 1_000_000); d.cuCtxSynchronize()")
-    assert len(read_trace(state)) == 2
-    assert overlaps(read_trace(state)) == []
-
-
 def test_a_killed_program_leaves_no_unfinished_work(start: Start, state: Path) -> None:
-    """Work that was running at the kill did not end; its record would be an overlap that never was."""
+    """Work that ran at the kill did not end; a record of it would be a false overlap."""
     program = start("""
         d = Driver()
         f, s = d.kernel(), d.stream()
@@ -137,8 +123,16 @@ def test_a_killed_program_leaves_no_unfinished_work(start: Start, state: Path) -
     assert [busy.end_ns - busy.start_ns for busy in read_trace(state)] == [1000]
 
 
-def test_overlap_of_intervals() -> None:
-    """Touching ends, other cards and one process's own streams are no overlap."""
+def test_intervals_without_overlap(run: Run, state: Path) -> None:
+    """Programs in turn, touching ends, other cards and streams of one process are no overlap."""
+    for device in (0, 1, 1):
+        program = (
+            f"d = Driver(device={device}); d.busy(d.kernel(), None, 1_000_000 * {device + 1}); d.cuCtxSynchronize()"
+        )
+        run(program, NVSHARE_SIMULATE="2x1GiB")
+    trace = read_trace(state)
+    assert [(busy.gpu, busy.end_ns - busy.start_ns) for busy in trace] == [(0, 1_000_000), *[(1, 2_000_000)] * 2]
+    assert overlaps(trace) == []
     a, b = 1, 2
     assert overlaps([Busy(0, a, 0, 10, "kernel"), Busy(0, b, 10, 20, "kernel")]) == []
     assert overlaps([Busy(0, a, 0, 10, "kernel"), Busy(1, b, 5, 20, "kernel")]) == []
@@ -149,7 +143,7 @@ def test_overlap_of_intervals() -> None:
 
 
 def test_visible_devices(run: Run, state: Path) -> None:
-    """Schedulers hand out cards by CUDA_VISIBLE_DEVICES, by index and by UUID."""
+    """CUDA_VISIBLE_DEVICES selects cards by index and by UUID."""
     devices = """
         import uuid
         d = Driver(init=False)
@@ -172,32 +166,12 @@ def test_visible_devices(run: Run, state: Path) -> None:
     assert run(devices, CUDA_VISIBLE_DEVICES="").split() == ["100"]
 
 
-def test_a_foreign_state_file_is_refused(start: Start, state: Path) -> None:
-    """Somebody else's file must be neither used nor overwritten."""
+def test_wrong_settings_fail(start: Start, state: Path) -> None:
+    """A typo must not give other cards; a foreign file must be neither used nor overwritten."""
+    assert "GPUS[xCAPACITY]" in start("d = Driver()", NVSHARE_SIMULATE="two").communicate(timeout=60)[1]
     state.write_bytes(b"precious")
     program = start("d = Driver()")
     errors = program.communicate(timeout=60)[1]
     assert program.returncode != 0
     assert "is not a state file of this version" in errors
     assert state.read_bytes() == b"precious"
-
-
-def test_a_wrong_description_of_cards_is_refused(start: Start) -> None:
-    """A typo must not silently give other cards than asked for."""
-    program: subprocess.Popen[str] = start("d = Driver()", NVSHARE_SIMULATE="two")
-    assert "GPUS[xCAPACITY]" in program.communicate(timeout=60)[1]
-
-
-def test_work_in_two_devices_is_told_apart(run: Run, state: Path) -> None:
-    """Each card is a scheduling domain of its own."""
-    run(
-        """
-        for device in (0, 1):
-            d = Driver(device=device)
-            f = d.kernel()
-            d.busy(f, None, 1_000_000 * (device + 1))
-            d.cuCtxSynchronize()
-        """,
-        NVSHARE_SIMULATE="2x1GiB",
-    )
-    assert [(busy.gpu, busy.end_ns - busy.start_ns) for busy in read_trace(state)] == [(0, 1_000_000), (1, 2_000_000)]
