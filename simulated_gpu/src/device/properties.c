@@ -67,17 +67,6 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-SIM_EXPORT CUresult CUDAAPI cuDeviceComputeCapability(int *major, int *minor, CUdevice dev)
-{
-    sim_device *device;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(major != NULL && minor != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
-    *major = 9;
-    *minor = 0;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
 /* The attributes that are not 0. */
 static const struct {
     CUdevice_attribute attribute;
@@ -161,18 +150,6 @@ SIM_EXPORT CUresult CUDAAPI cuDeviceGetAttribute(int *pi, CUdevice_attribute att
             *pi = attributes[i].value;
     if (attrib == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
         *pi = (int)nvs_sim_shared_state->gpus[device->gpu].card + 1;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuDeviceGetProperties(CUdevprop *prop, CUdevice dev)
-{
-    sim_device *device;
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(prop != NULL, CUDA_ERROR_INVALID_VALUE);
-    NVS_SIM_TRY(nvs_sim_device(dev, &device));
-    *prop = (CUdevprop){.maxThreadsPerBlock = 1024, .maxThreadsDim = {1024, 1024, 64}, .maxGridSize = {2147483647, 65535, 65535},
-                        .sharedMemPerBlock = 49152, .totalConstantMemory = 65536, .SIMDWidth = 32, .memPitch = 2147483647,
-                        .regsPerBlock = 65536, .clockRate = 1500000, .textureAlign = 512};
     return nvs_sim_return(CUDA_SUCCESS);
 }
 

@@ -186,7 +186,7 @@ bool nvs_sim_node_reaches(sim_node *from, const sim_node *ancestor)
     return reaches(from, ancestor);
 }
 
-void nvs_sim_node_undepend(sim_node *node, const sim_node *dependency)
+static void undepend(sim_node *node, const sim_node *dependency)
 {
     for (size_t i = 0; i < node->dependency_count; i++)
         if (node->dependencies[i] == dependency)
@@ -204,7 +204,7 @@ void nvs_sim_node_remove(sim_node *node)
         graph->last = link;
     graph->count--;
     for (sim_node *other = graph->nodes; other != NULL; other = other->next)
-        nvs_sim_node_undepend(other, node);
+        undepend(other, node);
     free_node(node);
 }
 

@@ -91,7 +91,6 @@ CUresult nvs_sim_graph(CUgraph handle, sim_graph **out);
 CUresult nvs_sim_node(CUgraphNode handle, sim_node **out);
 CUresult nvs_sim_node_new(sim_graph *graph, CUgraphNodeType type, sim_node *const *dependencies, size_t count, sim_node **out);
 CUresult nvs_sim_node_depend(sim_node *node, sim_node *dependency); /* idempotent */
-void nvs_sim_node_undepend(sim_node *node, const sim_node *dependency);
 void nvs_sim_node_remove(sim_node *node);                            /* from its graph, and frees it */
 CUresult nvs_sim_graph_clone(const sim_graph *graph, sim_graph **out);
 /* All nodes, each after its dependencies; *out is to be freed.  INVALID_VALUE if there is a cycle. */

@@ -114,7 +114,7 @@ static CUresult import(sim_context *context, const label *wanted, CUdeviceptr *o
     if (memory == MAP_FAILED)
         return CUDA_ERROR_MAP_FAILED;
     sim_allocation made = {.base = (uintptr_t)memory, .bytes = wanted->bytes, .mapped_bytes = wanted->mapped_bytes, .kind = MEM_IMPORTED,
-                           .device = device != NULL ? device : context->device, .context = context, .managed = {.last_prefetch = SIM_NOWHERE, .preferred = SIM_NOWHERE},
+                           .device = device != NULL ? device : context->device, .context = context,
                            .ipc = {.id = wanted->id, .process = wanted->process_id, .references = 1}};
     CUresult result = nvs_sim_insert(&made);
     if (result != CUDA_SUCCESS)

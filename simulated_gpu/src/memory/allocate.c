@@ -46,7 +46,7 @@ CUresult nvs_sim_allocate(sim_context *context, size_t bytes, enum sim_memory_ki
         return CUDA_ERROR_OUT_OF_MEMORY;
     sim_allocation allocation = {.bytes = bytes, .charged_bytes = charge, .kind = kind, .device = device,
                                  .context = context->owner != NULL ? context->owner : context,
-                                 .flags = flags, .managed = {.last_prefetch = SIM_NOWHERE, .preferred = SIM_NOWHERE}};
+                                 .flags = flags};
     void *memory = host_bytes(bytes, &allocation.mapped_bytes);
     allocation.base = (uintptr_t)memory;
     CUresult result = memory == NULL ? CUDA_ERROR_OUT_OF_MEMORY : nvs_sim_insert(&allocation);

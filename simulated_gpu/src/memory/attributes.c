@@ -1,4 +1,4 @@
-/* Attributes of pointers and of ranges of managed memory. */
+/* Attributes of pointers. */
 #include "memory/memory.h"
 
 #include <string.h>
@@ -94,40 +94,5 @@ SIM_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_a
     int on;
     memcpy(&on, value, sizeof on);
     one->sync_memops = on != 0;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-static CUresult range(void *out, size_t bytes, CUmem_range_attribute attribute, CUdeviceptr pointer)
-{
-    const sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
-    if (one == NULL || one->kind != MEM_MANAGED || out == NULL || bytes < 4)
-        return CUDA_ERROR_INVALID_VALUE;
-    int32_t value;
-    switch (attribute) {
-    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY: value = one->managed.read_mostly; break;
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION: value = one->managed.preferred; break;
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
-        value = one->managed.last_prefetch >= 0 ? one->device->ordinal : one->managed.last_prefetch;
-        break;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-    memcpy(out, &value, sizeof value);
-    return CUDA_SUCCESS;
-}
-
-SIM_EXPORT CUresult CUDAAPI cuMemRangeGetAttribute(void *data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
-                                                   size_t count)
-{
-    NVS_SIM_ENTER();
-    return nvs_sim_return(range(data, dataSize, attribute, devPtr));
-}
-
-SIM_EXPORT CUresult CUDAAPI cuMemRangeGetAttributes(void **data, size_t *dataSizes, CUmem_range_attribute *attributes,
-                                                    size_t numAttributes, CUdeviceptr devPtr, size_t count)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(data != NULL && dataSizes != NULL && attributes != NULL, CUDA_ERROR_INVALID_VALUE);
-    for (size_t i = 0; i < numAttributes; i++)
-        NVS_SIM_TRY(range(data[i], dataSizes[i], attributes[i], devPtr));
     return nvs_sim_return(CUDA_SUCCESS);
 }

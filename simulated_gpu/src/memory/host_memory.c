@@ -50,7 +50,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemHostRegister_v2(void *p, size_t bytesize, unsig
     NVS_SIM_CHECK(p != NULL && bytesize != 0, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(!nvs_sim_overlaps((uintptr_t)p, bytesize), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     sim_allocation allocation = {.base = (uintptr_t)p, .bytes = bytesize, .kind = MEM_REGISTERED, .device = context->device,
-                                 .context = context, .flags = Flags, .managed = {.last_prefetch = SIM_NOWHERE, .preferred = SIM_NOWHERE}};
+                                 .context = context, .flags = Flags};
     return nvs_sim_return(nvs_sim_insert(&allocation));
 }
 

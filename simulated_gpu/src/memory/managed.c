@@ -59,7 +59,6 @@ void nvs_sim_managed_prefetch(CUdeviceptr pointer, size_t bytes, int32_t gpu)
     if (one == NULL || one->kind != MEM_MANAGED)
         return;
     reconcile(one->device->gpu);
-    one->managed.last_prefetch = gpu;
     if (gpu >= 0 && (uint32_t)gpu == one->device->gpu) {
         bring_in(one, bytes);
         return;
@@ -99,9 +98,9 @@ SIM_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize
     return nvs_sim_return(CUDA_SUCCESS);
 }
 
-static sim_allocation *managed_range(CUdeviceptr pointer, size_t bytes)
+static const sim_allocation *managed_range(CUdeviceptr pointer, size_t bytes)
 {
-    sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
+    const sim_allocation *one = nvs_sim_find((uintptr_t)pointer);
     return one != NULL && one->kind == MEM_MANAGED && bytes != 0 && pointer - one->base + bytes <= one->bytes ? one : NULL;
 }
 
@@ -154,23 +153,12 @@ SIM_EXPORT CUresult CUDAAPI cuMemPrefetchAsync_v2(CUdeviceptr devPtr, size_t cou
     return nvs_sim_return(prefetch(devPtr, count, ordinal, hStream));
 }
 
+/* Advice has no effect here; it is checked and forgotten. */
 static CUresult advise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, int32_t ordinal)
 {
-    sim_allocation *one = managed_range(pointer, bytes);
-    if (one == NULL)
+    if (managed_range(pointer, bytes) == NULL || advice < CU_MEM_ADVISE_SET_READ_MOSTLY || advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
         return CUDA_ERROR_INVALID_VALUE;
-    if (ordinal >= nvs_sim_device_count)
-        return CUDA_ERROR_INVALID_DEVICE;
-    switch (advice) {
-    case CU_MEM_ADVISE_SET_READ_MOSTLY: one->managed.read_mostly = true; break;
-    case CU_MEM_ADVISE_UNSET_READ_MOSTLY: one->managed.read_mostly = false; break;
-    case CU_MEM_ADVISE_SET_PREFERRED_LOCATION: one->managed.preferred = ordinal; break;
-    case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION: one->managed.preferred = SIM_NOWHERE; break;
-    case CU_MEM_ADVISE_SET_ACCESSED_BY: one->accessed_by |= ordinal >= 0 ? 1ull << ordinal : SIM_HOST_BIT; break;
-    case CU_MEM_ADVISE_UNSET_ACCESSED_BY: one->accessed_by &= ~(ordinal >= 0 ? 1ull << ordinal : SIM_HOST_BIT); break;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-    return CUDA_SUCCESS;
+    return ordinal >= nvs_sim_device_count ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUdevice device)

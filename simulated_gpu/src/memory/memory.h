@@ -5,7 +5,6 @@
 #include "stream/stream.h"
 
 #define SIM_HOST_BIT (1ull << 63) /* in accessed_by */
-#define SIM_NOWHERE (-2)          /* a location that was never given */
 
 enum sim_memory_kind { MEM_DEVICE, MEM_HOST, MEM_MANAGED, MEM_MAPPED, MEM_POOL, MEM_REGISTERED, MEM_IMPORTED, MEM_GRAPH };
 
@@ -21,13 +20,9 @@ typedef struct sim_allocation {
     uint64_t id;
     bool sync_memops;
     bool freed;           /* its pool no longer counts it as used */
-    uint64_t accessed_by; /* bit per device.  MEM_MAPPED, MEM_POOL: those with access rights; MEM_MANAGED: those that were advised */
+    uint64_t accessed_by; /* bit per device.  of mappings, pools and graph memory */
     void *handle;         /* MEM_MAPPED: the sim_physical (vmm); MEM_POOL: the pool; MEM_GRAPH: a sim_graph_memory */
     void (*released)(const struct sim_allocation *allocation); /* NULL, or called when it has left the table */
-    struct {
-        int32_t last_prefetch, preferred; /* a GPU, -1: the host, or SIM_NOWHERE */
-        bool read_mostly;
-    } managed;
     struct {
         int file;            /* of exported memory: its descriptor + 1 */
         int32_t process;     /* MEM_IMPORTED: the exporter, */

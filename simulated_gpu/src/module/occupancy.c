@@ -73,28 +73,3 @@ SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialBlockSizeWithFlags(int *minGr
     NVS_SIM_ENTER();
     return nvs_sim_return(potential(minGridSize, blockSize, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit));
 }
-
-SIM_EXPORT CUresult CUDAAPI cuOccupancyAvailableDynamicSMemPerBlock(size_t *dynamicSmemSize, CUfunction func, int numBlocks,
-                                                                    int blockSize)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(dynamicSmemSize != NULL && numBlocks > 0 && blockSize > 0, CUDA_ERROR_INVALID_VALUE);
-    *dynamicSmemSize = SHARED_PER_MULTIPROCESSOR / (unsigned)numBlocks - 1024;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *numClusters, CUfunction func, const CUlaunchConfig *config)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(numClusters != NULL && config != NULL, CUDA_ERROR_INVALID_VALUE);
-    *numClusters = MULTIPROCESSORS;
-    return nvs_sim_return(CUDA_SUCCESS);
-}
-
-SIM_EXPORT CUresult CUDAAPI cuOccupancyMaxPotentialClusterSize(int *clusterSize, CUfunction func, const CUlaunchConfig *config)
-{
-    NVS_SIM_ENTER();
-    NVS_SIM_CHECK(clusterSize != NULL && config != NULL, CUDA_ERROR_INVALID_VALUE);
-    *clusterSize = 8;
-    return nvs_sim_return(CUDA_SUCCESS);
-}

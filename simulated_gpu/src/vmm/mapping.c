@@ -34,7 +34,7 @@ SIM_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset
         NVS_SIM_CHECK(nvs_sim_find(at) == NULL, CUDA_ERROR_INVALID_VALUE);
     sim_device *device = physical->device != NULL ? physical->device : &nvs_sim_devices[0];
     sim_allocation mapping = {.base = (uintptr_t)ptr, .bytes = size, .mapped_bytes = size, .kind = MEM_MAPPED, .device = device,
-                              .handle = physical, .managed = {.last_prefetch = SIM_NOWHERE, .preferred = SIM_NOWHERE}};
+                              .handle = physical};
     NVS_SIM_TRY(nvs_sim_insert(&mapping));
     if (mmap((void *)(uintptr_t)ptr, size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0) == MAP_FAILED) {
         nvs_sim_remove(nvs_sim_find((uintptr_t)ptr));
