@@ -150,10 +150,17 @@ static CUresult array_copy(CUstream handle, enum sim_waiting waiting, end to, en
 #define ARRAY(handle, at) ((end){.array = handle, .offset = at})
 #define MEMORY(pointer) ((end){.memory = SIM_POINTER(pointer)})
 
-ARRAY_COPY(cuMemcpyHtoA_v2, (CUarray dst, size_t offset, const void *src, size_t bytes), NULL, SIM_ALWAYS_WAIT, ARRAY(dst, offset), MEMORY(src))
-ARRAY_COPY(cuMemcpyAtoH_v2, (void *dst, CUarray src, size_t offset, size_t bytes), NULL, SIM_ALWAYS_WAIT, MEMORY(dst), ARRAY(src, offset))
-ARRAY_COPY(cuMemcpyDtoA_v2, (CUarray dst, size_t offset, CUdeviceptr src, size_t bytes), NULL, SIM_NEVER_WAIT, ARRAY(dst, offset), MEMORY(src))
-ARRAY_COPY(cuMemcpyAtoD_v2, (CUdeviceptr dst, CUarray src, size_t offset, size_t bytes), NULL, SIM_NEVER_WAIT, MEMORY(dst), ARRAY(src, offset))
-ARRAY_COPY(cuMemcpyAtoA_v2, (CUarray dst, size_t to, CUarray src, size_t from, size_t bytes), NULL, SIM_NEVER_WAIT, ARRAY(dst, to), ARRAY(src, from))
-ARRAY_COPY(cuMemcpyHtoAAsync_v2, (CUarray dst, size_t offset, const void *src, size_t bytes, CUstream stream), stream, SIM_WAIT_AS_ASYNC, ARRAY(dst, offset), MEMORY(src))
-ARRAY_COPY(cuMemcpyAtoHAsync_v2, (void *dst, CUarray src, size_t offset, size_t bytes, CUstream stream), stream, SIM_WAIT_AS_ASYNC, MEMORY(dst), ARRAY(src, offset))
+ARRAY_COPY(cuMemcpyHtoA_v2, (CUarray dst, size_t offset, const void *src, size_t bytes),
+           NULL, SIM_ALWAYS_WAIT, ARRAY(dst, offset), MEMORY(src))
+ARRAY_COPY(cuMemcpyAtoH_v2, (void *dst, CUarray src, size_t offset, size_t bytes),
+           NULL, SIM_ALWAYS_WAIT, MEMORY(dst), ARRAY(src, offset))
+ARRAY_COPY(cuMemcpyDtoA_v2, (CUarray dst, size_t offset, CUdeviceptr src, size_t bytes),
+           NULL, SIM_NEVER_WAIT, ARRAY(dst, offset), MEMORY(src))
+ARRAY_COPY(cuMemcpyAtoD_v2, (CUdeviceptr dst, CUarray src, size_t offset, size_t bytes),
+           NULL, SIM_NEVER_WAIT, MEMORY(dst), ARRAY(src, offset))
+ARRAY_COPY(cuMemcpyAtoA_v2, (CUarray dst, size_t to, CUarray src, size_t from, size_t bytes),
+           NULL, SIM_NEVER_WAIT, ARRAY(dst, to), ARRAY(src, from))
+ARRAY_COPY(cuMemcpyHtoAAsync_v2, (CUarray dst, size_t offset, const void *src, size_t bytes, CUstream stream),
+           stream, SIM_WAIT_AS_ASYNC, ARRAY(dst, offset), MEMORY(src))
+ARRAY_COPY(cuMemcpyAtoHAsync_v2, (void *dst, CUarray src, size_t offset, size_t bytes, CUstream stream),
+           stream, SIM_WAIT_AS_ASYNC, MEMORY(dst), ARRAY(src, offset))

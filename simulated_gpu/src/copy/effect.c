@@ -45,7 +45,8 @@ static CUresult fill(const sim_fill *f)
 static CUresult kernel_copy(const sim_context *launched_in, const sim_kernel *kernel)
 {
     const sim_context *by = kernel->by != NULL && kernel->by->magic == SIM_CONTEXT ? kernel->by : launched_in;
-    if (!nvs_sim_kernel_reaches(by, (uintptr_t)kernel->to, kernel->bytes) || !nvs_sim_kernel_reaches(by, (uintptr_t)kernel->from, kernel->bytes))
+    if (!nvs_sim_kernel_reaches(by, (uintptr_t)kernel->to, kernel->bytes) ||
+        !nvs_sim_kernel_reaches(by, (uintptr_t)kernel->from, kernel->bytes))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     memmove((void *)(uintptr_t)kernel->to, (const void *)(uintptr_t)kernel->from, kernel->bytes);
     return CUDA_SUCCESS;

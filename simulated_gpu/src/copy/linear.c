@@ -51,7 +51,9 @@ static CUresult peer(CUstream handle, CUdeviceptr target, CUcontext target_conte
     CUresult result = nvs_sim_context(target_context, &to);
     if (result == CUDA_SUCCESS)
         result = nvs_sim_context(source_context, &from);
-    return result == CUDA_SUCCESS ? linear_by(handle, SIM_POINTER(target), to->device, SIM_POINTER(source), from->device, bytes, waiting) : result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    return linear_by(handle, SIM_POINTER(target), to->device, SIM_POINTER(source), from->device, bytes, waiting);
 }
 
 SIM_EXPORT CUresult CUDAAPI cuMemcpyPeer(CUdeviceptr dst, CUcontext dstContext, CUdeviceptr src, CUcontext srcContext, size_t ByteCount)

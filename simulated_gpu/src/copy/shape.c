@@ -91,7 +91,8 @@ static CUresult rights_of(CUcontext handle, const sim_device **by)
     return result;
 }
 
-static CUresult copy_3d_by(const CUDA_MEMCPY3D *shape, CUcontext target_context, CUcontext source_context, CUstream handle, bool asynchronous)
+static CUresult copy_3d_by(const CUDA_MEMCPY3D *shape, CUcontext target_context, CUcontext source_context, CUstream handle,
+                           bool asynchronous)
 {
     sim_stream *stream;
     sim_copy copy;

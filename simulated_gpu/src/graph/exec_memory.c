@@ -94,7 +94,8 @@ CUresult nvs_sim_exec_memory_allocate(sim_exec_memory *memory, bool frees_first)
     for (size_t i = 0; i < memory->count && result == CUDA_SUCCESS; i++) {
         if (memory->order[i]->memory != NULL)
             memory->order[i]->memory->live = true;
-        sim_graph_memory *freed = memory->order[i]->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? nvs_sim_graph_memory_at(memory->order[i]->work.u.pointer) : NULL;
+        const sim_node *node = memory->order[i];
+        sim_graph_memory *freed = node->type == CU_GRAPH_NODE_TYPE_MEM_FREE ? nvs_sim_graph_memory_at(node->work.u.pointer) : NULL;
         if (freed != NULL)
             (void)nvs_sim_graph_memory_free(freed);
     }

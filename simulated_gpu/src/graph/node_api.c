@@ -33,8 +33,10 @@ static CUresult add(CUgraphNode *out, CUgraph handle, const CUgraphNode *depende
 #define COMMA ,
 
 ADD(cuGraphAddKernelNode_v2, KERNEL, COMMA const CUDA_KERNEL_NODE_PARAMS *params, (sim_node_params){.kernel = params})
-ADD(cuGraphAddMemcpyNode, MEMCPY, COMMA const CUDA_MEMCPY3D *params COMMA CUcontext ctx, ((sim_node_params){.context = ctx, .copy = params}))
-ADD(cuGraphAddMemsetNode, MEMSET, COMMA const CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx, ((sim_node_params){.context = ctx, .fill = params}))
+ADD(cuGraphAddMemcpyNode, MEMCPY, COMMA const CUDA_MEMCPY3D *params COMMA CUcontext ctx,
+    ((sim_node_params){.context = ctx, .copy = params}))
+ADD(cuGraphAddMemsetNode, MEMSET, COMMA const CUDA_MEMSET_NODE_PARAMS *params COMMA CUcontext ctx,
+    ((sim_node_params){.context = ctx, .fill = params}))
 ADD(cuGraphAddHostNode, HOST, COMMA const CUDA_HOST_NODE_PARAMS *params, (sim_node_params){.host = params})
 ADD(cuGraphAddEmptyNode, EMPTY, , (sim_node_params){.event = NULL})
 ADD(cuGraphAddChildGraphNode, GRAPH, COMMA CUgraph child, (sim_node_params){.child = child})
@@ -49,7 +51,8 @@ SIM_EXPORT CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgra
     NVS_SIM_ENTER();
     NVS_SIM_CHECK(nodeParams != NULL, CUDA_ERROR_INVALID_VALUE);
     const CUDA_KERNEL_NODE_PARAMS params = nvs_sim_kernel_params_widen(nodeParams);
-    return nvs_sim_return(add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_KERNEL, (sim_node_params){.kernel = &params}));
+    const sim_node_params all = {.kernel = &params};
+    return nvs_sim_return(add(phGraphNode, hGraph, dependencies, numDependencies, CU_GRAPH_NODE_TYPE_KERNEL, all));
 }
 
 static CUresult add_general(CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count,

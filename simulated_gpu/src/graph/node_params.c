@@ -7,8 +7,9 @@ CUresult nvs_sim_node_set_kernel(sim_node *node, const CUDA_KERNEL_NODE_PARAMS *
     if (result != CUDA_SUCCESS)
         return result;
     node->record.kernel = *params;
-    const bool copies = node->work.u.kernel.bytes != 0;
-    const uint64_t values[3] = {copies ? node->work.u.kernel.to : node->work.duration_ns, node->work.u.kernel.from, node->work.u.kernel.bytes / 4};
+    const sim_kernel *kernel = &node->work.u.kernel;
+    const bool copies = kernel->bytes != 0;
+    const uint64_t values[3] = {copies ? kernel->to : node->work.duration_ns, kernel->from, kernel->bytes / 4};
     for (int i = 0; i < 3; i++) {
         node->record.values[i] = values[i];
         node->record.arguments[i] = &node->record.values[i];

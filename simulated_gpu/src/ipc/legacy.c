@@ -96,7 +96,8 @@ static int open_file(const label *wanted)
     label found;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", wanted->process_id, wanted->file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
-    if (file >= 0 && (pread(file, &found, sizeof found, (off_t)wanted->mapped_bytes) != (ssize_t)sizeof found || !same(&found, wanted))) {
+    if (file >= 0 &&
+        (pread(file, &found, sizeof found, (off_t)wanted->mapped_bytes) != (ssize_t)sizeof found || !same(&found, wanted))) {
         close(file);
         return -1;
     }

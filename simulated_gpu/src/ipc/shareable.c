@@ -21,7 +21,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemExportToShareableHandle(void *shareableHandle, 
     NVS_SIM_CHECK(physical->properties.requestedHandleTypes == handleType, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(!physical->imported, CUDA_ERROR_INVALID_VALUE); /* as in driver 580 */
     if (physical->charged)
-        NVS_SIM_CHECK(nvs_sim_payer_write(physical->file, physical->bytes, (sim_payer){(int32_t)getpid(), physical->device->gpu}), CUDA_ERROR_OPERATING_SYSTEM);
+        NVS_SIM_CHECK(nvs_sim_payer_write(physical->file, physical->bytes, (sim_payer){(int32_t)getpid(), physical->device->gpu}),
+                      CUDA_ERROR_OPERATING_SYSTEM);
     int copy = dup(physical->file);
     NVS_SIM_CHECK(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
     memcpy(shareableHandle, &copy, sizeof copy);

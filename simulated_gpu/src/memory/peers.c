@@ -33,7 +33,8 @@ bool nvs_sim_copy_reaches(const sim_device *by, uintptr_t address, size_t bytes)
     const sim_allocation *one = nvs_sim_find(address);
     if (!nvs_sim_accessible(address, bytes))
         return false;
-    return one == NULL || (one->kind != MEM_MAPPED && one->kind != MEM_POOL && one->kind != MEM_GRAPH) || has_rights(by, address, bytes);
+    const bool needs_rights = one != NULL && (one->kind == MEM_MAPPED || one->kind == MEM_POOL || one->kind == MEM_GRAPH);
+    return !needs_rights || has_rights(by, address, bytes);
 }
 
 static bool has_peer_access(const sim_context *by, const sim_device *owner)

@@ -30,7 +30,8 @@ static CUresult make_pool(sim_device *device, bool built_in, sim_pool **out)
     sim_pool *pool = calloc(1, sizeof *pool);
     if (pool == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *pool = (sim_pool){.magic = SIM_POOL, .device = device, .built_in = built_in, .accessors = 1ull << device->ordinal, .reuse = {1, 1, 1, 1}};
+    *pool = (sim_pool){.magic = SIM_POOL, .device = device, .built_in = built_in, .accessors = 1ull << device->ordinal,
+                       .reuse = {1, 1, 1, 1}};
     pool->next = device->pools.all;
     device->pools.all = pool;
     *out = pool;
@@ -157,7 +158,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)
     sim_allocation *allocation = nvs_sim_find_base(dptr);
     NVS_SIM_CHECK(allocation != NULL, CUDA_ERROR_INVALID_VALUE);
     NVS_SIM_CHECK(allocation->kind != MEM_MANAGED, CUDA_ERROR_NOT_SUPPORTED); /* as in driver 580 */
-    NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE || allocation->kind == MEM_GRAPH, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(allocation->kind == MEM_POOL || allocation->kind == MEM_DEVICE || allocation->kind == MEM_GRAPH,
+                  CUDA_ERROR_INVALID_VALUE);
     sim_pool *pool = allocation->kind == MEM_POOL ? allocation->handle : NULL;
     NVS_SIM_CHECK(!allocation->freed, CUDA_ERROR_INVALID_VALUE);
     if (allocation->kind == MEM_GRAPH && stream->capture.of == NULL)

@@ -34,7 +34,8 @@ CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *ou
     if ((uint64_t)block[0] * block[1] * block[2] > 1024 || grid[0] > 2147483647u || grid[1] > 65535 || grid[2] > 65535)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t given[3] = {0};
-    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns, .u.kernel = {.params = *launch, .symbol = function->name}};
+    *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns,
+                      .u.kernel = {.params = *launch, .symbol = function->name}};
     if (function->busy && read_parameters(launch, given, 1))
         out->duration_ns = given[0];
     if (function->copies && read_parameters(launch, given, 3)) {

@@ -84,7 +84,8 @@ bool nvs_nvml_valid(const nvml_device *device)
 
 bool nvs_nvml_covers(const nvml_device *device, uint32_t gpu)
 {
-    return nvs_nvml_shared->gpus[gpu].card == device->card && (device->instance == 0 || nvs_nvml_shared->gpus[gpu].instance == device->instance);
+    const nvs_sim_gpu *one = &nvs_nvml_shared->gpus[gpu];
+    return one->card == device->card && (device->instance == 0 || one->instance == device->instance);
 }
 
 nvml_result nvs_nvml_put(char *out, unsigned room, const char *text)

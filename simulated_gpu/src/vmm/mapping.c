@@ -87,7 +87,8 @@ static bool forbid(sim_allocation *one, uint64_t bit)
 SIM_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count)
 {
     NVS_SIM_ENTER();
-    NVS_SIM_CHECK(desc != NULL && count != 0 && size != 0 && nvs_sim_each_mapping((uintptr_t)ptr, size, true, NULL, 0), CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(desc != NULL && count != 0 && size != 0 && nvs_sim_each_mapping((uintptr_t)ptr, size, true, NULL, 0),
+                  CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < count; i++) {
         bool known = desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
                      (desc[i].location.id >= 0 && desc[i].location.id < nvs_sim_device_count);
@@ -98,7 +99,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemSetAccess(CUdeviceptr ptr, size_t size, const C
     }
     for (size_t i = 0; i < count; i++) {
         bool none = desc[i].flags == CU_MEM_ACCESS_FLAGS_PROT_NONE;
-        NVS_SIM_CHECK(nvs_sim_each_mapping((uintptr_t)ptr, size, true, none ? forbid : allow, bit_of(desc[i].location)), CUDA_ERROR_UNKNOWN);
+        NVS_SIM_CHECK(nvs_sim_each_mapping((uintptr_t)ptr, size, true, none ? forbid : allow, bit_of(desc[i].location)),
+                      CUDA_ERROR_UNKNOWN);
     }
     return nvs_sim_return(CUDA_SUCCESS);
 }

@@ -9,7 +9,8 @@ SIM_EXPORT CUresult CUDAAPI cuMemGetAllocationGranularity(size_t *granularity, c
                                                           CUmemAllocationGranularity_flags option)
 {
     NVS_SIM_ENTER();
-    NVS_SIM_CHECK(granularity != NULL && prop != NULL && (unsigned)option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, CUDA_ERROR_INVALID_VALUE);
+    NVS_SIM_CHECK(granularity != NULL && prop != NULL && (unsigned)option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+                  CUDA_ERROR_INVALID_VALUE);
     *granularity = SIM_GRANULARITY;
     return nvs_sim_return(CUDA_SUCCESS);
 }
