@@ -1,11 +1,10 @@
-"""`nvshare-admission`: the webhook for clusters without MutatingAdmissionPolicy.
+"""`nvshare-admission`: command line and process of the webhook for clusters without MutatingAdmissionPolicy.
 
-Purpose: from the command line to a running server, and to an end in order.
+Invariants: a wrong option stops the start with a message that names the option.  SIGTERM stops the server within a
+bound: probes fail first, while reviews are still answered, so that the service's endpoints drop this server; then
+connections end.
 
-Invariants: a wrong option ends the start with a message that names it; SIGTERM ends in order and within a bound: first
-probes fail while all is still served, so that the cluster's endpoints forget this server, then connections end.
-
-May not go here: what reviews mean, how they are served.
+Non-goals: the meaning of reviews, HTTP.
 """
 
 from __future__ import annotations
@@ -44,37 +43,37 @@ MAX_FILE_BYTES: Final = 1 << 20
 
 
 class StartError(Exception):
-    """It cannot start; the text names the option."""
+    """The server cannot start; the text names the option."""
 
 
 _HELP: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
-@app.command(
-    help="Answers the API server's questions about new pods: appends the hook to LD_PRELOAD, checks annotations."
-)
+@app.command(help="Admission webhook for pods: appends the hook to LD_PRELOAD and checks nvshare annotations.")
 def run(
     certificates: Annotated[
         Path,
-        typer.Option("--certificate-dir", help="where tls.crt and tls.key are"),
+        typer.Option("--certificate-dir", help="directory with tls.crt and tls.key"),
     ] = Path("/etc/nvshare/tls"),
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="for reviews, over TLS; 0 chooses one")] = 8443,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="port for reviews, over TLS; 0: any free port")] = 8443,
     metrics_port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="for /metrics and /healthz, in the clear; 0 chooses one")
+        int, typer.Option(min=0, max=65_535, help="port for /metrics and /healthz, without TLS; 0: any free port")
     ] = 9402,
-    address: Annotated[str, typer.Option(help="where to listen; all addresses unless told")] = "",
-    enforce: Annotated[bool, typer.Option("--enforce", help="refuse bad annotations instead of warning")] = False,
-    resource: Annotated[str, typer.Option(help="what pods ask for")] = GPU_RESOURCE,
+    address: Annotated[str, typer.Option(help="address to listen on; default: all addresses")] = "",
+    enforce: Annotated[
+        bool, typer.Option("--enforce", help="refuse pods with invalid annotations; default: warn")
+    ] = False,
+    resource: Annotated[str, typer.Option(help="the slots' resource name")] = GPU_RESOURCE,
     priority_classes: Annotated[
         Path | None, typer.Option(help='JSON file: {"CLASS": 10} or {"CLASS": {"priority": 10, "weight": 2}}')
     ] = None,
-    priority_range: Annotated[str, typer.Option(help="MIN:MAX that the annotation may say")] = "-1000:1000",
-    hook_path: Annotated[str, typer.Option(help="the hook's path in containers")] = HOOK_IN_CONTAINER,
-    leave: Annotated[str, typer.Option(help="how long to go on serving after SIGTERM")] = "3s",
+    priority_range: Annotated[str, typer.Option(help="MIN:MAX allowed in the priority annotation")] = "-1000:1000",
+    hook_path: Annotated[str, typer.Option(help="path of the hook in containers")] = HOOK_IN_CONTAINER,
+    leave: Annotated[str, typer.Option(help="time to keep serving after SIGTERM")] = "3s",
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS))] = "info",
 ) -> None:
-    """Typer's view of the command line; `main` turns what it raises into messages."""
+    """The command line as Typer reads it.  `main` prints the exceptions."""
     if log_level not in LEVELS:
         raise StartError(f"--log-level: {log_level!r} is none of {', '.join(LEVELS)}")
     line = "%(asctime)s nvshare-admission %(levelname)s: %(message)s"
@@ -104,7 +103,7 @@ def run(
 
 
 def load_rules(resource: str, priority_range: str, priority_classes: Path | None) -> Rules:
-    """What the operator decided.  Raises StartError, which names the option."""
+    """The operator's rules.  Raises StartError, which names the option."""
     classes: object = None
     if priority_classes is not None:
         try:
@@ -121,12 +120,12 @@ def load_rules(resource: str, priority_range: str, priority_classes: Path | None
 
 
 def serve(reviews: BoundedServer, probes: BoundedServer, leave_ns: int) -> None:
-    """Until SIGTERM or SIGINT; a second one ends at once.
+    """Serves until SIGTERM or SIGINT; a second signal ends the wait at once.
 
-    The signals are waited for, not handled: a handler that sets an Event hangs when it interrupts that Event's `wait`.
+    `sigwait` and no handler: a handler that sets an Event deadlocks when it interrupts that Event's `wait`.
     """
     signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before there are threads, which inherit it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before threads start: they inherit the mask
     reviews.start()
     probes.start()
     log.info("reviews on port %d, metrics on port %d", reviews.port, probes.port)

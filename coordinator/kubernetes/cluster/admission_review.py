@@ -1,17 +1,17 @@
-"""Answers to Kubernetes' AdmissionReviews about pods: what is changed in a pod, what is said about it.
+"""Answers to Kubernetes' AdmissionReviews about pods: the patch of a pod, warnings, refusals.
 
-Purpose: a pod's own LD_PRELOAD would replace the one that the device plugin sets, so the hook is appended to it; what
-annotations and priority classes say is put into the environment that the hook reads; annotations are checked.
+A pod's own LD_PRELOAD would replace the device plugin's, so `/mutate` appends the hook to it.  `/mutate` also writes
+the settings of annotations and priority classes into the environment that the hook reads.  `/validate` checks
+annotations.
 
 Invariants:
-- Only containers that ask for a slot are changed, and in them only three variables; a pod that needs nothing is left as
-  it is.
-- Idempotent: a pod that was patched needs no patch.
-- An answer to `/mutate` never refuses.  `/validate` refuses only under `enforce`, and on an update only what that
-  update brings, so that a pod with an old mistake can still end.
-- Nothing that a pod holds makes this raise; a review that is none raises `MalformedReviewError`.
+- The patch changes only containers that request a slot, and in them only three variables.
+- The patch is idempotent: a patched pod needs no patch.
+- `/mutate` never refuses.  `/validate` refuses only under `enforce`, and on an update only mistakes that the update
+  adds: a pod with an older mistake can still lose its finalizers and end.
+- No content of a pod raises.  A body that is no review raises `MalformedReviewError`.
 
-May not go here: sockets, TLS, metrics.
+Non-goals: sockets, TLS, metrics.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _HOOK_FILE: Final = "libnvshare_hook.so"
 
 
 class MalformedReviewError(ValueError):
-    """No AdmissionReview v1; the text says what is wrong with it."""
+    """The body is no AdmissionReview v1; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How reviews are answered."""
+    """The operator's settings for answers."""
 
     rules: Rules = field(default_factory=Rules)
     hook_path: str = HOOK_IN_CONTAINER
@@ -54,11 +54,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer's JSON, and in one word what it says, for metrics."""
+    """The response as JSON, and its outcome for metrics."""
 
     body: dict[str, Any]
     outcome: str
-    """patched, unchanged, warned or refused."""
+    """One of patched, unchanged, warned, refused."""
 
 
 Patch = list[dict[str, Any]]
@@ -101,7 +101,7 @@ def validate(review: object, settings: Settings) -> Answer:
 
 
 def pod_patch(pod: Mapping[str, Any], settings: Settings) -> tuple[Patch, list[str]]:
-    """The JSON patch that the pod needs, and warnings about what cannot be done."""
+    """The JSON patch that the pod needs, and warnings about variables that cannot be patched."""
     patch: Patch = []
     warnings: list[str] = []
     spec = pod.get("spec")
@@ -115,9 +115,9 @@ def pod_patch(pod: Mapping[str, Any], settings: Settings) -> tuple[Patch, list[s
 
 
 def merged_preload(value: str, hook: str) -> str:
-    """`value` with the hook behind what it has; unchanged when it has a hook already.
+    """`value` with the hook appended; unchanged if it names a hook already.
 
-    Behind, because sanitizers' runtimes insist on the first place.  Entries are separated by spaces and colons.
+    The hook comes last because sanitizer runtimes must come first.  Spaces and colons separate entries.
     """
     entries = re.split("[ :]", value)
     if any(entry == hook or entry.rpartition("/")[2] == _HOOK_FILE for entry in entries):
@@ -126,7 +126,7 @@ def merged_preload(value: str, hook: str) -> str:
 
 
 def _variables(pod: Mapping[str, Any], container: Mapping[str, Any], settings: Settings) -> dict[str, str]:
-    """What the container's environment must say; LD_PRELOAD only where the container has its own."""
+    """The variables that the container must have; LD_PRELOAD only if the container sets it itself."""
     chosen = settings_of(pod, str(container.get("name")), settings.rules)
     wanted: dict[str, str] = {}
     own = _effective(container, "LD_PRELOAD")
@@ -162,7 +162,7 @@ def _container_patch(
 
 
 def _effective(container: Mapping[str, Any], name: str) -> tuple[int, Mapping[str, Any]] | None:
-    """Index and entry of the variable; of several with that name the last one counts."""
+    """Index and entry of the variable; the last entry of a name counts."""
     entries = container.get("env")
     found = None
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
