@@ -94,7 +94,7 @@ class Administration:
     def _slots(self, snapshot: Snapshot) -> dict[str, Any]:
         """Nothing where there are none, as on every machine without Kubernetes."""
         book = self._dispatcher.slots
-        return {} if book is None else {"slots": [slot.plain() for slot in book.pictures(snapshot.clients)]}
+        return {} if book is None else {"slots": [slot.plain() for slot in book.snapshots(snapshot.clients)]}
 
     def _set_quantum(self, request: api.SetQuantum, now_ns: int) -> dict[str, Any]:
         event = events.QuantumSet(request.quantum_ns, self._gpu(request.gpu))

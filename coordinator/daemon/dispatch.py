@@ -169,7 +169,7 @@ class Dispatcher:
             gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
         )
         if peer.slot:
-            adopted = None if self.slots is None else self.slots.adopt(peer.slot, registered)
+            adopted = None if self.slots is None else self.slots.register(peer.slot, registered)
             if adopted is None:
                 text = f"slot {peer.slot} is gone: its container must be started again"
                 self._breach(connection, messages.Rejection.NOT_ALLOWED, text, now_ns)

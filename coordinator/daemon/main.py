@@ -170,7 +170,7 @@ class Coordinator:
         def picture() -> metrics.Picture:
             snapshot = self.scheduler.snapshot(time.monotonic_ns())
             book = self.dispatcher.slots
-            slots = None if book is None else tuple(book.pictures(snapshot.clients))
+            slots = None if book is None else tuple(book.snapshots(snapshot.clients))
             return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals)
 
         address = self.settings.metrics_address

@@ -24,7 +24,7 @@ from prometheus_client.core import (
 
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
 from nvshare.coordinator.kubernetes.slots import metrics
-from nvshare.coordinator.kubernetes.slots.slot_book import SlotPicture
+from nvshare.coordinator.kubernetes.slots.slot_book import SlotSnapshot
 from nvshare.coordinator.protocol.messages import Sharing
 
 _BOUNDS_MS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
@@ -81,7 +81,7 @@ class Picture:
     snapshot: Snapshot
     waits: dict[str, Histogram]
     drains: dict[str, Histogram]
-    slots: tuple[SlotPicture, ...] | None = None
+    slots: tuple[SlotSnapshot, ...] | None = None
     """None: this coordinator serves no slots."""
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Connections that were refused, by reason; empty: there is no listener to ask."""
@@ -90,7 +90,7 @@ class Picture:
 def take(
     snapshot: Snapshot,
     observations: Observations,
-    slots: tuple[SlotPicture, ...] | None = None,
+    slots: tuple[SlotSnapshot, ...] | None = None,
     refusals: Mapping[str, int] | None = None,
 ) -> Picture:
     """On the loop's thread."""

@@ -55,7 +55,7 @@ class Slots:
             if process.slot == slot.slot:
                 process.ending = True
                 self._world.after(chance.randint(0, 20) * MILLISECOND_NS, process.kill)
-        self._tell(lambda book: book.take_away(slot.slot))
+        self._tell(lambda book: book.remove(slot.slot))
         delay_ns = chance.randint(1, 500) * MILLISECOND_NS
         self._world.after(delay_ns, lambda: self._allocate(slot.slot, list(slot.gpus)))
 

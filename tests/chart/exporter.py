@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nvshare.coordinator.daemon import metrics
 from nvshare.coordinator.engine.scheduler import Scheduler
-from nvshare.coordinator.kubernetes.cluster import admission_server
+from nvshare.coordinator.kubernetes.cluster.admission_metrics import Metrics
 from nvshare.coordinator.kubernetes.node import plugin_metrics
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
-from nvshare.coordinator.kubernetes.slots.slot_book import Figures, SlotPicture
+from nvshare.coordinator.kubernetes.slots.slot_book import Figures, SlotSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.protocol.messages import MemoryMode
@@ -37,7 +37,7 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
             if isinstance(command, Notify):
                 observations.observe(command.kind, command.values)
 
-    slots: list[SlotPicture] = []
+    slots: list[SlotSnapshot] = []
     for gpu in range(gpus):
         tell(events.GpuAdded(_uuid(gpu), "NVIDIA H200", 141 << 30, 141 << 30), SECOND)
         for pod in range(pods_per_gpu):
@@ -55,7 +55,7 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
                 device_ids=(f"{_uuid(gpu)}::{pod}",),
                 pod=PodRef(namespace="team", name=f"pod-{client}", container="main"),
             )
-            slots.append(SlotPicture(slot, registered=True, figures=Figures()))
+            slots.append(SlotSnapshot(slot, registered=True, figures=Figures()))
         for turn in range(2):  # the second one's release tells how long the hand-over to it took
             lease_id, at_ns = scheduler.snapshot(SECOND).gpus[gpu].lease_id, (turn + 2) * SECOND
             tell(_released(gpu * pods_per_gpu + 1 + turn, lease_id, at_ns - 1), at_ns)
@@ -87,7 +87,7 @@ def scrape_plugin() -> str:
 
 def scrape_admission() -> str:
     """One scrape of an admission server that has counted something of everything."""
-    found = admission_server.Metrics()
+    found = Metrics()
     found.reviews.labels("mutate", "failed").inc()
     found.dropped.labels("tls").inc()
     return generate_latest(found.registry).decode()

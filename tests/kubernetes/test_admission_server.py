@@ -22,17 +22,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from nvshare.coordinator.kubernetes.cluster.admission_handler import MAX_BODY_BYTES, MAX_VALUES
+from nvshare.coordinator.kubernetes.cluster.admission_metrics import Metrics
 from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
-from nvshare.coordinator.kubernetes.cluster.admission_server import (
-    MAX_BODIES_BYTES,
-    MAX_BODY_BYTES,
-    MAX_VALUES,
-    BoundedServer,
-    Certificate,
-    CertificateError,
-    Limits,
-    Metrics,
-)
+from nvshare.coordinator.kubernetes.cluster.admission_server import MAX_BODIES_BYTES, BoundedServer, Limits
+from nvshare.coordinator.kubernetes.cluster.certificate import Certificate, CertificateError
 from tests.kubernetes.pod_shapes import RULES, container, pod, review
 from tests.waiting import eventually
 
@@ -55,7 +49,7 @@ class Site:
         self.authority = trustme.CA()
         self.metrics = Metrics()
         self.issue()
-        self.certificate = Certificate(folder, self.metrics)
+        self.certificate = Certificate(folder, self.metrics.failed_reloads.inc)
         self.server = BoundedServer(
             ("127.0.0.1", 0), Settings(rules), self.metrics, certificate=self.certificate, limits=limits
         )
@@ -330,7 +324,7 @@ def test_half_a_certificate_changes_nothing(site: Site) -> None:
 def test_no_certificate_is_said_at_the_start(tmp_path: Path) -> None:
     """A pod that waits without TLS would look healthy and never answer."""
     with pytest.raises(CertificateError, match=r"no usable tls\.crt and tls\.key"):
-        BoundedServer(("127.0.0.1", 0), Settings(), Metrics(), certificate=Certificate(tmp_path, Metrics()))
+        BoundedServer(("127.0.0.1", 0), Settings(), Metrics(), certificate=Certificate(tmp_path, lambda: None))
 
 
 def get(port: int, path: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, socket_name
+from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, Paths, socket_name
 from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.health import State
 from nvshare.coordinator.kubernetes.node.resources import MemoryResource, TooLongError
@@ -24,8 +24,7 @@ MIG = "MIG-11111111-2222-3333-4444-555555555555"
 
 def options(**changes: Any) -> Options:
     """Valid ones, changed."""
-    places = {name: Path("/n") for name in ("plugin_dir", "pod_resources_socket", "library_dir", "slots_dir")}
-    return Options(**{**places, "runtime_dir": Path("/r"), **changes})
+    return Options(Paths(changes.pop("plugin_dir", Path("/n")), *[Path("/n")] * 4), **changes)
 
 
 def test_ids_fit_the_kubelet_and_come_back() -> None:
@@ -182,13 +181,13 @@ def test_unknown_fields_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"slots_per_gpu": 0}, "--slots-per-gpu: 0, but 1 to 1000"),
-        ({"resource": "gpu"}, "--resource: 'gpu' is no resource's name"),
+        ({"slots_per_gpu": 0}, "--slots-per-gpu: 0 is not within 1 to 1000"),
+        ({"resource": "gpu"}, "--resource: 'gpu' is no resource name"),
         ({"memory_resource": "nvshare.com/gpu"}, "--memory-resource: is the same"),
-        ({"memory_resource": "nvshare.com/memory"}, "--memory-resource: .* does not say its unit"),
+        ({"memory_resource": "nvshare.com/memory"}, "--memory-resource: .* does not name its unit"),
         ({"memory": "fast"}, "--memory: 'fast' is none of managed, device, swap"),
         ({"on_loss": "stop"}, "--on-loss: 'stop' is neither wait nor run"),
-        ({"plugin_dir": Path("/" + "d" * 100)}, "--plugin-dir: .* longer than a socket's path"),
+        ({"plugin_dir": Path("/" + "d" * 100)}, "--plugin-dir: .* longer than a socket path"),
     ],
 )
 def test_options_that_cannot_be_name_themselves(changes: dict[str, Any], text: str) -> None:

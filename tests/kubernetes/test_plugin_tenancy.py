@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.kubernetes.cluster.options import Options
+from nvshare.coordinator.kubernetes.cluster.options import Options, Paths
 from nvshare.coordinator.kubernetes.node import allocation
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
 from nvshare.coordinator.kubernetes.node.health import Monitor
@@ -149,23 +149,23 @@ def test_health_follows_gpus_and_the_coordinator() -> None:
     told: list[None] = []
     monitor.listen(lambda: told.append(None))
     base = 1000 * S
-    monitor.look(base)
+    monitor.check(base)
     assert monitor.state.health() == {UUID: True, MIG: True}
-    monitor.look(base + S)
+    monitor.check(base + S)
     assert len(told) == 1  # nothing changed, nobody is told
     driver.ill = {UUID: "GPU is lost"}
-    monitor.look(base + 2 * S)
+    monitor.check(base + 2 * S)
     assert monitor.state.health() == {UUID: False, MIG: True}
     driver.ill = {}
     up[0] = False
-    monitor.look(base + 3 * S)
+    monitor.check(base + 3 * S)
     assert monitor.state.health() == {UUID: True, MIG: True}
-    monitor.look(base + 60 * S)
+    monitor.check(base + 60 * S)
     assert monitor.state.health() == {UUID: False, MIG: False}
     up[0] = True
-    monitor.look(base + 61 * S)
+    monitor.check(base + 61 * S)
     driver.found = [*driver.found, Device(2, "MIG-new", "instance", 1 << 30, is_mig=True)]
-    monitor.look(base + 62 * S)
+    monitor.check(base + 62 * S)
     assert monitor.state.health() == {UUID: True, MIG: True, "MIG-new": True}
     assert len(told) == 6
 
@@ -179,12 +179,9 @@ def served(tmp_path: Path) -> Iterator[tuple[Kubelet, Plugin, Driver]]:
         from nvshare.coordinator.kubernetes.node import library
 
         library.install(built, node.library_dir, node.slots_dir)
+        kubelet = node.kubelet
         options = Options(
-            plugin_dir=node.kubelet.plugins,
-            pod_resources_socket=node.kubelet.pod_resources,
-            library_dir=node.library_dir,
-            slots_dir=node.slots_dir,
-            runtime_dir=node.runtime.path,
+            Paths(kubelet.plugins, kubelet.pod_resources, node.library_dir, node.slots_dir, node.runtime.path),
             slots_per_gpu=3,
             memory_resource="nvshare.com/gpu-memory-gib",
         )
@@ -205,13 +202,13 @@ def test_a_lost_gpu_is_told_with_the_full_list(served: tuple[Kubelet, Plugin, Dr
     both = kubelet.await_devices(GPU, 6)
     kubelet.await_devices("nvshare.com/gpu-memory-gib", 9)
     driver.ill = {UUID: "GPU is lost"}
-    plugin.monitor.look(1)
+    plugin.monitor.check(1)
     ill = kubelet.await_devices(GPU, 3)
     assert ill.keys() == both.keys()
     assert {name for name, healthy in ill.items() if healthy} == {f"{MIG}::{number}" for number in range(3)}
     kubelet.await_devices("nvshare.com/gpu-memory-gib", 1)
     driver.ill = {}
-    plugin.monitor.look(2)
+    plugin.monitor.check(2)
     kubelet.await_devices(GPU, 6)
 
 

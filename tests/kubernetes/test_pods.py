@@ -131,7 +131,7 @@ def test_forbidden_is_said_once_and_tried_again(
     server.state.items = [versioned("90")]
     watching.watch.start()
     eventually(lambda: watching.priority() == 5, "the pod, at last")
-    said = [record.getMessage() for record in caplog.records if "not followed" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
     assert len(said) == 1
     assert "pods is forbidden" in said[0]
     assert "needs list and watch for pods" in said[0]

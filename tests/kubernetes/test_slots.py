@@ -93,7 +93,7 @@ def test_names_are_file_names_and_paths_fit(tmp_path: Path) -> None:
     for wrong in ("", "..", ".x", "a b", "a" * 57, "GPU:0"):
         with pytest.raises(SlotError):
             slots.check_name(wrong)
-    with pytest.raises(SlotError, match="too long, a socket's path has room for 107 bytes"):
+    with pytest.raises(SlotError, match="too long: a socket path has at most 107 bytes"):
         slots.prepare(tmp_path / ("d" * 90))
 
 
@@ -115,10 +115,10 @@ def test_the_slot_wins_over_what_a_hook_asks_for() -> None:
     """Else a pod gives itself a priority or lifts its limit by its own environment."""
     book = SlotBook()
     book.put(a_slot(memory_limit_bytes=GIB, policy=SlotPolicy(priority=5, memory_limit_bytes=2 * GIB)))
-    adopted = book.adopt("GPU-a--0", hello(1, priority=1000, limit=64 * GIB))
+    adopted = book.register("GPU-a--0", hello(1, priority=1000, limit=64 * GIB))
     assert adopted is not None
     assert (adopted.priority, adopted.memory_limit_bytes, adopted.group) == (5, GIB, "GPU-a--0")
-    assert book.adopt("GPU-a--1", hello(2)) is None
+    assert book.register("GPU-a--1", hello(2)) is None
     assert book.refuses(1, A) is None
     assert book.refuses(1, B) == "no GPU GPU-b in slot GPU-a--0; it has GPU-a"
     assert book.refuses(7, B) is None  # in no slot: a host's process
@@ -128,7 +128,7 @@ def test_a_hook_without_annotations_has_the_default_rank() -> None:
     """Else a pod outranks all others by its own environment."""
     book = SlotBook()
     book.put(a_slot())
-    adopted = book.adopt("GPU-a--0", replace(hello(1, priority=(1 << 31) - 1), weight=10_000))
+    adopted = book.register("GPU-a--0", replace(hello(1, priority=(1 << 31) - 1), weight=10_000))
     assert adopted is not None
     assert (adopted.priority, adopted.weight) == (0, 1)
 
@@ -137,24 +137,24 @@ def test_a_slot_that_was_taken_away_names_no_gpu() -> None:
     """Else a process that outlives its slot takes any GPU of the node, or those of the slot's next owner."""
     book = SlotBook()
     book.put(a_slot())
-    book.adopt("GPU-a--0", hello(1))
-    book.take_away("GPU-a--0")
+    book.register("GPU-a--0", hello(1))
+    book.remove("GPU-a--0")
     for again in (False, True):
         for uuid in (A, B):
-            assert "the slot is gone" in (book.refuses(1, uuid) or ""), again
+            assert "the slot was removed" in (book.refuses(1, uuid) or ""), again
         book.put(a_slot(allocation="2"))
     assert book.put(a_slot(allocation="2", policy=SlotPolicy(priority=9))) == []
     assert book.has(1)
     book.leave(1, None)
     assert not book.has(1)
-    assert book.pictures(())[0].figures.clients == 0
+    assert book.snapshots(())[0].figures.clients == 0
 
 
 def test_changes_reach_the_clients_that_are_there() -> None:
     """Else `kubectl annotate`, or the memory units that come a moment later, need a restart of the container."""
     book = SlotBook()
     book.put(a_slot())
-    adopted = book.adopt("GPU-a--0", hello(1, priority=3))
+    adopted = book.register("GPU-a--0", hello(1, priority=3))
     assert adopted is not None
     policy = SlotPolicy(priority=9, memory_limit_bytes=GIB)
     assert book.put(a_slot(policy=policy)) == [events.LimitSet(1, GIB), events.PrioritySet(1, 9)]
@@ -167,12 +167,12 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
     book = SlotBook()
     book.put(a_slot())
     wish = replace(hello(1), weight=9000, gang="user:0/pair")
-    free = book.adopt("GPU-a--0", wish)
+    free = book.register("GPU-a--0", wish)
     assert free is not None
     assert (free.weight, free.gang) == (1, "slot:GPU-a--0/pair")
     policy = SlotPolicy(weight=3, gang="ml/pair")
     assert book.put(a_slot(policy=policy)) == [events.WeightSet(1, 3), events.GangSet(1, "ml/pair")]
-    bound = book.adopt("GPU-a--0", replace(wish, client=2))
+    bound = book.register("GPU-a--0", replace(wish, client=2))
     assert bound is not None
     assert (bound.weight, bound.gang) == (3, "ml/pair")
     back = book.put(a_slot())
@@ -190,21 +190,21 @@ def test_figures_outlive_processes_but_not_the_allocation() -> None:
     scheduler.handle(events.GpuAdded(A, "x", 8 * GIB, 8 * GIB), 0)
     book = SlotBook()
     book.put(a_slot())
-    adopted = book.adopt("GPU-a--0", hello(1))
+    adopted = book.register("GPU-a--0", hello(1))
     assert adopted is not None
     scheduler.handle(adopted, 0)
     scheduler.handle(events.GpuAttached(1, 0, A, 0, wanted=True), 10)
-    before = book.pictures(scheduler.snapshot(1010).clients)[0]
+    before = book.snapshots(scheduler.snapshot(1010).clients)[0]
     assert before.registered
     assert (before.figures.clients, before.figures.leases, before.figures.used_ns) == (1, 1, 1000)
     book.leave(1, scheduler.client_snapshot(1, 2010))
     scheduler.handle(events.ClientGone(1), 2010)
-    after = book.pictures(scheduler.snapshot(5000).clients)[0]
+    after = book.snapshots(scheduler.snapshot(5000).clients)[0]
     assert (after.figures.clients, after.figures.leases, after.figures.used_ns) == (0, 1, 2000)
     book.put(a_slot(allocation="2"))
-    fresh = book.pictures(())[0]
+    fresh = book.snapshots(())[0]
     assert (fresh.registered, fresh.figures.used_ns) == (False, 0)
-    book.take_away("GPU-a--0")
+    book.remove("GPU-a--0")
     assert len(book) == 0
 
 
@@ -217,7 +217,7 @@ def test_processes_of_one_slot_share_its_limit() -> None:
         book.put(a_slot(memory_limit_bytes=GIB))
         told: list[Any] = []
         for client in (1, 2):
-            adopted = book.adopt("GPU-a--0", hello(client, mode=mode))
+            adopted = book.register("GPU-a--0", hello(client, mode=mode))
             assert adopted is not None
             scheduler.handle(adopted, 0)
             told += scheduler.handle(events.GpuAttached(client, 0, A, 0, wanted=False), 0)
@@ -243,9 +243,9 @@ def test_series_are_bounded_by_the_slots() -> None:
     for number in range(3):
         book.put(a_slot(f"GPU-a--{number}", pod=pod))
     for client in range(50):
-        book.adopt("GPU-a--0", hello(client))
+        book.register("GPU-a--0", hello(client))
         book.leave(client, None)
-    found = [sample for family in metrics.families(book.pictures(())) for sample in family.samples]
+    found = [sample for family in metrics.families(book.snapshots(())) for sample in family.samples]
     assert len(found) == 3 * 13
     labels = {tuple(sample.labels[name] for name in ("namespace", "pod", "container")) for sample in found}
     assert labels == {("n", "p", "c")}
@@ -291,7 +291,7 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
     slots.write(directory, a_slot("late"))
     eventually(lambda: settled(lambda: hooks.slots() == {"early", "late"}), "a new slot's socket")
     slots.write(directory, a_slot("late", memory_limit_bytes=GIB))
-    eventually(lambda: settled(lambda: book.pictures(())[1].slot.limit_bytes == GIB), "the new limit")
+    eventually(lambda: settled(lambda: book.snapshots(())[1].slot.limit_bytes == GIB), "the new limit")
     (directory / "early" / slots.SLOT_FILE).write_text("{")
     (directory / "late" / slots.SLOT_FILE).unlink()
     eventually(lambda: settled(lambda: "late" not in book), "the slot without a file to go")
@@ -302,14 +302,14 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
     (directory / "file").touch()
     eventually(lambda: settled(lambda: hooks.slots() == {"early"}), "the removed slot to go")
     assert "early" in book  # what is broken keeps what it had
-    book.adopt("early", hello(1))
-    assert slots.hook_came(directory, a_slot("early"))
-    assert not slots.hook_came(directory, a_slot("early", allocation="2"))
+    book.register("early", hello(1))
+    assert slots.hook_registered(directory, a_slot("early"))
+    assert not slots.hook_registered(directory, a_slot("early", allocation="2"))
     slots.write(directory, a_slot("early"))
     afresh = SlotBook()
     restarted = SlotWatch(directory, hooks, afresh)
     eventually(lambda: restarted.turn(0, ready=False) or "early" in afresh, "a restarted coordinator's book")
-    assert [picture.registered for picture in afresh.pictures(())] == [True]
+    assert [picture.registered for picture in afresh.snapshots(())] == [True]
     restarted.close()
     if with_inotify:
         assert watch.next_deadline_ns() is None  # nothing polls

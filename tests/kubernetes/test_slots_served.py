@@ -184,7 +184,7 @@ def test_a_directory_that_cannot_hold_slots_is_said_at_once(base: Path) -> None:
     code, text = coordinators.refused("--slots-dir", str(base / ("d" * 60)))
     assert code == 1
     assert "--slots-dir: " in text
-    assert "room for 107 bytes" in text
+    assert "at most 107 bytes" in text
 
 
 def test_without_slots_nothing_changes(base: Path) -> None:

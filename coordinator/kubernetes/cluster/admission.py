@@ -20,13 +20,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from nvshare.coordinator.kubernetes.cluster.admission_metrics import Metrics
 from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
-from nvshare.coordinator.kubernetes.cluster.admission_server import (
-    BoundedServer,
-    Certificate,
-    CertificateError,
-    Metrics,
-)
+from nvshare.coordinator.kubernetes.cluster.admission_server import BoundedServer
 from nvshare.coordinator.kubernetes.cluster.annotations import (
     GPU_RESOURCE,
     HOOK_IN_CONTAINER,
@@ -34,6 +30,7 @@ from nvshare.coordinator.kubernetes.cluster.annotations import (
     RulesError,
     rules_from,
 )
+from nvshare.coordinator.kubernetes.cluster.certificate import Certificate, CertificateError
 from nvshare.coordinator.units import parse_duration_or_never
 
 log = logging.getLogger("nvshare-admission")
@@ -89,7 +86,7 @@ def run(
     where = address or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     try:
         option, chosen = "--certificate-dir", port
-        certificate = Certificate(certificates, metrics)
+        certificate = Certificate(certificates, metrics.failed_reloads.inc)
         certificate.context()
         option = "--port"
         reviews = BoundedServer((where, port), settings, metrics, certificate=certificate)

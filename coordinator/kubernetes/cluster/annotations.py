@@ -1,15 +1,14 @@
-"""What a pod says about its share of a GPU: annotations and its priority class become the settings of a slot.
+"""Pod annotations and priority classes: names, allowed values, precedence; the result is a slot's settings.
 
-Purpose: the one place that knows the annotations' names, what they may hold, and who wins.  Device plugin, admission
-webhook and the chart's policies all follow it; tests compare the chart's CEL with it.
+The device plugin, the webhook and the chart's policies all follow this module.  Tests compare the chart's CEL with it.
 
 Invariants:
-- An annotation that cannot be used changes nothing and becomes a `Finding`, whose text names the annotation, its value
-  and what is allowed.  Nothing here raises for what a pod says.
-- An explicit priority wins over the annotation of a class, that over what the pod's priority class is mapped to.
-- Pods are plain API objects (parsed JSON), and may be anything that a user can write.
+- An invalid annotation has no effect and becomes a `Finding`, which names the annotation, its value and the allowed
+  values.  No content of a pod raises.
+- Precedence of the priority: priority annotation, class annotation, the pod's priority class.
+- Pods are parsed JSON and may have any shape.
 
-May not go here: reading files, sockets, what a setting does to scheduling.
+Non-goals: files, sockets, scheduling.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ WEIGHT: Final = PREFIX + "weight"
 CLASS: Final = PREFIX + "class"
 GANG: Final = PREFIX + "gang"
 MEMORY_LIMIT: Final = PREFIX + "memory-limit"
-"""For every container of the pod; with `.CONTAINER` behind it for one."""
+"""Limit of every container of the pod.  The suffix `.CONTAINER` limits one container."""
 
 GPU_RESOURCE: Final = "nvshare.com/gpu"
 HOOK_IN_CONTAINER: Final = "/opt/nvshare/$LIB/libnvshare_hook.so"
-"""Where a container finds the hook, whichever version the node has: what is put into LD_PRELOAD.
+"""LD_PRELOAD's entry in containers; the same for every version of the hook.
 
-`$LIB` stays as it is: glibc's loader replaces it; musl's does not, finds no such file and goes on without the hook,
-which it could not load."""
+glibc's loader expands `$LIB`.  musl's loader does not, finds no file and runs the program without the hook, which it
+could not load."""
 
 CLASSES: Final[Mapping[str, int]] = {"production": 100, "standard": 0, "opportunistic": -100}
-"""Class -> the priority that it gives when none is written."""
+"""Class -> its priority where no priority annotation is set."""
 
 MAX_WEIGHT: Final = 1000
 _WHOLE: Final = re.compile(r"(0|-?[1-9][0-9]{0,8})\Z")
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
-# Units that mean one thing only: a bare G is 10^9 to Kubernetes and 2^30 to CUDA's users.  The lengths keep it < 1 EiB.
+# Unambiguous units only: a bare G is 10^9 in Kubernetes and 2^30 for CUDA users.  The digit counts keep sizes < 1 EiB.
 _SIZE: Final = re.compile(
     r"([1-9][0-9]{0,17}|[1-9][0-9]{0,8}([.][0-9]{1,3})?([KMG]iB?|[KMG]B)|[1-9][0-9]{0,5}([.][0-9]{1,3})?(TiB?|TB))\Z"
 )
@@ -52,7 +51,7 @@ _SIZE_HELP: Final = "a size such as 8Gi, 512Mi, 8GB or a number of bytes"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An annotation that is not used, and why."""
+    """One invalid annotation."""
 
     annotation: str
     value: str
@@ -60,13 +59,13 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """One sentence for a user."""
+        """The message for the user."""
         return f"metadata.annotations[{self.annotation}]: {_shown(self.value)} is not allowed: {self.allowed}"
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSettings:
-    """What the slot of one container gets.  None: nothing was said."""
+    """Settings of one container's slot.  None: not set."""
 
     priority: int | None = None
     weight: int | None = None
@@ -75,12 +74,12 @@ class ContainerSettings:
     """Unique on the node: `NAMESPACE/NAME`."""
     memory_limit_bytes: int | None = None
     memory_limit_text: str | None = None
-    """The same as the hook reads it from its environment."""
+    """The limit in the hook's notation, for its environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassDefaults:
-    """What a priority class of the cluster stands for."""
+    """Settings that a priority class of the cluster implies."""
 
     priority: int | None = None
     weight: int | None = None
@@ -89,21 +88,21 @@ class ClassDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the cluster's operator has decided."""
+    """The cluster operator's settings."""
 
     resource: str = GPU_RESOURCE
     priority_min: int = -1000
     priority_max: int = 1000
-    """What annotations may ask for.  Priority classes are not bound by it: who may use one is Kubernetes' business."""
+    """Bounds of the priority annotation.  Priority classes are not bounded: Kubernetes controls who may use them."""
     priority_classes: Mapping[str, ClassDefaults] = field(default_factory=dict)
 
 
 class RulesError(ValueError):
-    """Rules that cannot be used; the text names the entry."""
+    """Invalid rules; the text names the option and the entry."""
 
 
 def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> ContainerSettings:
-    """What the slot of this container of the pod gets; annotations that cannot be used are left out."""
+    """Settings of this container's slot, without the invalid annotations."""
     reading = _Reading(pod, rules)
     defaults = rules.priority_classes.get(_text(_mapping(pod.get("spec")).get("priorityClassName")), ClassDefaults())
     priority, job_class, weight = reading.priority(), reading.job_class(), reading.weight()
@@ -126,12 +125,12 @@ def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> Contain
 
 
 def allowed_classes(rules: Rules) -> list[str]:
-    """Classes whose priority a pod may have: what an annotation may not say by a number, it may not say by a class."""
+    """Classes whose priority lies within the operator's bounds, so that a class cannot evade them."""
     return [name for name, priority in CLASSES.items() if rules.priority_min <= priority <= rules.priority_max]
 
 
 def findings(pod: Mapping[str, Any], rules: Rules) -> list[Finding]:
-    """Every annotation of ours that cannot be used, sorted by name."""
+    """Every invalid nvshare annotation of the pod, sorted by name."""
     reading = _Reading(pod, rules)
     containers = [name for name, _ in containers_of(pod)]
     for read in (reading.priority, reading.weight, reading.job_class, reading.gang):
@@ -155,7 +154,7 @@ _KNOWN: Final = frozenset({PRIORITY, WEIGHT, CLASS, GANG, MEMORY_LIMIT})
 
 
 def containers_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and object of every container and init container, in the order of the pod."""
+    """Name and object of every container and init container, in the pod's order."""
     spec = _mapping(pod.get("spec"))
     for kind in CONTAINER_LISTS:
         for container in _list(spec.get(kind)):
@@ -167,28 +166,28 @@ CONTAINER_LISTS: Final = ("containers", "initContainers")
 
 
 def asks_for(container: Mapping[str, Any], resource: str) -> bool:
-    """Whether the container has a slot of ours in its limits (requests alone are not valid for such a resource)."""
+    """Whether the container's limits name the resource.  (Kubernetes rejects requests without limits here.)"""
     return resource in _mapping(_mapping(container.get("resources")).get("limits"))
 
 
 def pod_asks_for(pod: Mapping[str, Any], resource: str) -> bool:
-    """Whether any container of it does."""
+    """Whether any container of the pod requests a slot."""
     return any(asks_for(container, resource) for _, container in containers_of(pod))
 
 
 def namespace_of(pod: Mapping[str, Any]) -> str:
-    """Empty when the object does not say."""
+    """The pod's namespace; empty if the object has none."""
     return _text(_mapping(pod.get("metadata")).get("namespace"))
 
 
 def annotations_of(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Those of ours."""
+    """The pod's nvshare annotations."""
     found = _mapping(_mapping(pod.get("metadata")).get("annotations"))
     return {str(key): _text(value) for key, value in found.items() if str(key).startswith(PREFIX)}
 
 
 class _Reading:
-    """One pass over a pod's annotations, which collects what cannot be used."""
+    """Reads a pod's annotations and collects the invalid ones."""
 
     def __init__(self, pod: Mapping[str, Any], rules: Rules) -> None:
         self.ours = annotations_of(pod)
@@ -222,7 +221,7 @@ class _Reading:
         return None
 
     def memory_limit(self, container: str) -> str | None:
-        """That of the container if it can be used, else that of the pod."""
+        """The container's limit if valid, else the pod's."""
         own = self.size(f"{MEMORY_LIMIT}.{container}")
         return own if own is not None else self.size(MEMORY_LIMIT)
 
@@ -246,7 +245,7 @@ class _Reading:
 def rules_from(
     *, resource: str = GPU_RESOURCE, priority_range: str = "-1000:1000", priority_classes: object = None
 ) -> Rules:
-    """Rules as command lines and a parsed JSON file give them.  Raises RulesError, which names option and entry."""
+    """Rules from command line options and a parsed JSON file.  Raises RulesError."""
     low, separator, high = priority_range.partition(":")
     if not (separator and _WHOLE.match(low) and _WHOLE.match(high) and int(low) <= int(high)):
         raise RulesError(f"--priority-range: {_shown(priority_range)}: write MIN:MAX, such as -1000:1000")
@@ -292,12 +291,12 @@ def _number(name: str, key: str, entry: Mapping[str, Any], low: int, high: int) 
 
 
 def _hook_size(text: str) -> str:
-    """Kubernetes' `8Gi` as the hook writes it, `8GiB`."""
+    """Kubernetes' `8Gi` in the hook's notation: `8GiB`."""
     return text + "B" if text.endswith("i") else text
 
 
 def _shown(value: object) -> str:
-    """Quoted, without line ends, bounded: a user may put anything into an annotation."""
+    """The value quoted, printable and shortened: users may write anything into an annotation."""
     text = value if isinstance(value, str) else repr(value)
     return ascii(text[:61] + "..." if len(text) > 64 else text).replace("'", '"')
 

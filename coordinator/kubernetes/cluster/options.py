@@ -1,8 +1,8 @@
-"""What the device plugin is told: paths, resources, and what containers get.
+"""The device plugin's options: paths, resources, and the settings of containers.
 
-Invariant: checked once, when it starts; a mistake names the option.
+Invariant: the constructor checks all of them; an error names the option.
 
-May not go here: reading command lines (kubernetes/node/plugin_main.py).
+Non-goals: parsing command lines (kubernetes/node/plugin_main.py).
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
 
 
 class OptionError(Exception):
-    """An option that cannot be used."""
+    """An invalid option; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """All of them.  Directories are the host's, mounted at the same path where the plugin runs in a container."""
+class Paths:
+    """Paths of the host.  A containerised plugin has them mounted at the same paths."""
 
     plugin_dir: Path
     pod_resources_socket: Path
     library_dir: Path
     slots_dir: Path
     runtime_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options of one plugin."""
+
+    paths: Paths
     slots_per_gpu: int = 10
     resource: str = "nvshare.com/gpu"
     memory_resource: str | None = None
@@ -43,10 +50,10 @@ class Options:
     def __post_init__(self) -> None:
         """Raises OptionError."""
         if not 1 <= self.slots_per_gpu <= MAX_SLOTS_PER_GPU:
-            raise OptionError(f"--slots-per-gpu: {self.slots_per_gpu}, but 1 to {MAX_SLOTS_PER_GPU} are possible")
+            raise OptionError(f"--slots-per-gpu: {self.slots_per_gpu} is not within 1 to {MAX_SLOTS_PER_GPU}")
         for option, name in (("--resource", self.resource), ("--memory-resource", self.memory_resource)):
             if name is not None and (name.count("/") != 1 or not all(name.split("/")) or len(name) > 253):
-                raise OptionError(f"{option}: {name!r} is no resource's name; write DOMAIN/NAME like nvshare.com/gpu")
+                raise OptionError(f"{option}: {name!r} is no resource name; write DOMAIN/NAME, such as nvshare.com/gpu")
         if self.memory_resource is not None:
             if self.memory_resource == self.resource:
                 raise OptionError("--memory-resource: is the same as --resource")
@@ -59,19 +66,19 @@ class Options:
         if self.on_loss not in ("wait", "run"):
             raise OptionError(f"--on-loss: {self.on_loss!r} is neither wait nor run")
         for resource in (self.resource, self.memory_resource or ""):
-            path = self.plugin_dir / socket_name(resource)
+            path = self.paths.plugin_dir / socket_name(resource)
             if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-                text = f"{path} is longer than a socket's path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
+                text = f"{path} is longer than a socket path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
                 raise OptionError(f"--plugin-dir: {text}")
 
 
 def preference(text: str) -> Preference:
-    """As --preferred says it.  Raises OptionError."""
+    """The value of --preferred.  Raises OptionError."""
     if text not in get_args(Preference):
         raise OptionError(f"--preferred: {text!r} is neither spread nor pack")
     return cast(Preference, text)
 
 
 def socket_name(resource: str) -> str:
-    """The file below the kubelet's directory on which a resource is served."""
+    """Name of a resource's socket in the kubelet's plugin directory."""
     return resource.replace("/", "_") + ".sock"

@@ -1,15 +1,15 @@
-"""What the pods of this node say in annotations and priority classes: a read-only watch of the API server.
+"""A read-only watch of this node's pods on the API server, for their annotations and priority classes.
 
-Purpose: the kubelet tells a device plugin whose slot is whose, not what the pod's annotations are, and a webhook is not
-everybody's wish.  So the node's own pods are listed once and then watched: one connection, an event for each change.
+The kubelet names the pod of a slot, but not its annotations, and not every cluster runs a webhook.  So the plugin lists
+the node's pods once and then watches them over one connection.
 
 Invariants:
-- Nothing is written, nothing but this node's pods is asked for, and of those only what concerns slots is kept.
-- What was known stays known while the API server is away; nothing here can stop the plugin: a failure is logged when
-  its kind changes, counted, and tried again after a pause that grows to a bound.
-- Lines, answers and the number of pods are bounded.
+- The watch writes nothing, requests only this node's pods, and keeps only pods that request a slot.
+- Known pods stay known while the API server is away.  No failure stops the plugin: a failure is counted, logged when
+  its text changes, and retried after a pause that doubles up to a bound.
+- Lines, responses and the number of pods are bounded.
 
-May not go here: what annotations mean (kubernetes/cluster/annotations.py), files of slots.
+Non-goals: the meaning of annotations (kubernetes/cluster/annotations.py), slot files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("nvshare.pods")
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_LINE_BYTES: Final = 4 << 20
-"""An object has at most 1.5 MiB in etcd."""
+"""etcd stores at most 1.5 MiB for one object."""
 MAX_LIST_BYTES: Final = 256 << 20
 MAX_PODS: Final = 4096
 CONNECT_S: Final = 10.0
@@ -44,11 +44,11 @@ LIST_S: Final = 60.0
 
 
 class NotInClusterError(Exception):
-    """There is no API server to ask; the text says what is missing."""
+    """This process does not run in a cluster; the text names what is missing."""
 
 
 class ApiError(Exception):
-    """The API server said no.  `code` is the HTTP status; `retry_after_s` how long it wants to be left alone."""
+    """The API server refused.  `code` is the HTTP status, `retry_after_s` the delay that it asks for."""
 
     def __init__(self, code: int, text: str, retry_after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """Where the API server is, and how we prove who we are.  The token is read at each request, for it is renewed."""
+    """Address and credentials of the API server.  Each request reads the token file again: tokens are renewed."""
 
     host: str
     port: int
@@ -67,7 +67,7 @@ class ApiAccess:
 
     @classmethod
     def from_cluster(cls, environ: Mapping[str, str] | None = None) -> ApiAccess:
-        """By what Kubernetes gives each pod.  NVSHARE_SERVICE_ACCOUNT_DIR: where else token and ca.crt are.
+        """From a pod's environment and service account.  NVSHARE_SERVICE_ACCOUNT_DIR: overrides the directory.
 
         Raises NotInClusterError.
         """
@@ -85,27 +85,27 @@ class ApiAccess:
         return access
 
     def connect(self) -> http.client.HTTPSConnection:
-        """A connection that checks the server's certificate.  Raises OSError."""
+        """A connection that verifies the server's certificate.  Raises OSError."""
         context = ssl.create_default_context(cafile=str(self.ca_file))
         return http.client.HTTPSConnection(self.host, self.port, timeout=CONNECT_S, context=context)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How patient a watch is, in seconds."""
+    """Pauses and durations of a watch."""
 
     first_pause_s: float = 1.0
     longest_pause_s: float = 60.0
     watch_s: int = 300
-    """The API server ends a watch after this; up to as much again is added, so that nodes do not come back together."""
+    """The API server ends a watch after one to two times this; random, so that nodes do not reconnect together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has happened, for metrics."""
+    """Counters for metrics."""
 
     pods: int
-    """Known ones that ask for a slot."""
+    """Known pods that request a slot; a gauge."""
     lists: int
     events: int
     failures: int
@@ -113,7 +113,7 @@ class Counts:
 
 
 class PodWatch:
-    """What the node's pods say.  `changed` is called from the watch's own thread after anything has changed."""
+    """The node's pods.  The watch's thread calls `changed` after each change."""
 
     def __init__(
         self,
@@ -132,13 +132,13 @@ class PodWatch:
         self._lock = threading.Lock()
         self._pods: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._lists = self._events = self._failures = self._bad = 0
-        self._complaint = ""
+        self._failure = ""
         self._stopping = threading.Event()
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="pod-watch", daemon=True)
 
     def start(self) -> None:
-        """Raises NotInClusterError; whatever goes wrong later is tried again."""
+        """Starts the watch's thread, which retries every later failure.  Raises NotInClusterError."""
         if not self._node:
             raise NotInClusterError("the node's name is not known: give --node-name, or NODE_NAME from spec.nodeName")
         if self._api is None:
@@ -146,7 +146,7 @@ class PodWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the watch; what is known stays."""
+        """Ends the watch; known pods stay known."""
         self._stopping.set()
         with self._lock:
             connection = self._socket
@@ -156,7 +156,7 @@ class PodWatch:
             self._thread.join(2.0)
 
     def policy(self, namespace: str, pod: str, container: str) -> SlotPolicy | None:
-        """What this container's slot gets; None while the pod is not known."""
+        """Settings of this container's slot; None for an unknown pod."""
         with self._lock:
             found = self._pods.get((namespace, pod))
         if found is None:
@@ -173,7 +173,7 @@ class PodWatch:
         )
 
     def counts(self) -> Counts:
-        """For metrics."""
+        """The present counters."""
         with self._lock:
             return Counts(len(self._pods), self._lists, self._events, self._failures, self._bad)
 
@@ -193,21 +193,21 @@ class PodWatch:
                 version = self._watch(version)
             except ApiError as error:
                 if error.code == http.client.GONE:
-                    version, fresh = "", True  # a cached list may be older than what is gone
+                    version, fresh = "", True  # a cached list may be as old as the expired version
                 else:
                     self._failed(error)
                     wanted_s = min(error.retry_after_s, self._timing.longest_pause_s)
-            except Exception as error:  # the network, the server, an answer that is none: the plugin lives on
+            except Exception as error:  # network, server, malformed response: the plugin goes on
                 self._failed(error)
                 version = ""
-            # A watch that lasted has shown that all is well; one that ends at once must not come back at once.
+            # A long watch was a success and resets the pause; a short one must not be retried at once.
             lasted = time.monotonic() - begun > self._timing.longest_pause_s
             pause = self._timing.first_pause_s if lasted else min(pause * 2, self._timing.longest_pause_s)
             self._stopping.wait(max(wanted_s, pause * random.uniform(0.5, 1.0)))
 
     def _list(self, *, fresh: bool) -> str:
-        """Takes all pods of the node; returns the version from which to watch."""
-        # Version 0: the API server may answer from its cache, which spares etcd when all nodes come at once.
+        """Replaces the known pods by the node's list; returns the version from which to watch."""
+        # Version 0: the API server may answer from its cache, which spares etcd when all nodes list at once.
         with self._get({} if fresh else {"resourceVersion": "0"}, LIST_S) as response:
             body = response.read(MAX_LIST_BYTES + 1)
         if len(body) > MAX_LIST_BYTES:
@@ -220,13 +220,13 @@ class PodWatch:
             before, self._pods = self._pods, known
         for key, pod in known.items():
             if before.get(key) != pod:
-                self._complain_about(pod)
+                self._report_findings(pod)
         if known != before:
-            self._tell()
+            self._notify()
         return version
 
     def _watch(self, version: str) -> str:
-        """Follows changes until the server ends it; returns the version to go on from."""
+        """Applies events until the server ends the watch; returns the version from which to continue."""
         seconds = self._timing.watch_s + random.randrange(self._timing.watch_s + 1)
         query = {
             "watch": "1",
@@ -235,7 +235,7 @@ class PodWatch:
             "timeoutSeconds": str(seconds),
         }
         with self._get(query, seconds + LIST_S) as response:
-            self._say("")
+            self._report("")
             for event in _lines(response):
                 version = self._event(event) or version
         return version
@@ -254,12 +254,12 @@ class PodWatch:
                     self._pods[key] = reduced
             if before != reduced:
                 if reduced is not None:
-                    self._complain_about(reduced)
-                self._tell()
+                    self._report_findings(reduced)
+                self._notify()
         return str(pod["metadata"]["resourceVersion"])
 
     def _reduced(self, pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Only what slots need; None for a pod that asks for none."""
+        """The fields that slots need; None for a pod that requests no slot."""
         if not pod_asks_for(pod, self._rules.resource):
             return None
         metadata, spec = pod["metadata"], pod["spec"]
@@ -276,37 +276,37 @@ class PodWatch:
             "spec": {**lists, "priorityClassName": spec.get("priorityClassName")},
         }
 
-    def _complain_about(self, pod: Mapping[str, Any]) -> None:
+    def _report_findings(self, pod: Mapping[str, Any]) -> None:
         wrong = findings(pod, self._rules)
         with self._lock:
             self._bad += len(wrong)
         for finding in wrong:
             log.warning("pod %s/%s: %s; it is ignored", *_key(pod), finding.text)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         try:
             self._changed()
         except Exception:
-            log.exception("our own mistake, please report it; the watch of pods goes on")
+            log.exception("internal error, please report it; the watch of pods goes on")
 
     def _failed(self, error: Exception) -> None:
         if not self._stopping.is_set():
             with self._lock:
                 self._failures += 1
-            self._say(f"{type(error).__name__}: {error}")
+            self._report(f"{type(error).__name__}: {error}")
 
-    def _say(self, complaint: str) -> None:
-        """Once, until it is another one."""
-        if complaint and complaint != self._complaint:
-            log.warning("annotations of pods are not followed for now: %s", complaint)
-        elif self._complaint and not complaint:
-            log.info("annotations of pods are followed again")
-        self._complaint = complaint
+    def _report(self, failure: str) -> None:
+        """Logs a failure once, until its text changes."""
+        if failure and failure != self._failure:
+            log.warning("the watch of pod annotations is interrupted: %s", failure)
+        elif self._failure and not failure:
+            log.info("the watch of pod annotations is restored")
+        self._failure = failure
 
     # --- HTTP ------------------------------------------------------------------------------------------------------
 
     def _get(self, query: Mapping[str, str], read_s: float) -> _Answer:
-        """The answer to a question about this node's pods.  Raises ApiError, OSError, HTTPException."""
+        """A GET of this node's pods.  Raises ApiError, OSError, HTTPException."""
         assert self._api is not None
         token = self._api.token_file.read_text(encoding="ascii").strip()
         connection = self._api.connect()
@@ -320,7 +320,7 @@ class PodWatch:
             headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "User-Agent": "nvshare"}
             connection.request("GET", path, headers=headers)
             if self._stopping.is_set():
-                _cut(connection.sock)  # `stop` came before it knew of this socket
+                _cut(connection.sock)  # `stop` ran before this socket was registered
             response = connection.getresponse()
             _check(response)
         except BaseException:
@@ -357,7 +357,7 @@ def _check(response: http.client.HTTPResponse) -> None:
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
-    """The events of a watch; a last line that was cut off is none."""
+    """The events of a watch, without an incomplete last line."""
     while (line := response.readline(MAX_LINE_BYTES)).endswith(b"\n"):
         yield json.loads(line)
     if len(line) >= MAX_LINE_BYTES:
@@ -369,7 +369,7 @@ def _key(pod: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _cut(connection: socket.socket) -> None:
-    """Wakes the thread that reads it, without taking TLS away under it."""
+    """Wakes the reading thread.  Not SSLSocket.shutdown, which removes TLS from the socket that the thread reads."""
     try:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
     except OSError:

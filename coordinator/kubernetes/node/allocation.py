@@ -1,16 +1,15 @@
-"""Allocate: a container's slots become a directory on the node, and mounts and environment for the container.
+"""Allocate: writes the slot's directory and returns the container's mounts and environment.
 
-Paths in the container are constants, whatever the node's are: the slot at /run/nvshare, where programs look for a
-coordinator, and the version of the hook that was current then at /opt/nvshare.
+Paths in the container are constants: the slot is mounted at /run/nvshare, where programs look for a coordinator, and
+the current version of the hook at /opt/nvshare.
 
-LD_PRELOAD has a literal `$LIB`, a token that glibc's loader alone replaces.  Another libc's (musl) would load the hook,
-miss glibc's functions in it and end the process; so it looks for a file that is not there, and goes on without.
+LD_PRELOAD contains a literal `$LIB`, which only glibc's loader expands.  musl's loader would load the hook, miss
+glibc's functions and end the process; with `$LIB` it finds no file and runs the program without the hook.
 
-Invariants: the slot's directory is complete before the answer is given; directories of earlier owners of these slots
-are gone then; an answer is valid for the life of the container, because the kubelet gives it again when the
-container is started again.
+Invariants: the slot's directory is complete, and earlier slots with the same devices are removed, before Allocate
+answers.  An answer stays valid for the life of the container: the kubelet reuses it when the container restarts.
 
-May not go here: gRPC.
+Non-goals: gRPC.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SLOT_ANNOTATION: Final = "nvshare.com/slot"
 
 
 class NotReadyError(Exception):
-    """Nothing can be allocated now; the text says what is missing."""
+    """The plugin cannot allocate yet; the text names what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class MountSpec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a container gets."""
+    """Environment, mounts and annotations of a container."""
 
     environment: dict[str, str]
     mounts: tuple[MountSpec, ...] = ()
@@ -58,18 +57,18 @@ class Answer:
 
 
 class SlotStore:
-    """The slots' directory as the plugin writes it.  Any thread."""
+    """Writes the slots' directory.  Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._lock = threading.Lock()
 
     def all(self) -> dict[str, Slot]:
-        """By name."""
+        """All slots by name."""
         return slots.read_all(self.directory)
 
     def allocate(self, fresh: Slot) -> None:
-        """Puts a new slot in the place of those that had its devices.  Raises OSError."""
+        """Writes a new slot and removes other slots with the same devices.  Raises OSError."""
         with self._lock:
             for name, earlier in self.all().items():
                 if name != fresh.slot and set(earlier.device_ids) & set(fresh.device_ids):
@@ -77,7 +76,7 @@ class SlotStore:
             slots.write(self.directory, fresh)
 
     def replace(self, known: Slot, fresh: Slot) -> bool:
-        """Only if nobody has allocated or removed it since `known` was read.  Raises OSError."""
+        """Replaces the slot unless it was allocated anew or removed since `known` was read.  Raises OSError."""
         with self._lock:
             if not self._is_still(known):
                 return False
@@ -85,7 +84,7 @@ class SlotStore:
             return True
 
     def remove(self, known: Slot) -> bool:
-        """On the same condition."""
+        """Removes the slot on the same condition."""
         with self._lock:
             if not self._is_still(known):
                 return False
@@ -101,7 +100,7 @@ class SlotStore:
 
 
 def new_slot(device_ids: Sequence[SlotId], library_name: str) -> Slot:
-    """A slot for these devices, named after the first."""
+    """A slot for these devices, named after the first of them."""
     return Slot(
         slot=slots.name_for(str(device_ids[0])),
         allocation=secrets.token_hex(8),
@@ -113,12 +112,11 @@ def new_slot(device_ids: Sequence[SlotId], library_name: str) -> Slot:
 
 
 def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -> Answer:
-    """Makes the slot and says what the container needs.  Raises NotReadyError and OSError."""
-    name = library.current(options.library_dir)
+    """Writes the slot and returns the container's answer.  Raises NotReadyError and OSError."""
+    installed = options.paths.library_dir
+    name = library.current(installed)
     if name is None:
-        raise NotReadyError(
-            f"no hook library in {options.library_dir}: run `nvshare-install-library --to {options.library_dir}`"
-        )
+        raise NotReadyError(f"no hook library in {installed}: run `nvshare-install-library --to {installed}`")
     slot = new_slot(device_ids, name)
     store.allocate(slot)
     environment = {
@@ -132,11 +130,11 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
         environment["NVSHARE_LOSS_TIMEOUT"] = f"{options.loss_timeout_ns // 1_000_000}ms"
     mounts = (
         MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER),
-        MountSpec(options.library_dir / name, LIBRARY_IN_CONTAINER),
+        MountSpec(installed / name, LIBRARY_IN_CONTAINER),
     )
     return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),))
 
 
 def allocate_memory(units: int, unit_bytes: int) -> Answer:
-    """The limit that the hook begins with; the slot gets it when the kubelet has said whose units these are."""
+    """The hook's initial limit.  The slot gets its limit once the kubelet names the units' container."""
     return Answer({"NVSHARE_MEMORY_LIMIT": str(units * unit_bytes)})

@@ -1,10 +1,9 @@
-"""Which GPUs and MIG instances this node has, whether they work, and whether a coordinator serves them.
+"""Health of the node's GPUs and MIG instances, and of the coordinator.
 
-Invariants: a GPU that was there once is listed for as long as the plugin runs, unhealthy when it is lost, so that its
-pods are not taken for somebody else's; a coordinator that is away for less than the grace time (an upgrade) changes
-nothing.
+Invariants: a GPU stays listed for as long as the plugin runs, unhealthy while it is lost, so that its device ids keep
+their meaning.  A coordinator that is away for less than the grace time (an upgrade) changes nothing.
 
-May not go here: gRPC.
+Non-goals: gRPC.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ PERIOD_S: Final = 5.0
 
 
 class Probe(Protocol):
-    """What the monitor looks through; the node's NVML, or a test's."""
+    """The monitor's view of the driver: NVML, or a test's double."""
 
     def devices(self) -> list[Device]:
-        """Everything that can be scheduled now.  Raises NoGpuError."""
+        """GPUs and MIG instances that can be scheduled now.  Raises NoGpuError."""
 
     def problems(self, uuids: Sequence[str]) -> dict[str, str]:
-        """Why some of these GPUs cannot be used."""
+        """UUID -> why this GPU cannot be used; healthy GPUs are absent."""
 
 
 class NvmlProbe:
-    """By NVML."""
+    """The node's driver, by NVML."""
 
     def devices(self) -> list[Device]:
         return discover()
@@ -58,20 +57,20 @@ class NvmlProbe:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known at one time.  `problems` by UUID; a GPU without one is healthy."""
+    """GPUs and their problems at one time.  `problems`: (UUID, text) of unhealthy GPUs."""
 
     devices: tuple[Device, ...] = ()
     problems: tuple[tuple[str, str], ...] = ()
     coordinator_away: bool = False
 
     def health(self) -> dict[str, bool]:
-        """UUID -> whether slots of it may be given out."""
-        ill = dict(self.problems)
-        return {device.uuid: device.uuid not in ill and not self.coordinator_away for device in self.devices}
+        """UUID -> whether its slots may be allocated."""
+        unhealthy = dict(self.problems)
+        return {device.uuid: device.uuid not in unhealthy and not self.coordinator_away for device in self.devices}
 
 
 class Monitor:
-    """Looks again every few seconds, and tells whoever listens when something is different."""
+    """Checks every few seconds and calls its listeners after a change."""
 
     def __init__(self, probe: Probe, coordinator_answers: Callable[[], bool], grace_ns: int) -> None:
         self._probe = probe
@@ -85,12 +84,12 @@ class Monitor:
         self.coordinator_up = False
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Called after each change, from the monitor's thread."""
+        """Registers a listener, which the monitor's thread calls after each change."""
         self._listeners.append(listener)
 
     def start(self) -> None:
-        """Looks once, then in the background."""
-        self.look(time.monotonic_ns())
+        """Checks once, then in the background."""
+        self.check(time.monotonic_ns())
         self._thread.start()
 
     def stop(self) -> None:
@@ -98,8 +97,8 @@ class Monitor:
         if self._thread.is_alive():
             self._thread.join()
 
-    def look(self, now_ns: int) -> None:
-        """One look."""
+    def check(self, now_ns: int) -> None:
+        """Checks the coordinator and all GPUs once."""
         self.coordinator_up = self._coordinator_answers()
         if self.coordinator_up:
             self._answered_ns = now_ns
@@ -114,12 +113,12 @@ class Monitor:
         fresh = State(tuple(devices.values()), tuple(sorted(problems.items())), away)
         if fresh == self.state:
             return
-        self._tell(self.state, fresh)
+        self._log_changes(self.state, fresh)
         self.state = fresh
         for listener in self._listeners:
             listener()
 
-    def _tell(self, before: State, after: State) -> None:
+    def _log_changes(self, before: State, after: State) -> None:
         known = {device.uuid for device in before.devices}
         for device in after.devices:
             if device.uuid not in known:
@@ -131,10 +130,10 @@ class Monitor:
             log.info("GPU %s is healthy again", uuid)
         if after.coordinator_away != before.coordinator_away:
             if after.coordinator_away:
-                log.warning("no coordinator answers: slots are not healthy")
+                log.warning("no coordinator answers: all slots are unhealthy")
             else:
                 log.info("the coordinator answers again")
 
     def _run(self) -> None:
         while not self._stopping.wait(PERIOD_S):
-            self.look(time.monotonic_ns())
+            self.check(time.monotonic_ns())

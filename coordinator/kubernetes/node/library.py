@@ -1,15 +1,15 @@
-"""`nvshare-install-library`: the hook on the node's file system, one directory a version, for containers to mount.
+"""`nvshare-install-library`: installs the hook on the node for containers to mount, one directory a version.
 
-A container that is started again mounts what it was given at first.  So a version stays as long as a slot names it.
+A restarted container mounts the version that it was first given, so a version stays while a slot names it.
 
-In a version's directory the library lies where each distribution's glibc looks when it replaces `$LIB` in LD_PRELOAD
-(kubernetes/node/allocation.py says why): lib, lib64, lib/x86_64-linux-gnu, lib/aarch64-linux-gnu, all the same file.
+A version's directory holds the library at every path to which a glibc expands `$LIB` in LD_PRELOAD (see
+kubernetes/node/allocation.py): lib, lib64, lib/x86_64-linux-gnu, lib/aarch64-linux-gnu; all are the same file.
 
-Invariants: a version's directory appears complete (temporary name, fsync, rename) and never changes; `current` is
-replaced atomically; what is kept is what a slot uses, the current one and the one before it, and everything when it is
-not known what slots use.
+Invariants: a version's directory appears complete (temporary name, fsync, rename) and never changes.  `current` is
+replaced atomically.  An installation keeps the versions that slots use, the new one and the previous one; it keeps all
+while the slots' versions are unknown.
 
-May not go here: gRPC, slots' contents.
+Non-goals: gRPC, the contents of slots.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _VERSION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_]*-[0-9a-f]{12}")
 
 
 class InstallError(Exception):
-    """The library cannot be installed; the text names the remedy."""
+    """The installation failed; the text names the remedy."""
 
 
 def version() -> str:
-    """Of the product, as its directory says it."""
+    """The product's version, as part of a directory's name."""
     try:
         return importlib.metadata.version("nvshare").replace("-", "_")
     except importlib.metadata.PackageNotFoundError:  # a source checkout
@@ -60,7 +60,7 @@ def name_for(content: bytes) -> str:
 
 
 def current(directory: Path) -> str | None:
-    """The version that new containers get; None when none is installed."""
+    """The version that new containers mount; None if none is installed."""
     try:
         name = (directory / CURRENT).readlink().name
     except OSError:
@@ -69,7 +69,7 @@ def current(directory: Path) -> str | None:
 
 
 def install(hook: Path, directory: Path, slots_dir: Path | None) -> str:
-    """Makes this hook the current one; returns its name.  Raises InstallError."""
+    """Installs this hook as the current version; returns the version's name.  Raises InstallError."""
     try:
         content = hook.read_bytes()
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,8 +88,8 @@ def install(hook: Path, directory: Path, slots_dir: Path | None) -> str:
 
 
 def in_use(slots_dir: Path | None) -> set[str] | None:
-    """Versions that a slot's container has mounted.  None: nobody can say, as after a start of the node, when slots are
-    made again for containers that mount what they had."""
+    """Versions that the slots' containers have mounted.  None: unknown, as after a reboot of the node, when the plugin
+    restores slots without knowing their version."""
     if slots_dir is None or not slots_dir.is_dir():
         return None
     names = {slot.library for slot in slots.read_all(slots_dir).values()}
@@ -99,7 +99,7 @@ def in_use(slots_dir: Path | None) -> set[str] | None:
 def _check_executable(directory: Path) -> None:
     if os.statvfs(directory).f_flag & os.ST_NOEXEC:
         raise InstallError(
-            f"{directory}: its file system is mounted noexec, so no program could load the library from there; "
+            f"{directory}: its file system is mounted noexec, so programs cannot load the library from it; "
             "choose a directory elsewhere with --to (/run often is noexec, /var/lib is not)"
         )
 
@@ -132,7 +132,7 @@ def _put(directory: Path, name: str, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(descriptor)
-    if place.exists():  # what an earlier crash of the node left: the digest says that it is not what it should be
+    if place.exists():  # left by a crash of the node: its content does not match the digest in its name
         broken = directory / f".{name}.broken"
         shutil.rmtree(broken, ignore_errors=True)
         place.rename(broken)
@@ -172,17 +172,18 @@ app = typer.Typer(
 )
 
 
-@app.command(help="Puts the hook library where the containers of this node can mount it.")
+@app.command(help="Installs the hook library where this node's containers can mount it.")
 def run(
     to: Annotated[
-        Path, typer.Option("--to", envvar="NVSHARE_LIBRARY_DIR", help="the host's directory, with one for each version")
+        Path,
+        typer.Option("--to", envvar="NVSHARE_LIBRARY_DIR", help="directory on the host; one subdirectory a version"),
     ],
     slots_dir: Annotated[
         Path | None,
-        typer.Option(envvar="NVSHARE_SLOTS_DIR", help="the slots' directory: versions that a slot uses are kept"),
+        typer.Option(envvar="NVSHARE_SLOTS_DIR", help="directory of slots: versions that slots use are kept"),
     ] = None,
 ) -> None:
-    """Typer's view of the command line."""
+    """The command line as Typer reads it."""
     if slots_dir is None:
         typer.echo("nvshare-install-library: no --slots-dir: old versions are not removed", err=True)
     name = install(find_hook(os.environ), to.absolute(), slots_dir)
@@ -190,7 +191,7 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point.  Exit codes: 0 installed, 1 could not, 2 wrong command line."""
+    """Entry point.  Exit codes: 0 installed, 1 failed, 2 wrong command line."""
     try:
         code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-install-library") or 0
     except (InstallError, LaunchError) as error:

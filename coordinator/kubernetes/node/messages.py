@@ -1,12 +1,12 @@
-"""The kubelet's two gRPC interfaces, device plugins (v1beta1) and pod resources (v1), as messages made at run time.
+"""Protobuf messages of the kubelet's two gRPC interfaces: device plugins (v1beta1) and pod resources (v1).
 
-Field numbers and types are the interface; they stand here once, as a table, and no compiler of protocol buffers is
-needed.  Tests hold them against recorded bytes.
+A table of field numbers and types defines them at run time, so the build needs no protobuf compiler.  Tests compare
+them with recorded bytes.
 
-Invariants: only fields that are used are declared; others are skipped when they come, as protocol buffers have it; the
-descriptors live in a pool of their own, so nothing else in the process can collide with them.
+Invariants: only used fields are declared; protobuf skips the others.  The descriptors live in a pool of their own and
+collide with no other package's.
 
-May not go here: sockets, what a message means.
+Non-goals: sockets, the meaning of messages.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ POD_RESOURCES_SERVICE: Final = "v1.PodResourcesLister"
 LIST_POD_RESOURCES: Final = "/v1.PodResourcesLister/List"
 
 CHANNEL_OPTIONS: Final = (
-    ("grpc.default_authority", "localhost"),  # the name of a Unix socket's path is none that servers accept
+    ("grpc.default_authority", "localhost"),  # servers reject the default, a Unix socket's path
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 16 << 20),
 )
 KUBELET_MESSAGE_BYTES: Final = 4 << 20
-"""What the kubelet receives at most from a plugin in one message: gRPC's default."""
+"""Largest message that the kubelet accepts from a plugin: gRPC's default."""
 
-# message -> field -> (number, type); "*" repeated, "map" of text to text, a capital letter begins a message's name.
+# message -> field -> (number, type).  "*": repeated; "map": string to string; capitalised types are messages.
 _Fields = dict[str, tuple[int, str]]
 _PLUGIN: Final[dict[str, _Fields]] = {
     "Empty": {},

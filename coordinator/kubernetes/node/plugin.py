@@ -1,9 +1,10 @@
-"""One resource, served to the kubelet: the device plugin API v1beta1 over a Unix socket.
+"""A gRPC server for one resource: the device plugin API v1beta1 over a Unix socket.
 
-Invariants: every message of ListAndWatch is the full list, and comes at once when something changes; a request that
-cannot be met is refused with a sentence that names its field; nothing here decides what a device is.
+Invariants: each ListAndWatch message is the full list, and a change sends one at once.  A refusal names the request's
+field.
 
-May not go here: when to serve and register (registration.py), what a container gets (allocation.py).
+Non-goals: when to serve and register (registration.py), a container's mounts (allocation.py), the devices
+(resources.py).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _STOP_S: Final = 2.0
 
 
 class Resource(Protocol):
-    """What is served: a name, devices, and how they are given out."""
+    """A resource: its name, its devices, and how they are allocated."""
 
     name: str
 
     def devices(self) -> Sequence[tuple[str, bool]]:
-        """All ids, and whether each is healthy."""
+        """(id, healthy) of every device."""
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str] | None:
-        """Advice; None: this resource has none to give."""
+        """Devices to prefer; None: this resource has no preference."""
 
     def allocate(self, field: str, device_ids: Sequence[str]) -> Answer:
-        """For one container.  Raises RequestError and NotReadyError; `field` is what to name in them."""
+        """Allocates for one container.  Raises RequestError and NotReadyError, which name `field`."""
 
 
 Count = Callable[[str, str], None]
@@ -47,7 +48,7 @@ Count = Callable[[str, str], None]
 
 
 class PluginServer:
-    """Serves one resource on one socket; can be stopped and started again."""
+    """Serves one resource on one socket; restartable."""
 
     def __init__(self, resource: Resource, path: Path, count: Count) -> None:
         self.resource = resource
@@ -57,10 +58,10 @@ class PluginServer:
         self._version = 0
         self._server: Any = None
         self._serving = 0
-        """Which start of the server; streams of an earlier one end."""
+        """Number of the present start; streams of earlier starts end."""
 
     def start(self) -> None:
-        """Raises OSError when the socket cannot be made."""
+        """Starts serving.  Raises OSError if the socket cannot be created."""
         options = (*m.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
         server = grpc.server(ThreadPoolExecutor(_STREAMS_AND_CALLS), options=options)
         server.add_generic_rpc_handlers((self._handlers(),))
@@ -74,7 +75,7 @@ class PluginServer:
         self._server = server
 
     def stop(self) -> None:
-        """Streams end, calls at hand are finished.  The socket's file goes."""
+        """Ends streams, finishes running calls and removes the socket."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -90,7 +91,7 @@ class PluginServer:
         return self._server is not None and self.path.exists()
 
     def changed(self) -> None:
-        """The list is another one; any thread."""
+        """Sends the list again, because it has changed.  Thread-safe."""
         with self._changed:
             self._version += 1
             self._changed.notify_all()
@@ -98,7 +99,7 @@ class PluginServer:
     # --- the five calls -----------------------------------------------------------------------------------------------
 
     def _handlers(self) -> Any:
-        serving = self._serving  # of the start, for a stream may begin when the stop is under way
+        serving = self._serving  # captured at the start: a stream may begin during `stop`
 
         def unary(behaviour: Callable[[Any, Any], Any], request: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(
@@ -124,7 +125,7 @@ class PluginServer:
         )
 
     def options(self) -> Any:
-        """As told to the kubelet at registration, too."""
+        """The plugin's options, also part of the registration."""
         advises = self.resource.preferred((), (), 0) is not None
         return m.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=advises)
 
@@ -147,12 +148,12 @@ class PluginServer:
 
         if not context.add_callback(end):
             return
-        told = -1
+        sent = -1
         while True:
             with self._changed:
-                while self._version == told and serving == self._serving and not ended.is_set():
+                while self._version == sent and serving == self._serving and not ended.is_set():
                     self._changed.wait()
-                told = self._version
+                sent = self._version
             if serving != self._serving or ended.is_set():
                 return
             yield self.full_list()

@@ -1,9 +1,9 @@
-"""`nvshare-device-plugin`: from the command line to a plugin that serves the kubelet, and out again.
+"""`nvshare-device-plugin`: the command line of the device plugin.
 
-Invariants: every option has an environment variable, NVSHARE_ and its name; what cannot be used is said at once, with
-the option's name; SIGTERM ends it in order and leaves running containers, their slots and their library alone.
+Invariants: every option has an environment variable, NVSHARE_ and its name.  An invalid option stops the start with a
+message that names it.  SIGTERM ends the plugin; running containers keep their slots and their library.
 
-May not go here: the process (plugin_process.py) and what only it needs, such as gRPC: `--help` works without.
+Non-goals: the process (plugin_process.py) and its imports such as gRPC: `--help` works without them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError, rules_from
-from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, preference
+from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, Paths, preference
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
@@ -35,43 +35,43 @@ def _given(variable: str, text: str, *names: str) -> Any:
     return typer.Option(*names, envvar="NVSHARE_" + variable, help=text)
 
 
-SlotsPerGpu = Annotated[int, _given("SLOTS_PER_GPU", "containers that share one GPU")]
-Resource = Annotated[str, _given("RESOURCE", "name of the slots")]
+SlotsPerGpu = Annotated[int, _given("SLOTS_PER_GPU", "number of containers that may share one GPU")]
+Resource = Annotated[str, _given("RESOURCE", "resource name of the slots")]
 MemoryResourceName = Annotated[
     str | None,
     _given(
         "MEMORY_RESOURCE",
-        "also offer GPU memory, which becomes the container's limit; the name says the unit: "
+        "also offer GPU memory, which becomes the container's limit; the name ends with the unit: "
         "nvshare.com/gpu-memory-mib, nvshare.com/gpu-memory-256mib, nvshare.com/gpu-memory-gib",
     ),
 ]
-PluginDir = Annotated[Path, _given("PLUGIN_DIR", "where the kubelet looks for plugins")]
-PodResources = Annotated[Path, _given("POD_RESOURCES_SOCKET", "where the kubelet says which pod has what")]
-LibraryDir = Annotated[Path, _given("LIBRARY_DIR", "the host's directory of nvshare-install-library")]
-SlotsDir = Annotated[Path, _given("SLOTS_DIR", "the host's directory of slots")]
-RuntimeDirectory = Annotated[Path, _given("RUNTIME_DIR", "of the node's coordinator")]
+PluginDir = Annotated[Path, _given("PLUGIN_DIR", "the kubelet's directory for plugin sockets")]
+PodResources = Annotated[Path, _given("POD_RESOURCES_SOCKET", "the kubelet's PodResources socket")]
+LibraryDir = Annotated[Path, _given("LIBRARY_DIR", "directory of the installed hook libraries on the host")]
+SlotsDir = Annotated[Path, _given("SLOTS_DIR", "directory of slots on the host")]
+RuntimeDirectory = Annotated[Path, _given("RUNTIME_DIR", "runtime directory of the node's coordinator")]
 Several = Annotated[
-    bool, _given("ALLOW_SEVERAL_SLOTS", "a container may have several slots of one GPU", "--allow-several-slots")
+    bool, _given("ALLOW_SEVERAL_SLOTS", "allow one container several slots of the same GPU", "--allow-several-slots")
 ]
-Preferred = Annotated[str, _given("PREFERRED", "spread over the GPUs, or pack")]
-MemoryMode = Annotated[str, _given("MEMORY", "memory mode: managed, device, swap")]
-OnLoss = Annotated[str, _given("ON_LOSS", "what containers do without a coordinator: wait, or run")]
-LossTimeout = Annotated[str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: after so long, such as 5m")]
-Grace = Annotated[str, _given("COORDINATOR_GRACE", "without a coordinator for so long slots are unhealthy")]
-WatchPods = Annotated[bool, _given("WATCH_PODS", "follow the annotations of this node's pods", "--watch-pods")]
+Preferred = Annotated[str, _given("PREFERRED", "order of allocation: spread over the GPUs, or pack")]
+MemoryMode = Annotated[str, _given("MEMORY", "memory mode of containers: managed, device, swap")]
+OnLoss = Annotated[str, _given("ON_LOSS", "behaviour of containers without a coordinator: wait, or run")]
+LossTimeout = Annotated[str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: time before they run, such as 5m")]
+Grace = Annotated[str, _given("COORDINATOR_GRACE", "time without a coordinator after which slots are unhealthy")]
+WatchPods = Annotated[bool, _given("WATCH_PODS", "apply the annotations of this node's pods", "--watch-pods")]
 NodeName = Annotated[
-    str | None, typer.Option(envvar=["NVSHARE_NODE_NAME", "NODE_NAME"], help="with --watch-pods: this node")
+    str | None, typer.Option(envvar=["NVSHARE_NODE_NAME", "NODE_NAME"], help="with --watch-pods: name of this node")
 ]
 PriorityClasses = Annotated[
-    Path | None, _given("PRIORITY_CLASSES", "JSON file: what priority classes of the cluster mean")
+    Path | None, _given("PRIORITY_CLASSES", "JSON file: settings of the cluster's priority classes")
 ]
-PriorityRange = Annotated[str, _given("PRIORITY_RANGE", "MIN:MAX of the priority that annotations may ask for")]
-MetricsPort = Annotated[int | None, _given("METRICS_PORT", "serve Prometheus metrics; 0 chooses a port")]
-MetricsAddress = Annotated[str, _given("METRICS_ADDRESS", "where")]
+PriorityRange = Annotated[str, _given("PRIORITY_RANGE", "MIN:MAX allowed in the priority annotation")]
+MetricsPort = Annotated[int | None, _given("METRICS_PORT", "port for Prometheus metrics; 0: any free port")]
+MetricsAddress = Annotated[str, _given("METRICS_ADDRESS", "address for Prometheus metrics")]
 LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
 
 
-@app.command(help="Offers this node's GPUs to Kubernetes, several slots each, and puts containers under the hook.")
+@app.command(help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers.")
 def run(
     slots_per_gpu: SlotsPerGpu = 10,
     resource: Resource = "nvshare.com/gpu",
@@ -95,14 +95,11 @@ def run(
     metrics_address: MetricsAddress = "0.0.0.0",
     log_level: LogLevel = "info",
 ) -> None:
-    """Typer's view of the command line."""
+    """The command line as Typer reads it."""
     _log_to_stderr(log_level)
+    paths = (plugin_dir, pod_resources_socket, library_dir, slots_dir, runtime_dir)
     options = Options(
-        plugin_dir=plugin_dir.absolute(),
-        pod_resources_socket=pod_resources_socket.absolute(),
-        library_dir=library_dir.absolute(),
-        slots_dir=slots_dir.absolute(),
-        runtime_dir=runtime_dir.absolute(),
+        Paths(*(path.absolute() for path in paths)),
         slots_per_gpu=slots_per_gpu,
         resource=resource,
         memory_resource=memory_resource or None,
@@ -155,22 +152,22 @@ def _rules(resource: str, priority_range: str, priority_classes: Path | None) ->
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point.  Exit codes: 0 ended in order, 1 could not run, 2 wrong command line."""
+    """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line."""
     code = 0
     try:
         code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-device-plugin") or 0
     except OptionError as error:
-        code = _complain(str(error), 2)
+        code = _report(str(error), 2)
     except slots.SlotError as error:
-        code = _complain(f"--slots-dir: {error}", 1)
+        code = _report(f"--slots-dir: {error}", 1)
     except NotInClusterError as error:
-        code = _complain(f"--watch-pods: {error}", 1)
+        code = _report(f"--watch-pods: {error}", 1)
     except OSError as error:
-        code = _complain(f"{error.filename or 'system'}: {error.strerror}", 1)
+        code = _report(f"{error.filename or 'system'}: {error.strerror}", 1)
     raise SystemExit(code)
 
 
-def _complain(text: str, code: int) -> int:
+def _report(text: str, code: int) -> int:
     sys.stderr.write(f"nvshare-device-plugin: {text}\n")
     return code
 

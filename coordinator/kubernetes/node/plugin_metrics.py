@@ -1,8 +1,8 @@
 """The device plugin's own metrics.
 
-Invariant: their number depends on the resources served alone.
+Invariant: the number of series depends only on the served resources.
 
-May not go here: figures of slots and pods, which the coordinator has (coordinator/kubernetes/slots/metrics.py).
+Non-goals: metrics of slots and pods, which the coordinator exports (coordinator/kubernetes/slots/metrics.py).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from nvshare.coordinator.kubernetes.cluster.pods import Counts as WatchCounts
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened, by (resource, outcome).  Written by gRPC's threads: one dictionary operation each."""
+    """Counters by (resource, outcome).  gRPC's threads write them, one dictionary operation each."""
 
     allocations: dict[tuple[str, str], int] = field(default_factory=dict)
     registrations: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def allocated(self, resource: str, outcome: str) -> None:
-        """One Allocate."""
+        """Counts an Allocate."""
         self.allocations[resource, outcome] = self.allocations.get((resource, outcome), 0) + 1
 
     def registered(self, resource: str, outcome: str) -> None:
-        """One attempt to register."""
+        """Counts an attempt to register."""
         self.registrations[resource, outcome] = self.registrations.get((resource, outcome), 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one scrape shows besides the counts."""
+    """Values of one scrape besides the counters."""
 
     devices: Sequence[tuple[str, int, int]]
     """(resource, healthy, unhealthy)"""
@@ -45,24 +45,26 @@ class Facts:
     slots_without_pod: int
     pod_resources_failures: int
     watch: WatchCounts | None = None
-    """None: annotations are not followed."""
+    """None: no watch of pods."""
 
 
 class Collector:
-    """What prometheus_client asks at each scrape."""
+    """Produces the metrics of each scrape."""
 
     def __init__(self, counts: Counts, ask: Callable[[], Facts]) -> None:
         self._counts = counts
         self._ask = ask
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering asks nobody."""
+        """Empty, so that registering does not collect."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """All metric families."""
         facts = self._ask()
-        devices = GaugeMetricFamily("nvshare_plugin_devices", "What the kubelet is told", labels=("resource", "health"))
+        devices = GaugeMetricFamily(
+            "nvshare_plugin_devices", "Devices as listed to the kubelet", labels=("resource", "health")
+        )
         for resource, healthy, unhealthy in facts.devices:
             devices.add_metric((resource, "healthy"), healthy)
             devices.add_metric((resource, "unhealthy"), unhealthy)
@@ -89,19 +91,19 @@ class Collector:
             yield GaugeMetricFamily(f"nvshare_plugin_{name}", text, value=value)
         if facts.watch is not None:
             yield from _watch_metrics(facts.watch)
-        text = "Questions about pods that the kubelet did not answer"
+        text = "Failed PodResources calls to the kubelet"
         yield CounterMetricFamily("nvshare_plugin_pod_resources_failures", text, value=facts.pod_resources_failures)
 
 
 def _watch_metrics(watch: WatchCounts) -> Iterator[Metric]:
-    yield GaugeMetricFamily("nvshare_plugin_watched_pods", "Pods of this node that ask for a slot", value=watch.pods)
+    yield GaugeMetricFamily("nvshare_plugin_watched_pods", "Pods of this node that request a slot", value=watch.pods)
     for name, text, value in (
-        ("pod_watch_lists", "Lists of pods that the API server was asked for", watch.lists),
-        ("pod_watch_events", "Changes of pods that came", watch.events),
-        ("pod_watch_failures", "Answers of the API server that could not be used", watch.failures),
+        ("pod_watch_lists", "Lists of pods requested from the API server", watch.lists),
+        ("pod_watch_events", "Pod events received", watch.events),
+        ("pod_watch_failures", "Failed requests to the API server", watch.failures),
         (
             "bad_annotations",
-            "Annotations that say what is not allowed",
+            "Invalid annotations",
             watch.bad_annotations,
         ),
     ):
@@ -109,7 +111,7 @@ def _watch_metrics(watch: WatchCounts) -> Iterator[Metric]:
 
 
 class MetricsServer:
-    """HTTP on one address.  Raises OSError when the port is taken."""
+    """Serves the metrics over HTTP.  Raises OSError if the port is taken."""
 
     def __init__(self, address: str, port: int, collector: Collector) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -118,7 +120,7 @@ class MetricsServer:
         self.port = int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Waits for the scrape at hand, which is bounded."""
+        """Stops serving, after the scrape in progress."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

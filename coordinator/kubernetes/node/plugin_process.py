@@ -1,6 +1,6 @@
-"""The device plugin as one process: its parts, started and ended together.
+"""The device plugin's process: its parts, started and stopped together.
 
-May not go here: the command line (plugin_main.py), what the kubelet's calls do (resources.py, allocation.py).
+Non-goals: the command line (plugin_main.py), the kubelet's calls (resources.py, allocation.py).
 """
 
 from __future__ import annotations
@@ -31,42 +31,43 @@ log: Final = logging.getLogger("nvshare.plugin")
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What is only of this process: metrics, the watch of pods."""
+    """Options of the process alone: metrics and the watch of pods."""
 
     metrics_address: str = "0.0.0.0"
     metrics_port: int | None = None
     watched_node: str | None = None
-    """Whose pods' annotations to follow; None: nobody's."""
+    """The node whose pods to watch; None: no watch."""
     rules: Rules = field(default_factory=Rules)
 
 
 class Plugin:
-    """Everything that one device plugin is made of."""
+    """One device plugin with all its parts."""
 
     def __init__(self, options: Options, probe: Probe, watch: PodWatch | None = None) -> None:
-        """Makes the slots' directory.  Raises SlotError."""
-        slots.prepare(options.slots_dir)
+        """Prepares the slots' directory.  Raises SlotError."""
+        paths = options.paths
+        slots.prepare(paths.slots_dir)
         self.options = options
         self._watch = watch
-        self.store = SlotStore(options.slots_dir)
+        self.store = SlotStore(paths.slots_dir)
         self.counts = Counts()
-        coordinator = RuntimeDir(options.runtime_dir)
+        coordinator = RuntimeDir(paths.runtime_dir)
         self.monitor = Monitor(probe, coordinator.answers, options.coordinator_grace_ns)
         unit_bytes = memory_unit_bytes(options.memory_resource) if options.memory_resource is not None else 0
         self.tenancy = Tenancy(self.store, self._tenants, unit_bytes=unit_bytes, policies=watch)
         self._resources: list[SlotResource | MemoryResource] = [
-            SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy.woken)
+            SlotResource(options, lambda: self.monitor.state, self.store, self.tenancy.wake)
         ]
         if options.memory_resource is not None:
             state = lambda: self.monitor.state  # noqa: E731
-            self._resources.append(MemoryResource(options.memory_resource, state, self.tenancy.woken))
+            self._resources.append(MemoryResource(options.memory_resource, state, self.tenancy.wake))
         self._servers = [
-            PluginServer(resource, options.plugin_dir / socket_name(resource.name), self.counts.allocated)
+            PluginServer(resource, paths.plugin_dir / socket_name(resource.name), self.counts.allocated)
             for resource in self._resources
         ]
         self._ended = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._registrar = Registrar(options.plugin_dir, self._servers, self._wake_read, self.counts.registered)
+        self._registrar = Registrar(paths.plugin_dir, self._servers, self._wake_read, self.counts.registered)
         for server in self._servers:
             self.monitor.listen(server.changed)
 
@@ -87,12 +88,12 @@ class Plugin:
             os.close(self._wake_write)
 
     def stop(self) -> None:
-        """Ends `run`; any thread, or a signal handler, also when it has ended."""
+        """Ends `run`.  Callable from any thread and from signal handlers, also after the end."""
         if not self._ended:
             os.write(self._wake_write, b"\0")
 
     def facts(self) -> Facts:
-        """For metrics."""
+        """The values of one scrape."""
         found = self.store.all().values()
         devices = []
         for resource in self._resources:
@@ -102,7 +103,7 @@ class Plugin:
             devices=devices,
             connected=self._registrar.connected,
             coordinator_up=self.monitor.coordinator_up,
-            library=library.current(self.options.library_dir),
+            library=library.current(self.options.paths.library_dir),
             slots=len(found),
             slots_without_pod=sum(slot.pod is None for slot in found),
             pod_resources_failures=self.tenancy.failures,
@@ -111,14 +112,14 @@ class Plugin:
 
     def _tenants(self) -> Any:
         options = self.options
-        return list_tenants(options.pod_resources_socket, options.resource, options.memory_resource)
+        return list_tenants(options.paths.pod_resources_socket, options.resource, options.memory_resource)
 
 
 def serve(options: Options, extras: Extras) -> None:
-    """Until a signal.  Raises what the parts raise when they cannot start."""
+    """Serves until a signal.  Raises the errors of parts that cannot start."""
     watch: PodWatch | None = None
     if extras.watched_node is not None:
-        watch = PodWatch(node_name=extras.watched_node, changed=lambda: plugin.tenancy.woken(), rules=extras.rules)
+        watch = PodWatch(node_name=extras.watched_node, changed=lambda: plugin.tenancy.wake(), rules=extras.rules)
     plugin = Plugin(options, NvmlProbe(), watch)
     metrics = None
     if extras.metrics_port is not None:
@@ -140,4 +141,4 @@ def serve(options: Options, extras: Extras) -> None:
             watch.stop()
         if metrics is not None:
             metrics.close()
-    log.info("ended; containers that run keep their slots")
+    log.info("stopped; running containers keep their slots")

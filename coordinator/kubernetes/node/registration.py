@@ -1,12 +1,12 @@
-"""Keeps the plugin registered: across restarts of the kubelet, which forgets everything and empties its directory.
+"""Keeps the plugin registered across restarts of the kubelet, which forgets plugins and empties their directory.
 
-A kubelet that has started has made its socket anew.  Then every resource is served on a new socket and registered
-again; a registration that fails is tried again, later and later.
+A restarted kubelet creates a new socket.  The registrar then serves every resource on a new socket and registers it
+again; failed registrations are retried with a growing pause.
 
-Invariants: changes are heard by inotify, and looked for every half minute all the same (every five seconds where there
-is none); nothing that the kubelet does ends the plugin.
+Invariants: inotify reports changes; the registrar also checks every 30 seconds, every 5 seconds without inotify.  No
+behaviour of the kubelet ends the plugin.
 
-May not go here: what is served.
+Non-goals: the served resources.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_RETRY_NS: Final = 500_000_000
 LAST_RETRY_NS: Final = 30_000_000_000
 LOOK_AGAIN_NS: Final = 5_000_000_000
 BACKSTOP_NS: Final = 30_000_000_000
-"""A directory that was made anew is another one to inotify."""
+"""Finds a recreated directory, which inotify does not watch."""
 REGISTER_S: Final = 5.0
 _MASK: Final = inotify.CREATE | inotify.MOVED_TO | inotify.DELETE | inotify.MOVED_FROM
 
@@ -40,26 +40,26 @@ Identity = tuple[int, int]
 
 
 class Registrar:
-    """Serves and registers resources until it is stopped.  Its own thread only, but for `stop`."""
+    """Serves and registers resources until `wake`.  Single-threaded."""
 
     def __init__(
         self, plugin_dir: Path, servers: Sequence[PluginServer], wake: int, counted: Callable[[str, str], None]
     ) -> None:
-        """`wake`: a descriptor that is readable once `run` shall end.  `counted`: (resource, outcome)."""
+        """`wake`: a descriptor that becomes readable to end `run`.  `counted`: (resource, outcome)."""
         self._directory = plugin_dir
         self._servers = servers
         self._wake = wake
         self._counted = counted
         self._kubelet: Identity | None = None
         self._registered: dict[str, Identity] = {}
-        """Resource -> the kubelet that it is registered with."""
+        """Resource -> the kubelet with which it is registered."""
         self._retry_ns = FIRST_RETRY_NS
         self._retry_at_ns: int | None = None
         self._notices: inotify.Inotify | None = None
         self.connected = False
 
     def run(self) -> None:
-        """Until `wake`."""
+        """Serves until `wake`."""
         self._watch()
         try:
             while True:
@@ -77,13 +77,13 @@ class Registrar:
             self._notices = inotify.Inotify()
             self._notices.add(self._directory, _MASK)
         except OSError as error:
-            log.warning("inotify: %s; the kubelet is looked for every %d s", error.strerror, LOOK_AGAIN_NS // 10**9)
+            log.warning("inotify: %s; checking for the kubelet every %d s", error.strerror, LOOK_AGAIN_NS // 10**9)
             if self._notices is not None:
                 self._notices.close()
             self._notices = None
 
     def _wait(self, now_ns: int) -> bool:
-        """Until something may have changed.  True: it is time to end."""
+        """Waits until something may have changed.  True: `wake` is readable."""
         look_ns = now_ns + (LOOK_AGAIN_NS if self._notices is None else BACKSTOP_NS)
         timeout = max(0, min(look_ns, self._retry_at_ns or look_ns) - now_ns) / 1e9
         waited_for = [self._wake] + ([self._notices.descriptor] if self._notices is not None else [])
@@ -94,15 +94,15 @@ class Registrar:
 
     def _turn(self, now_ns: int) -> None:
         if self._notices is not None:
-            with contextlib.suppress(OSError):  # of no effect unless the directory was made anew
+            with contextlib.suppress(OSError):  # no effect unless the directory was recreated
                 self._notices.add(self._directory, _MASK)
         kubelet = _identity(self._directory / KUBELET_SOCKET)
         if kubelet != self._kubelet:
             if self._kubelet is not None or kubelet is None:
-                log.info("the kubelet has %s", "gone" if kubelet is None else "started anew")
+                log.info("the kubelet has %s", "stopped" if kubelet is None else "restarted")
             self._kubelet = kubelet
             self._retry_ns, self._retry_at_ns = FIRST_RETRY_NS, None
-        # Not serving: it never was, or the kubelet has emptied its directory.
+        # Not serving: not started yet, or the kubelet has emptied its directory.
         missing = [
             server
             for server in self._servers
@@ -119,13 +119,13 @@ class Registrar:
         for server in missing:
             name = server.resource.name
             try:
-                if not server.serving:  # to end one that the kubelet may have dialled already would fail its pods
+                if not server.serving:  # a serving one stays: the kubelet may use it already
                     server.stop()
                     server.start()
                 known = self._register(server)
             except (OSError, grpc.RpcError) as error:
                 self._counted(name, "failed")
-                log.warning("registering %s: %s; trying again", name, _sentence(error))
+                log.warning("registering %s: %s; retrying", name, _sentence(error))
                 known = None
             else:
                 self._counted(name, "registered")
@@ -138,10 +138,10 @@ class Registrar:
         self.connected = all(self._registered.get(each.resource.name) == self._kubelet for each in self._servers)
 
     def _register(self, server: PluginServer) -> Identity | None:
-        """The kubelet that knows it now; None: they changed meanwhile, and it was one of them.  Raises RpcError.
+        """The kubelet that accepted the registration; None: the kubelet changed meanwhile.  Raises RpcError.
 
-        A kubelet that starts empties its directory first and makes its own socket then, so what we notice first is
-        still the old kubelet's, and who answers may be the new one already.
+        A starting kubelet empties its directory before it creates its socket.  So the socket that we saw may be the
+        old kubelet's while the new kubelet answers the call.
         """
         before = _identity(self._directory / KUBELET_SOCKET)
         with grpc.insecure_channel(f"unix://{self._directory / KUBELET_SOCKET}", options=m.CHANNEL_OPTIONS) as channel:
@@ -166,7 +166,7 @@ def _serialize(message: Any) -> bytes:
 
 
 def _identity(path: Path) -> Identity | None:
-    """Changes whenever the file is made anew, also if the inode's number is used again."""
+    """Differs for each new file, also if the file system reuses the inode."""
     try:
         found = path.stat()
     except OSError:

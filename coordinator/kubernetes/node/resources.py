@@ -1,9 +1,9 @@
-"""The two resources that the plugin serves: slots of GPUs, and units of their memory.
+"""The plugin's two resources: slots of GPUs, and units of GPU memory.
 
-Invariants: the lists follow the health of the GPUs; without a hook library no slot is healthy, because a container that
-cannot load it would not wait for its turn.
+Invariants: device health follows GPU health.  Without an installed hook library no slot is healthy: a container
+without the hook would use the GPU without a lease.
 
-May not go here: gRPC, threads.
+Non-goals: gRPC, threads.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from nvshare.coordinator.kubernetes.node.health import State
 from nvshare.coordinator.kubernetes.slots import device_ids
 
 _DEVICE_OVERHEAD_BYTES: Final = 2 + 2 + 2 + len(m.UNHEALTHY)
-"""Of one entry in a list, beside its id: three headers and the health."""
+"""Size of a list entry without its id: three headers and the health."""
 
 
 class TooLongError(OptionError):
-    """The list would not fit into a message that the kubelet receives."""
+    """The list exceeds the kubelet's largest message."""
 
 
 class SlotResource:
     """`nvshare.com/gpu`."""
 
     def __init__(
-        self, options: Options, state: Callable[[], State], store: SlotStore, woken: Callable[[], None]
+        self, options: Options, state: Callable[[], State], store: SlotStore, allocated: Callable[[], None]
     ) -> None:
-        """`woken`: called when somebody new has a slot."""
+        """`allocated`: called after each allocation."""
         self.name = options.resource
         self._options = options
         self._state = state
         self._store = store
-        self._woken = woken
+        self._allocated = allocated
 
     def devices(self) -> list[tuple[str, bool]]:
-        installed = library.current(self._options.library_dir) is not None
+        installed = library.current(self._options.paths.library_dir) is not None
         return [
             (name, healthy and installed)
             for uuid, healthy in self._state().health().items()
@@ -56,34 +56,34 @@ class SlotResource:
         several = self._options.allow_several_slots
         chosen = device_ids.check_slots(field, device_ids_asked, health, allow_several=several)
         answer = allocation.allocate(chosen, self._options, self._store)
-        self._woken()
+        self._allocated()
         return answer
 
 
 class MemoryResource:
-    """`nvshare.com/gpu-memory-...`: as many units as the node's healthy GPUs have, tied to none of them."""
+    """`nvshare.com/gpu-memory-...`: the units of all healthy GPUs together; a unit belongs to no GPU."""
 
-    def __init__(self, name: str, state: Callable[[], State], woken: Callable[[], None]) -> None:
+    def __init__(self, name: str, state: Callable[[], State], allocated: Callable[[], None]) -> None:
         self.name = name
         self.unit_bytes = device_ids.memory_unit_bytes(name)
         self._state = state
-        self._woken = woken
+        self._allocated = allocated
 
     def _counts(self) -> tuple[int, int]:
-        """All units, and how many of them are healthy."""
+        """Number of units, and of healthy units."""
         state = self._state()
         health = state.health()
         units = {device.uuid: device.total_bytes // self.unit_bytes for device in state.devices}
         return sum(units.values()), sum(count for uuid, count in units.items() if health[uuid])
 
     def check(self) -> None:
-        """Raises TooLongError."""
+        """Raises TooLongError if the list exceeds the kubelet's largest message."""
         count, _ = self._counts()
         needed = count * (len(str(count)) + _DEVICE_OVERHEAD_BYTES)
         if needed > m.KUBELET_MESSAGE_BYTES:
             raise TooLongError(
-                f"--memory-resource: {self.name}: {count} units are more than a kubelet's message of "
-                f"{m.KUBELET_MESSAGE_BYTES} bytes holds; use a coarser one, such as nvshare.com/gpu-memory-256mib"
+                f"--memory-resource: {self.name}: {count} units exceed the kubelet's message size of "
+                f"{m.KUBELET_MESSAGE_BYTES} bytes; use a coarser unit, such as nvshare.com/gpu-memory-256mib"
             )
 
     def devices(self) -> list[tuple[str, bool]]:
@@ -96,5 +96,5 @@ class MemoryResource:
     def allocate(self, field: str, device_ids_asked: Sequence[str]) -> Answer:
         count, _ = self._counts()
         units = device_ids.check_memory(field, device_ids_asked, count)
-        self._woken()
+        self._allocated()
         return allocation.allocate_memory(units, self.unit_bytes)

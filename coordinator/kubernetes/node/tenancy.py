@@ -1,17 +1,17 @@
-"""Whose slot is whose: the kubelet's PodResources and the pods' annotations become part of `slot.json`.
+"""Writes each slot's pod into `slot.json`, with the memory limit and the settings of its annotations.
 
-Allocate does not say for which pod it is.  The kubelet's PodResources API does, a moment later: which container has
-which devices, slots and units of memory alike.  So the pod's name, its memory limit and its annotations are written
-into the slot then, and the coordinator, which follows the file, applies them at once.
+Allocate does not name the pod.  Shortly after it the kubelet's PodResources API does: it lists the devices of each
+container, slots and memory units alike.  The tenancy thread then updates the slot, and the coordinator, which watches
+the file, applies the change at once.
 
-A slot whose devices no container has any more is removed, late enough not to meet a container that is just being
-made.  A slot that is missing for a container that has devices (somebody has emptied the slots' directory) is made
-again, since the kubelet does not ask again.
+A slot whose devices belong to no container is removed, late enough to spare a container that is being created.  A slot
+that is missing for a running container (the slots' directory was emptied) is restored: the kubelet does not call
+Allocate again.
 
-Invariants: what the kubelet does not answer changes nothing; a slot is touched only if it is still the allocation that
-was looked at; the kubelet is asked every ten seconds when all pods are known, and a little sooner when one is not.
+Invariants: a failed PodResources call changes nothing.  A slot changes only if it is still the allocation that was
+read.  The thread asks the kubelet every ten seconds, and sooner while a slot's pod is unknown.
 
-May not go here: reading annotations (kubernetes/cluster/pods.py).
+Non-goals: reading annotations (kubernetes/cluster/pods.py).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ log: Final = logging.getLogger("nvshare.plugin")
 FIRST_LOOK_S: Final = 0.2
 LATER_LOOK_S: Final = 10.0
 KEEP_S: Final = 120.0
-"""A slot that no container has is removed no earlier after its allocation."""
+"""Minimum age of a slot that is removed."""
 MISSES: Final = 2
-"""Nor before so many answers in a row without it."""
+"""Consecutive answers without a slot's devices before the slot is removed."""
 LIST_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One container with devices of ours."""
+    """One container with slots."""
 
     pod: PodRef
     slots: tuple[str, ...]
@@ -53,14 +53,14 @@ class Tenant:
 
 
 class Policies(Protocol):
-    """What a pod's annotations say; coordinator/kubernetes/cluster/pods.py."""
+    """Settings by pod annotations; kubernetes/cluster/pods.py implements it."""
 
     def policy(self, namespace: str, pod: str, container: str) -> SlotPolicy | None:
-        """None: the pod is not known (yet)."""
+        """Settings of this container's slot; None for an unknown pod."""
 
 
 def list_tenants(socket: Path, resource: str, memory_resource: str | None) -> list[Tenant]:
-    """What the kubelet says now.  Raises grpc.RpcError."""
+    """The kubelet's present answer.  Raises grpc.RpcError."""
     with grpc.insecure_channel(f"unix://{socket}", options=m.CHANNEL_OPTIONS) as channel:
         call: Any = channel.unary_unary(
             m.LIST_POD_RESOURCES,
@@ -72,13 +72,13 @@ def list_tenants(socket: Path, resource: str, memory_resource: str | None) -> li
 
 
 def tenants_in(answer: Any, resource: str, memory_resource: str | None) -> list[Tenant]:
-    """Containers with slots."""
+    """The containers with slots in a PodResources answer."""
     found: list[Tenant] = []
     for pod in answer.pod_resources:
         for container in pod.containers:
             ids: list[str] = []
             units = 0
-            for devices in container.devices:  # one entry a resource, or one for each NUMA node
+            for devices in container.devices:  # one entry a resource, or one a NUMA node
                 if devices.resource_name == resource:
                     ids += devices.device_ids
                 elif memory_resource is not None and devices.resource_name == memory_resource:
@@ -90,7 +90,7 @@ def tenants_in(answer: Any, resource: str, memory_resource: str | None) -> list[
 
 
 class Tenancy:
-    """A thread that keeps the slots as the kubelet has them."""
+    """A thread that keeps the slots equal to the kubelet's allocations."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Tenancy:
         policies: Policies | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`ask` raises grpc.RpcError when the kubelet does not answer."""
+        """`ask` raises grpc.RpcError if the kubelet does not answer."""
         self._store = store
         self._ask = ask
         self._unit_bytes = unit_bytes
@@ -112,7 +112,7 @@ class Tenancy:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="tenancy", daemon=True)
         self.failures = 0
-        self._complained = False
+        self._logged = False
 
     def start(self) -> None:
         self._thread.start()
@@ -123,8 +123,8 @@ class Tenancy:
         if self._thread.is_alive():
             self._thread.join()
 
-    def woken(self) -> None:
-        """Somebody has a new slot, or other annotations; any thread."""
+    def wake(self) -> None:
+        """Looks soon, because a slot or annotations have changed.  Thread-safe."""
         self._wake.set()
 
     def _run(self) -> None:
@@ -136,35 +136,38 @@ class Tenancy:
             if self._stopping:
                 return
             try:
-                settled = self.look()
-                self._complained = False
+                complete = self.look()
+                self._logged = False
             except (grpc.RpcError, OSError) as error:
                 self.failures += 1
-                if not self._complained:
+                if not self._logged:
                     log.warning("pod resources: %s", _sentence(error))
-                    self._complained = True
-                settled = False
-            wait_s = LATER_LOOK_S if settled else min(LATER_LOOK_S, max(FIRST_LOOK_S, (wait_s or 0.0) * 2))
+                    self._logged = True
+                complete = False
+            wait_s = LATER_LOOK_S if complete else min(LATER_LOOK_S, max(FIRST_LOOK_S, (wait_s or 0.0) * 2))
 
     def look(self) -> bool:
-        """One question, and what follows from it.  True: every slot's pod is known.  Raises grpc.RpcError, OSError."""
-        before = self._store.all()  # what is allocated while the kubelet answers is looked at next time
+        """Asks the kubelet once and updates all slots.  True: every slot's pod is known.
+
+        Raises grpc.RpcError and OSError.
+        """
+        before = self._store.all()  # slots allocated during the call are left to the next look
         tenants = self._ask()
         owners = {device_id: tenant for tenant in tenants for device_id in tenant.slots}
-        settled = True
+        complete = True
         for slot in before.values():
             tenant = owners.get(slot.device_ids[0])
             if tenant is not None:
                 self._misses.pop(slot.allocation, None)
-                self._settle(slot, tenant)
+                self._update(slot, tenant)
             elif not self._expire(slot):
-                settled = settled and slot.pod is not None
-        self._make_again(before, tenants)
+                complete = complete and slot.pod is not None
+        self._restore(before, tenants)
         known = {slot.allocation for slot in before.values()}
         self._misses = {key: count for key, count in self._misses.items() if key in known}
-        return settled
+        return complete
 
-    def _settle(self, slot: Slot, tenant: Tenant) -> None:
+    def _update(self, slot: Slot, tenant: Tenant) -> None:
         limit = tenant.memory_units * self._unit_bytes // len(slot.gpus)
         policy = slot.policy
         if self._policies is not None:
@@ -176,14 +179,14 @@ class Tenancy:
             log.info("slot %s: %s/%s, container %s", slot.slot, pod.namespace, pod.name, pod.container)
 
     def _expire(self, slot: Slot) -> bool:
-        """Whether the slot is gone now."""
+        """Removes the slot if it is due; whether it did."""
         misses = self._misses[slot.allocation] = self._misses.get(slot.allocation, 0) + 1
         if misses < MISSES or self._clock() - slot.allocated_at_s < KEEP_S or not self._store.remove(slot):
             return False
         log.info("slot %s: its container is gone", slot.slot)
         return True
 
-    def _make_again(self, known: dict[str, Slot], tenants: list[Tenant]) -> None:
+    def _restore(self, known: dict[str, Slot], tenants: list[Tenant]) -> None:
         present = {device_id for slot in known.values() for device_id in slot.device_ids}
         for tenant in tenants:
             ids = [found for each in tenant.slots if (found := device_ids.parse(each)) is not None]
@@ -192,8 +195,8 @@ class Tenancy:
                 continue
             slot = allocation.new_slot(ids, "")
             self._store.allocate(slot)
-            log.info("slot %s is made again for %s/%s", slot.slot, tenant.pod.namespace, tenant.pod.name)
-            self._settle(slot, tenant)
+            log.info("slot %s is restored for %s/%s", slot.slot, tenant.pod.namespace, tenant.pod.name)
+            self._update(slot, tenant)
 
     def _allocated(self) -> set[str]:
         return {device_id for slot in self._store.all().values() for device_id in slot.device_ids}

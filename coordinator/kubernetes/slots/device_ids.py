@@ -1,12 +1,11 @@
-"""The devices that the kubelet counts: slots of GPUs, and units of GPU memory.  Pure.
+"""Ids of the kubelet's devices: slots of GPUs, and units of GPU memory.  Pure.
 
-A slot's id is `<UUID>::<number>`; a unit of memory is a number, tied to no GPU, because the kubelet chooses a
-container's units without knowing its slot.
+A slot's id is `<UUID>::<number>`.  A memory unit's id is a number without a GPU: the kubelet chooses a container's
+units without knowing its slot.
 
-Invariants: ids are at most 63 characters and the same after every restart; what the kubelet asks for is checked here,
-and an error names the field of its request.
+Invariants: ids have at most 63 characters and stay the same across restarts.  An error names the request's field.
 
-May not go here: gRPC, files.
+Non-goals: gRPC, files.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import Final, Literal
 Preference = Literal["spread", "pack"]
 MAX_SLOTS_PER_GPU: Final = 1000
 MAX_UNITS_PER_CONTAINER: Final = 32_768
-"""From Kubernetes 1.36 on a pod's status has an entry of 47 bytes for each of its devices, and the kubelet may send
-3 MiB of it: a pod of 67 000 units runs and is shown as Pending for ever.  Pods have several containers: so half."""
+"""Since Kubernetes 1.36 a pod's status lists each device in 47 bytes, and the kubelet may send 3 MiB: a pod with 67 000
+units runs but stays Pending.  The bound is half of that, because a pod may have several containers."""
 _MEMORY_NAME: Final = re.compile(r".*-(?P<count>[1-9][0-9]*)?(?P<unit>mib|gib)")
 
 
 class RequestError(Exception):
-    """A request of the kubelet's that cannot be met; the text names the field and the remedy."""
+    """The kubelet's request is invalid; the text names the field and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class SlotId:
 
 
 def parse(device_id: str) -> SlotId | None:
-    """None for what is no slot's id."""
+    """The slot of a device id; None if it is no slot's id."""
     uuid, mark, number = device_id.rpartition("::")
     if not mark or not uuid or not number.isdecimal() or not number.isascii():
         return None
@@ -49,21 +48,21 @@ def parse(device_id: str) -> SlotId | None:
 
 
 def slot_ids(uuids: Iterable[str], slots_per_gpu: int) -> list[str]:
-    """All slots, GPU by GPU."""
+    """Ids of all slots, GPU by GPU."""
     return [str(SlotId(uuid, number)) for uuid in uuids for number in range(slots_per_gpu)]
 
 
 def check_slots(
     field: str, device_ids: Sequence[str], known: Mapping[str, bool], *, allow_several: bool
 ) -> list[SlotId]:
-    """The slots of one container, sorted.  `known`: the GPUs, and whether each is healthy.  Raises RequestError."""
+    """The slots of one container, sorted.  `known`: GPU -> whether it is healthy.  Raises RequestError."""
     if not device_ids:
-        raise RequestError(f"{field}: is empty; a container gets at least one slot")
+        raise RequestError(f"{field}: is empty; a container needs at least one slot")
     found: set[SlotId] = set()
     for device_id in device_ids:
         slot = parse(device_id)
         if slot is None:
-            raise RequestError(f"{field}: {device_id!r:.80} is no slot; slots are written <GPU's UUID>::<number>")
+            raise RequestError(f"{field}: {device_id!r:.80} is no slot; the format is <GPU's UUID>::<number>")
         if slot.uuid not in known:
             raise RequestError(f"{field}: {device_id}: this node has no such GPU; it has {', '.join(known) or 'none'}")
         if not known[slot.uuid]:
@@ -75,8 +74,8 @@ def check_slots(
     uuid, most = counts.most_common(1)[0]
     if most > 1 and not allow_several:
         raise RequestError(
-            f"{field}: {most} slots of the same GPU {uuid} for one container give it nothing more than one: ask for as "
-            "many slots as it needs GPUs (at most one per GPU of the node), or start nvshare-device-plugin with "
+            f"{field}: {most} slots of the same GPU {uuid} give a container no more than one does; request one slot "
+            "for each GPU that it needs (at most the node's GPUs), or start nvshare-device-plugin with "
             "--allow-several-slots"
         )
     return sorted(found, key=lambda slot: (slot.uuid, slot.number))
@@ -85,10 +84,10 @@ def check_slots(
 def preferred(
     available: Sequence[str], must_include: Sequence[str], size: int, preference: Preference, *, distinct: bool
 ) -> list[str]:
-    """Advice on which slots to take.
+    """The slots that a container should get.
 
-    `spread` takes them from the GPUs with the most free slots, `pack` from those with the fewest.  `distinct`: a second
-    slot of a GPU only when there are not enough GPUs, in which case Allocate will say what is wrong.
+    `spread` takes slots of the GPUs with the most free slots, `pack` of those with the fewest.  `distinct`: a second
+    slot of a GPU only if there are too few GPUs; Allocate then refuses with the reason.
     """
     chosen = list(dict.fromkeys(must_include))[:size]
     free: dict[str, list[SlotId]] = {}
@@ -110,23 +109,23 @@ def preferred(
 
 
 def memory_unit_bytes(resource: str) -> int:
-    """What one device of the memory resource stands for: its name says it.  Raises ValueError."""
+    """Size of one unit, by the resource's name.  Raises ValueError."""
     match = _MEMORY_NAME.fullmatch(resource)
     if match is None:
         raise ValueError(
-            f"{resource!r} does not say its unit; end it with -mib, -256mib or -gib, "
+            f"{resource!r} does not name its unit; end it with -mib, -256mib or -gib, "
             "such as nvshare.com/gpu-memory-256mib"
         )
     return int(match["count"] or 1) << (20 if match["unit"] == "mib" else 30)
 
 
 def memory_ids(count: int) -> list[str]:
-    """Short, because there may be a hundred thousand."""
+    """Ids of all memory units; short, because a node may have a hundred thousand."""
     return [str(number) for number in range(count)]
 
 
 def check_memory(field: str, device_ids: Sequence[str], count: int) -> int:
-    """How many units one container gets.  Raises RequestError."""
+    """The number of units of one container.  Raises RequestError."""
     for device_id in device_ids:
         if not (device_id.isascii() and device_id.isdecimal() and int(device_id) < count):
             raise RequestError(f"{field}: {device_id!r:.80} is no unit of memory; they are 0 to {count - 1}")
@@ -134,8 +133,8 @@ def check_memory(field: str, device_ids: Sequence[str], count: int) -> int:
         raise RequestError(f"{field}: is empty, or names a unit twice")
     if len(device_ids) > MAX_UNITS_PER_CONTAINER:
         raise RequestError(
-            f"{field}: {len(device_ids)} units for one container, but {MAX_UNITS_PER_CONTAINER} are possible, for "
-            "Kubernetes writes each of them into the pod's status; start nvshare-device-plugin with a coarser "
+            f"{field}: {len(device_ids)} units exceed the {MAX_UNITS_PER_CONTAINER} of one container, because "
+            "Kubernetes lists each unit in the pod's status; start nvshare-device-plugin with a coarser "
             "--memory-resource, such as nvshare.com/gpu-memory-256mib"
         )
     return len(device_ids)

@@ -1,9 +1,8 @@
-"""Linux's inotify: hear of changes in a directory without looking again and again.
+"""Linux inotify: reports changes in directories.
 
-Invariants: `read` never blocks; names come as the kernel gives them; after an overflow `overflowed` is true and the
-caller must look for itself.
+Invariants: `read` never blocks.  After a lost event `overflowed` is true, and the caller must scan the directory.
 
-May not go here: what a change means.
+Non-goals: the meaning of a change.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry of a watched directory came, went or changed.  `watch` is what `add` returned."""
+    """A change of one entry in a watched directory.  `watch` is the number that `add` returned."""
 
     watch: int
     mask: int
@@ -36,24 +35,23 @@ class Change:
 
 
 class Inotify:
-    """One instance.  Raises OSError when the system has no more to give (fs.inotify.max_user_instances)."""
+    """One inotify instance.  Raises OSError beyond the system's limit (fs.inotify.max_user_instances)."""
 
     def __init__(self) -> None:
         self.descriptor: Final = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify")
         self.overflowed = False
 
     def add(self, directory: Path, mask: int) -> int:
-        """Watches a directory; the same one again is the same watch.  Raises OSError: it is gone, or the system has no
-        more watches."""
+        """Watches a directory; a watched one keeps its number.  Raises OSError if it is missing or watches run out."""
         path = os.fsencode(directory)
         return _checked(_libc.inotify_add_watch(self.descriptor, path, mask | ONLY_DIRECTORY), str(directory))
 
     def remove(self, watch: int) -> None:
-        """Of no effect when the directory is gone: its watch went with it."""
+        """Removes a watch; no effect after the directory's removal, which removed the watch too."""
         _libc.inotify_rm_watch(self.descriptor, watch)
 
     def read(self) -> list[Change]:
-        """What happened since; sets `overflowed` when the kernel lost some of it."""
+        """The changes since the last read; sets `overflowed` if the kernel dropped any."""
         found: list[Change] = []
         try:
             data = os.read(self.descriptor, 65_536)

@@ -1,9 +1,9 @@
-"""Prometheus metrics by slot: which pod, how much of the GPU, and whether its hook ever came.
+"""Prometheus metrics by slot: its pod, its GPU use, and whether its hook has registered.
 
-Invariant: at most one series a metric and slot (and GPU, for `nvshare_slot_info`), whatever the pods do: their number
-is bounded by the slots that the device plugin made.
+Invariant: one series a metric and slot, and for `nvshare_slot_info` also a GPU.  The device plugin's slots bound the
+number of series.
 
-May not go here: metrics by process (daemon/metrics.py).
+Non-goals: metrics by process (daemon/metrics.py).
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from nvshare.coordinator.kubernetes.slots.slot_book import SlotPicture
+from nvshare.coordinator.kubernetes.slots.slot_book import SlotSnapshot
 
 _SLOT: Final = ("slot", "namespace", "pod", "container")
 
-_GAUGES: Final[tuple[tuple[str, str, Callable[[SlotPicture], float]], ...]] = (
-    ("clients", "Processes of the slot that use a GPU now", lambda s: s.figures.clients),
-    ("waiting", "Leases that the slot's processes wait for", lambda s: s.figures.waiting),
-    ("limit_bytes", "What the slot may allocate on each of its GPUs; 0: no limit", lambda s: s.slot.limit_bytes),
+_GAUGES: Final[tuple[tuple[str, str, Callable[[SlotSnapshot], float]], ...]] = (
+    ("clients", "Registered processes of the slot", lambda s: s.figures.clients),
+    ("waiting", "Leases that processes of the slot wait for", lambda s: s.figures.waiting),
+    ("limit_bytes", "Memory limit of the slot on each of its GPUs; 0: no limit", lambda s: s.slot.limit_bytes),
     (
         "unregistered",
-        "1: its container runs, and no hook has come from it; it may use the GPU without waiting for its turn",
+        "1 while a container runs whose hook has not registered: its GPU work is not scheduled",
         lambda s: float(s.slot.pod is not None and not s.registered),
     ),
 )
 
-_COUNTERS: Final[tuple[tuple[str, str, Callable[[SlotPicture], float]], ...]] = (
+_COUNTERS: Final[tuple[tuple[str, str, Callable[[SlotSnapshot], float]], ...]] = (
     ("leases", "Leases granted to the slot", lambda s: s.figures.leases),
     ("lease_seconds", "Time that the slot held leases", lambda s: s.figures.used_ns / 1e9),
     ("wait_seconds", "Time that the slot waited for leases", lambda s: s.figures.waited_ns / 1e9),
@@ -36,9 +36,9 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[SlotPicture], float]], ...]] = 
 )
 
 
-def families(slots: Sequence[SlotPicture]) -> Iterator[Metric]:
-    """All of them; empty families when no slot exists."""
-    info = GaugeMetricFamily("nvshare_slot_info", "Always 1; which GPU a slot has", labels=(*_SLOT, "uuid"))
+def families(slots: Sequence[SlotSnapshot]) -> Iterator[Metric]:
+    """All families; without samples if there are no slots."""
+    info = GaugeMetricFamily("nvshare_slot_info", "Always 1; the GPUs of a slot", labels=(*_SLOT, "uuid"))
     memory = GaugeMetricFamily("nvshare_slot_memory_bytes", "Memory of the slot's processes", labels=(*_SLOT, "kind"))
     for picture in slots:
         labels = _labels(picture)
@@ -60,6 +60,6 @@ def families(slots: Sequence[SlotPicture]) -> Iterator[Metric]:
         yield counter
 
 
-def _labels(picture: SlotPicture) -> tuple[str, str, str, str]:
+def _labels(picture: SlotSnapshot) -> tuple[str, str, str, str]:
     pod = picture.slot.pod
     return (picture.slot.slot, *((pod.namespace, pod.name, pod.container) if pod else ("", "", "")))

@@ -1,12 +1,12 @@
-"""A slot: the right of one container to share GPUs, and the directory that stands for it on the node.
+"""A slot: one container's right to share GPUs, and its directory on the node.
 
-DIR/<slot>/ is mounted into the container, read-only.  In it lie `slot.json`, written by the device plugin, and
-`hooks.sock`, on which the coordinator listens.  Who connects there *is* that slot: no other container can reach it.
+The container mounts DIR/<slot>/ read-only.  It holds `slot.json`, which the device plugin writes, and `hooks.sock`, on
+which the coordinator listens.  The socket is the identity: no other container can reach it.
 
-Invariants: a slot's name is a safe file name and short enough for a socket's path; `slot.json` is replaced as a whole,
-so a reader sees the old or the new one; what is read from a file is validated, and its size bounded.
+Invariants: a slot's name is a safe file name and fits into a socket path.  `slot.json` is replaced atomically.  Files
+are validated and bounded in size.
 
-May not go here: gRPC, sockets, scheduling.  The coordinator imports this module.
+Non-goals: gRPC, sockets, scheduling.  The coordinator imports this module.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
 
 SLOT_FILE: Final = "slot.json"
 SOCKET_FILE: Final = "hooks.sock"
-HOOK_CAME_FILE: Final = ".hook-came"
-"""Holds the allocation from which a hook has said hello; so a restarted coordinator knows it, too."""
+HOOK_REGISTERED_FILE: Final = ".hook-came"
+"""Holds the allocation whose hook has registered, for a restarted coordinator."""
 MAX_NAME_BYTES: Final = 56
-"""A GPU's UUID has 40, its MIG form too; beside it stands a number."""
+"""A UUID of a GPU or MIG instance has 40 bytes; the rest is the slot's number."""
 MAX_FILE_BYTES: Final = 65_536
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -37,7 +37,7 @@ Label = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class SlotError(Exception):
-    """A slot or its directory cannot be used; the text says why."""
+    """A slot or its directory is unusable; the text says why."""
 
 
 class _Record(BaseModel):
@@ -45,7 +45,7 @@ class _Record(BaseModel):
 
 
 class SlotPolicy(_Record):
-    """What the pod's annotations ask for.  None: they say nothing."""
+    """Settings by the pod's annotations.  None: not set."""
 
     priority: int | None = Field(default=None, ge=-I32 - 1, le=I32)
     weight: int | None = Field(default=None, ge=1, le=10_000)
@@ -55,7 +55,7 @@ class SlotPolicy(_Record):
 
 
 class PodRef(_Record):
-    """Whose slot it is."""
+    """The container that has the slot."""
 
     namespace: Label
     name: Label
@@ -63,45 +63,45 @@ class PodRef(_Record):
 
 
 class Slot(_Record):
-    """`slot.json`.  `memory_limit_bytes` is per GPU and for all processes of the slot together; 0: none."""
+    """`slot.json`.  `memory_limit_bytes` limits all processes of the slot together on each GPU; 0: no limit."""
 
     slot: Label
     allocation: Label
-    """New at each Allocate, so that a slot's earlier owner is not taken for its present one."""
+    """Random; new at each Allocate, to tell successive owners of a slot apart."""
     allocated_at_s: float = Field(ge=0)
     gpus: tuple[Label, ...] = Field(min_length=1, max_length=64)
     device_ids: tuple[Label, ...] = Field(min_length=1, max_length=1024)
     library: str = ""
-    """The directory's name of the hook that was mounted."""
+    """Directory name of the mounted hook version; empty: unknown."""
     memory_limit_bytes: MemoryBytes = 0
     policy: SlotPolicy = SlotPolicy()
     pod: PodRef | None = None
 
     @property
     def limit_bytes(self) -> int:
-        """The smaller of what the plugin and the annotations say."""
+        """The smaller of the limits by memory units and by annotations."""
         said = [size for size in (self.memory_limit_bytes, self.policy.memory_limit_bytes) if size]
         return min(said, default=0)
 
 
 def check_name(name: str) -> str:
-    """The name, if it may be a directory's; raises SlotError."""
+    """The name, if it is a valid slot name; raises SlotError."""
     if not _NAME.fullmatch(name) or len(name) > MAX_NAME_BYTES:
         raise SlotError(f"{name!r} cannot be a slot: letters, digits, '_.-', at most {MAX_NAME_BYTES}")
     return name
 
 
 def name_for(device_id: str) -> str:
-    """The slot of a device id of the kubelet's (`GPU-...::3`), which holds what no path in LD_PRELOAD may."""
+    """The slot name of a kubelet's device id (`GPU-...::3`); LD_PRELOAD allows no colon in a path."""
     return check_name(device_id.replace("::", "--").replace("/", "_"))
 
 
 def prepare(directory: Path) -> None:
-    """Makes the directory of slots, and checks that nobody else can meddle and that sockets fit.  Raises SlotError."""
+    """Creates the directory of slots; checks its owner, its mode and the length of socket paths.  Raises SlotError."""
     longest = len(os.fsencode(directory.absolute() / ("x" * MAX_NAME_BYTES) / SOCKET_FILE))
     if longest > MAX_SOCKET_PATH_BYTES:
         raise SlotError(
-            f"{directory}: too long, a socket's path has room for {MAX_SOCKET_PATH_BYTES} bytes and a slot's needs "
+            f"{directory}: too long: a socket path has at most {MAX_SOCKET_PATH_BYTES} bytes and a slot's has "
             f"{longest}; choose a shorter --slots-dir"
         )
     try:
@@ -122,7 +122,7 @@ def prepare(directory: Path) -> None:
 
 
 def read(directory: Path) -> Slot | None:
-    """What the slot's directory says; None when there is none.  Raises SlotError for a file that is no slot."""
+    """The slot of this directory; None if there is none.  Raises SlotError for an invalid file."""
     path = directory / SLOT_FILE
     try:
         with path.open("rb") as file:
@@ -145,7 +145,7 @@ def read(directory: Path) -> Slot | None:
 
 
 def write(directory: Path, slot: Slot) -> None:
-    """Makes or replaces DIR/<slot>/slot.json; a new directory appears with it, complete.  Raises OSError."""
+    """Creates or replaces DIR/<slot>/slot.json; a new directory appears complete.  Raises OSError."""
     check_name(slot.slot)
     content = slot.model_dump_json(by_alias=True, exclude_none=True).encode()
     place = directory / slot.slot
@@ -153,7 +153,7 @@ def write(directory: Path, slot: Slot) -> None:
         directory.mkdir(mode=0o711, exist_ok=True)
         fresh = directory / f".{slot.slot}.new"
         fresh.mkdir(mode=0o755, exist_ok=True)
-        fresh.chmod(0o755)  # other users' containers look in here
+        fresh.chmod(0o755)  # containers of other users read it
         _put(fresh / SLOT_FILE, content)
         fresh.rename(place)
         return
@@ -169,21 +169,21 @@ def _put(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def hook_came(directory: Path, slot: Slot) -> bool:
-    """Whether a hook has come since this allocation."""
+def hook_registered(directory: Path, slot: Slot) -> bool:
+    """Whether a hook of this allocation has registered."""
     try:
-        return (directory / slot.slot / HOOK_CAME_FILE).read_text() == slot.allocation
+        return (directory / slot.slot / HOOK_REGISTERED_FILE).read_text() == slot.allocation
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def note_hook_came(directory: Path, slot: Slot) -> None:
-    """Raises OSError."""
-    (directory / slot.slot / HOOK_CAME_FILE).write_text(slot.allocation)
+def note_hook_registered(directory: Path, slot: Slot) -> None:
+    """Records that a hook of this allocation has registered.  Raises OSError."""
+    (directory / slot.slot / HOOK_REGISTERED_FILE).write_text(slot.allocation)
 
 
 def read_all(directory: Path) -> dict[str, Slot]:
-    """All slots that can be read, by name."""
+    """All valid slots, by name."""
     found: dict[str, Slot] = {}
     with contextlib.suppress(OSError):
         for place in sorted(directory.iterdir()):
@@ -197,9 +197,9 @@ def read_all(directory: Path) -> dict[str, Slot]:
 
 
 def remove(directory: Path, name: str) -> None:
-    """Takes a slot away.  Its processes, if any are left, keep the connection that they have."""
+    """Removes a slot.  Remaining processes of it keep their connections."""
     going = directory / f".{check_name(name)}.gone"
     shutil.rmtree(going, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
-        (directory / name).rename(going)  # first out of sight: the coordinator may be about to put something into it
+        (directory / name).rename(going)  # rename first: the coordinator may be creating its socket
     shutil.rmtree(going, ignore_errors=True)

@@ -1,12 +1,12 @@
-"""What the coordinator knows of the slots on its node: whose they are, what they may, and what their processes did.
+"""The coordinator's record of its node's slots: settings, clients, and statistics.
 
-A slot (slot.py) may have several processes; each is a client, and all of a slot's clients are one *group* of
-the core, whose memory limit they share.  The connection tells the slot; nothing that a client says does.
+A slot (slot.py) may have several processes.  Each is a client, and the clients of a slot form one *group* of the core
+with a common memory limit.  The connection alone determines a client's slot.
 
-Invariants: the number of slots is bounded by what the device plugin made, so figures by slot are bounded too; figures
-of clients that are gone stay with their slot until it is allocated anew.
+Invariants: the device plugin bounds the number of slots, and so the statistics.  Statistics of disconnected clients
+stay with their slot until its next allocation.
 
-May not go here: files and sockets (kubernetes/slots/watch.py), metrics' names (kubernetes/slots/metrics.py).
+Non-goals: files and sockets (kubernetes/slots/watch.py), metric names (kubernetes/slots/metrics.py).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from nvshare.coordinator.kubernetes.slots.slot import Slot
 
 
-_TAKEN_AWAY: Final = ""
-"""The slot of clients that are still there after it."""
+_REMOVED: Final = ""
+"""The slot name of clients that outlived their slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Sums over a slot's processes and GPUs.  `leases` to `submissions` are counters."""
+    """Sums over a slot's processes and GPUs.  The last four are counters."""
 
     clients: int = 0
     waiting: int = 0
@@ -43,16 +43,16 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotPicture:
-    """One slot, frozen, for metrics and `nvshare-ctl`."""
+class SlotSnapshot:
+    """A snapshot of one slot, for metrics and `nvshare-ctl`."""
 
     slot: Slot
     registered: bool
-    """A hook has said hello since the slot was allocated."""
+    """A hook has registered since the slot's allocation."""
     figures: Figures
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The slot as JSON."""
         pod = self.slot.pod
         policy = self.slot.policy
         return {
@@ -80,18 +80,18 @@ class _Record:
     slot: Slot
     registered: bool = False
     clients: dict[int, events.ClientRegistered] = field(default_factory=dict)
-    """Client -> what its hook wished for."""
+    """Client -> its hook's registration."""
     past: Figures = Figures()
 
 
 class SlotBook:
-    """All slots, by name.  The loop's thread only."""
+    """All slots, by name.  Belongs to the loop's thread."""
 
     def __init__(self) -> None:
-        self.first_hello: Callable[[Slot], None] | None = None
-        """Told when the first hook of an allocation comes."""
+        self.first_registration: Callable[[Slot], None] | None = None
+        """Called when the first hook of an allocation registers."""
         self._slots: dict[str, _Record] = {}
-        self._homes: dict[int, str] = {}  # client -> slot, or _TAKEN_AWAY
+        self._slot_of: dict[int, str] = {}  # client -> slot, or _REMOVED
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -99,23 +99,23 @@ class SlotBook:
     def __contains__(self, name: str) -> bool:
         return name in self._slots
 
-    # --- slots come, change and go ----------------------------------------------------------------------------------
+    # --- slots ------------------------------------------------------------------------------------------------------
 
     def put(self, slot: Slot, *, registered: bool = False) -> list[events.Event]:
-        """A new slot, or what it says now; the events make its clients hear of it.
+        """Adds or updates a slot; the events apply the changes to its clients.
 
-        `registered`: a hook came before this coordinator started.
+        `registered`: a hook registered with an earlier coordinator.
         """
         record = self._slots.get(slot.slot)
         if record is None:
             self._slots[slot.slot] = _Record(slot, registered)
             return []
         before, record.slot = record.slot, slot
-        if before.allocation != slot.allocation:  # another container's: nothing of the earlier one is its own
+        if before.allocation != slot.allocation:  # the next container starts afresh
             record.registered = False
             record.past = Figures()
         changes: list[events.Event] = []
-        for client, wished in record.clients.items():
+        for client, registration in record.clients.items():
             if slot.limit_bytes != before.limit_bytes:
                 changes.append(events.LimitSet(client, slot.limit_bytes))
             if slot.policy.priority != before.policy.priority:
@@ -123,21 +123,21 @@ class SlotBook:
             if slot.policy.weight != before.policy.weight:
                 changes.append(events.WeightSet(client, slot.policy.weight or 1))
             if slot.policy.gang != before.policy.gang:
-                changes.append(events.GangSet(client, _gang(slot, wished)))
+                changes.append(events.GangSet(client, _gang(slot, registration)))
         return changes
 
-    def take_away(self, name: str) -> None:
-        """The slot's directory is gone.  Clients that are still there keep what they have, and get no further GPU."""
+    def remove(self, name: str) -> None:
+        """Removes a slot.  Its connected clients keep their GPUs and may attach no others."""
         record = self._slots.pop(name, None)
         for client in record.clients if record is not None else ():
-            self._homes[client] = _TAKEN_AWAY
+            self._slot_of[client] = _REMOVED
 
     # --- clients ----------------------------------------------------------------------------------------------------
 
-    def adopt(self, name: str, wish: events.ClientRegistered) -> events.ClientRegistered | None:
-        """What a hook asks for, corrected by what its slot says; None when there is no such slot.
+    def register(self, name: str, wish: events.ClientRegistered) -> events.ClientRegistered | None:
+        """The hook's registration with the slot's settings; None for an unknown slot.
 
-        A container chooses its environment, so its priority and weight are the slot's or the default, never the hook's.
+        A container controls its environment, so priority and weight are the slot's or the default, never the hook's.
         """
         record = self._slots.get(name)
         if record is None:
@@ -145,10 +145,10 @@ class SlotBook:
         slot = record.slot
         if not record.registered:
             record.registered = True
-            if self.first_hello is not None:
-                self.first_hello(slot)
+            if self.first_registration is not None:
+                self.first_registration(slot)
         record.clients[wish.client] = wish
-        self._homes[wish.client] = name
+        self._slot_of[wish.client] = name
         return events.ClientRegistered(
             client=wish.client,
             name=wish.name,
@@ -164,23 +164,23 @@ class SlotBook:
         )
 
     def allocation(self, name: str) -> str | None:
-        """The slot's present one; None when there is no such slot."""
+        """The slot's present allocation; None for an unknown slot."""
         record = self._slots.get(name)
         return None if record is None else record.slot.allocation
 
     def refuses(self, client: int, uuid: str) -> str | None:
-        """Why this client may not use that GPU; None: it may, or is in no slot."""
-        name = self._homes.get(client)
-        if name == _TAKEN_AWAY:
-            return f"no GPU {uuid}: the slot is gone; its container must be started again"
+        """Why this client may not use that GPU; None if it may or has no slot."""
+        name = self._slot_of.get(client)
+        if name == _REMOVED:
+            return f"no GPU {uuid}: the slot was removed; restart the container"
         if name is None or uuid in self._slots[name].slot.gpus:
             return None
         return f"no GPU {uuid} in slot {name}; it has {', '.join(self._slots[name].slot.gpus)}"
 
     def leave(self, client: int, last: ClientSnapshot | None) -> None:
-        """The client is gone; `last` is what it had done."""
-        name = self._homes.pop(client, _TAKEN_AWAY)
-        if name == _TAKEN_AWAY:
+        """Removes a client and adds its statistics to the slot; `last`: its final snapshot."""
+        name = self._slot_of.pop(client, _REMOVED)
+        if name == _REMOVED:
             return
         record = self._slots[name]
         del record.clients[client]
@@ -195,29 +195,28 @@ class SlotBook:
             )
 
     def has(self, client: int) -> bool:
-        """Whether it belongs to a slot."""
-        return client in self._homes
+        """Whether the client belongs to a slot."""
+        return client in self._slot_of
 
-    # --- pictures ---------------------------------------------------------------------------------------------------
+    # --- snapshots --------------------------------------------------------------------------------------------------
 
-    def pictures(self, clients: Iterable[ClientSnapshot]) -> list[SlotPicture]:
-        """All slots, with the figures of the clients that are there and of those that were."""
+    def snapshots(self, clients: Iterable[ClientSnapshot]) -> list[SlotSnapshot]:
+        """All slots, with the statistics of present and past clients."""
         members: dict[str, list[ClientSnapshot]] = {}
         for client in clients:
-            name = self._homes.get(client.client)
+            name = self._slot_of.get(client.client)
             if name is not None:
                 members.setdefault(name, []).append(client)
         return [
-            SlotPicture(record.slot, record.registered, _sum(members.get(name, []), record.past))
+            SlotSnapshot(record.slot, record.registered, _sum(members.get(name, []), record.past))
             for name, record in sorted(self._slots.items())
         ]
 
 
 def _gang(slot: Slot, wish: events.ClientRegistered) -> str:
-    """What the annotation says; else what the hook wishes, among the processes of this slot alone, since users of
-    different pods have the same numbers."""
-    wished = wish.gang.partition("/")[2]
-    return slot.policy.gang or (f"slot:{slot.slot}/{wished}" if wished else "")
+    """The annotation's gang; else the hook's, limited to this slot, because users of different pods share user ids."""
+    registration = wish.gang.partition("/")[2]
+    return slot.policy.gang or (f"slot:{slot.slot}/{registration}" if registration else "")
 
 
 def _sum(clients: list[ClientSnapshot], past: Figures | None = None) -> Figures:

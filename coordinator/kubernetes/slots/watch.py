@@ -1,10 +1,10 @@
-"""The directory of slots, followed while the coordinator runs: slots come and go without a restart.
+"""Watches the directory of slots, so that slots appear and disappear while the coordinator runs.
 
-Invariants: changes are heard by inotify; where the system has none left, the directory is looked at every five
-seconds; one turn reads a bounded number of slots, so the loop's other work waits no longer than for a few small files;
-a slot whose file is broken is logged once and keeps what it had.
+Invariants: inotify reports changes; without inotify the watch scans the directory every five seconds.  One turn reads a
+bounded number of slots, to keep the loop responsive.  An invalid slot file is logged once, and its slot keeps its
+settings.
 
-May not go here: what a slot may (kubernetes/slots/slot_book.py).
+Non-goals: the rights of a slot (kubernetes/slots/slot_book.py).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _COMES_OR_GOES: Final = inotify.CREATE | inotify.MOVED_TO | inotify.MOVED_FROM |
 
 
 class SlotWatch:
-    """Keeps the book and the listening sockets as the directory is."""
+    """Keeps the slot book and the listening sockets equal to the directory."""
 
     def __init__(self, directory: Path, hooks: HookListener, book: SlotBook) -> None:
-        """The directory must be prepared."""
+        """The directory must exist: `slot.prepare`."""
         self._directory = directory
         self._hooks = hooks
         self._book = book
-        book.first_hello = self._hook_came
+        book.first_registration = self._hook_registered
         self._dirty: dict[str, None] = {}  # an ordered set
-        self._complained: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._watches: dict[int, str] = {}  # inotify's number -> slot
         self._watched: dict[str, int] = {}
         self._notices: inotify.Inotify | None = None
         self._polls = False
-        self._look_at_ns: int | None = 0
+        self._scan_at_ns: int | None = 0
         self._above = self._root = -1
         try:
             self._notices = inotify.Inotify()
@@ -57,15 +57,15 @@ class SlotWatch:
 
     @property
     def descriptor(self) -> int | None:
-        """Readable when something changed; None without inotify."""
+        """Readable after a change; None without inotify."""
         return None if self._notices is None else self._notices.descriptor
 
     def next_deadline_ns(self) -> int | None:
-        """When `turn` has something to do besides."""
-        return 0 if self._dirty else self._look_at_ns
+        """The next time at which `turn` has work without a change; None: never."""
+        return 0 if self._dirty else self._scan_at_ns
 
     def turn(self, now_ns: int, ready: bool) -> list[events.Event]:
-        """Reads what changed.  The events are for the scheduler."""
+        """Applies the changes; returns events for the scheduler."""
         if ready and self._notices is not None:
             for change in self._notices.read():
                 if change.watch == self._above:
@@ -76,10 +76,10 @@ class SlotWatch:
                     self._dirty[name] = None
             if self._notices.overflowed:
                 self._notices.overflowed = False
-                self._look_at_ns = now_ns
-        if self._look_at_ns is not None and now_ns >= self._look_at_ns:
-            self._look_around()
-            self._look_at_ns = now_ns + LOOK_AGAIN_NS if self._polls else None
+                self._scan_at_ns = now_ns
+        if self._scan_at_ns is not None and now_ns >= self._scan_at_ns:
+            self._scan()
+            self._scan_at_ns = now_ns + LOOK_AGAIN_NS if self._polls else None
         changes: list[events.Event] = []
         for name in list(self._dirty)[:SLOTS_PER_TURN]:
             del self._dirty[name]
@@ -87,22 +87,22 @@ class SlotWatch:
         return changes
 
     def close(self) -> None:
-        """Of the listening sockets the transport takes care."""
+        """Closes inotify; the transport closes the listening sockets."""
         if self._notices is not None:
             self._notices.close()
 
     def _watch_root(self, name: str, now_ns: int) -> None:
-        """The directory itself went or came.  (Its own watch may never say so: connections keep a removed one.)"""
+        """Rewatches the directory after its removal or creation, which its own watch may not report."""
         if name == self._directory.name and self._notices is not None:
             with contextlib.suppress(OSError):
                 self._root = self._notices.add(self._directory, _COMES_OR_GOES)
-            self._look_at_ns = now_ns
+            self._scan_at_ns = now_ns
 
-    def _look_around(self) -> None:
+    def _scan(self) -> None:
         try:
             found = [place.name for place in self._directory.iterdir() if not place.name.startswith(".")]
         except OSError as error:
-            self._complain("", f"{self._directory}: {error.strerror}")
+            self._log_once("", f"{self._directory}: {error.strerror}")
             found = []
         self._dirty |= dict.fromkeys([*found, *self._watched, *self._hooks.slots()])
 
@@ -111,7 +111,7 @@ class SlotWatch:
         try:
             slots.check_name(name)
             if place.is_dir():
-                self._watch(name, place)  # before reading: nothing can change unseen
+                self._watch(name, place)  # before reading, so that no change is missed
                 slot = slots.read(place)
             else:
                 self._unwatch(name)
@@ -120,21 +120,21 @@ class SlotWatch:
                 self._forget(name)
                 return []
             if name in self._hooks.slots() and not (place / slots.SOCKET_FILE).exists():
-                self._hooks.unlisten(name)  # another directory of the same name
+                self._hooks.unlisten(name)  # the directory was replaced
             if name not in self._hooks.slots():
                 self._hooks.listen(place / slots.SOCKET_FILE, 0o666, name)
                 log.info("slot %s: %s", name, ", ".join(slot.gpus))
         except (SlotError, OSError) as error:
-            self._complain(name, f"slot {name}: {error}")
+            self._log_once(name, f"slot {name}: {error}")
             return []
-        self._complained.pop(name, None)
-        return self._book.put(slot, registered=slots.hook_came(self._directory, slot))
+        self._logged.pop(name, None)
+        return self._book.put(slot, registered=slots.hook_registered(self._directory, slot))
 
-    def _hook_came(self, slot: Slot) -> None:
+    def _hook_registered(self, slot: Slot) -> None:
         try:
-            slots.note_hook_came(self._directory, slot)
+            slots.note_hook_registered(self._directory, slot)
         except OSError as error:
-            self._complain(slot.slot, f"slot {slot.slot}: {error}")
+            self._log_once(slot.slot, f"slot {slot.slot}: {error}")
 
     def _watch(self, name: str, place: Path) -> None:
         if self._notices is None:
@@ -149,7 +149,7 @@ class SlotWatch:
         before = self._watched.get(name)
         if before == watch:
             return
-        if before is not None:  # of an earlier directory of this name
+        if before is not None:  # a replaced directory of this name
             self._unwatch(name)
         self._watched[name] = watch
         self._watches[watch] = name
@@ -162,18 +162,18 @@ class SlotWatch:
 
     def _poll_instead(self, error: OSError) -> None:
         if not self._polls:
-            log.warning("inotify: %s; slots are looked for every %d s", error.strerror, LOOK_AGAIN_NS // 10**9)
+            log.warning("inotify: %s; scanning for slots every %d s", error.strerror, LOOK_AGAIN_NS // 10**9)
         self._polls = True
-        self._look_at_ns = 0
+        self._scan_at_ns = 0
 
     def _forget(self, name: str) -> None:
         if name in self._hooks.slots():
             self._hooks.unlisten(name)
-            log.info("slot %s is gone", name)
-        self._complained.pop(name, None)
-        self._book.take_away(name)
+            log.info("slot %s is removed", name)
+        self._logged.pop(name, None)
+        self._book.remove(name)
 
-    def _complain(self, name: str, text: str) -> None:
-        if self._complained.get(name) != text:
-            self._complained[name] = text
+    def _log_once(self, name: str, text: str) -> None:
+        if self._logged.get(name) != text:
+            self._logged[name] = text
             log.warning("%s", text)
