@@ -20,6 +20,8 @@
  */
 #include "base/port.h"
 #include "base/process/fork.h"
+#include "contexts/context.h"
+#include "contexts/streams.h"
 #include "coord/agent.h"
 #include "coord/host.h"
 #include "driver/cuda_api.h"
@@ -51,7 +53,7 @@ const nvs_backend *const nvs_memory_chunked = &nvs_backend_swap;
 void (*const nvs_swap_freed)(uint32_t gpu, CUdeviceptr address) = nvs_ipc_withdraw;
 void (*const nvs_fork_handlers[])(void) = {
     nvs_gate_after_fork, nvs_pacing_after_fork, nvs_marks_after_fork, nvs_agent_after_fork, nvs_memory_after_fork, nvs_swap_after_fork,
-    nvs_graphs_after_fork, NULL,
+    nvs_graphs_after_fork, nvs_contexts_after_fork, nvs_streams_after_fork, NULL,
 };
 
 __attribute__((constructor)) static void at_load(void)

@@ -80,8 +80,8 @@ def test_every_error_of_every_wrapped_function_is_passed_on(programs: Programs) 
 def test_contexts_streams_and_captures(tmp_path: Path, part: str) -> None:
     """A drain would miss a context or stream, ask the driver about one that is gone, or spoil a capture."""
     include = next(d for d in candidates() if (d / "cuda.h").is_file())
-    folders = {"contexts": ("context", "which_gpu"), "inflight": ("captures",), "hooks/work": ("context",)}
-    ours = (SOURCE / folder / f"{name}.c" for folder, names in folders.items() for name in names)
+    names = (f"contexts/{name}" for name in ("context", "gpu_cache", "streams", "which_gpu"))
+    ours = (SOURCE / f"{name}.c" for name in (*names, "inflight/captures", "hooks/work/context"))
     sources = [str(PROGRAMS / f"intercept_{part}.c"), *map(str, ours)]
     sanitize = ("-fsanitize=thread", "-Wno-tsan", "-Wno-unused-parameter")
     program = compile_c(tmp_path / "context", *sources, *sanitize, "-isystem", str(include))

@@ -1,14 +1,15 @@
-/* The registry of contexts and streams.
+/* The registry of contexts.
  *
- * One lock (the context registry's) guards the tables.  It is never held across a call of the driver.  Entries never
- * move: a visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time
- * exactly once.  An entry under visit is marked; a thread that destroys a context waits for its visitors, and who
- * destroys a stream leaves that to the visitor: the driver must not be asked about a handle that has been freed.
+ * One lock (the context registry's) guards the table.  It is never held across a call of the driver.  Entries never move: a
+ * visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time exactly once.  An
+ * entry under visit is marked; a thread that destroys a context waits for its visitors.
  */
 #include "contexts/context.h"
 
 #include "base/log.h"
 #include "base/process/cancel.h"
+#include "base/process/fork.h"
+#include "contexts/gpu_cache.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 
@@ -27,19 +28,10 @@ typedef struct context_entry {
     const nvs_slot *by; /* whose thread ends it; NULL: it has none */
 } context_entry;
 
-typedef struct stream_entry {
-    CUstream stream; /* NULL: free */
-    CUcontext context;
-    uint32_t visitors;
-    bool doomed; /* destroyed by the application, or with its context (then NULL), during a visit */
-} stream_entry;
-
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 NVS_FORK_STATE static pthread_cond_t visited = PTHREAD_COND_INITIALIZER;
 NVS_FORK_STATE static context_entry *contexts;
 NVS_FORK_STATE static size_t context_count;
-NVS_FORK_STATE static stream_entry *streams;
-NVS_FORK_STATE static size_t stream_count;
 NVS_FORK_STATE static struct {
     CUcontext context;
     CUcontext last; /* the same, or that was the last one */
@@ -50,32 +42,14 @@ static bool forgotten; /* there are contexts that found no place in the table */
 
 NVS_FORK_STATE static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
 
-NVS_FORK_CODE static void after_fork_in_child(void)
-{
-    /* Only the forking thread lives on; it may have forked while another one held the lock. */
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-    visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    /* A driver that was initialised before the fork is of no use in the child; forget its handles. */
-    context_count = stream_count = 0;
-    contexts = NULL; /* not freed: another thread may have been inside realloc */
-    streams = NULL;
-    memset(primaries, 0, sizeof primaries);
-    atomic_store_explicit(&device_count, 0, memory_order_relaxed);
-    atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
-    nvs_gpus_outdated();
-}
-
 void nvs_context_learn(void)
 {
-    static atomic_flag once = ATOMIC_FLAG_INIT;
     int count = 0;
     if (atomic_load_explicit(&device_count, memory_order_relaxed) != 0)
         return;
     if (NVS_REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS || count <= 0)
         return;
-    /* Relaxed: only who is first matters. */
-    if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
-        nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA");
+    nvs_fork_prepare();
     if (count == 1)
         nvs_gate_alone();
     atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
@@ -109,8 +83,7 @@ uint32_t nvs_primary_gpu(CUcontext context)
 
 /* ---- Registry ---- */
 
-/* Room for one more entry at the end of a table; false when the host has no memory.  Locked. */
-static bool extend(void **table, size_t *count, size_t size)
+bool nvs_table_extend(void **table, size_t *count, size_t size)
 {
     enum { STEP = 64 };
     if (*count % STEP == 0) {
@@ -156,7 +129,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
         if (contexts[i].context == NULL && contexts[i].visitors == 0)
             place = i;
     }
-    if (place < context_count || extend((void **)&contexts, &context_count, sizeof *contexts))
+    if (place < context_count || nvs_table_extend((void **)&contexts, &context_count, sizeof *contexts))
         contexts[place] = (context_entry){.context = context, .gpu = gpu};
     else
         forgotten = true;
@@ -280,13 +253,6 @@ void nvs_context_gone(CUcontext context)
     if (entry != NULL)
         entry->context = NULL;
     learn_only_context();
-    for (size_t i = 0; i < stream_count; i++)
-        if (streams[i].context == context) {
-            if (streams[i].visitors == 0)
-                streams[i].stream = NULL;
-            else
-                streams[i] = (stream_entry){streams[i].stream, NULL, streams[i].visitors, true};
-        }
     for (size_t i = 0; i < NVS_MAX_GPUS; i++)
         if (primaries[i].context == context) {
             primaries[i].context = NULL;
@@ -319,49 +285,6 @@ CUcontext nvs_primary_released(uint32_t gpu, bool *last)
     }
     pthread_mutex_unlock(&lock);
     return context;
-}
-
-void nvs_stream_created(CUstream stream, CUcontext context)
-{
-    pthread_mutex_lock(&lock);
-    size_t place = stream_count;
-    for (size_t i = stream_count; i-- > 0;)
-        if (streams[i].stream == stream || streams[i].stream == NULL)
-            place = i;
-    if (place < stream_count || extend((void **)&streams, &stream_count, sizeof *streams))
-        streams[place] = (stream_entry){.stream = stream, .context = context};
-    pthread_mutex_unlock(&lock);
-}
-
-CUcontext nvs_stream_context(CUstream stream)
-{
-    CUcontext context = NULL;
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < stream_count; i++)
-        if (streams[i].stream == stream)
-            context = streams[i].context;
-    pthread_mutex_unlock(&lock);
-    return context;
-}
-
-bool nvs_stream_leaving(CUstream stream, CUcontext *context)
-{
-    bool destroy = true;
-    *context = NULL;
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < stream_count; i++)
-        if (streams[i].stream == stream) {
-            *context = streams[i].context;
-            if (streams[i].visitors != 0) {
-                streams[i].doomed = true;
-                destroy = false;
-            } else {
-                streams[i].stream = NULL;
-            }
-        }
-    pthread_mutex_unlock(&lock);
-    nvs_gpus_outdated(); /* the handle may be given to a stream of another GPU */
-    return destroy;
 }
 
 /* ---- Visits ---- */
@@ -412,36 +335,33 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     return all;
 }
 
-/* What the application asked for while we looked at the stream. */
-static void destroy_now(CUstream stream, CUcontext context)
+/* Only what is certain counts as an end: an answer of another kind, or about a green context that has not ended for all the hooks know, does not. */
+bool nvs_context_lives(CUcontext context)
 {
-    CUcontext popped;
-    const bool pushed = nvs_context_enter(context);
-    NVS_REAL(cuStreamDestroy_v2)(stream);
-    if (pushed)
-        NVS_REAL(cuCtxPopCurrent_v2)(&popped);
+    unsigned int version;
+    if (context == NULL || !NVS_HAS(cuCtxGetApiVersion))
+        return context != NULL;
+    const CUresult result = NVS_REAL(cuCtxGetApiVersion)(context, &version);
+    return (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) || nvs_green_owner(context) != NULL;
 }
 
-void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument)
+bool nvs_context_enter(CUcontext context)
 {
-    bool go_on = true;
-    pthread_mutex_lock(&lock);
-    for (size_t i = 0; go_on && i < stream_count; i++) {
-        const CUstream stream = streams[i].stream;
-        if (stream == NULL || streams[i].context != context || streams[i].doomed)
-            continue;
-        streams[i].visitors++;
-        pthread_mutex_unlock(&lock);
-        go_on = visit(stream, argument);
-        pthread_mutex_lock(&lock);
-        if (--streams[i].visitors == 0 && streams[i].doomed) {
-            const bool context_lives = streams[i].context != NULL;
-            streams[i] = (stream_entry){0};
-            pthread_mutex_unlock(&lock);
-            if (context_lives)
-                destroy_now(stream, context);
-            pthread_mutex_lock(&lock);
-        }
-    }
-    pthread_mutex_unlock(&lock);
+    return nvs_context_lives(context) && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
+NVS_FORK_CODE void nvs_contexts_after_fork(void)
+{
+    if (atomic_load_explicit(&device_count, memory_order_relaxed) == 0)
+        return;
+    /* Only the forking thread lives on; it may have forked while another one held the lock. */
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+    /* A driver that was initialised before the fork is of no use in the child; forget its handles. */
+    context_count = 0;
+    contexts = NULL; /* not freed: another thread may have been inside realloc */
+    memset(primaries, 0, sizeof primaries);
+    atomic_store_explicit(&device_count, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvs_hot.only_context, NULL, memory_order_relaxed);
+    nvs_gpus_outdated();
 }

@@ -7,9 +7,10 @@
  * All contexts of the GPU must be dead: memory can be reached, and calls can be about, any of them.
  */
 #include "base/port.h"
-#include "contexts/context.h"
+#include "contexts/dead.h"
 
 #include "base/log.h"
+#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 

@@ -1,8 +1,8 @@
-/* What the driver says of a GPU: its UUID as NVML writes it, its memory (context.h).
+/* What the driver says of a GPU: its UUID as NVML writes it, its memory (gpu_facts.h).
  *
  * May not go here: anything that is remembered.
  */
-#include "contexts/context.h"
+#include "contexts/gpu_facts.h"
 
 #include "driver/cuda_api.h"
 

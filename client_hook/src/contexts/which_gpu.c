@@ -1,25 +1,19 @@
-/* Which GPU a call is for: the cached answers of context.h, and how the driver is asked where there is none.
+/* See which_gpu.h.
  *
  * What a driver 580 refuses or does not survive (measured, docs/decisions/ending-contexts.md): of a stream that is being captured its context may be asked for, but not its
  * device, which spoils the capture; a context that has ended may still be made current, and then asking for its device, or popping it, crashes.
  */
-#include "contexts/context.h"
+#include "contexts/which_gpu.h"
 
+#include "contexts/context.h"
+#include "contexts/gpu_cache.h"
 #include "driver/cuda_api.h"
 
 #define RECHECK_EVERY 64u /* uses of a cached current GPU before the driver is asked again */
 
-_Atomic uint32_t nvs_gpu_generation = 1;
-_Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec")));
-
 static uint32_t gpu_of_device(CUdevice device)
 {
     return device >= 0 && (uint32_t)device < NVS_MAX_GPUS ? (uint32_t)device : NVS_NO_GPU;
-}
-
-void nvs_gpus_outdated(void)
-{
-    atomic_fetch_add_explicit(&nvs_gpu_generation, 1, memory_order_release); /* pairs with the acquire loads below and in context.h */
 }
 
 static void remember(const void *handle, uint32_t gpu, uint32_t asked_in)
@@ -121,19 +115,4 @@ uint32_t nvs_context_gpu(CUcontext context)
     if (gpu != NVS_NO_GPU || context == NULL)
         return gpu;
     return nvs_context_lives(context) ? learn(context) : nvs_primary_gpu(context);
-}
-
-/* Only what is certain counts as an end: an answer of another kind, or about a green context that has not ended for all the hooks know, does not. */
-bool nvs_context_lives(CUcontext context)
-{
-    unsigned int version;
-    if (context == NULL || !NVS_HAS(cuCtxGetApiVersion))
-        return context != NULL;
-    const CUresult result = NVS_REAL(cuCtxGetApiVersion)(context, &version);
-    return (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED) || nvs_green_owner(context) != NULL;
-}
-
-bool nvs_context_enter(CUcontext context)
-{
-    return nvs_context_lives(context) && NVS_REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
 }

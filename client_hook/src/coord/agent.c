@@ -16,6 +16,7 @@
 #include "base/process/fork.h"
 #include "base/process/futex.h"
 #include "base/process/thread.h"
+#include "contexts/gpu_facts.h"
 #include "coord/host.h"
 #include "coord/loop.h"
 #include "coord/mailbox.h"

@@ -9,6 +9,7 @@
 #include "base/process/cancel.h"
 #include "base/process/thread.h"
 #include "contexts/context.h"
+#include "contexts/dead.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "host/left.h"

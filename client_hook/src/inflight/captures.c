@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/process/cancel.h"
 #include "contexts/context.h"
+#include "contexts/streams.h"
 #include "driver/cuda_api.h"
 #include "inflight/marks.h"
 

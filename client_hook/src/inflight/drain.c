@@ -15,6 +15,8 @@
  * May not go here: anything that an application's thread runs.
  */
 #include "base/clock.h"
+#include "contexts/dead.h"
+#include "contexts/streams.h"
 #include "inflight/pacing.h"
 
 #include "base/process/cancel.h"

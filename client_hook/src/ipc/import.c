@@ -8,6 +8,7 @@
  */
 #include "base/clock.h"
 #include "base/process/futex.h"
+#include "contexts/which_gpu.h"
 #include "ipc/ipc.h"
 
 #include "base/log.h"

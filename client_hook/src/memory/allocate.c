@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "contexts/context.h"
+#include "contexts/dead.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/memory.h"

@@ -9,6 +9,8 @@
  */
 #include "base/log.h"
 #include "contexts/context.h"
+#include "contexts/dead.h"
+#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "memory/memory.h"

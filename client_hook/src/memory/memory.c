@@ -9,7 +9,6 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/port.h"
-#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "host/pool.h"

@@ -5,6 +5,7 @@
  * May not go here: which move is wanted, and when; how chunks move (pipeline.c).
  */
 #include "base/clock.h"
+#include "contexts/dead.h"
 #include "swap/swap.h"
 
 #include "base/log.h"

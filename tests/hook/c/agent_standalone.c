@@ -5,16 +5,18 @@
 #define _GNU_SOURCE
 #include "base/port.h"
 #include "base/process/fork.h"
+#include "contexts/context.h"
+#include "contexts/gpu_facts.h"
+#include "contexts/streams.h"
 #include "coord/agent.h"
 #include "coord/host.h"
-#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/start.h"
 #include "host/pool.h"
-#include "memory/memory.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"
+#include "memory/memory.h"
 
 #include <dlfcn.h>
 #include <stdio.h>

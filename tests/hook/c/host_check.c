@@ -4,19 +4,20 @@
  */
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/log.h"
 #include "base/port.h"
+#include "base/process/thread.h"
+#include "contexts/context.h"
+#include "contexts/dead.h"
 #include "coord/agent.h"
 #include "coord/host.h"
-#include "coord/protocol/link.h"
 #include "coord/mailbox.h"
-#include "contexts/context.h"
+#include "coord/protocol/link.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "host/pool.h"
 #include "host/left.h"
+#include "host/pool.h"
 #include "host/system.h"
-#include "base/log.h"
-#include "base/process/thread.h"
 
 #include <errno.h>
 #include <pthread.h>

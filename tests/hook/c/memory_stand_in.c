@@ -1,15 +1,17 @@
 /* Stand-ins for the hook's other parts, for tests of the memory side alone (memory_fake.c). */
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/log.h"
 #include "base/port.h"
 #include "contexts/context.h"
+#include "contexts/gpu_cache.h"
+#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
+#include "inflight/pacing.h"
 #include "ipc/ipc.h"
 #include "memory_fake.h"
 #include "swap/swap.h"
-#include "inflight/pacing.h"
 
 #include <pthread.h>
 

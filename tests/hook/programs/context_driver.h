@@ -6,19 +6,23 @@
 
 #include "base/clock.h"
 #include "base/config.h"
+#include "base/log.h"
 #include "base/port.h"
+#include "base/process/fork.h"
+#include "contexts/context.h"
+#include "contexts/gpu_cache.h"
+#include "contexts/which_gpu.h"
+#include "contexts/streams.h"
 #include "coord/agent.h"
 #include "coord/moves.h"
-#include "gate/start.h"
-#include "ipc/ipc.h"
-#include "inflight/captures.h"
-#include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "base/log.h"
+#include "gate/start.h"
+#include "inflight/captures.h"
 #include "inflight/marks.h"
-#include "memory/memory.h"
 #include "inflight/pacing.h"
+#include "ipc/ipc.h"
+#include "memory/memory.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -45,6 +49,7 @@ static nvs_slot only_slot;
 static CUcontext memory_gone; /* the last context that the memory side was told about */
 
 void nvs_start(void) {}
+void nvs_fork_prepare(void) {}
 uint64_t nvs_now_ns(void) { return 1; }
 void nvs_log(int level, const char *format, ...) { (void)level, (void)format; }
 static unsigned expected; /* contexts that the agent was told of before they were made */

@@ -5,6 +5,7 @@
  */
 #include "base/config.h"
 #include "contexts/context.h"
+#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"

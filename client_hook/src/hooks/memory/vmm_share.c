@@ -5,7 +5,7 @@
  */
 #include "base/log.h"
 #include "base/port.h"
-#include "contexts/context.h"
+#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "inflight/pacing.h"

@@ -6,6 +6,7 @@
  */
 #include "base/config.h"
 #include "contexts/context.h"
+#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"

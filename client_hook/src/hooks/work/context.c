@@ -4,6 +4,8 @@
  * no capture can synchronise a context without spoiling one, and that finds the marks of all work otherwise (inflight/captures.h).
  */
 #include "contexts/context.h"
+#include "contexts/streams.h"
+#include "contexts/which_gpu.h"
 #include "coord/agent.h"
 #include "coord/moves.h"
 #include "driver/cuda_api.h"
@@ -91,6 +93,7 @@ static void ended(CUcontext context, nvs_slot *held)
 {
     nvs_pacing_context_gone(context); /* again: another thread may have made events meanwhile */
     nvs_context_gone(context);
+    nvs_streams_context_gone(context);
     nvs_marks_context_gone(context);
     nvs_captures_context_gone(context);
     nvs_gate_vacate(held);

@@ -3,7 +3,7 @@
  * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path, for a process that sees one GPU and has no
  * capture open (inflight/captures.h).
  */
-#include "contexts/context.h"
+#include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/memory/operands.h"

@@ -1,0 +1,34 @@
+/* What each thread has found out about the GPUs of handles. */
+#ifndef NVS_GPU_CACHE_H
+#define NVS_GPU_CACHE_H
+
+#include "base/hot.h"
+
+#include <stdatomic.h>
+
+/* Grows when an answer that some thread has cached may have become wrong. */
+extern _Atomic uint32_t nvs_gpu_generation __attribute__((visibility("hidden")));
+
+enum { NVS_GPU_PLACE_BITS = 3 };
+
+typedef struct nvs_gpu_of {
+    const void *handle; /* a stream's or a context's */
+    uint32_t generation, gpu;
+} nvs_gpu_of;
+
+typedef struct nvs_gpu_cache { /* what a thread found out last */
+    uint32_t current_generation, current_gpu;
+    uint32_t uses; /* before the driver is asked again: a context may have been made current by a path that nobody sees */
+    nvs_gpu_of of[1 << NVS_GPU_PLACE_BITS];
+} nvs_gpu_cache;
+extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+/* Where a handle's GPU would stand. */
+static inline nvs_gpu_of *nvs_gpu_place(const void *handle)
+{
+    return &nvs_cached_gpu.of[(uintptr_t)handle * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVS_GPU_PLACE_BITS)]; /* Fibonacci hashing */
+}
+
+void nvs_gpus_outdated(void);                              /* what was known of a handle may be wrong now */
+
+#endif

@@ -1,0 +1,19 @@
+/* The registry of the streams that the application has created. */
+#ifndef NVS_STREAMS_H
+#define NVS_STREAMS_H
+
+#include "base/base.h"
+
+/* Calls visit for each live stream of a context until it returns false.  A stream that the application destroys
+ * during its visit is really destroyed after it. */
+void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *argument), void *argument);
+
+
+/* Reports of the hooks (hooks/work/context.c). */
+void nvs_stream_created(CUstream stream, CUcontext context);
+bool nvs_stream_leaving(CUstream stream, CUcontext *context); /* false: the visitor destroys it, do not; NULL: not known */
+CUcontext nvs_stream_context(CUstream stream);             /* of a stream that was reported; else NULL */
+void nvs_streams_context_gone(CUcontext context);          /* the driver has destroyed it, and its streams with it */
+void nvs_streams_after_fork(void);                         /* in the child: none */
+
+#endif

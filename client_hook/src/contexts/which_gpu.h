@@ -1,0 +1,48 @@
+/* Which GPU a call is for: the cached answers, and how the driver is asked where there is none. */
+#ifndef NVS_WHICH_GPU_H
+#define NVS_WHICH_GPU_H
+
+#include "contexts/gpu_cache.h"
+
+uint32_t nvs_ask_current_gpu(void);
+uint32_t nvs_ask_stream_gpu(CUstream stream);
+
+/* GPU ordinal (CUdevice) of the calling thread's current context; NVS_NO_GPU when there is none.  With one GPU visible
+ * it is that one, context or not.  A few ns. */
+static inline uint32_t nvs_current_gpu(void)
+{
+    const uint32_t only = nvs_only_gpu();
+    nvs_gpu_cache *cached = &nvs_cached_gpu;
+    if (NVS_LIKELY(only != NVS_NO_GPU))
+        return only;
+    /* Acquire pairs with the release in gpu_cache.c: what the driver says afterwards is newer than the change. */
+    if (NVS_UNLIKELY(cached->current_generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)) ||
+        NVS_UNLIKELY(cached->uses == 0))
+        return nvs_ask_current_gpu();
+    cached->uses--;
+    return cached->current_gpu;
+}
+
+/* GPU of a stream handle; of the current context for the default streams.  Cached per thread. */
+static inline uint32_t nvs_stream_gpu(CUstream stream)
+{
+    const uint32_t only = nvs_only_gpu();
+    if (NVS_LIKELY(only != NVS_NO_GPU))
+        return only;
+    if ((uintptr_t)stream <= (uintptr_t)CU_STREAM_PER_THREAD)
+        return nvs_current_gpu(); /* NULL, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD */
+    const nvs_gpu_of *known = nvs_gpu_place(stream);
+    if (NVS_UNLIKELY(known->handle != stream) || /* acquire: as above */
+        NVS_UNLIKELY(known->generation != atomic_load_explicit(&nvs_gpu_generation, memory_order_acquire)))
+        return nvs_ask_stream_gpu(stream);
+    return known->gpu;
+}
+
+/* GPU of a context handle; NVS_NO_GPU when it is not known. */
+uint32_t nvs_context_gpu(CUcontext context);
+
+uint32_t nvs_context_told(CUcontext context);              /* its GPU, when the driver has just said that it lives */
+void nvs_current_changed(CUcontext context);                /* of the calling thread, to this one, or NULL: to another one; need not be told where
+                                                               there is one GPU */
+
+#endif
