@@ -40,8 +40,8 @@ def sanitized(kind: str) -> dict[str, str]:
     if not library.is_file():
         pytest.skip(f"the compiler has no {runtime}")
     return {
-        "NVSHARE_HOOK_LIBRARY": str(prefix / "client_hook" / "lib" / "libnvshare_hook.so"),
-        "NVSHARE_SIM_LIBRARY_DIR": str(prefix / "simulated_gpu" / "lib"),
+        "NVSHARE_HOOK_LIBRARY": str(prefix / "nvshare" / "client_hook" / "lib" / "libnvshare_hook.so"),
+        "NVSHARE_SIM_LIBRARY_DIR": str(prefix / "nvshare" / "simulated_gpu" / "lib"),
         "LD_PRELOAD": str(library),
         **OPTIONS,
     }
