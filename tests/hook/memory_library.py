@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-FOLDERS: Final = ("memory", "memory/records", "swap", "ipc", "host")
+FOLDERS: Final = ("memory", "memory/backends", "memory/quota", "memory/records", "swap", "ipc", "host")
 """Taken whole; and single files:"""
 SOURCES: Final = (
     *(f"hooks/memory/{name}.c" for name in ("ipc", "memory", "pool", "swap", "vmm", "vmm_share")),

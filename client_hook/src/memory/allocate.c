@@ -1,14 +1,15 @@
-/* The ways in which memory begins: by the backend, as a handle, in the order of a stream.  How it ends is in release.c.
- *
- * May not go here: the quota's figures (memory.c).
- */
-#include "base/config.h"
-#include "base/log.h"
+/* See allocate.h. */
+#include "memory/allocate.h"
+
 #include "contexts/context.h"
 #include "contexts/dead.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/memory.h"
+#include "memory/backends/mode.h"
+#include "memory/quota/admission.h"
+#include "memory/quota/deferred.h"
+#include "memory/quota/quota.h"
+#include "memory/records/entries.h"
 
 #include <stdatomic.h>
 
@@ -26,33 +27,6 @@ static CUresult usable(const nvs_allocation *entry)
     if (entry->context == NULL)
         return no_context();
     return nvs_gate_dead(entry->gpu) ? nvs_context_error() : CUDA_SUCCESS;
-}
-
-static unsigned long long whole_mib(uint64_t bytes)
-{
-    return (unsigned long long)((bytes >> 20) + ((bytes & ((1u << 20) - 1)) != 0));
-}
-
-void nvs_memory_say_limited(uint32_t gpu, uint64_t bytes)
-{
-    nvs_ledger *of = &nvs_ledgers[gpu];
-    /* Relaxed: see memory/records/ledger.h. */
-    const uint64_t told = atomic_load_explicit(&of->limit, memory_order_relaxed), limit = told != 0 ? told : nvs_config.memory_limit;
-    const uint64_t charged = atomic_load_explicit(&of->charged, memory_order_relaxed);
-    const bool beyond = charged > limit || bytes > limit - charged;
-    if (limit == 0 || (!beyond && !atomic_load_explicit(&of->limited, memory_order_relaxed)))
-        return;
-    if (atomic_load_explicit(&of->limit_of_slot, memory_order_relaxed))
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this container is %llu MiB, for all of its programs "
-                     "together (the pod's memory resource sets it, or its annotation nvshare.com/memory-limit)",
-                     whole_mib(bytes), gpu, whole_mib(limit));
-    else if (limit == nvs_config.memory_limit)
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this program is %llu MiB, from NVSHARE_MEMORY_LIMIT "
-                     "(nvshare-run --gpu-memory-limit); to change it now: nvshare-ctl limit %s --memory SIZE",
-                     whole_mib(bytes), gpu, whole_mib(limit), nvs_config.name);
-    else
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this program is %llu MiB, set in the coordinator; to "
-                     "change it: nvshare-ctl limit %s --memory SIZE", whole_mib(bytes), gpu, whole_mib(limit), nvs_config.name);
 }
 
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)

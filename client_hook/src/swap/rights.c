@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/pins.h"
+#include "memory/quota/pins.h"
 
 CUresult nvs_rights_of_access(uint32_t owner, CUdeviceptr address, uint64_t bytes)
 {

@@ -5,7 +5,7 @@
 #include "swap/swap.h"
 
 #include "driver/cuda_api.h"
-#include "memory/pins.h"
+#include "memory/quota/pins.h"
 
 #include <stdatomic.h>
 

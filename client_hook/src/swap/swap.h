@@ -194,7 +194,7 @@ typedef struct nvs_share { /* the chunks that hold a range of addresses */
     uint32_t first, count;
     uint64_t bytes, offset; /* of these chunks together, and where in them the range begins */
 } nvs_share;
-/* Pins them, if they may be (memory/pins.h); the segment has one user more.  The caller stands in the open gate.  The segment may be gone.
+/* Pins them, if they may be (memory/quota/pins.h); the segment has one user more.  The caller stands in the open gate.  The segment may be gone.
  * CUDA_ERROR_OUT_OF_MEMORY: other programs need the room. */
 CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out);
 void nvs_share_end(const nvs_share *share); /* takes the lock itself; may destroy the segment */

@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "driver/cuda_api.h"
-#include "memory/pins.h"
+#include "memory/quota/pins.h"
 
 #include <stdlib.h>
 #include <string.h>

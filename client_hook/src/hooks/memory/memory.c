@@ -7,9 +7,10 @@
 #include "contexts/context.h"
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
+#include "hooks/memory/swap.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
-#include "memory/pins.h"
+#include "memory/quota/pins.h"
 
 #include <stdatomic.h>
 

@@ -12,11 +12,12 @@
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "hooks/memory/swap.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "ipc/ipc.h"
-#include "memory/graph_memory.h"
 #include "memory/memory.h"
+#include "memory/quota/graph_memory.h"
 #include "memory/records/pool_figures.h"
 
 #include <stdatomic.h>

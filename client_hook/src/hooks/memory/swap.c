@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
+#include "hooks/memory/swap.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
 #include "swap/swap.h"

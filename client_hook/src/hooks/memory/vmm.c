@@ -11,7 +11,7 @@
 #include "base/config.h"
 #include "driver/cuda_api.h"
 #include "memory/memory.h"
-#include "memory/pins.h"
+#include "memory/quota/pins.h"
 #include "swap/swap.h"
 
 #include <dirent.h>

@@ -16,7 +16,7 @@
 #include "gate/gate.h"
 #include "hooks/memory/operands.h"
 #include "hooks/work/graph_gpus.h"
-#include "memory/graph_memory.h"
+#include "memory/quota/graph_memory.h"
 #include "swap/swap.h"
 
 typedef struct named { /* what an edit says of memory; what it does not say is NULL */

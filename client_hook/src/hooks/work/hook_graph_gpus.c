@@ -8,8 +8,9 @@
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "hooks/work/graph_gpus.h"
-#include "memory/graph_memory.h"
 #include "memory/memory.h"
+#include "memory/quota/graph_executables.h"
+#include "memory/quota/graph_memory.h"
 #include "swap/swap.h"
 
 static bool noted(CUresult result)

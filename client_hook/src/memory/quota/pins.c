@@ -1,8 +1,11 @@
 /* See pins.h. */
-#include "memory/pins.h"
+#include "memory/quota/pins.h"
 
 #include "base/log.h"
 #include "base/port.h"
+#include "memory/moving.h"
+#include "memory/quota/admission.h"
+#include "memory/records/entries.h"
 
 #include <stdatomic.h>
 

@@ -26,15 +26,6 @@ static inline void nvs_graph_allocates(void)
     atomic_store_explicit(&nvs_graphs_allocate, true, memory_order_relaxed); /* see its declaration */
 }
 
-/* Before an instantiation, outside of a gate: charges what the executable will need.  `held`, linked by `next`, goes to the next of these. */
-CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
-/* After it.  `made`: NULL when it failed. */
-void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held);
-
-/* Before an executable is destroyed, and after. */
-nvs_allocation *nvs_graph_memory_take(CUgraphExec ready);
-void nvs_graph_memory_taken(CUgraphExec ready, nvs_allocation *held, bool destroyed);
-
 /* What the driver holds may have changed. */
 void nvs_graph_memory_learn(uint32_t gpu);
 /* Has the driver give back what no executable needs.  True: the GPU is charged with less. */

@@ -9,7 +9,7 @@
 #ifndef NVS_PINS_H
 #define NVS_PINS_H
 
-#include "memory/memory.h"
+#include "memory/records/allocation.h"
 
 /* May so many bytes more stay?  If so, then nvs_pins_settled once they are counted, or will not stay after all. */
 bool nvs_pins_may(uint32_t gpu, uint64_t bytes);

@@ -13,7 +13,8 @@
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
-#include "memory/memory.h"
+#include "memory/backends/backend.h"
+#include "memory/records/entries.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Memory mode `device`: the driver's own memory, which stays where it is.  Only counted. */
 #include "driver/cuda_api.h"
-#include "memory/memory.h"
+#include "memory/backends/backend.h"
 
 static CUresult allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes, void **kept)
 {

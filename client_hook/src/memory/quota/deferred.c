@@ -1,0 +1,100 @@
+/* See deferred.h. */
+#include "memory/quota/deferred.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/process/cancel.h"
+#include "contexts/context.h"
+#include "driver/cuda_api.h"
+#include "memory/backends/mode.h"
+#include "memory/records/entries.h"
+
+#include <errno.h>
+
+enum { HOLD_AT_ONCE = 8 };
+static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wait for something that this very thread does */
+static const long REAP_NAP_NS = 100000;
+
+CUresult nvs_memory_give_back(const nvs_allocation *entry)
+{
+    return nvs_memory_backend(entry->gpu)->release(entry->gpu, entry->key, entry->length, entry->kept);
+}
+
+/* Drops an entry whose context is gone.  The driver has freed its memory with it, unless it was in chunks. */
+void nvs_memory_forget(nvs_allocation *entry)
+{
+    if (entry->chunked)
+        nvs_memory_give_back(entry);
+    nvs_memory_drop(entry);
+}
+
+/* Gives the memory behind an ended deferred free back.  What the driver refuses to take back is still there: it stays charged. */
+static void release_deferred(nvs_allocation *entry)
+{
+    CUresult result = nvs_memory_give_back(entry);
+    if (result == CUDA_SUCCESS) {
+        nvs_memory_drop(entry);
+        return;
+    }
+    NVS_LOG_ONCE(NVS_LOG_WARNING, "memory freed in stream order could not be given back to the driver (error %d)", (int)result);
+    nvs_memory_drop_all(nvs_allocation_insert(entry));
+}
+
+/* True: done with.  Also when the context that the event lived in is gone, and the memory with it. */
+static bool reap_one(nvs_allocation *held)
+{
+    CUcontext ignored;
+    CUevent event = held->freed_event;
+    /* The agent has no context of its own. */
+    bool pushed = nvs_context_enter(held->context);
+    bool done = (pushed || held->context == NULL) && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
+    if (done && nvs_allocation_end_deferred(held)) {
+        NVS_REAL(cuEventDestroy_v2)(event);
+        release_deferred(held);
+    } else if (done || nvs_allocation_unhold(held)) {
+        nvs_memory_forget(held);
+        done = true;
+    }
+    if (pushed)
+        NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
+    return done;
+}
+
+/* One look at the oldest ones. */
+static bool reap_some(uint32_t gpu)
+{
+    bool any = false;
+    for (;;) {
+        nvs_allocation *held[HOLD_AT_ONCE];
+        size_t count = nvs_allocation_hold_deferred(gpu, held, HOLD_AT_ONCE), done = 0;
+        for (size_t i = 0; i < count; i++)
+            done += reap_one(held[i]);
+        any |= done != 0;
+        if (done < HOLD_AT_ONCE) /* frees end roughly in order: one that is not done tells about those behind it */
+            return any;
+    }
+}
+
+bool nvs_memory_reap(uint32_t gpu, bool wait)
+{
+    if (NVS_LIKELY(nvs_allocation_deferred(gpu) == 0))
+        return false;
+    /* Another stream of this thread may be capturing: nothing here touches that one, so it must not be disturbed. */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    uint32_t before = nvs_allocation_deferred(gpu);
+    bool any = reap_some(gpu);
+    if (wait) {
+        int saved = errno; /* the application's, whatever a nap does */
+        uint64_t deadline = nvs_now_ns() + REAP_BOUND_NS;
+        /* Fewer, though this thread freed none: another one did. */
+        while (!any && nvs_allocation_deferred(gpu) >= before && nvs_now_ns() < deadline) {
+            nvs_nap(REAP_NAP_NS);
+            any = reap_some(gpu);
+        }
+        any |= nvs_allocation_deferred(gpu) < before;
+        errno = saved;
+    }
+    NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return any;
+}

@@ -1,0 +1,16 @@
+/* What executable graphs need of memory: charged before the instantiation, given back with the executable.  See graph_memory.h. */
+#ifndef NVS_GRAPH_EXECUTABLES_H
+#define NVS_GRAPH_EXECUTABLES_H
+
+#include "memory/records/allocation.h"
+
+/* Before an instantiation, outside of a gate: charges what the executable will need.  `held`, linked by `next`, goes to the next of these. */
+CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
+/* After it.  `made`: NULL when it failed. */
+void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held);
+
+/* Before an executable is destroyed, and after. */
+nvs_allocation *nvs_graph_memory_take(CUgraphExec ready);
+void nvs_graph_memory_taken(CUgraphExec ready, nvs_allocation *held, bool destroyed);
+
+#endif
