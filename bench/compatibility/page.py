@@ -31,6 +31,10 @@ The benchmark writes this page:
     python -m nvshare.bench.compatibility --from lines.json --markdown docs/reference/compatibility.md
 
 `--case "NAME"` runs one case, with a name of the first column. In `managed` mode each has a limit of 96 MiB.
+
+Limits. Functions of CUDA 2 and 3 that CUDA 3.2 replaced because their pointers and sizes have 32 bits (`cuMemAlloc` and
+the like, asked of the driver without their `_v2`) go to the driver: the hook neither gates nor counts them. `cuda.h`
+leads to the functions that replaced them, so a compiled program calls none of the old ones.
 """
 
 NOT_RUN = "\nIt has not been run on a card yet: there are no results.\n"

@@ -24,25 +24,6 @@ NVS_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
     return nvs_memory_allocate(gpu, dptr, bytesize);
 }
 
-/* The interface of CUDA 2, whose pointers have 32 bits: nothing but the driver can make such an address. */
-NVS_EXPORT CUresult CUDAAPI cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
-{
-    uint32_t gpu = nvs_current_gpu();
-    nvs_allocation *entry;
-    if (dptr == NULL || bytesize == 0 || !nvs_memory_manages(gpu))
-        return NVS_REAL(cuMemAlloc)(dptr, bytesize);
-    CUresult result = nvs_pins_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytesize, &entry);
-    if (result != CUDA_SUCCESS)
-        return result;
-    entry->context = nvs_owner_context();
-    result = NVS_REAL(cuMemAlloc)(dptr, bytesize);
-    if (result == CUDA_SUCCESS)
-        nvs_memory_keep(entry, *dptr, bytesize);
-    else
-        nvs_memory_drop(entry);
-    return result;
-}
-
 /* The driver's own memory; `bytes` is what it is expected to need. */
 static CUresult pitch_in_place(uint32_t gpu, uint64_t bytes, CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height,
                                unsigned int element)
@@ -98,28 +79,6 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch
     return result;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes,
-                                            unsigned int Height, unsigned int ElementSizeBytes)
-{
-    uint32_t gpu = nvs_current_gpu();
-    nvs_allocation *entry;
-    if (dptr == NULL || pPitch == NULL || !nvs_memory_manages(gpu))
-        return NVS_REAL(cuMemAllocPitch)(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
-    uint64_t bytes = (uint64_t)WidthInBytes * Height;
-    CUresult result = nvs_pins_admit(NVS_SPACE_ADDRESS, NVS_MEMORY_REAL, gpu, bytes, &entry);
-    if (result != CUDA_SUCCESS)
-        return result;
-    entry->context = nvs_owner_context();
-    result = NVS_REAL(cuMemAllocPitch)(dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
-    if (result != CUDA_SUCCESS) {
-        nvs_memory_drop(entry);
-        return result;
-    }
-    nvs_memory_correct(entry, (uint64_t)*pPitch * Height);
-    nvs_memory_keep(entry, *dptr, (uint64_t)*pPitch * Height);
-    return result;
-}
-
 /* The application's own managed memory is counted like the rest of its working set, and moved with it. */
 NVS_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
@@ -147,20 +106,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemFree_v2(CUdeviceptr dptr)
     return nvs_memory_release(dptr);
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemFree(CUdeviceptr_v1 dptr)
-{
-    nvs_allocation known;
-    if (nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &known) == NVS_ABSENT || known.key != dptr)
-        return NVS_REAL(cuMemFree)(dptr);
-    return nvs_memory_release(dptr);
-}
-
 /* --- the virtual card --- */
-
-static unsigned int saturate(uint64_t bytes)
-{
-    return bytes > UINT32_MAX ? UINT32_MAX : (unsigned int)bytes;
-}
 
 NVS_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free, size_t *total)
 {
@@ -179,19 +125,6 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetInfo_v2(size_t *free, size_t *total)
     return CUDA_SUCCESS;
 }
 
-NVS_EXPORT CUresult CUDAAPI cuMemGetInfo(unsigned int *free, unsigned int *total)
-{
-    size_t free_bytes, total_bytes;
-    if (free == NULL || total == NULL || !nvs_config.enabled)
-        return NVS_REAL(cuMemGetInfo)(free, total);
-    CUresult result = cuMemGetInfo_v2(&free_bytes, &total_bytes);
-    if (result == CUDA_SUCCESS) {
-        *free = saturate(free_bytes);
-        *total = saturate(total_bytes);
-    }
-    return result;
-}
-
 NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
     CUresult result = NVS_REAL(cuDeviceTotalMem_v2)(bytes, dev);
@@ -201,17 +134,6 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
     nvs_memory_virtual_info((uint32_t)dev, &free_bytes, &total_bytes);
     *bytes = total_bytes;
     return CUDA_SUCCESS;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
-{
-    size_t total_bytes;
-    if (bytes == NULL || !nvs_config.enabled)
-        return NVS_REAL(cuDeviceTotalMem)(bytes, dev);
-    CUresult result = cuDeviceTotalMem_v2(&total_bytes, dev);
-    if (result == CUDA_SUCCESS)
-        *bytes = saturate(total_bytes);
-    return result;
 }
 
 /* --- pointer queries: redirected memory looks like what was asked for --- */
@@ -412,13 +334,7 @@ static CUDA_ARRAY3D_DESCRIPTOR flat(size_t width, size_t height, CUarray_format 
 
 NVS_ARRAY_CREATE(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR,
                  flat(pAllocateArray->Width, pAllocateArray->Height, pAllocateArray->Format, pAllocateArray->NumChannels))
-NVS_ARRAY_CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1,
-                 flat(pAllocateArray->Width, pAllocateArray->Height, pAllocateArray->Format, pAllocateArray->NumChannels))
 NVS_ARRAY_CREATE(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, *pAllocateArray)
-NVS_ARRAY_CREATE(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1,
-                 ((CUDA_ARRAY3D_DESCRIPTOR){.Width = pAllocateArray->Width, .Height = pAllocateArray->Height,
-                                            .Depth = pAllocateArray->Depth, .Format = pAllocateArray->Format,
-                                            .NumChannels = pAllocateArray->NumChannels, .Flags = pAllocateArray->Flags}))
 
 NVS_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
                                                    unsigned int numMipmapLevels)
