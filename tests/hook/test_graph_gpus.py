@@ -17,11 +17,10 @@ from tests.conftest import Built
 from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.hook.test_memory_process import finished
 
 PROGRAM = Path(__file__).parent / "programs" / "graph_gpus.c"
-KINDS = (
-    "captured", "kernel", "old_kernel", "context", "fill", "general", "clone", "child", "general_child", "elsewhere",
-)  # fmt: skip
+KINDS = ("captured", "kernel", "old_kernel", "context", "fill", "general", "elsewhere")
 MEANWHILE = {"nothing": (), "a capture": ("capture", "end capture"), "its context ends": ("reset",)}
 """What the program does after such a launch, and after the drain."""
 
@@ -90,8 +89,7 @@ def at_work(program: Path, environment: Mapping[str, str], coordinator: Scripted
     """The program, which has used both GPUs."""
     with ScriptedClient(program, environment) as client:
         made = TwoGpus(client, coordinator)
-        made.do("begin")
-        made.do("build captured")  # which asks for the lease of each
+        made.do("begin")  # which asks for the lease of each
         yield made
 
 
@@ -137,8 +135,7 @@ def test_a_launch_waits_for_both_leases(two: TwoGpus, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["one", "one_captured"])
 def test_a_graph_on_one_gpu_waits_for_that_one(two: TwoGpus, kind: str) -> None:
     """Broken: a program with two GPUs never computes on one while the other is somebody else's."""
-    two.do("build kernel")
-    two.do(f"build {kind}")  # in the place of the other one, which is destroyed
+    two.do(f"build {kind}")
     two.take_leases()
     two.client.tell("launch")
     assert two.requested() == 1
@@ -188,25 +185,35 @@ def test_memory_is_freed_after_the_graph(
         assert [work for work in read_trace(state) if work.gpu == 0 and work.end_ns - work.start_ns >= 200_000_000]
 
 
-def test_two_that_never_coincide_hang_nobody(two: TwoGpus) -> None:
-    """Broken: without a gang the turns of two GPUs may never come together, and the program would wait for ever."""
-    two.do("build kernel")
-    two.take_leases()
-    two.client.tell("launch")
-    held: int | None = None
-    taken = []
-    while not (said := two.client.answer(0.01)):
-        match two.coordinator.receive(0.0):
-            case messages.Request(gpu=gpu):
-                if held is not None:
-                    two.revoke(held)
-                two.grant(gpu)
-                held = gpu
-                taken.append(gpu)
-    assert said == "0"
-    assert taken == [0, 1] * (len(taken) // 2)
-    assert len(taken) > 2, "it has tried again"
-    two.do("wait")
+@pytest.mark.parametrize("mode", ["device", "swap"])
+def test_two_that_never_coincide_hang_nobody(
+    program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, mode: str
+) -> None:
+    """Broken: without a gang the program waits for ever, or its graph's memory is moved away under it."""
+    environment = hook_env | {"NVSHARE_SIMULATE": "2x512MiB", "NVSHARE_MEMORY": mode}
+    with at_work(program, environment, coordinator) as two:
+        two.do("build kernel")
+        two.take_leases()
+        two.client.tell("launch")
+        held: int | None = None
+        taken = []
+        while not (said := two.client.answer(0.01)):
+            match two.coordinator.receive(0.0):
+                case messages.Request(gpu=gpu):
+                    if held is not None:
+                        two.revoke(held)
+                    two.grant(gpu)
+                    held = gpu
+                    taken.append(gpu)
+        assert said == "0"
+        assert taken == [0, 1] * (len(taken) // 2)
+        assert len(taken) > 2, "it has tried again"
+        two.do("wait")
+        if mode == "swap":
+            if held == 0:
+                two.revoke(0)
+            coordinator.send(messages.Evict(gpu=0, order_id=1, bytes=1 << 20))
+            assert finished(coordinator, 1) == (0, 0), "it stays on the card"
 
 
 @pytest.mark.sanitizer

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.client_hook.find_cuda_header import candidates
-from tests.hook.interception_programs import PROGRAMS, SOURCE, Programs, compile_c, compile_driver
+from tests.hook.compiled import SOURCE, compile_c
+from tests.hook.interception_programs import PROGRAMS, Programs, compile_driver
 from tests.test_cuda_api import ROWS
 
 OLD_DRIVER = 12010
@@ -79,12 +79,10 @@ def test_every_error_of_every_wrapped_function_is_passed_on(programs: Programs) 
 @pytest.mark.parametrize("part", ["context", "captures"])
 def test_contexts_streams_and_captures(tmp_path: Path, part: str) -> None:
     """A drain would miss a context or stream, ask the driver about one that is gone, or spoil a capture."""
-    include = next(d for d in candidates() if (d / "cuda.h").is_file())
     names = (f"contexts/{name}" for name in ("context", "gpu_cache", "streams", "which_gpu"))
-    ours = (SOURCE / f"{name}.c" for name in (*names, "inflight/captures", "hooks/work/context"))
-    sources = [str(PROGRAMS / f"intercept_{part}.c"), *map(str, ours)]
-    sanitize = ("-fsanitize=thread", "-Wno-tsan", "-Wno-unused-parameter")
-    program = compile_c(tmp_path / "context", *sources, *sanitize, "-isystem", str(include))
+    ours = (SOURCE / f"{name}.c" for name in (*names, "inflight/captures", "hooks/work/capture", "hooks/work/context"))
+    flags = ("-fsanitize=thread", "-Wno-tsan")
+    program = compile_c(tmp_path / "context", PROGRAMS / f"intercept_{part}.c", *ours, flags=flags)
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
     wrong, checks = complaints(done.stdout)
     assert wrong == []

@@ -221,9 +221,11 @@ def test_a_graph_over_two_gpus_finds_its_memory(
         there, _ = both(client, coordinator)
         assert client.ask("spread", there, SIZE) == 0
         revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (0, 0)
+        assert evict(coordinator, 0, 1) == (SIZE, 0)
         client.tell("launch_spread")
         assert coordinator.expect(messages.Request).gpu == 0
+        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
+        assert finished(coordinator, 2) == (SIZE, 0)
         grant(coordinator, 0, 12)
         assert client.result() == 0
 

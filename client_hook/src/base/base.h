@@ -9,7 +9,7 @@
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
  * Taken with no other: streams (contexts/streams.c), moves (coord/moves.c), the pipeline of a move (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
- * GPUs of graphs (hooks/work/graph_gpus.c), marks (inflight/marks.c), captures (inflight/captures.c), ended threads (inflight/pacing.c),
+ * marks (inflight/marks.c), captures (inflight/captures.c), ended threads (inflight/pacing.c),
  * figures of pools (memory/records/pool_figures.c).
  * No other lock exists.
  */

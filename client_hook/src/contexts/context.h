@@ -50,7 +50,6 @@ void nvs_context_await_visitors(CUcontext context);         /* of one that leave
 void nvs_context_gone(CUcontext context);                  /* it is; its streams with it */
 void nvs_primary_retained(uint32_t gpu, CUcontext context);
 CUcontext nvs_primary_released(uint32_t gpu, bool *last);  /* NULL: none was seen; last: no reference that was seen is left */
-void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new); /* a capture has begun: for hooks/work/capture.c */
 
 void nvs_contexts_after_fork(void);                        /* in the child: none */
 

@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "base/config.h"
-#include "base/log.h"
 #include "base/process/cancel.h"
 #include "contexts/context.h"
 #include "contexts/streams.h"
@@ -28,21 +27,15 @@ typedef struct capture {
     const void *key;   /* the stream, or the thread for its per-thread default stream */
     CUcontext context; /* the stream's; NULL: not known */
     CUcontext owner;   /* of a green context: the primary context that it is part of */
+    CUgraph graph;     /* what is captured into, where the process sees several GPUs; NULL: not known */
+    uint32_t gpu;
 } capture;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "captures" in the lock order of base/base.h */
 NVS_FORK_STATE static capture *first;
-NVS_FORK_STATE static uint32_t without_entry; /* the host had no memory for one */
+NVS_FORK_STATE static uint32_t without_entry; /* open captures for which the host had no memory */
 
 static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
-
-NVS_FORK_CODE static void after_fork_in_child(void)
-{
-    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
-    first = NULL;                    /* CUDA is not usable here */
-    without_entry = 0;
-    atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
-}
 
 static CUstream handle_of(CUstream stream, bool per_thread)
 {
@@ -115,10 +108,7 @@ static bool is_first(void)
 
 void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
 {
-    static atomic_flag once = ATOMIC_FLAG_INIT;
     const int saved = errno;
-    if (!atomic_flag_test_and_set_explicit(&once, memory_order_relaxed) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
-        nvs_log(NVS_LOG_WARNING, "no memory for the fork handler; children of this process must not use CUDA"); /* relaxed: only who is first matters */
     if (is_first()) {
         mark_contexts();
         /* Release pairs with nvs_capturing: the marks exist before a drain trusts in them. */
@@ -131,6 +121,15 @@ void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
 static void count_down(void)
 {
     (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, 1, memory_order_relaxed); /* the driver has ended the capture before */
+}
+
+/* Locked. */
+static void take_out(capture **link)
+{
+    capture *gone = *link;
+    *link = gone->next;
+    free(gone);
+    count_down();
 }
 
 /* Where the same per-thread handle is another stream in each context, that counts, too. */
@@ -154,7 +153,32 @@ static CUcontext context_of(CUstream handle)
 
 static const void *key_of(CUstream handle) { return handle == CU_STREAM_PER_THREAD ? &this_thread : (const void *)handle; }
 
-void nvs_capture_began(CUstream stream, bool per_thread, CUresult result)
+/* What a stream is captured into, in a process that sees several GPUs; else NULL. */
+static CUgraph captured_into(CUstream handle)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUgraph graph = NULL;
+    if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU) || !nvs_config.enabled)
+        return NULL;
+    const CUresult result = NVS_REAL(cuStreamGetCaptureInfo_v2)(handle, &status, NULL, &graph, NULL, NULL);
+    return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph : NULL;
+}
+
+uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread)
+{
+    const CUgraph graph = captured_into(handle_of(stream, per_thread));
+    uint32_t began_on = NVS_NO_GPU;
+    if (graph == NULL || gpu >= NVS_MAX_GPUS)
+        return 0;
+    pthread_mutex_lock(&lock);
+    for (const capture *at = first; at != NULL; at = at->next)
+        if (at->graph == graph)
+            began_on = at->gpu;
+    pthread_mutex_unlock(&lock);
+    return began_on < NVS_MAX_GPUS && began_on != gpu ? 1u << began_on | 1u << gpu : 0;
+}
+
+void nvs_capture_began(uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
 {
     const CUstream handle = handle_of(stream, per_thread);
     if (result != CUDA_SUCCESS) {
@@ -162,33 +186,22 @@ void nvs_capture_began(CUstream stream, bool per_thread, CUresult result)
         return;
     }
     const int saved = errno;
-    const CUcontext context = context_of(handle), owner = nvs_green_owner(context);
+    const CUcontext context = context_of(handle);
     capture *fresh = malloc(sizeof *fresh);
+    if (fresh != NULL)
+        *fresh = (capture){NULL, key_of(handle), context, nvs_green_owner(context), captured_into(handle), gpu};
     pthread_mutex_lock(&lock);
     capture **known = link_of(key_of(handle), context);
-    if (*known != NULL) { /* one that ended unseen: it is counted already */
-        (*known)->context = context;
-        (*known)->owner = owner;
-        count_down();
-    } else if (fresh != NULL) {
-        *fresh = (capture){first, key_of(handle), context, owner};
+    if (*known != NULL) /* one that ended unseen */
+        take_out(known);
+    if (fresh != NULL) {
+        fresh->next = first;
         first = fresh;
-        fresh = NULL;
     } else {
         without_entry++;
     }
     pthread_mutex_unlock(&lock);
-    free(fresh);
     errno = saved;
-}
-
-/* Locked. */
-static void take_out(capture **link)
-{
-    capture *gone = *link;
-    *link = gone->next;
-    free(gone);
-    count_down();
 }
 
 void nvs_capture_ended(CUstream stream, bool per_thread)
@@ -226,4 +239,12 @@ void nvs_captures_context_gone(CUcontext context)
         else
             link = &(*link)->next;
     pthread_mutex_unlock(&lock);
+}
+
+NVS_FORK_CODE void nvs_captures_after_fork(void)
+{
+    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
+    first = NULL;                    /* CUDA is not usable here */
+    without_entry = 0;
+    atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
 }

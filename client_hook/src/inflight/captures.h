@@ -23,14 +23,16 @@ static inline bool nvs_capturing(void)
 
 /* Around the driver's begin, in the gate.  A begin that fails leaves nothing. */
 void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread);
-void nvs_capture_began(CUstream stream, bool per_thread, CUresult result);
+void nvs_capture_began(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
 
-/* Before a call that may make the stream part of a capture. */
+/* Around a call that may make the stream part of a capture.  The answer: both GPUs (a bit each) if that capture began on another one, else 0. */
 void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread);
+uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread);
 
 void nvs_capture_ended(CUstream stream, bool per_thread);
 void nvs_capture_lost(CUstream stream);            /* destroyed, and its capture with it, if there was one */
 void nvs_captures_context_gone(CUcontext context); /* it has ended, and the captures on its streams with it */
+void nvs_captures_after_fork(void);                /* in the child: none */
 
 void nvs_capture_mark(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
 

@@ -18,6 +18,7 @@
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/start.h"
+#include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"
 #include "inflight/marks.h"
 #include "inflight/pacing.h"
@@ -63,7 +64,8 @@ void nvs_gate_vacate(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_ipc_context_gone(CUcontext context) {}
-void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new) {}
+_Atomic uint32_t nvs_graph_gpus;
+void nvs_graphs_run_on(uint32_t gpus) {}
 void nvs_pacing_context_gone(CUcontext context) {}
 void nvs_marks_context_gone(CUcontext context) {}
 static _Atomic unsigned marked_contexts, marked_streams, open_captures;

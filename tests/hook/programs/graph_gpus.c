@@ -1,6 +1,6 @@
 /* Graphs whose work is on two GPUs, each way to make one; they are launched on a stream of GPU 1.
  *
- * Says "ready".  In: a line, out: the CUresult.  "begin": prepares both GPUs; "last NS": so long the kernels
+ * Says "ready".  In: a line, out: the CUresult.  "begin": prepares both GPUs and works on both; "last NS": so long the kernels
  * take that are built from now on; "build KIND"; "launch": answered once the call has returned;
  * "wait": once the work is done; "loop COUNT": both, again and again; "capture", "end capture": of the stream, nothing;
  * "reset": GPU 1's context; "free": GPU 0's memory.  The current context is GPU 1's, but where a node for GPU 0 is made that names none.
@@ -47,7 +47,10 @@ static CUresult begin(void)
             TRY(cuMemAlloc(&memory, 4096));
     }
     TRY(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
-    return cuLibraryGetKernel(&kernel, library, "nvs_busy");
+    TRY(cuLibraryGetKernel(&kernel, library, "nvs_busy"));
+    for (int gpu = 0; gpu < 2; gpu++)
+        TRY(cuLaunchKernel(busy[gpu], 1, 1, 1, 1, 1, 1, 0, gpu == 0 ? other : stream, arguments, NULL));
+    return cuStreamSynchronize(other) != CUDA_SUCCESS ? CUDA_ERROR_UNKNOWN : cuStreamSynchronize(stream);
 }
 
 static CUDA_KERNEL_NODE_PARAMS work(CUfunction function)
@@ -94,14 +97,11 @@ static CUresult add_fill(CUgraph to)
     return cuGraphAddMemsetNode(&node, to, NULL, 0, &params, contexts[0]);
 }
 
-static CUresult add_general(CUgraph to, CUgraphNodeType type, CUgraph child)
+static CUresult add_general(CUgraph to)
 {
     CUgraphNode node;
-    CUgraphNodeParams params = {.type = type};
-    if (type == CU_GRAPH_NODE_TYPE_GRAPH)
-        params.graph.graph = child;
-    else
-        params.memset = (CUDA_MEMSET_NODE_PARAMS_v2){.dst = memory, .value = 7, .elementSize = 1, .width = 4096, .height = 1, .ctx = contexts[0]};
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET};
+    params.memset = (CUDA_MEMSET_NODE_PARAMS_v2){.dst = memory, .value = 7, .elementSize = 1, .width = 4096, .height = 1, .ctx = contexts[0]};
     return cuGraphAddNode(&node, to, NULL, NULL, 0, &params);
 }
 
@@ -117,25 +117,22 @@ static CUresult capture(void)
     return cuStreamEndCapture(stream, &graph);
 }
 
-/* One on GPU 1, after some on both that failed, since a stream has not joined: the driver may give it the handle of one of those. */
-static CUresult capture_after_failures(void)
+/* A graph of GPU 0, and then one of GPU 1. */
+static CUresult capture_each(void)
 {
-    for (int i = 0; i < 20; i++) {
-        TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-        TRY(cuEventRecord(begun, stream));
-        TRY(cuStreamWaitEvent(other, begun, 0));
-        TRY(cuLaunchKernel(busy[0], 1, 1, 1, 1, 1, 1, 0, other, arguments, NULL));
-        if (cuStreamEndCapture(stream, &graph) != CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
-            return CUDA_ERROR_UNKNOWN;
+    for (int gpu = 0; gpu < 2; gpu++) {
+        const CUstream on = gpu == 0 ? other : stream;
+        TRY(cuStreamBeginCapture(on, CU_STREAM_CAPTURE_MODE_RELAXED));
+        TRY(cuLaunchKernel(busy[gpu], 1, 1, 1, 1, 1, 1, 0, on, arguments, NULL));
+        TRY(cuStreamEndCapture(on, &graph));
+        if (gpu == 0)
+            TRY(cuGraphDestroy(graph));
     }
-    TRY(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
-    TRY(cuLaunchKernel(busy[1], 1, 1, 1, 1, 1, 1, 0, stream, arguments, NULL));
-    return cuStreamEndCapture(stream, &graph);
+    return CUDA_SUCCESS;
 }
 
 static CUresult add_what(const char *kind)
 {
-    CUgraph second;
     if (strcmp(kind, "one") == 0)
         return CUDA_SUCCESS;
     if (strcmp(kind, "kernel") == 0)
@@ -144,22 +141,7 @@ static CUresult add_what(const char *kind)
         return add_old_kernel(graph);
     if (strcmp(kind, "context") == 0)
         return add_kernel_by_context(graph);
-    if (strcmp(kind, "fill") == 0)
-        return add_fill(graph);
-    if (strcmp(kind, "general") == 0)
-        return add_general(graph, CU_GRAPH_NODE_TYPE_MEMSET, NULL);
-    if (strcmp(kind, "clone") == 0) {
-        second = graph;
-        TRY(add_kernel(second, 0));
-        TRY(cuGraphClone(&graph, second));
-        return cuGraphDestroy(second);
-    }
-    CUgraphNode node;
-    TRY(cuGraphCreate(&second, 0));
-    TRY(add_kernel(second, 0));
-    TRY(strcmp(kind, "child") == 0 ? cuGraphAddChildGraphNode(&node, graph, NULL, 0, second)
-                                   : add_general(graph, CU_GRAPH_NODE_TYPE_GRAPH, second));
-    return cuGraphDestroy(second);
+    return strcmp(kind, "fill") == 0 ? add_fill(graph) : add_general(graph);
 }
 
 /* The graph itself is destroyed: what is ready runs without it.  So is what was ready before. */
@@ -170,7 +152,7 @@ static CUresult build(const char *kind)
     if (strcmp(kind, "captured") == 0) {
         TRY(capture());
     } else if (strcmp(kind, "one_captured") == 0) {
-        TRY(capture_after_failures());
+        TRY(capture_each());
     } else {
         TRY(cuGraphCreate(&graph, 0));
         if (strcmp(kind, "elsewhere") == 0)

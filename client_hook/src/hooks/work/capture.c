@@ -1,61 +1,23 @@
-/* A capture that spreads to another stream, which waits for an event of the first: the work that the stream still has is marked (inflight/captures.h).
- * Where it is a stream of another GPU, what comes of it is noted as a graph on both (graph_gpus.h); in mode `swap` the memory of both stays on the
- * cards from here on.
+/* Wrappers of captures: their beginning, their end, and the wait for an event by which they spread to another stream (inflight/captures.h).
  *
- * Drivers before 11.3 do not tell which graph a stream is captured into; there a launch has the lease of its own GPU alone.
+ * A capture begins inside the gate, so that a drain which has found no capture can synchronise a context without spoiling one, and that finds the
+ * marks of all work otherwise.
  */
-#include "base/config.h"
 #include "contexts/context.h"
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
+#include "gate/gate.h"
 #include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"
-
-static bool several_gpus(void)
-{
-    return NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) && nvs_config.enabled;
-}
-
-/* What a stream is captured into; NULL: nothing. */
-static CUgraph captured_into(CUstream stream, bool per_thread)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    CUgraph graph = NULL;
-    const CUresult result = per_thread ? NVS_REAL(cuStreamGetCaptureInfo_v2_ptsz)(stream, &status, NULL, &graph, NULL, NULL)
-                                       : NVS_REAL(cuStreamGetCaptureInfo_v2)(stream, &status, NULL, &graph, NULL, NULL);
-    return result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? graph : NULL;
-}
-
-void nvs_capture_on(uint32_t gpu, CUstream stream, bool per_thread, bool into_new)
-{
-    const CUgraph graph = several_gpus() ? captured_into(stream, per_thread) : NULL;
-    if (graph == NULL || gpu >= NVS_MAX_GPUS)
-        return;
-    if (into_new)
-        nvs_graph_gone(graph); /* of a capture that failed: the driver freed it, and gave the handle to this one */
-    nvs_graph_runs_on(graph, 1u << gpu);
-}
-
-static void joined(CUstream stream, bool per_thread)
-{
-    const CUgraph graph = captured_into(stream, per_thread);
-    const uint32_t gpu = nvs_stream_gpu(stream);
-    if (graph == NULL || gpu >= NVS_MAX_GPUS)
-        return;
-    nvs_graph_runs_on(graph, 1u << gpu);
-    const uint32_t gpus = nvs_graph_gpus(graph);
-    if ((gpus & (gpus - 1)) != 0)
-        nvs_graph_keep_memory(gpus);
-}
 
 /* Often called, so that for most programs it is a jump and no more. */
 #define NVS_JOINS(symbol)                                                                           \
     static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \
     {                                                                                               \
-        nvs_capture_may_join(nvs_stream_gpu(stream), stream, NVS_PER_THREAD(#symbol));              \
+        const uint32_t gpu = nvs_stream_gpu(stream);                                                \
+        nvs_capture_may_join(gpu, stream, NVS_PER_THREAD(#symbol));                                 \
         const CUresult result = NVS_REAL(symbol)(stream, event, flags);                             \
-        if (result == CUDA_SUCCESS && several_gpus())                                               \
-            joined(stream, NVS_PER_THREAD(#symbol));                                                \
+        nvs_graphs_run_on(nvs_capture_joined(gpu, stream, NVS_PER_THREAD(#symbol)));                \
         return result;                                                                              \
     }                                                                                               \
     NVS_EXPORT CUresult CUDAAPI symbol(CUstream hStream, CUevent hEvent, unsigned int Flags)        \
@@ -67,3 +29,78 @@ static void joined(CUstream stream, bool per_thread)
 
 NVS_JOINS(cuStreamWaitEvent)
 NVS_JOINS(cuStreamWaitEvent_ptsz)
+
+#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments)                      \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
+    {                                                                         \
+        const uint32_t gpu = nvs_stream_gpu(hStream);                         \
+        nvs_slot *const slot = nvs_gate_enter(gpu);                           \
+        nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol));            \
+        const CUresult result = NVS_REAL(symbol) arguments;                   \
+        nvs_capture_began(gpu, hStream, NVS_PER_THREAD(#symbol), result);          \
+        nvs_gate_leave(slot, gpu);                                            \
+        return result;                                                        \
+    }
+
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream hStream), (hStream))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream hStream), (hStream))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph,
+                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                   size_t numDependencies, CUstreamCaptureMode mode),
+                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
+                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
+                   size_t numDependencies, CUstreamCaptureMode mode),
+                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
+
+/* A failing end has ended the capture too, unless it was not this thread's to end: the stream knows. */
+static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (result != CUDA_SUCCESS) {
+        const CUresult asked = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status)
+                                          : NVS_REAL(cuStreamIsCapturing)(stream, &status);
+        if (asked != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
+            return result;
+    }
+    nvs_capture_ended(stream, per_thread);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
+{
+    return capture_over(NVS_REAL(cuStreamEndCapture)(hStream, phGraph), hStream, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
+{
+    return capture_over(NVS_REAL(cuStreamEndCapture_ptsz)(hStream, phGraph), hStream, true);
+}
+
+#if CUDA_VERSION >= 13020
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
+                  (hStream, streamCigCaptureParams))
+NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
+                  (hStream, streamCigCaptureParams))
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig(CUstream hStream)
+{
+    return capture_over(NVS_REAL(cuStreamEndCaptureToCig)(hStream), hStream, false);
+}
+
+NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig_ptsz(CUstream hStream)
+{
+    return capture_over(NVS_REAL(cuStreamEndCaptureToCig_ptsz)(hStream), hStream, true);
+}
+#endif
+
+#if CUDA_VERSION >= 13030
+NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph,
+                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
+                  (hStream, mode, hGraph, callbackFunc, userData))
+NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz,
+                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
+                  (hStream, mode, hGraph, callbackFunc, userData))
+#endif

@@ -1,8 +1,4 @@
-/* Wrappers of contexts, streams and captures: call the real function, report to the registry.
- *
- * Nothing waits here for a lease, with one exception: a capture begins inside the gate, so that a drain which has found
- * no capture can synchronise a context without spoiling one, and that finds the marks of all work otherwise (inflight/captures.h).
- */
+/* Wrappers of contexts and streams: call the real function, report to the registry.  Nothing waits here for a lease. */
 #include "contexts/context.h"
 #include "contexts/streams.h"
 #include "contexts/which_gpu.h"
@@ -17,8 +13,6 @@
 #include "ipc/ipc.h"
 #include "memory/memory.h"
 #include "swap/swap.h"
-
-#include <string.h>
 
 NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
@@ -143,13 +137,6 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
         ended(ctx, held);
     else
         lives_on(ctx, gpu, known, held);
-    nvs_current_changed(NULL);
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuCtxAttach(CUcontext *pctx, unsigned int flags)
-{
-    const CUresult result = NVS_REAL(cuCtxAttach)(pctx, flags);
     nvs_current_changed(NULL);
     return result;
 }
@@ -335,85 +322,3 @@ NVS_EXPORT CUresult CUDAAPI cuStreamDestroy_v2(CUstream hStream)
 {
     return destroy_stream(NVS_REAL(cuStreamDestroy_v2), hStream);
 }
-
-/* ---- Captures ---- */
-
-/* Else into a graph that the program has. */
-#define NVS_INTO_NEW(symbol) (strncmp(symbol, "cuStreamBeginCapture", 20) == 0 && strncmp(symbol, "cuStreamBeginCaptureTo", 22) != 0)
-
-#define NVS_BEGIN_CAPTURE(symbol, parameters, arguments)                      \
-    NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
-    {                                                                         \
-        const uint32_t gpu = nvs_stream_gpu(hStream);                         \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                           \
-        nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol));            \
-        const CUresult result = NVS_REAL(symbol) arguments;                   \
-        nvs_capture_began(hStream, NVS_PER_THREAD(#symbol), result);          \
-        nvs_gate_leave(slot, gpu);                                            \
-        if (result == CUDA_SUCCESS)                                           \
-            nvs_capture_on(gpu, hStream, NVS_PER_THREAD(#symbol), NVS_INTO_NEW(#symbol)); \
-        return result;                                                        \
-    }
-
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream hStream), (hStream))
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream hStream), (hStream))
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
-NVS_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph,
-                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
-                   size_t numDependencies, CUstreamCaptureMode mode),
-                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
-                  (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const CUgraphEdgeData *dependencyData,
-                   size_t numDependencies, CUstreamCaptureMode mode),
-                  (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
-
-/* A failing end has ended the capture too, unless it was not this thread's to end: the stream knows. */
-static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
-{
-    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (result != CUDA_SUCCESS) {
-        const CUresult asked = per_thread ? NVS_REAL(cuStreamIsCapturing_ptsz)(stream, &status)
-                                          : NVS_REAL(cuStreamIsCapturing)(stream, &status);
-        if (asked != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)
-            return result;
-    }
-    nvs_capture_ended(stream, per_thread);
-    return result;
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
-{
-    return capture_over(NVS_REAL(cuStreamEndCapture)(hStream, phGraph), hStream, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
-{
-    return capture_over(NVS_REAL(cuStreamEndCapture_ptsz)(hStream, phGraph), hStream, true);
-}
-
-#if CUDA_VERSION >= 13020
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
-                  (hStream, streamCigCaptureParams))
-NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToCig_ptsz, (CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams),
-                  (hStream, streamCigCaptureParams))
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig(CUstream hStream)
-{
-    return capture_over(NVS_REAL(cuStreamEndCaptureToCig)(hStream), hStream, false);
-}
-
-NVS_EXPORT CUresult CUDAAPI cuStreamEndCaptureToCig_ptsz(CUstream hStream)
-{
-    return capture_over(NVS_REAL(cuStreamEndCaptureToCig_ptsz)(hStream), hStream, true);
-}
-#endif
-
-#if CUDA_VERSION >= 13030
-NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph,
-                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
-                  (hStream, mode, hGraph, callbackFunc, userData))
-NVS_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz,
-                  (CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph, CUgraphRecaptureCallback callbackFunc, void *userData),
-                  (hStream, mode, hGraph, callbackFunc, userData))
-#endif

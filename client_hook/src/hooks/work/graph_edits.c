@@ -6,7 +6,8 @@
  *
  * What is captured needs none of this: the captured calls are gated themselves.
  *
- * In all modes the calls that add a node say on which GPU it will run (graph_gpus.h).
+ * In all modes the calls that add a node say on which GPU it will run (hooks/work/graph_gpus.h), and those that instantiate and destroy graphs keep the account of
+ * the memory that graphs allocate (memory/graph_memory.h).
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -20,8 +21,7 @@
 #include "swap/swap.h"
 
 typedef struct named { /* what an edit says of memory; what it does not say is NULL */
-    bool idle;         /* there is no work, or it is `child`'s */
-    CUgraph child;
+    bool idle;         /* there is no work, or it is a child graph's */
     CUcontext context; /* where the work will run */
     const CUDA_MEMCPY3D *copy;
     CUdeviceptr fill;
@@ -82,10 +82,6 @@ static named of_params(const CUgraphNodeParams *params)
         what.context = params->kernel.func == NULL ? params->kernel.ctx : NULL;
         break;
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: what.context = params->conditional.ctx; break;
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-        what.idle = true;
-        what.child = params->graph.graph;
-        break;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
         what.context = params->memcpy.copyCtx;
         what.copy = &params->memcpy.copyParams;
@@ -133,12 +129,19 @@ static void may_allocate(const CUgraphNodeParams *params)
 static const void *const nodeParams = NULL;
 #define NVS_MAY_ALLOCATE() _Generic((nodeParams), CUgraphNodeParams *: may_allocate, default: allocates_nothing)(nodeParams)
 
-static CUresult added(CUresult result, CUgraph graph, named what)
+static void node_added(CUresult result, CUcontext context)
 {
-    if (what.child != NULL)
-        nvs_graph_child_added(result, graph, what.child);
-    else if (!what.idle)
-        nvs_graph_node_added(result, graph, what.context);
+    if (NVS_LIKELY(nvs_only_gpu() != NVS_NO_GPU) || result != CUDA_SUCCESS || !nvs_config.enabled)
+        return;
+    const uint32_t told = nvs_context_gpu(context), gpu = told != NVS_NO_GPU ? told : nvs_current_gpu();
+    if (gpu < NVS_MAX_GPUS)
+        nvs_graphs_run_on(1u << gpu);
+}
+
+static CUresult added(CUresult result, named what)
+{
+    if (!what.idle)
+        node_added(result, what.context);
     return result;
 }
 
@@ -159,7 +162,7 @@ static CUresult added(CUresult result, CUgraph graph, named what)
     {                                                                                                                   \
         const CUresult result = edit_##symbol arguments;                                                                \
         NVS_MAY_ALLOCATE();                                                                                             \
-        return hGraph != NULL && NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) ? added(result, hGraph, of) : result;       \
+        return hGraph != NULL && NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) ? added(result, of) : result;               \
     }
 #define OF_COPY(where, parameters) ((named){.context = (where), .copy = (parameters)})
 #define OF_FILL(where, parameters) ((named){.context = (where), .fill = target_of(parameters)})
@@ -207,14 +210,15 @@ NVS_EDIT(cuGraphAddNode_v3,
 NVS_EDIT(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams), of_params(nodeParams))
 #endif
 
-/* The driver compares where the memory of old and new nodes lies.  The edit names none: the current GPU's is there meanwhile. */
+/* The driver compares where the memory of old and new nodes lies.  The edit names none: that of the GPUs that a launch would need is there. */
 #define NVS_UPDATE(symbol, parameters, arguments)                              \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                              \
     {                                                                          \
         const bool moves = nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;  \
         const uint32_t gpu = moves ? nvs_current_gpu() : NVS_NO_GPU;           \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                            \
+        nvs_slot *const slot = nvs_graph_enter(gpu);                           \
         const CUresult result = NVS_REAL(symbol) arguments;                    \
+        nvs_graph_leave(slot);                                                 \
         nvs_gate_leave(slot, gpu);                                             \
         return result;                                                         \
     }
@@ -226,3 +230,78 @@ NVS_UPDATE(cuGraphExecUpdate_v2, (CUgraphExec hGraphExec, CUgraph hGraph, CUgrap
            (hGraphExec, hGraph, resultInfo))
 NVS_UPDATE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph),
            (hGraphExec, hNode, childGraph))
+
+/* ---- Kernels ---- */
+
+NVS_EXPORT CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                                 size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS_v1 *nodeParams)
+{
+    const CUresult result = NVS_REAL(cuGraphAddKernelNode)(phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
+    node_added(result, NULL);
+    return result;
+}
+
+/* The context goes with `kern`; beside a function it is ignored, and may be anything. */
+NVS_EXPORT CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                                    size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams)
+{
+    const CUresult result = NVS_REAL(cuGraphAddKernelNode_v2)(phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
+    node_added(result, result == CUDA_SUCCESS && nodeParams->func == NULL ? nodeParams->ctx : NULL);
+    return result;
+}
+
+/* ---- Memory that graphs allocate ---- */
+
+NVS_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec hGraphExec)
+{
+    nvs_allocation *const held = nvs_graph_memory_take(hGraphExec);
+    const CUresult result = NVS_REAL(cuGraphExecDestroy)(hGraphExec);
+    nvs_graph_memory_taken(hGraphExec, held, result == CUDA_SUCCESS);
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
+                                                   size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams)
+{
+    const CUresult result = NVS_REAL(cuGraphAddMemAllocNode)(phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
+    nvs_graph_allocates();
+    return result;
+}
+
+NVS_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device)
+{
+    const CUresult result = NVS_REAL(cuDeviceGraphMemTrim)(device);
+    if (result == CUDA_SUCCESS && nvs_context_possible((uint32_t)device))
+        nvs_graph_memory_learn((uint32_t)device);
+    return result;
+}
+
+/* In the gate: the driver may copy what the graph needs to the GPU.  Before it: an allocation may have to wait for others'. */
+#define NVS_INSTANTIATE(symbol, parameters, arguments)                     \
+    NVS_EXPORT CUresult CUDAAPI symbol parameters                          \
+    {                                                                      \
+        nvs_allocation *held;                                              \
+        CUresult result = nvs_graph_memory_admit(hGraph, &held);           \
+        if (result != CUDA_SUCCESS)                                        \
+            return result;                                                 \
+        const uint32_t gpu = nvs_current_gpu();                            \
+        nvs_slot *const slot = nvs_graph_enter(gpu);                       \
+        result = NVS_REAL(symbol) arguments;                               \
+        nvs_graph_leave(slot);                                             \
+        nvs_gate_leave(slot, gpu);                                         \
+        nvs_graph_memory_keep(result == CUDA_SUCCESS ? *phGraphExec : NULL, held); \
+        return result;                                                     \
+    }
+
+NVS_INSTANTIATE(cuGraphInstantiate, (CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize),
+                (phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize))
+NVS_INSTANTIATE(cuGraphInstantiate_v2,
+                (CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode, char *logBuffer, size_t bufferSize),
+                (phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize))
+NVS_INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags),
+                (phGraphExec, hGraph, flags))
+NVS_INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams),
+                (phGraphExec, hGraph, instantiateParams))
+NVS_INSTANTIATE(cuGraphInstantiateWithParams_ptsz,
+                (CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams),
+                (phGraphExec, hGraph, instantiateParams))

@@ -73,14 +73,16 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         CUresult result;                                                           \
         unsigned found = 0;                                                        \
         NVS_MEET(gpu, found);                                                      \
-        nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(NVS_GRAPH, gpu) : nvs_gate_enter(gpu); \
+        nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu) : nvs_gate_enter(gpu); \
         const nvs_way way = NVS_LIKELY((found & NVS_APART) == 0) ? NVS_NO_WAY : NVS_AROUND(symbol, work_stream, no_stream, &result); \
         if (way != NVS_WENT)                                                       \
             result = NVS_REAL(symbol) arguments;                                   \
         if (way == NVS_BORROWED)                                                   \
             nvs_give_back();                                                       \
+        if (NVS_IS_GRAPH(#symbol) && nvs_graphs_share_gpus() && result == CUDA_SUCCESS) \
+            nvs_graph_mark(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
         if (NVS_IS_GRAPH(#symbol))                                                 \
-            nvs_graph_leave(slot, NVS_GRAPH, &(nvs_graph_launch){gpu, (work_stream), NVS_PER_THREAD(#symbol), result}); \
+            nvs_graph_leave(slot);                                                 \
         nvs_capture_submitted(gpu, (work_stream), NVS_PER_THREAD(#symbol), result);                         \
         if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
@@ -125,27 +127,6 @@ static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream
 #define NVS_THUNK(symbol, since, reason)
 #define NVS_FOREIGN(symbol, since, reason)
 #include "driver/cuda_api.def"
-
-/* One launch on several GPUs.  A thread can stand in one gate only: it passes the others' first, so that it holds their
- * lease when it comes to the launch, unless one is revoked just then; NVIDIA removed the function in CUDA 13. */
-NVS_EXPORT CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices,
-                                                                 unsigned int flags)
-{
-    uint32_t gpu = NVS_NO_GPU;
-    if (launchParamsList != NULL && numDevices > 0) {
-        for (unsigned int i = 1; i < numDevices; i++) {
-            gpu = nvs_stream_gpu(launchParamsList[i].hStream);
-            nvs_gate_leave(nvs_gate_enter(gpu), gpu);
-        }
-        gpu = nvs_stream_gpu(launchParamsList[0].hStream);
-    }
-    nvs_slot *const slot = nvs_gate_enter(gpu);
-    const CUresult result = NVS_REAL(cuLaunchCooperativeKernelMultiDevice)(launchParamsList, numDevices, flags);
-    if (nvs_gate_leave(slot, gpu))
-        nvs_pace_after(gpu, launchParamsList[0].hStream, false,
-                       nvs_pace_what(NVS_ID_cuLaunchCooperativeKernelMultiDevice, launchParamsList[0].function, 0));
-    return result;
-}
 
 /* These submit nothing and pass no gate.  The agent must not take a program for idle that waits for its work, and pacing has
  * to know that the thread has waited by itself. */
