@@ -7,14 +7,16 @@ May not go here: what the real coordinator would decide.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import pytest
 import zmq
@@ -24,18 +26,29 @@ from nvshare.coordinator.protocol import messages
 
 BOUND_S = 60.0
 """Longest wait for anything."""
+LOOK_S = 0.005
+"""How often a coordinator is looked after while the test waits for a program."""
+
+SETTINGS = messages.GpuSettings(
+    gpu=0, memory_limit_bytes=0, capacity_bytes=16 << 30, reserve=False, pacing_budget_ns=0, idle_release_ns=0,
+    drain_deadline_ns=10**10, sharing=0,
+)  # fmt: skip
 
 M = TypeVar("M", bound=messages.Message)
 
 
 class ScriptedCoordinator:
-    """A ROUTER for hooks on `path`.  `settings` are the values that `welcome` sends."""
+    """A ROUTER for hooks on `path`."""
+
+    listening: ClassVar[list[ScriptedCoordinator]] = []
+    """Of this test."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._context = zmq.Context()
         self.peer = b""
         self.received: list[messages.Message] = []
+        self._unread: deque[tuple[bytes, messages.Message]] = deque()
         self.unasked = False
         """The client of the last AttachGpu has not asked for the lease of GPU 0."""
         self.has_host_budget = False
@@ -51,15 +64,24 @@ class ScriptedCoordinator:
         self._socket.linger = 0
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(f"ipc://{self.path}")
+        self.listening.append(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._silence()
         self._context.destroy(linger=0)
+
+    def _silence(self) -> None:
+        """Nobody listens."""
+        self._unread.clear()
+        if self in self.listening:
+            self.listening.remove(self)
 
     def stop(self) -> None:
         """As if the coordinator died."""
+        self._silence()
         self._socket.disable_monitor()
         self._socket.close(linger=0)
 
@@ -81,21 +103,31 @@ class ScriptedCoordinator:
         """Anything at all."""
         self._socket.send_multipart([self.peer, frame])
 
+    def look(self) -> None:
+        """Reads what has come.  Questions about the host budget are answered at once: a program waits 2 s for them."""
+        while self._socket.poll(0):
+            peer, frame = self._socket.recv_multipart()
+            message = messages.decode(frame, messages.TO_COORDINATOR)
+            assert isinstance(message, messages.Message)
+            self._unread.append((peer, message))
+            if isinstance(message, messages.ReserveHost) and not self.has_host_budget:
+                unknown = messages.Rejected(messages.Rejection.UNKNOWN_MESSAGE, False, "unknown message")
+                self._socket.send_multipart([peer, messages.encode(unknown)])
+
     def receive(self, timeout_s: float = BOUND_S) -> messages.Message | None:
         """The next message; None when the time is over."""
-        if not self._socket.poll(int(timeout_s * 1000)):
+        if not self._unread:
+            self._socket.poll(int(timeout_s * 1000))
+            self.look()
+        if not self._unread:
             return None
-        self.peer, frame = self._socket.recv_multipart()
-        message = messages.decode(frame, messages.TO_COORDINATOR)
-        assert isinstance(message, messages.Message)
+        self.peer, message = self._unread.popleft()
         self.received.append(message)
         match message:
             case messages.AttachGpu(gpu=0, lease_id=lease_id, wanted=wanted):
                 self.unasked = lease_id == 0 and not wanted
             case messages.Request(gpu=0):
                 self.unasked = False
-        if isinstance(message, messages.ReserveHost) and not self.has_host_budget:
-            self.send(messages.Rejected(code=messages.Rejection.UNKNOWN_MESSAGE, final=False, text="unknown message"))
         return message
 
     def expect(self, kind: type[M]) -> M:
@@ -113,51 +145,17 @@ class ScriptedCoordinator:
             pass
         assert not [m for m in self.received if isinstance(m, kind)]
 
-    def welcome(
-        self,
-        *,
-        pacing_budget_ns: int = 0,
-        idle_release_ns: int = 0,
-        limit: int = 0,
-        reserve: bool = False,
-        limit_of_slot: bool = False,
-    ) -> messages.AttachGpu:
+    def welcome(self, **settings: Any) -> messages.AttachGpu:
         """Hello, AttachGpu and their answers."""
         self.expect(messages.Hello)
         self.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
         attach = self.expect(messages.AttachGpu)
-        self.settings(
-            pacing_budget_ns=pacing_budget_ns,
-            idle_release_ns=idle_release_ns,
-            limit=limit,
-            reserve=reserve,
-            limit_of_slot=limit_of_slot,
-        )
+        self.settings(**settings)
         return attach
 
-    def settings(
-        self,
-        *,
-        pacing_budget_ns: int = 0,
-        idle_release_ns: int = 0,
-        limit: int = 0,
-        reserve: bool = False,
-        limit_of_slot: bool = False,
-    ) -> None:
-        """GpuSettings for GPU 0."""
-        self.send(
-            messages.GpuSettings(
-                gpu=0,
-                memory_limit_bytes=limit,
-                capacity_bytes=16 << 30,
-                reserve=reserve,
-                pacing_budget_ns=pacing_budget_ns,
-                idle_release_ns=idle_release_ns,
-                drain_deadline_ns=10**10,
-                sharing=0,
-                limit_of_slot=limit_of_slot,
-            )
-        )
+    def settings(self, *, limit: int = 0, **more: Any) -> None:
+        """GpuSettings for GPU 0: these, and otherwise what lets a program do all that it wants."""
+        self.send(dataclasses.replace(SETTINGS, memory_limit_bytes=limit, **more))
 
     def asked(self) -> None:
         """Until the client that was welcomed has asked for the lease: with its AttachGpu if a thread waits by then."""
@@ -221,10 +219,16 @@ class ScriptedClient:
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._pending:
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready or not (part := os.read(self.process.stdout.fileno(), 4096)):
+            left = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([self.process.stdout], [], [], min(left, LOOK_S))
+            if ready:
+                if not (part := os.read(self.process.stdout.fileno(), 4096)):
+                    return ""
+                self._pending += part
+            elif left == 0.0:
                 return ""
-            self._pending += part
+            for coordinator in ScriptedCoordinator.listening:
+                coordinator.look()
         line, self._pending = self._pending.split(b"\n", 1)
         return line.decode()
 

@@ -23,7 +23,7 @@ def hold(
 ) -> None:
     """The client holds a lease and has submitted one short kernel."""
     client.tell("launch 1000")
-    coordinator.welcome(**more)  # type: ignore[arg-type]
+    coordinator.welcome(**more)
     coordinator.asked()
     coordinator.grant(lease_id, waiters)
     assert client.answer() == "launched"

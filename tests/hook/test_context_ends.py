@@ -39,9 +39,10 @@ def at_work(
 ) -> Iterator[ScriptedClient]:
     """The program, whose context has work that does not end by itself."""
     with ScriptedClient(program, environment) as client:
-        assert client.do(f"begin {way}") == "0"
-        client.tell("block")
+        client.tell(f"begin {way}")
         coordinator.welcome()
+        assert client.answer() == "0"
+        client.tell("block")
         coordinator.asked()
         coordinator.grant(7)
         assert client.answer() == "0"
