@@ -1,12 +1,17 @@
-"""Small C programs and libraries made of single files of the hook.
+"""Small C programs and libraries, each compiled once for its text: the results are kept under build/test-programs.
 
-May not go here: tests; anything that needs the whole hook (see the fixture `built`).
+Non-goals: tests; the whole hook (see the fixture `built`).
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,20 +20,45 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "client_hook" / "src"
 GATE = tuple(SOURCE / f"{name}.c" for name in ("base/hot", "base/process/futex", "gate/gate", "gate/wait"))
 PROGRAMS = Path(__file__).resolve().parent / "c"
+KEPT = ROOT / "build" / "test-programs"
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wno-unused-parameter", "-Werror")
 
 
+@functools.cache
 def cuda_include() -> str:
     """Directory of cuda.h."""
     finder = [sys.executable, str(ROOT / "client_hook" / "find_cuda_header.py")]
     return subprocess.check_output(finder, text=True).strip()
 
 
-def compile_c(out: Path, *sources: Path, flags: tuple[str, ...] = ()) -> Path:
-    """gcc with the hook's own warnings as errors."""
-    warnings = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Wno-unused-parameter", "-Werror")
-    include = ("-I", str(SOURCE), "-isystem", cuda_include())
-    command = ["gcc", *warnings, *include, *flags, *map(str, sources), "-o", str(out), "-lpthread", "-ldl"]
+def run_compiler(command: list[str]) -> str:
+    """What it prints; a failure shows its words."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.fail(f"{' '.join(command)}\n{done.stderr[-4000:]}", pytrace=False)
+    return done.stdout
+
+
+def compile_c(out: Path, *sources: Path, flags: tuple[str, ...] = ()) -> Path:
+    """Compiles C sources, and links libraries that are among them, with the hook's own warnings as errors."""
+    options = ["-std=gnu11", "-O2", "-g", *WARNINGS, "-I", str(SOURCE), "-isystem", cuda_include(), *flags]
+    compiler = [os.environ.get("CC", "gcc"), *options]
+    command = [*compiler, *map(str, sources), "-lpthread", "-ldl", "-o"]
+    if any(str(out.parent) in flag for flag in flags):  # of this test alone
+        run_compiler([*command, str(out)])
+        return out
+    texts = [str(path) for path in sources if path.suffix == ".c"]
+    key = hashlib.sha256(run_compiler([*compiler, "-E", "-P", *texts]).encode())
+    key.update("\0".join(compiler).encode())
+    for path in sources:
+        if path.suffix != ".c":
+            key.update(path.name.encode() + path.read_bytes())
+    kept = KEPT / key.hexdigest()
+    if not kept.is_file():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as made:
+            result = Path(made) / out.name
+            run_compiler([*command, str(result)])
+            result.rename(kept)
+    shutil.copy(kept, out)
     return out

@@ -14,23 +14,10 @@ from pathlib import Path
 import pytest
 
 from nvshare.client_hook.find_cuda_header import candidates
-from tests.conftest import ROOT, Built
+from tests.conftest import Built
+from tests.hook.compiled import compile_c
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-SOURCE = ROOT / "client_hook" / "src"
-
-
-def compile_c(out: Path, *arguments: str) -> Path:
-    """Compiles a program or library of this folder, warnings being errors."""
-    flags = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-I", str(SOURCE))
-    done = subprocess.run(
-        [os.environ.get("CC", "cc"), *flags, *arguments, "-o", str(out), "-ldl", "-lpthread"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +54,7 @@ class Programs:
 def compile_driver(directory: Path, *more: str) -> Path:
     """libcuda.so.1 in this directory."""
     flags = ("-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-Bsymbolic-functions", "-Wl,-soname,libcuda.so.1")
-    return compile_c(directory / "libcuda.so.1", str(PROGRAMS / "intercept_driver.c"), *flags, *more)
+    return compile_c(directory / "libcuda.so.1", PROGRAMS / "intercept_driver.c", flags=(*flags, *more))
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +66,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Programs
     driver = compile_driver(directory)
     return Programs(
         directory,
-        compile_c(directory / "look", str(PROGRAMS / "intercept_program.c"), f"-DCUDA_VERSION={version}"),
-        compile_c(directory / "linked", str(PROGRAMS / "intercept_linked.c"), str(driver)),
+        compile_c(directory / "look", PROGRAMS / "intercept_program.c", flags=(f"-DCUDA_VERSION={version}",)),
+        compile_c(directory / "linked", PROGRAMS / "intercept_linked.c", driver),
         built.hook,
     )

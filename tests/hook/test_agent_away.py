@@ -12,12 +12,10 @@ import pytest
 
 from tests.conftest import Built
 from tests.hook.compiled import PROGRAMS, compile_c
-from tests.hook.conftest import SANITIZE, StartClient
+from tests.hook.conftest import StartClient
 from tests.hook.scripted import ScriptedCoordinator
 from tests.hook.test_agent import hold
 from tests.waiting import eventually
-
-pytestmark = pytest.mark.skipif(bool(SANITIZE), reason="the counting library must be loaded before the sanitizer's")
 
 ATTEMPTS = 6
 """Attempts to watch: some 0.6 s, in which an agent that does not sleep polls ten thousand times and more."""

@@ -1,42 +1,45 @@
-"""The agent's tests once more with a program that is instrumented whole; the hook's interception has to be left out."""
+"""Tests of the agent in which threads share memory, once more with hook and simulated GPU under sanitizers."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.end_to_end.test_sanitized import complaints, under_sanitizer
+from tests.hook.test_agent import (
+    test_all_work_lies_within_leases,
+    test_bursts_lie_within_leases,
+    test_exit_while_threads_wait,
+    test_many_threads_wait,
+    test_paced_work_and_captures,
+    test_two_gpus,
+)
+from tests.hook.test_agent_faults import (
+    test_holder_goes_on_and_claims,
+    test_random_frames,
+    test_reservation_is_asked_again_after_a_loss,
+)
+
+__all__ = [
+    "test_all_work_lies_within_leases",
+    "test_bursts_lie_within_leases",
+    "test_exit_while_threads_wait",
+    "test_holder_goes_on_and_claims",
+    "test_many_threads_wait",
+    "test_paced_work_and_captures",
+    "test_random_frames",
+    "test_reservation_is_asked_again_after_a_loss",
+    "test_two_gpus",
+]
+pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(400)]
 
 
-@pytest.mark.sanitizer
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
-def test_sanitized(tmp_path: Path, sanitizer: str) -> None:
-    """Broken: agent, transport, gate or pacing race, touch freed memory, or rely on undefined behaviour."""
-    options = f"log_path={tmp_path}/report"
-    foreign = tmp_path / "foreign"
-    foreign.write_text("race:libcuda\n")  # not instrumented, so their locks are not seen
-    environment = os.environ | {
-        "NVSHARE_TEST_SANITIZE": sanitizer,
-        "TSAN_OPTIONS": f"{options}:exitcode=0:report_thread_leaks=0:suppressions={foreign}",
-        "ASAN_OPTIONS": f"{options}:detect_leaks=0",  # threads that exit() cuts short leave what they had
-        "UBSAN_OPTIONS": f"{options}:print_stacktrace=1",
-    }
-    files = ["tests/hook/test_agent.py", "tests/hook/test_agent_faults.py"]
-    arguments = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", "--maxfail=5"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, *files],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=570,
-        check=False,
-    )
-    reports = "\n".join(path.read_text() for path in sorted(tmp_path.glob("report.*")))
-    assert not reports, reports[:20_000]
-    assert done.returncode == 0, done.stdout[-4000:]
+@pytest.fixture(params=["address,undefined", "thread"])
+def hook_env(request: pytest.FixtureRequest, hook_env: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Broken if anything is complained of: agent, transport, gate or pacing race, or touch freed memory."""
+    environment = under_sanitizer(hook_env, request.param, tmp_path)
+    environment["TSAN_OPTIONS"] += ":report_thread_leaks=0"  # exit() cuts the program's own threads short
+    yield environment
+    assert complaints(tmp_path) == []

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.interception_programs import PROGRAMS, Programs, compile_c
+from tests.hook.compiled import compile_c
+from tests.hook.interception_programs import PROGRAMS, Programs
 
 CALLS = 4
 """What one round of intercept_plugin.c puts on the GPU."""
@@ -21,10 +22,8 @@ CALLS = 4
 @pytest.fixture(scope="session")
 def opener(programs: Programs) -> Path:
     """intercept_open.c; finds libraries in a folder of its own by its RUNPATH."""
-    return compile_c(
-        programs.directory / "open", str(PROGRAMS / "intercept_open.c"),
-        "-Wl,--enable-new-dtags", f"-Wl,-rpath,{programs.directory / 'plugins'}",
-    )  # fmt: skip
+    flags = ("-Wl,--enable-new-dtags", f"-Wl,-rpath,{programs.directory / 'plugins'}")
+    return compile_c(programs.directory / "open", PROGRAMS / "intercept_open.c", flags=flags)
 
 
 @pytest.fixture(scope="session", params=["full", "partial"])
@@ -33,9 +32,8 @@ def plugin(request: pytest.FixtureRequest, programs: Programs) -> Path:
     folder = programs.directory / "plugins"
     folder.mkdir(exist_ok=True)
     relocations = ("-Wl,-z,now,-z,relro",) if request.param == "full" else ("-Wl,-z,lazy,-z,norelro",)
-    driver = str(programs.directory / "libcuda.so.1")
-    name = f"libplugin_{request.param}.so"
-    return compile_c(folder / name, str(PROGRAMS / "intercept_plugin.c"), "-fPIC", "-shared", driver, *relocations)
+    sources = (PROGRAMS / "intercept_plugin.c", programs.directory / "libcuda.so.1")
+    return compile_c(folder / f"libplugin_{request.param}.so", *sources, flags=("-fPIC", "-shared", *relocations))
 
 
 def output(programs: Programs, opener: Path, how: str, library: str) -> str:
