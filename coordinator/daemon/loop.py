@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nvshare.coordinator.daemon.control_sockets import ControlListener, EventPublisher, Waiter, make_context
-from nvshare.coordinator.daemon.rehearsal import Rehearsal
 from nvshare.coordinator.daemon.transport import HookListener, Limits
 from nvshare.coordinator.model import events
 from nvshare.coordinator.system.journal import is_stopped, start_time
@@ -28,6 +27,7 @@ from nvshare.coordinator.system.journal import is_stopped, start_time
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control_server import Administration
     from nvshare.coordinator.daemon.dispatch import Dispatcher
+    from nvshare.coordinator.daemon.rehearsal import Rehearsal
     from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
     from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
@@ -76,11 +76,13 @@ class Sockets:
 class Server:
     """Runs until `stop`, a signal, or `leave_when` says so."""
 
-    def __init__(self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration) -> None:
+    def __init__(
+        self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration, rehearsal: Rehearsal
+    ) -> None:
         self._sockets = sockets
         self._dispatcher = dispatcher
         self._administration = administration
-        self._rehearsal = Rehearsal()
+        self._rehearsal = rehearsal
         self._cues_taken = 0
         self._stopping = False
         self.ended_by: int | None = None

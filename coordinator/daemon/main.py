@@ -28,6 +28,7 @@ from nvshare.coordinator.daemon.core_settings import StartError, check_overrides
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.live_settings import NODE_EVENTS, Key, LiveSettings
 from nvshare.coordinator.daemon.loop import Server, Sockets
+from nvshare.coordinator.daemon.rehearsal import Rehearsal
 from nvshare.coordinator.daemon.transport import Limits
 from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
 from nvshare.coordinator.kubernetes.slots import slot
@@ -114,7 +115,9 @@ class Coordinator:
         administration = Administration(
             self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems
         )
-        self.server = Server(self._sockets, self.dispatcher, administration)
+        self.server = Server(
+            self._sockets, self.dispatcher, administration, Rehearsal(self._journal.rewrite)
+        )
         if options.slots_dir is not None:
             self.dispatcher.slots = SlotBook()
             self._live.allocation = self.dispatcher.slots.allocation

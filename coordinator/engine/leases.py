@@ -94,7 +94,6 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Do what is due on this GPU."""
     if gpu.expected_holder is not None and now_ns >= gpu.recovery_deadline_ns:
         gpu.expected_holder = None
-        record(node, gpu)
         node.out.append(Log(logging.WARNING, f"{gpu.uuid}: nobody claimed the lease of the earlier coordinator"))
     for seat in [s for s in gpu.leases.values() if s.phase is REVOKING] if gpu.leases else ():
         if seat.drain_deadline_ns is not None and now_ns >= seat.drain_deadline_ns:
@@ -340,7 +339,6 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     seat.told_waiters = False
     seat.stray = False
     seat.view = None
-    record(node, gpu)
     seat.lease_id = 0
     return held_ns
 

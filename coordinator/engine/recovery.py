@@ -24,7 +24,6 @@ from __future__ import annotations
 from typing import Final
 
 from nvshare.coordinator.engine import leases
-from nvshare.coordinator.engine.recovery_record import record
 from nvshare.coordinator.gangs import coscheduling
 from nvshare.coordinator.memory import orders, room
 from nvshare.coordinator.memory.client_settings import tell_settings
@@ -62,7 +61,6 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
         raise RemoteProtocolError(f"{event.uuid} is attached under another ordinal already")
     seat = _seat(node, client, gpu, event, now_ns)
     _settle_claim(node, gpu, seat, event, now_ns)
-    record(node, gpu)
     if client.paused and seat.phase is HOLDING:  # paused when it came back, before it claimed
         leases.revoke(node, gpu, seat, "paused", now_ns)
     if event.wanted:

@@ -3,7 +3,7 @@
 Invariants: whoever may be at work on the GPU when this coordinator dies is covered: a sole holder by its process,
 several by `MANY_HOLDERS`, and during recovery those for whom this coordinator waits itself.  Overdue and stray leases
 beside a holder are not: they are told to stop already, and their claim makes them stray again.  Nothing is written
-twice.
+twice.  A lease that ends is written with the grant that follows: each write delays the hand-over.
 
 May not go here: the file (system/journal.py).
 """
@@ -32,7 +32,7 @@ def _whom(gpu: Gpu) -> int:
 
 
 def record(node: Node, gpu: Gpu) -> None:
-    """Write it if it has changed.  Called before a grant is sent, and whenever leases, sharing or recovery end."""
+    """Writes it if it has changed.  Called before a grant is sent, and at the end of each event."""
     entry = (gpu.next_lease_id - 1, _whom(gpu))
     if entry != gpu.recorded:
         gpu.recorded = entry

@@ -145,6 +145,7 @@ class Scheduler:
                 gpus.update(assembly.settle(node, now_ns))
             for gpu in gpus.values():
                 gpu.free_since_ns = None  # nobody took over at once: no hand-over to measure
+                record(node, gpu)
                 self._deadlines[gpu.uuid] = leases.deadline_ns(node, gpu, now_ns)
                 invariants.cheap(gpu)
             self._set_timer(out, fired=type(event) is events.TimerFired)
@@ -209,7 +210,6 @@ class Scheduler:
         gpu = self._node.gpus[event.uuid]
         if gpu.expected_holder != MANY_HOLDERS:
             gpu.expected_holder = None
-            record(self._node, gpu)
         return (gpu,)
 
     def _holder_stopped(self, event: events.HolderStopped, now_ns: int) -> Iterable[Gpu]:

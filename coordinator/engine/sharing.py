@@ -16,7 +16,6 @@ import logging
 from typing import Final
 
 from nvshare.coordinator.engine import leases
-from nvshare.coordinator.engine.recovery_record import record
 from nvshare.coordinator.memory import orders, switching
 from nvshare.coordinator.memory.client_settings import tell_everybody
 from nvshare.coordinator.model.commands import Log, Notify
@@ -42,7 +41,6 @@ def settle(node: Node, gpu: Gpu, now_ns: int) -> None:
         if gpu.sharing_wanted is Sharing.CONCURRENT:
             text = f"{gpu.uuid}: the clients' memory does not fit side by side; they take turns until it does"
             node.out.append(Log(logging.INFO, text))
-    record(node, gpu)
     tell_everybody(node, gpu)
     node.out.append(Notify("sharing", {"uuid": gpu.uuid, "sharing": wanted.name.lower()}))
 

@@ -64,11 +64,12 @@ class Journal:
         self._started: dict[int, int] = {}
         self._unwritten: dict[int, bytes] = {}
         """By offset: what the file does not have yet."""
+        self._header = (_MAGIC + boot_id()).ljust(_HEADER_BYTES, b"\0")
         self._complained = True  # while it is made a failure is raised, not logged
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             os.ftruncate(self._descriptor, size)
-            self._put(0, (_MAGIC + boot_id()).ljust(_HEADER_BYTES, b"\0"))
+            self.rewrite()
             for uuid in uuids:
                 self._write(uuid, self.earlier.get(uuid, Record(0, 0, 0)))
             if self.failure is not None:
@@ -101,6 +102,10 @@ class Journal:
         if started is None and process_id > 0:
             started = self._started[process_id] = self._started_at(process_id) or 0
         self._write(uuid, Record(lease_id, process_id, started or 0))
+
+    def rewrite(self) -> None:
+        """Writes the header again.  Shortly before a record it brings what that needs into the caches."""
+        self._put(0, self._header)
 
     def forget(self, process_id: int) -> None:
         """The process has no connection any more; its id may be reused."""
