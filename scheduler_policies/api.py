@@ -43,6 +43,8 @@ class ClientView:
     owner: str = ""
     """Not "": the user or slot whose programs have their time together.  Time is divided between owners first, then
     between the programs of each.  "" for all if the operator has it divided between programs."""
+    called: bool = False
+    """In `released`: the policy of another GPU gave it this turn, with its gang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,9 @@ class PolicyBase:
         return None
 
     def released(self, client: ClientView, now_ns: int) -> None:
-        """A turn ended, also by the end of its client; `gone` follows then.  Not called when a gang interrupts a turn,
-        which goes on later."""
+        """A turn ended, also by the end of its client; `gone` follows then.  A client that does not give its lease back
+        in time ends its turn by that, and not again when it does.  Not called when a gang interrupts a turn, which goes
+        on later."""
 
     def gone(self, client: int) -> None:
         """A client left this GPU; forget it."""

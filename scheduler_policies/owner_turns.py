@@ -67,9 +67,12 @@ class OwnerTurns:
         return self._most_programs * self._most_owners - 1
 
     def released(self, view: ClientView, now_ns: int) -> None:
-        """Its owner has had a turn."""
+        """Its owner has had a turn, unless its gang was called while other programs of the owner wait.  A gang can be
+        called after each turn here, and then they would wait for ever."""
         self._chosen = None
         self._owners[view.client] = view.owner
+        if view.called and any(o.owner == view.owner and o.client != view.client for o in self._waiting):
+            return
         self._last_ns.pop(view.owner, None)
         self._last_ns[view.owner] = now_ns
         if len(self._last_ns) > REMEMBERED:

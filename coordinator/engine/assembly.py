@@ -164,8 +164,8 @@ def _begin_turn(node: Node, gang: Gang, here: list[Gpu], now_ns: int) -> None:
 
 def _grant(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
     assert gpu.switch is not None
-    seat, chosen = gpu.switch.seat, gang.in_order.get(gpu.uuid)
-    called = chosen is None or chosen.seat is not seat
+    seat = gpu.switch.seat
+    called = coscheduling.is_call(seat)
     switching.close(node, gpu, now_ns)
     coscheduling.let_go(node, gang, gpu)
     leases.grant(node, gpu, seat, gang.ends_ns - now_ns, now_ns)

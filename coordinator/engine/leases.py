@@ -15,6 +15,7 @@ Non-goals: the next client (the policy), what memory moves (switching.py, planne
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ from nvshare.coordinator.model.state import (
     Seat,
 )
 from nvshare.coordinator.protocol.messages import Grant, MemoryMode, RemoteProtocolError, Revoke, Sharing, Waiters
+from nvshare.scheduler_policies.api import ClientView
 
 if TYPE_CHECKING:
     from nvshare.coordinator.gangs.coscheduling import Gang
@@ -105,8 +107,11 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
             seat, quantum = gpu.switch.seat, gpu.switch.quantum_ns
             if quantum is not None and gpu.switch.policy is not gpu.umpire.policy:  # as in `_end_quantum`
                 quantum = min(quantum, gpu.quantum_ns)
+            called = gpu.switch.called
             switching.close(node, gpu, now_ns)
             grant(node, gpu, seat, quantum or _renew_quantum(node, gpu, seat, now_ns), now_ns)
+            if called:  # its gang has given up meanwhile
+                seat.called_at_ns = now_ns
             consider_preemption(node, gpu, now_ns)
     if len(gpu.line):
         if gpu.sharing is Sharing.CONCURRENT:
@@ -199,6 +204,8 @@ def _take(node: Node, gpu: Gpu, now_ns: int) -> None:
     gpu.line.leave(seat)
     if not switching.begin(node, gpu, seat, None, now_ns):
         switching.hold(gpu, seat, now_ns)
+    assert gpu.switch is not None
+    gpu.switch.called = coscheduling.is_call(seat)
     seat.enter(NEXT)
     node.touched[gpu.uuid] = gpu
 
@@ -290,6 +297,7 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
 
 def _pass_deadline(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """Invariant 10: a hung client does not hang the others."""
+    called = coscheduling.was_called(seat)
     seat.enter(OVERDUE)
     seat.rest_ns = 0
     seat.drain_deadline_ns = None
@@ -297,6 +305,16 @@ def _pass_deadline(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
         gpu.holder = None
         gpu.last_holder = seat.client.client
     count_overdue(node, gpu, seat)
+    _tell_policy(node, gpu, seat, called, now_ns)
+
+
+def _tell_policy(node: Node, gpu: Gpu, seat: Seat, called: bool, now_ns: int) -> None:
+    """The turn has ended.  Once for each: a lease that is overdue has ended for the policy before it comes back."""
+
+    def look() -> ClientView:
+        return replace(seat.look(now_ns), called=True) if called else seat.look(now_ns)
+
+    gpu.umpire.released(look, now_ns, node.out)
 
 
 def count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
@@ -362,9 +380,10 @@ def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> N
         seat.demoted = False
     if not event.wanted:
         seat.rest_ns = 0
+    called = coscheduling.was_called(seat)
     held_ns = end_lease(node, gpu, seat, now_ns)
-    if not seat.rest_ns:
-        gpu.umpire.released(lambda: seat.look(now_ns), now_ns, node.out)
+    if in_time and not seat.rest_ns:
+        _tell_policy(node, gpu, seat, called, now_ns)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": seat.client.client,
@@ -387,8 +406,10 @@ def leave(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
         gpu.line.leave(seat)
     if seat.phase in WITH_LEASE:
         gpu.free_since_ns = now_ns
+        in_time, called = seat.phase is not OVERDUE, coscheduling.was_called(seat)
         end_lease(node, gpu, seat, now_ns)
-        gpu.umpire.released(lambda: seat.look(now_ns), now_ns, node.out)
+        if in_time:
+            _tell_policy(node, gpu, seat, called, now_ns)
     del gpu.seats[seat.client.client]
     switching.forget(node, seat, now_ns)
     coscheduling.leave(node, seat)

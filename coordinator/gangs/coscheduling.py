@@ -443,6 +443,17 @@ def renewed(seat: Seat, now_ns: int) -> None:
     seat.alerted = False
 
 
+def is_call(seat: Seat) -> bool:
+    """Its gang's turn, with which it is about to run, was not given by the policy of its own GPU."""
+    chosen = None if seat.gang is None else seat.gang.in_order.get(seat.gpu.uuid)
+    return chosen is None or chosen.seat is not seat
+
+
+def was_called(seat: Seat) -> bool:
+    """Its lease has been a call from the beginning: no policy of its GPU has chosen it."""
+    return seat.called_at_ns is not None and seat.called_at_ns == seat.granted_at_ns
+
+
 def turn_over(seat: Seat) -> None:
     """It has no lease any more."""
     seat.sheltered = False

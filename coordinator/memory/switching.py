@@ -46,6 +46,8 @@ class Switch:
     done: bool = False
     ready_ns: int | None = None
     """When it was done, if the grant had to wait for more than memory."""
+    called: bool = False
+    """The seat's gang was called here: the policy has not chosen it."""
 
 
 def farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Figures]:
