@@ -5,7 +5,7 @@ After 20 ms of sleep the interpreter's code and data have left the processor's c
 done anyway, brings most of that back.
 
 Invariants: the stage shares no state with the real dispatcher, and nothing of it leaves this file.  Of the real
-journal it writes what is there already, since on a disk's file system a write takes 20 us longer without that.
+journal it writes again what is there already: a record is written before each grant.
 
 May not go here: anything that somebody waits for.
 """

@@ -64,12 +64,13 @@ class Journal:
         self._started: dict[int, int] = {}
         self._unwritten: dict[int, bytes] = {}
         """By offset: what the file does not have yet."""
-        self._header = (_MAGIC + boot_id()).ljust(_HEADER_BYTES, b"\0")
+        self._last: tuple[str, Record] | None = None
+        """Written last."""
         self._complained = True  # while it is made a failure is raised, not logged
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             os.ftruncate(self._descriptor, size)
-            self.rewrite()
+            self._put(0, (_MAGIC + boot_id()).ljust(_HEADER_BYTES, b"\0"))
             for uuid in uuids:
                 self._write(uuid, self.earlier.get(uuid, Record(0, 0, 0)))
             if self.failure is not None:
@@ -104,8 +105,9 @@ class Journal:
         self._write(uuid, Record(lease_id, process_id, started or 0))
 
     def rewrite(self) -> None:
-        """Writes the header again.  Shortly before a record it brings what that needs into the caches."""
-        self._put(0, self._header)
+        """Writes the last record again.  Shortly before the next one it brings what that needs into the caches."""
+        if self._last is not None:
+            self._write(*self._last)
 
     def forget(self, process_id: int) -> None:
         """The process has no connection any more; its id may be reused."""
@@ -115,6 +117,7 @@ class Journal:
         os.close(self._descriptor)
 
     def _write(self, uuid: str, record: Record) -> None:
+        self._last = (uuid, record)
         body = _BODY.pack(self._names[uuid], record.lease_id, record.process_id, record.started_at)
         self._put(self._offsets[uuid], body + struct.pack("=I4x", zlib.crc32(body)))
 

@@ -44,7 +44,7 @@ def test_a_freed_lease_has_no_holder_but_a_number(tmp_path: Path) -> None:
     assert (second.holder(GPU), second.next_lease_id(GPU)) == (None, 10)
 
 
-def test_writing_the_header_again_changes_nothing(tmp_path: Path) -> None:
+def test_writing_again_changes_nothing(tmp_path: Path) -> None:
     """Broken if warming up for a hand-over lost who holds the lease."""
     first = Journal(tmp_path / "journal", [GPU])
     first.record(GPU, 7, os.getpid())
