@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,11 @@ def make_desk(policy: str, *, users_first: bool = True) -> Desk:
     desk = Desk(create, Settings(check_invariants=True, policy=policy, users_first=users_first))
     desk.gpu()
     return desk
+
+
+def view(client: int, owner: str) -> ClientView:
+    """A client that nothing is known of."""
+    return ClientView(client, "", 0, 0, None, None, None, 0, 0, 0, 0, 0, owner=owner)
 
 
 def step(desk: Desk) -> int:
@@ -218,3 +224,31 @@ def test_a_changed_setting_does_not_reach_the_host_budget() -> None:
         desk.handle(events.HostAsked(desk.client(user_id=7).client, 1, 800))
     snapshot = desk.scheduler.snapshot(desk.clock.now_ns)
     assert [(owner.owner, owner.shared_bytes) for owner in snapshot.host_owners] == [("user 7", 800)]
+
+
+def test_a_turn_that_ends_overdue_counts() -> None:
+    """Broken: a user whose program does not give the GPU back in time has the next turn, too."""
+    desk = make_desk("round_robin")
+    hung, mate = (desk.client(user_id=1, wanted=True) for _ in range(2))
+    other = desk.client(user_id=2, wanted=True)
+    assert [step(desk) for _ in range(4)] == [hung.client, other.client, mate.client, other.client]
+    desk.until(lambda: hung.seat().phase == "overdue")
+    assert (other.seat().phase, mate.seat().phase) == ("holding", "waiting")
+    hung.release(wanted=True)
+    step(desk)
+    assert mate.seat().phase == "holding", "its late release is no second turn"
+
+
+def test_calls_of_a_gang_do_not_take_the_turns_of_its_owner() -> None:
+    """Broken: a gang that is called after each turn of another user keeps its owner's other programs waiting."""
+    turns = OwnerTurns()
+    member, mate, other = (view(number, owner) for number, owner in enumerate("AAB", 1))
+    assert turns.first((mate, other)) is mate
+    turns.released(mate, 1)
+    assert turns.first((mate, other)) is other
+    turns.released(replace(member, called=True), 2)
+    turns.released(other, 3)
+    assert turns.first((mate, other)) is mate
+    assert turns.first((other,)) is other
+    turns.released(replace(member, called=True), 4)
+    assert turns.first((mate, other)) is other, "where no other program of its owner waits they count"
