@@ -1,7 +1,7 @@
 """The layers of the C sources, executable: a folder knows only folders below it, and no two files know each other.
 
-How: a unit is a source with its header.  It depends on the units whose headers it includes, and, by the symbols of its object
-file, on the units that define what it uses.  Functions that the library exports are exempt: tables name them, and the
+A unit is a source with its header.  It depends on the units whose headers it includes, and, by the symbols of its
+object file, on the units that define what it uses.  Functions that the library exports are exempt: tables name them, and the
 application may call them from anywhere.  So is data that `init.c` defines: with it the top wires the layers together.
 """
 

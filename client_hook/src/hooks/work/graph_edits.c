@@ -17,6 +17,7 @@
 #include "gate/gate.h"
 #include "hooks/memory/operands.h"
 #include "hooks/work/graph_gpus.h"
+#include "memory/quota/graph_executables.h"
 #include "memory/quota/graph_memory.h"
 #include "swap/swap.h"
 
