@@ -23,9 +23,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.engine.scheduler import OverdueAction
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import UNBOUNDED, Sharing
+from nvshare.coordinator.simulation.harness import core_settings
 from nvshare.coordinator.simulation.plan import Plan
 from nvshare.coordinator.simulation.policies import NONSENSE, with_nonsense
 from nvshare.coordinator.simulation.world import World
@@ -89,10 +90,9 @@ def draw(seed: int) -> World:
     policy = chance.choice(sorted(BUILT_IN if peaceful or chance.random() < 0.75 else NONSENSE))
     quantum_ns = chance.choice((None, None, 100 * MILLISECOND_NS, 20 * MILLISECOND_NS, 2 * MILLISECOND_NS))
     if peaceful:
-        settings = Settings(check_invariants=True, policy=policy, quantum_ns=quantum_ns)
+        settings = core_settings(policy=policy, quantum_ns=quantum_ns)
         return World(seed, plan, create, settings)
-    settings = Settings(
-        check_invariants=True,
+    settings = core_settings(
         policy=policy,
         quantum_ns=quantum_ns,
         sharing=Sharing.CONCURRENT if chance.random() < 0.12 else Sharing.EXCLUSIVE,
@@ -204,7 +204,7 @@ def replay(seed: int, shown: int) -> None:
         world.run()
     except Exception:
         if world.scheduler is not None:
-            print("\n".join(world.scheduler.story.tell(shown)))
+            print("\n".join(world.scheduler.event_log.describe(shown)))
         print(f"after {world.handled} events, {world.now_ns / SECOND_NS:.6f} s")
         raise
     print(f"clean: {world.handled} events, {world.grants} grants, {world.crashes} restarts")

@@ -142,7 +142,7 @@ class Administration:
         client = self._client(request.client, now_ns)
         uuid = self._gpu(request.gpu)
         found = self._set_client(client, "limit", request.limit_bytes, uuid, now_ns)
-        used = max((seat.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
+        used = max((seat.memory.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
         return {**found, "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
 
     def _pause(self, request: api.Pause, now_ns: int) -> dict[str, Any]:
@@ -220,13 +220,13 @@ class Administration:
         """A client's id, its process id or its name, in this order."""
         clients = self._snapshot(now_ns).clients
         found = [client for client in clients if name == str(client.client)]
-        found = found or [client for client in clients if name == str(client.process_id)]
-        found = found or [client for client in clients if name == client.name]
+        found = found or [client for client in clients if name == str(client.identity.process_id)]
+        found = found or [client for client in clients if name == client.identity.name]
         if len(found) == 1:
             return found[0]
         if not found:
             raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
-        which = ", ".join(f"{c.client} (pid {c.process_id}, {c.name})" for c in found[:20])
+        which = ", ".join(f"{c.client} (pid {c.identity.process_id}, {c.identity.name})" for c in found[:20])
         raise api.ControlError("ambiguous", f"{name!r} means {len(found)} clients; use one id of {which}")
 
 
@@ -248,8 +248,8 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, A
 
 
 def _who(client: ClientSnapshot) -> dict[str, Any]:
-    who = {"client": client.client, "name": client.name, "process_id": client.process_id}
-    return {**who, "slot": client.group} if client.group else who
+    who = {"client": client.client, "name": client.identity.name, "process_id": client.identity.process_id}
+    return {**who, "slot": client.identity.group} if client.identity.group else who
 
 
 def plain(record: Any) -> dict[str, Any]:
@@ -260,13 +260,23 @@ def plain(record: Any) -> dict[str, Any]:
     cls = type(record)
     known = _GETTERS.get(cls)
     if known is None:
-        names = tuple(field.name for field in dataclasses.fields(cls))
-        known = _GETTERS[cls] = (names, operator.attrgetter(*names))
+        paths = _paths(record)
+        known = _GETTERS[cls] = (tuple(path.rpartition(".")[2] for path in paths), operator.attrgetter(*paths))
     names, values = known
     found = dict(zip(names, values(record), strict=True))
     for name, convert in _CONVERTED.get(cls, ()):
         found[name] = convert(found[name])
     return found
+
+
+def _paths(record: Any, prefix: str = "") -> list[str]:
+    """The fields of a record, those of records in it included."""
+    paths = []
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        path = prefix + field.name
+        paths += _paths(value, path + ".") if dataclasses.is_dataclass(value) else [path]
+    return paths
 
 
 _GETTERS: Final[dict[type[Any], tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]]] = {}

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.live_settings import Key
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import Settings as CoreSettings
+from nvshare.coordinator.model.settings import LeaseSettings, MemorySettings, QuantumSettings
+from nvshare.coordinator.model.settings import Settings as CoreSettings
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.host_memory import default_budget_bytes
 from nvshare.scheduler_policies import registry
@@ -28,16 +29,19 @@ def core_settings(settings: settings_file.Settings, *, several: bool) -> CoreSet
     """The part of the settings that the core decides by.  `several`: there may be more than one user or slot."""
     return CoreSettings(
         policy=settings.policy,
-        quantum_ns=settings.quantum_ns,
         sharing=settings.sharing,
-        switch_share=settings.switch_share,
         users_first=settings.share_by == "user",
-        host_budget_bytes=host_budget_bytes(settings),
-        host_fair_times=CoreSettings().host_fair_times if several else 0,
-        drain_deadline_ns=settings.drain_deadline_ns,
-        overdue_action=settings.overdue_action,
-        pacing_budget_ns=settings.pacing_budget_ns,
-        idle_release_ns=settings.idle_release_ns,
+        quantum=QuantumSettings(quantum_ns=settings.quantum_ns, switch_share=settings.switch_share),
+        leases=LeaseSettings(
+            drain_deadline_ns=settings.drain_deadline_ns,
+            overdue_action=settings.overdue_action,
+            pacing_budget_ns=settings.pacing_budget_ns,
+            idle_release_ns=settings.idle_release_ns,
+        ),
+        memory=MemorySettings(
+            host_budget_bytes=host_budget_bytes(settings),
+            host_fair_times=MemorySettings().host_fair_times if several else 0,
+        ),
         max_clients=settings.max_clients,
     )
 

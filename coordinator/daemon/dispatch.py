@@ -315,9 +315,7 @@ def _release(client: int, m: messages.Release) -> events.Event:
 
 
 def _memory(client: int, m: messages.MemoryReport) -> events.Event:
-    return events.MemoryReported(
-        client, m.gpu, m.allocated_bytes, m.resident_bytes, m.pinned_bytes, m.host_bytes
-    )
+    return events.MemoryReported(client, m.gpu, m.allocated_bytes, m.resident_bytes, m.pinned_bytes, m.host_bytes)
 
 
 def _reserve(client: int, m: messages.ReserveMemory) -> events.Event:

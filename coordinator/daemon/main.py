@@ -115,9 +115,7 @@ class Coordinator:
         administration = Administration(
             self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems
         )
-        self.server = Server(
-            self._sockets, self.dispatcher, administration, Rehearsal(self._journal.rewrite)
-        )
+        self.server = Server(self._sockets, self.dispatcher, administration, Rehearsal(self._journal.rewrite))
         if options.slots_dir is not None:
             self.dispatcher.slots = SlotBook()
             self._live.allocation = self.dispatcher.slots.allocation

@@ -120,7 +120,17 @@ class Collector:
         indices = {gpu.uuid: str(index) for index, gpu in enumerate(snapshot.gpus)}
         gpus = [((indices[gpu.uuid], gpu.uuid), gpu) for gpu in snapshot.gpus]
         seats = [
-            ((indices[seat.uuid], seat.uuid, str(client.client), client.name, str(client.process_id)), client, seat)
+            (
+                (
+                    indices[seat.uuid],
+                    seat.uuid,
+                    str(client.client),
+                    client.identity.name,
+                    str(client.identity.process_id),
+                ),
+                client,
+                seat,
+            )
             for client in snapshot.clients
             for seat in client.seats
         ]
@@ -160,7 +170,9 @@ class Collector:
             "nvshare_client_host_share_bytes", "Its share of the host budget", labels=("client", "name", "pid")
         )
         for client in snapshot.clients:
-            shares.add_metric((str(client.client), client.name, str(client.process_id)), client.host_share_bytes)
+            shares.add_metric(
+                (str(client.client), client.identity.name, str(client.identity.process_id)), client.host_share_bytes
+            )
         yield shares
 
 
@@ -172,36 +184,44 @@ GpuRows = Sequence[tuple[Labels, GpuSnapshot]]
 SeatRows = Sequence[tuple[Labels, ClientSnapshot, SeatSnapshot]]
 
 _GPU_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
-    ("total_bytes", "Memory of the GPU", lambda g: g.total_bytes),
-    ("capacity_bytes", "What clients may have resident", lambda g: g.capacity_bytes),
+    ("total_bytes", "Memory of the GPU", lambda g: g.memory.total_bytes),
+    ("capacity_bytes", "What clients may have resident", lambda g: g.memory.capacity_bytes),
     ("clients", "Clients that use the GPU", lambda g: g.clients),
-    ("waiting", "Clients that wait for a lease", lambda g: g.waiting),
-    ("contended", "1 while somebody waits", lambda g: float(g.waiting > 0)),
-    ("holders", "Clients with a lease", lambda g: len(g.holders)),
-    ("quantum_seconds", "The quantum in force", lambda g: _seconds(g.quantum_ns)),
-    ("switch_cost_seconds", "Average cost of a switch", lambda g: _seconds(g.switch_cost_ns)),
-    ("wait_max_seconds", "Longest wait since the start", lambda g: _seconds(g.max_wait_ns)),
-    ("moving_orders", "Memory orders under way", lambda g: g.moving),
-    ("switch_share_ratio", "Share of time that an automatic quantum lets switching cost", lambda g: g.switch_share),
-    ("recovering", "1 while the lease of an earlier coordinator is waited for", lambda g: float(g.recovering)),
+    ("waiting", "Clients that wait for a lease", lambda g: g.leases.waiting),
+    ("contended", "1 while somebody waits", lambda g: float(g.leases.waiting > 0)),
+    ("holders", "Clients with a lease", lambda g: len(g.leases.holders)),
+    ("quantum_seconds", "The quantum in force", lambda g: _seconds(g.rules.quantum_ns)),
+    ("switch_cost_seconds", "Average cost of a switch", lambda g: _seconds(g.rules.switch_cost_ns)),
+    ("wait_max_seconds", "Longest wait since the start", lambda g: _seconds(g.statistics.max_wait_ns)),
+    ("moving_orders", "Memory orders under way", lambda g: g.memory.moving),
+    (
+        "switch_share_ratio",
+        "Share of time that an automatic quantum lets switching cost",
+        lambda g: g.rules.switch_share,
+    ),
+    ("recovering", "1 while the lease of an earlier coordinator is waited for", lambda g: float(g.recovery.recovering)),
 )
 
 _GPU_COUNTERS: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
-    ("leases", "Leases granted", lambda g: g.grants),
-    ("handovers", "Leases that went to another client than the one before", lambda g: g.handovers),
-    ("lease_seconds", "Time that leases were held", lambda g: _seconds(g.held_ns)),
-    ("revokes", "Leases asked back", lambda g: g.revokes),
-    ("idle_releases", "Leases given back early, because their holder was idle", lambda g: g.idle_releases),
-    ("overdue_drains", "Drains that passed their deadline", lambda g: g.overdue),
-    ("evicted_bytes", "Bytes moved off the GPU", lambda g: g.evicted_bytes),
-    ("restored_bytes", "Bytes moved onto the GPU", lambda g: g.restored_bytes),
-    ("move_seconds", "Time that grants waited for memory", lambda g: _seconds(g.moved_ns)),
-    ("exposed_move_seconds", "Time of memory orders while a grant waited", lambda g: _seconds(g.exposed_move_ns)),
-    ("hidden_move_seconds", "Time of memory orders beside a running client", lambda g: _seconds(g.hidden_move_ns)),
-    ("late_switches", "Grants with memory that had not moved in time", lambda g: g.late_switches),
-    ("failed_moves", "Memory orders that failed", lambda g: g.failed_orders),
-    ("refused_reservations", "Allocations refused for lack of room", lambda g: g.refused_reservations),
-    ("policy_failures", "Policies that broke the rules and were replaced", lambda g: g.policy_failures),
+    ("leases", "Leases granted", lambda g: g.statistics.grants),
+    ("handovers", "Leases that went to another client than the one before", lambda g: g.statistics.handovers),
+    ("lease_seconds", "Time that leases were held", lambda g: _seconds(g.statistics.held_ns)),
+    ("revokes", "Leases asked back", lambda g: g.statistics.revokes),
+    ("idle_releases", "Leases given back early, because their holder was idle", lambda g: g.statistics.idle_releases),
+    ("overdue_drains", "Drains that passed their deadline", lambda g: g.statistics.overdue),
+    ("evicted_bytes", "Bytes moved off the GPU", lambda g: g.moves.evicted_bytes),
+    ("restored_bytes", "Bytes moved onto the GPU", lambda g: g.moves.restored_bytes),
+    ("move_seconds", "Time that grants waited for memory", lambda g: _seconds(g.moves.moved_ns)),
+    ("exposed_move_seconds", "Time of memory orders while a grant waited", lambda g: _seconds(g.moves.exposed_move_ns)),
+    (
+        "hidden_move_seconds",
+        "Time of memory orders beside a running client",
+        lambda g: _seconds(g.moves.hidden_move_ns),
+    ),
+    ("late_switches", "Grants with memory that had not moved in time", lambda g: g.moves.late_switches),
+    ("failed_moves", "Memory orders that failed", lambda g: g.moves.failed_orders),
+    ("refused_reservations", "Allocations refused for lack of room", lambda g: g.moves.refused_reservations),
+    ("policy_failures", "Policies that broke the rules and were replaced", lambda g: g.rules.policy_failures),
 )
 
 
@@ -209,10 +229,10 @@ def _gpu_gauges(gpus: GpuRows) -> Iterator[Metric]:
     info = GaugeMetricFamily("nvshare_gpu_info", "Always 1", labels=(*_GPU, "name", "policy", "sharing"))
     memory = GaugeMetricFamily("nvshare_gpu_memory_bytes", "Memory of all clients", labels=(*_GPU, "kind"))
     for labels, gpu in gpus:
-        info.add_metric((*labels, gpu.name, gpu.policy, Sharing(gpu.sharing).name.lower()), 1)
+        info.add_metric((*labels, gpu.name, gpu.rules.policy, Sharing(gpu.rules.sharing).name.lower()), 1)
         for kind in ("allocated", "resident", "pinned", "host"):
-            memory.add_metric((*labels, kind), getattr(gpu, f"{kind}_bytes"))
-        memory.add_metric((*labels, "evicted"), gpu.allocated_bytes - gpu.resident_bytes)
+            memory.add_metric((*labels, kind), getattr(gpu.memory, f"{kind}_bytes"))
+        memory.add_metric((*labels, "evicted"), gpu.memory.allocated_bytes - gpu.memory.resident_bytes)
     yield info
     yield memory
     for name, text, read in _GPU_GAUGES:
@@ -242,7 +262,7 @@ def _handovers(gpus: GpuRows) -> Metric:
     """Quantiles of the last samples: from the lease's end to the next holder's open gate."""
     family = SummaryMetricFamily("nvshare_handover_seconds", "End of a lease to the next open gate", labels=_GPU)
     for labels, gpu in gpus:
-        ordered = sorted(gpu.recent_handovers_ns)
+        ordered = sorted(gpu.leases.recent_handovers_ns)
         family.add_metric(labels, count_value=len(ordered), sum_value=_seconds(sum(ordered)))
         for quantile in (0.5, 0.99) if ordered else ():
             value = ordered[min(len(ordered) - 1, int(len(ordered) * quantile))]
@@ -252,18 +272,26 @@ def _handovers(gpus: GpuRows) -> Metric:
 
 
 _CLIENT_COUNTERS: Final[tuple[tuple[str, str, Callable[[SeatSnapshot], float]], ...]] = (
-    ("leases", "Leases granted", lambda s: s.leases),
-    ("lease_seconds", "Time that it held the lease", lambda s: _seconds(s.used_ns)),
-    ("wait_seconds", "Time that it waited for a lease", lambda s: _seconds(s.waited_ns)),
-    ("revokes", "Leases asked back", lambda s: s.revokes),
-    ("idle_releases", "Leases given back early", lambda s: s.idle_releases),
-    ("overdue_drains", "Drains that passed their deadline", lambda s: s.overdue),
-    ("submissions", "Gated calls in finished leases", lambda s: s.submissions),
-    ("evicted_bytes", "Bytes moved off the GPU", lambda s: s.moved_out_bytes),
-    ("restored_bytes", "Bytes moved onto the GPU", lambda s: s.moved_in_bytes),
-    ("exposed_move_seconds", "Time of its memory orders while a grant waited", lambda s: _seconds(s.exposed_move_ns)),
-    ("hidden_move_seconds", "Time of its memory orders beside a running client", lambda s: _seconds(s.hidden_move_ns)),
-    ("failed_moves", "Its memory orders that failed", lambda s: s.failed_orders),
+    ("leases", "Leases granted", lambda s: s.statistics.leases),
+    ("lease_seconds", "Time that it held the lease", lambda s: _seconds(s.statistics.used_ns)),
+    ("wait_seconds", "Time that it waited for a lease", lambda s: _seconds(s.statistics.waited_ns)),
+    ("revokes", "Leases asked back", lambda s: s.statistics.revokes),
+    ("idle_releases", "Leases given back early", lambda s: s.statistics.idle_releases),
+    ("overdue_drains", "Drains that passed their deadline", lambda s: s.statistics.overdue),
+    ("submissions", "Gated calls in finished leases", lambda s: s.statistics.submissions),
+    ("evicted_bytes", "Bytes moved off the GPU", lambda s: s.moves.moved_out_bytes),
+    ("restored_bytes", "Bytes moved onto the GPU", lambda s: s.moves.moved_in_bytes),
+    (
+        "exposed_move_seconds",
+        "Time of its memory orders while a grant waited",
+        lambda s: _seconds(s.moves.exposed_move_ns),
+    ),
+    (
+        "hidden_move_seconds",
+        "Time of its memory orders beside a running client",
+        lambda s: _seconds(s.moves.hidden_move_ns),
+    ),
+    ("failed_moves", "Its memory orders that failed", lambda s: s.moves.failed_orders),
 )
 
 
@@ -285,11 +313,11 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
     for labels, client, seat in seats:
         for kind in ("allocated", "resident", "pinned", "host", "evicted"):
-            memory.add_metric((*labels, kind), getattr(seat, f"{kind}_bytes"))
-        limit.add_metric(labels, seat.limit_bytes)
-        lacking.add_metric(labels, seat.lacking_bytes)
-        shut_out.add_metric(labels, float(seat.shut_out))
-        longest.add_metric(labels, _seconds(seat.max_wait_ns))
+            memory.add_metric((*labels, kind), getattr(seat.memory, f"{kind}_bytes"))
+        limit.add_metric(labels, seat.memory.limit_bytes)
+        lacking.add_metric(labels, seat.memory.lacking_bytes)
+        shut_out.add_metric(labels, float(seat.memory.shut_out))
+        longest.add_metric(labels, _seconds(seat.statistics.max_wait_ns))
         priority.add_metric(labels, client.priority)
         weight.add_metric(labels, client.weight)
         waiting.add_metric(labels, float(seat.waiting_since_ns is not None))

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nvshare.coordinator.daemon.control_api import I32_MAX, I32_MIN
-from nvshare.coordinator.model.state import OverdueAction
+from nvshare.coordinator.model.settings import OverdueAction
 from nvshare.coordinator.protocol.messages import MAX_WEIGHT, Sharing
 from nvshare.coordinator.units import parse_duration, parse_duration_or_never, parse_quantum, parse_share, parse_size
 

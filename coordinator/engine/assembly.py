@@ -19,23 +19,25 @@ from typing import Final
 
 from nvshare.coordinator.engine import leases, sharing
 from nvshare.coordinator.gangs import coscheduling
-from nvshare.coordinator.gangs.coscheduling import Gang
 from nvshare.coordinator.memory import switching
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.events import GangSet
-from nvshare.coordinator.model.state import HOLDING, WAITING, Gpu, Node
+from nvshare.coordinator.model.gang import Gang
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, WAITING
 
 WORTH_RESUMING: Final = 4
 """Who is interrupted with less than this part of the quantum left has had its turn."""
 MOST_ROUNDS: Final = 1000
 
 
-def settle(node: Node, now_ns: int) -> dict[str, Gpu]:
+def advance_all(node: Node, now_ns: int) -> dict[str, Gpu]:
     """Do what is due for all gangs; the GPUs where that changed something."""
     seen: dict[str, Gpu] = {}
     for _ in range(MOST_ROUNDS):
-        advance(node, now_ns)
-        touched, node.touched = node.touched, {}
+        _advance_once(node, now_ns)
+        touched, node.changed_gpus = node.changed_gpus, {}
         if not touched:
             return seen
         seen.update(touched)
@@ -50,103 +52,107 @@ def settle(node: Node, now_ns: int) -> dict[str, Gpu]:
 def _disband(node: Node) -> None:
     """A policy and the gangs contradict each other without end.  The node goes on without turns together for now."""
     for gang in node.gangs.values():
-        for gpu in list(gang.kept.values()):
-            coscheduling.let_go(node, gang, gpu)
-        gang.due_since_ns = gang.gathering_since_ns = None
-        gang.in_order.clear()
-    node.touched.clear()
+        for gpu in list(gang.reserved.values()):
+            coscheduling.unreserve(node, gang, gpu)
+        gang.pending_since_ns = gang.gathering_since_ns = None
+        gang.chosen.clear()
+    node.changed_gpus.clear()
     names = ", ".join(sorted(node.gangs))
     node.out.append(Log(logging.ERROR, f"gangs {names}: no turn together could be agreed with the policies in force"))
 
 
-def advance(node: Node, now_ns: int) -> None:
+def _advance_once(node: Node, now_ns: int) -> None:
     """One step of each gang that is due or gathering, longest due first."""
-    due = [gang for gang in node.gangs.values() if gang.due_since_ns is not None and not gang.kept]
-    for gang in sorted(due, key=lambda gang: (gang.due_since_ns, gang.name)):
-        _try(node, gang, now_ns)
+    due = [gang for gang in node.gangs.values() if gang.pending_since_ns is not None and not gang.reserved]
+    for gang in sorted(due, key=lambda gang: (gang.pending_since_ns, gang.name)):
+        _begin_if_possible(node, gang, now_ns)
     for gang in list(node.gangs.values()):
-        if gang.kept:
-            _step(node, gang, now_ns)
+        if gang.reserved:
+            _advance_reserved(node, gang, now_ns)
 
 
-def _try(node: Node, gang: Gang, now_ns: int) -> None:
+def _begin_if_possible(node: Node, gang: Gang, now_ns: int) -> None:
     """It is due: begin if it can, forget about it if it wants no turn together any more."""
-    places = coscheduling.wanted(node, gang, now_ns)
-    running = {seat.gpu.uuid for seat in coscheduling.at_work(gang)}
-    gang.in_order = {uuid: chosen for uuid, chosen in gang.in_order.items() if uuid in places or uuid in running}
-    if not places or len(places.keys() | running) < 2 or not gang.in_order:
-        gang.due_since_ns = None
-        coscheduling.keep_order(gang)
-    elif coscheduling.ready(node, gang, places, now_ns):
-        coscheduling.begin(node, gang, places, 0, now_ns)
+    places = coscheduling.places_for(node, gang, now_ns)
+    running = {seat.gpu.uuid for seat in coscheduling.running_members(gang)}
+    gang.chosen = {uuid: chosen for uuid, chosen in gang.chosen.items() if uuid in places or uuid in running}
+    if not places or len(places.keys() | running) < 2 or not gang.chosen:
+        gang.pending_since_ns = None
+        coscheduling.keep_chosen(gang)
+    elif coscheduling.all_available(node, gang, places, now_ns):
+        coscheduling.start_gathering(node, gang, places, 0, now_ns)
 
 
-def _step(node: Node, gang: Gang, now_ns: int) -> None:
-    for gpu in list(gang.kept.values()):
-        if not _still(node, gang, gpu, now_ns):
-            coscheduling.let_go(node, gang, gpu)
+def _advance_reserved(node: Node, gang: Gang, now_ns: int) -> None:
+    for gpu in list(gang.reserved.values()):
+        if not _still_wants(node, gang, gpu, now_ns):
+            coscheduling.unreserve(node, gang, gpu)
         else:
-            _free(node, gang, gpu, now_ns)
+            _free_gpu(node, gang, gpu, now_ns)
     here = [
-        gpu for gpu in gang.kept.values() if coscheduling.holds_back(gpu) and gpu.switch is not None and gpu.switch.done
+        gpu
+        for gpu in gang.reserved.values()
+        if coscheduling.waits_for_mates(gpu) and gpu.switching.switch is not None and gpu.switching.switch.done
     ]
     gathering = gang.gathering_since_ns is not None
-    if here and (not gathering or len(here) == len(gang.kept) or now_ns >= gang.deadline_ns):
+    if here and (not gathering or len(here) == len(gang.reserved) or now_ns >= gang.deadline_ns):
         if gathering:
             _begin_turn(node, gang, here, now_ns)
         for gpu in here:
             _grant(node, gang, gpu, now_ns)
-    if not gang.kept:
+    if not gang.reserved:
         if gang.gathering_since_ns is not None:
-            _give_up(gang, now_ns)
-        coscheduling.keep_order(gang)
+            _stop_gathering(gang, now_ns)
+        coscheduling.keep_chosen(gang)
 
 
-def _give_up(gang: Gang, now_ns: int) -> None:
+def _stop_gathering(gang: Gang, now_ns: int) -> None:
     """Nobody waits to begin a turn any more."""
     gang.gathering_since_ns = None
-    for seat in coscheduling.at_work(gang):
-        seat.quantum_ends_ns = min(seat.quantum_ends_ns, now_ns + seat.gpu.quantum_ns)
+    for seat in coscheduling.running_members(gang):
+        seat.lease.quantum_ends_ns = min(seat.lease.quantum_ends_ns, now_ns + seat.gpu.rules.quantum_ns)
 
 
-def _still(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> bool:
+def _still_wants(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> bool:
     """Whether the gang still wants this GPU, and has a turn to use it in."""
     if gang.gathering_since_ns is None and now_ns >= gang.ends_ns:
         return False
-    if coscheduling.holds_back(gpu):
+    if coscheduling.waits_for_mates(gpu):
         return True
-    if coscheduling.runs(gang, gpu):
+    if coscheduling.is_running(gang, gpu):
         return False
-    return any(s.gpu is gpu and coscheduling.waits(s) and coscheduling.can_have(node, s, now_ns) for s in gang.seats)
+    return any(
+        s.gpu is gpu and coscheduling.can_be_granted(s) and coscheduling.could_run(node, s, now_ns) for s in gang.seats
+    )
 
 
-def _free(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
+def _free_gpu(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
     """Whoever has the GPU, or is about to, gives it up and keeps its place."""
-    if gpu.switch is not None and not coscheduling.holds_back(gpu):
+    if gpu.switching.switch is not None and not coscheduling.waits_for_mates(gpu):
         sharing.cancel_switch(gpu, now_ns)
-        node.touched[gpu.uuid] = gpu
-    seat = gpu.holder
+        node.changed_gpus[gpu.uuid] = gpu
+    seat = gpu.leases.holder
     if seat is not None and seat.phase is HOLDING:
-        left_ns = seat.quantum_ends_ns - now_ns
-        if left_ns * WORTH_RESUMING >= gpu.quantum_ns and not coscheduling.in_step(seat):
-            seat.rest_ns = left_ns
+        left_ns = seat.lease.quantum_ends_ns - now_ns
+        if left_ns * WORTH_RESUMING >= gpu.rules.quantum_ns and not coscheduling.in_gang_turn(seat):
+            seat.gang_turn.remaining_ns = left_ns
         leases.revoke(node, gpu, seat, "gang", now_ns)
-        node.touched[gpu.uuid] = gpu
-    elif gpu.switch is None and not leases.blocked(gpu):
-        node.touched[gpu.uuid] = gpu
-    elif gpu.switch is not None and gpu.switch.done and gpu.switch.ready_ns is None:
-        gpu.switch.ready_ns = now_ns
+        node.changed_gpus[gpu.uuid] = gpu
+    elif gpu.switching.switch is None and not leases.blocked(gpu):
+        node.changed_gpus[gpu.uuid] = gpu
+    elif gpu.switching.switch is not None and gpu.switching.switch.done and gpu.switching.switch.ready_ns is None:
+        gpu.switching.switch.ready_ns = now_ns
 
 
 def _begin_turn(node: Node, gang: Gang, here: list[Gpu], now_ns: int) -> None:
     since_ns = gang.gathering_since_ns
     assert since_ns is not None
-    running = coscheduling.at_work(gang)
-    due_since_ns, gang.due_since_ns = gang.due_since_ns, None
+    running = coscheduling.running_members(gang)
+    due_since_ns, gang.pending_since_ns = gang.pending_since_ns, None
     gang.gathering_since_ns = None
     gang.ends_ns = now_ns + gang.quantum_ns
     for seat in running:
-        seat.quantum_ends_ns = gang.ends_ns
+        seat.lease.quantum_ends_ns = gang.ends_ns
     gang.turns += 1
     gang.gathered_ns += now_ns - since_ns
     node.gang_turns += 1
@@ -154,7 +160,7 @@ def _begin_turn(node: Node, gang: Gang, here: list[Gpu], now_ns: int) -> None:
     values: dict[str, int | str | bool | float | None] = {
         "gang": gang.name,
         "gpus": len(here) + len(running),
-        "missing": len(gang.kept) - len(here),
+        "missing": len(gang.reserved) - len(here),
         "quantum_ns": gang.quantum_ns,
         "gathered_ns": now_ns - since_ns,
         "due_ns": 0 if due_since_ns is None else now_ns - due_since_ns,
@@ -163,16 +169,16 @@ def _begin_turn(node: Node, gang: Gang, here: list[Gpu], now_ns: int) -> None:
 
 
 def _grant(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
-    assert gpu.switch is not None
-    seat = gpu.switch.seat
-    called = coscheduling.is_call(seat)
+    assert gpu.switching.switch is not None
+    seat = gpu.switching.switch.seat
+    co_scheduled = coscheduling.will_be_co_scheduled(seat)
     switching.close(node, gpu, now_ns)
-    coscheduling.let_go(node, gang, gpu)
+    coscheduling.unreserve(node, gang, gpu)
     leases.grant(node, gpu, seat, gang.ends_ns - now_ns, now_ns)
-    assert coscheduling.in_step(seat), "its lease ends with the others'"
-    seat.immune = False
-    if called:
-        seat.called_at_ns = now_ns
+    assert coscheduling.in_gang_turn(seat), "its lease ends with the others'"
+    seat.gang_turn.protected_from_gangs = False
+    if co_scheduled:
+        seat.gang_turn.co_scheduled_at_ns = now_ns
     leases.consider_preemption(node, gpu, now_ns)
 
 
@@ -182,11 +188,11 @@ def set_gang(node: Node, event: GangSet, now_ns: int) -> list[Gpu]:
     if client is None:
         return []
     for seat in client.seats.values():
-        coscheduling.leave(node, seat)
+        coscheduling.remove_member(node, seat)
     client.gang = event.gang
     for seat in client.seats.values():
-        coscheduling.enter(node, seat)
+        coscheduling.add_member(node, seat)
         if seat.phase is WAITING:
-            coscheduling.join(node, seat, now_ns)
+            coscheduling.member_waits(node, seat, now_ns)
     node.out.append(Notify("gang", {"client": event.client, "gang": event.gang}))
     return [seat.gpu for seat in client.seats.values()]

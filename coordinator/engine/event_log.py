@@ -31,10 +31,23 @@ SHOWN: Final = 40
 
 MAX_STATE_BYTES: Final = 1 << 30
 _STATE_MODULES: Final = {
-    *(f"nvshare.coordinator.model.{name}" for name in ("events", "room", "state", "switch_cost", "wait_queue")),
-    *(f"nvshare.coordinator.memory.{name}" for name in ("host_budget", "switching")),
+    *(
+        f"nvshare.coordinator.model.{name}"
+        for name in (
+            "client",
+            "events",
+            "gang",
+            "gpu",
+            "memory",
+            "node",
+            "seat",
+            "settings",
+            "statistics",
+            "switch_cost",
+            "wait_queue",
+        )
+    ),
     *(f"nvshare.coordinator.engine.{name}" for name in ("invariants", "policy_guard")),
-    "nvshare.coordinator.gangs.coscheduling",
     "nvshare.coordinator.protocol.messages",
     *(f"nvshare.scheduler_policies.{name}" for name in ("api", "fair_share", "owner_turns", "priority", "round_robin")),
 }
@@ -47,10 +60,10 @@ _HINTS: Final[dict[str, dict[str, object]]] = {name: get_type_hints(cls) for nam
 class InvariantError(AssertionError):
     """Our own mistake.  The message ends with the last events; `lines` is the story for `read` and `replay`."""
 
-    def __init__(self, text: str, story: Story) -> None:
+    def __init__(self, text: str, story: EventLog) -> None:
         lost = "the state before them is lost"
         whole = "`replay(scheduler, read(error.lines))` runs them" if story.complete else lost
-        super().__init__(f"{text}\n\nThe last of {len(story)} events ({whole}):\n" + "\n".join(story.tell(SHOWN)))
+        super().__init__(f"{text}\n\nThe last of {len(story)} events ({whole}):\n" + "\n".join(story.describe(SHOWN)))
         self.lines = list(story.lines())
 
 
@@ -68,7 +81,7 @@ class _Half:
     entries: list[tuple[int, events.Event, Sequence[Command] | Exception]] = dataclasses.field(default_factory=list)
 
 
-class Story:
+class EventLog:
     """The last events of one scheduler, with what each led to."""
 
     def __init__(self, length: int) -> None:
@@ -103,7 +116,7 @@ class Story:
         for half in self._halves:
             yield from half.entries
 
-    def tell(self, count: int) -> list[str]:
+    def describe(self, count: int) -> list[str]:
         """The last entries for a human."""
         told = []
         for now_ns, event, outcome in list(self._entries())[-count:]:

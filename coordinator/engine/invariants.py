@@ -16,28 +16,25 @@ from nvshare.coordinator.engine import leases
 from nvshare.coordinator.gangs import coscheduling
 from nvshare.coordinator.memory import room, switching
 from nvshare.coordinator.model.commands import Notify
-from nvshare.coordinator.model.state import (
-    HOLDING,
-    MILLISECOND_NS,
-    NEXT,
-    OVERDUE,
-    REVOKING,
-    WAITING,
-    WITH_LEASE,
-    Gpu,
-    Node,
-)
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
 
 def cheap(gpu: Gpu) -> None:
     """Invariant 1 for this GPU.  Exclusive leases are few, so looking at them all is quick."""
-    holder = gpu.holder
-    if gpu.sharing is Sharing.EXCLUSIVE:
-        for seat in gpu.leases.values():
+    holder = gpu.leases.holder
+    if gpu.rules.sharing is Sharing.EXCLUSIVE:
+        for seat in gpu.leases.by_client.values():
             assert seat is holder or seat.phase is not HOLDING, f"invariant 1: {gpu.uuid} has a second holder"
-    assert holder is None or gpu.leases.get(holder.client.client) is holder, f"{gpu.uuid}: the holder has no lease"
-    assert gpu.switch is None or gpu.switch.seat.phase is NEXT, f"{gpu.uuid}: memory moves for nobody"
+    assert holder is None or gpu.leases.by_client.get(holder.client.client_id) is holder, (
+        f"{gpu.uuid}: the holder has no lease"
+    )
+    assert gpu.switching.switch is None or gpu.switching.switch.seat.phase is NEXT, (
+        f"{gpu.uuid}: memory moves for nobody"
+    )
 
 
 @dataclass(slots=True)
@@ -71,112 +68,126 @@ class Thorough:
         self._host(node)
         for client in node.clients.values():
             for seat in client.seats.values():
-                assert seat.gpu.seats.get(client.client) is seat, "a seat that its GPU does not know"
+                assert seat.gpu.seats.get(client.client_id) is seat, "a seat that its GPU does not know"
 
     def _leases(self, node: Node, gpu: Gpu) -> None:
-        ids = [seat.lease_id for seat in gpu.leases.values() if not seat.stray]
+        ids = [seat.lease.lease_id for seat in gpu.leases.by_client.values() if not seat.lease.stray]
         assert len(ids) == len(set(ids)), f"{gpu.uuid}: one id for two leases"
-        assert all(0 < number < gpu.next_lease_id for number in ids), f"{gpu.uuid}: a lease id from the future"
-        busy = [seat for seat in gpu.leases.values() if seat.phase in (HOLDING, REVOKING) and not seat.stray]
-        if gpu.sharing is Sharing.EXCLUSIVE and gpu.holder is not None and gpu.holder.phase is HOLDING:
-            assert busy == [gpu.holder], f"invariant 1: {gpu.uuid} is granted to {len(busy)} clients"
+        assert all(0 < number < gpu.leases.next_lease_id for number in ids), f"{gpu.uuid}: a lease id from the future"
+        busy = [
+            seat for seat in gpu.leases.by_client.values() if seat.phase in (HOLDING, REVOKING) and not seat.lease.stray
+        ]
+        if (
+            gpu.rules.sharing is Sharing.EXCLUSIVE
+            and gpu.leases.holder is not None
+            and gpu.leases.holder.phase is HOLDING
+        ):
+            assert busy == [gpu.leases.holder], f"invariant 1: {gpu.uuid} is granted to {len(busy)} clients"
         for client, seat in gpu.seats.items():
             assert node.clients.get(client) is seat.client, f"invariant 6: gone client {client} has a seat"
-            assert (seat.phase in WITH_LEASE) == (client in gpu.leases), f"{client}: lease and phase differ"
-            in_line = seat.phase is WAITING and not seat.client.paused and not seat.fit.shut_out
-            assert in_line == (seat in gpu.line), f"{client}: waits and is not in line, or the other way round"
-            assert (seat.phase is OVERDUE) <= (seat.drain_deadline_ns is None)
-        assert set(gpu.leases) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"
-        if len(gpu.line) and gpu.switch is None and not gpu.recovering and not leases.blocked(gpu):
+            assert (seat.phase in WITH_LEASE) == (client in gpu.leases.by_client), f"{client}: lease and phase differ"
+            in_line = seat.phase is WAITING and not seat.client.paused and not seat.room.unschedulable
+            assert in_line == (seat in gpu.wait_queue), f"{client}: waits and is not in line, or the other way round"
+            assert (seat.phase is OVERDUE) <= (seat.lease.drain_deadline_ns is None)
+        assert set(gpu.leases.by_client) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"
+        if len(gpu.wait_queue) and gpu.switching.switch is None and not gpu.recovering and not leases.blocked(gpu):
             # Invariant 10: overdue leases alone hold up only those whose memory does not fit beside them.
-            shut_out = not any(switching.fits_beside_overdue(gpu, seat) for seat in gpu.line.seats())
-            idle = gpu.wake_at_ns is not None or shut_out
+            shut_out = not any(switching.fits_beside_overdue(gpu, seat) for seat in gpu.wait_queue.seats())
+            idle = gpu.leases.policy_wakes_at_ns is not None or shut_out
             assert idle, f"{gpu.uuid} is free, somebody waits, and nobody is granted"
 
     def _memory(self, gpu: Gpu) -> None:
         seats = gpu.seats.values()
-        assert gpu.resident_bytes == sum(seat.resident_bytes for seat in seats), "invariant 6: sums of memory"
-        assert gpu.allocated_bytes == sum(seat.allocated_bytes for seat in seats), "invariant 6: sums of memory"
-        assert gpu.host_bytes == sum(seat.host_bytes for seat in seats), "invariant 6: sums of memory"
-        assert set(gpu.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
+        assert gpu.memory.resident_bytes == sum(seat.memory.resident_bytes for seat in seats), (
+            "invariant 6: sums of memory"
+        )
+        assert gpu.memory.allocated_bytes == sum(seat.memory.allocated_bytes for seat in seats), (
+            "invariant 6: sums of memory"
+        )
+        assert gpu.memory.host_bytes == sum(seat.memory.host_bytes for seat in seats), "invariant 6: sums of memory"
+        assert set(gpu.memory.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
         for seat in seats:
-            order = seat.order
-            assert (order is not None) == (seat.client.client in gpu.moving), "an order that nobody knows of"
+            order = seat.moves.order
+            assert (order is not None) == (seat.client.client_id in gpu.memory.moving), "an order that nobody knows of"
             if order is not None and not order.evict:
-                assert order.credit_bytes <= order.bytes <= gpu.capacity_bytes, f"invariant 4: {order}"
+                assert order.credit_bytes <= order.bytes <= gpu.memory.capacity_bytes, f"invariant 4: {order}"
 
     def _immovable(self, node: Node, gpu: Gpu) -> None:
         """Invariant 5, for those to whom turns are of no use: they have been named, and nobody else is passed over."""
-        whole, seats = gpu.immovable, gpu.seats.values()
-        assert whole.bytes == sum(seat.fit.immovable_bytes for seat in seats), "invariant 6: sums of immovable memory"
-        assert whole.shut_out == sum(seat.fit.shut_out for seat in seats), "invariant 6: a gone client is shut out"
+        whole, seats = gpu.memory.immovable, gpu.seats.values()
+        assert whole.bytes == sum(seat.room.immovable_bytes for seat in seats), "invariant 6: sums of immovable memory"
+        assert whole.unschedulable == sum(seat.room.unschedulable for seat in seats), (
+            "invariant 6: a gone client is shut out"
+        )
         swapping = [seat for seat in seats if seat.client.memory_mode is MemoryMode.SWAP]
         assert list(whole.swapping.values()) == swapping, "somebody's room is not looked at"
         for seat in swapping:
             lacking = room.lacking_bytes(seat)
-            assert seat.fit.lacking_bytes == lacking, f"{seat.client.client} lacks {lacking} bytes of room, unnamed"
-            why = lacking or seat.fit.refused
-            assert why or not seat.fit.shut_out, f"{seat.client.client} is shut out, and fits"
+            assert seat.room.lacking_bytes == lacking, f"{seat.client.client_id} lacks {lacking} bytes of room, unnamed"
+            why = lacking or seat.room.refused
+            assert why or not seat.room.unschedulable, f"{seat.client.client_id} is shut out, and fits"
 
     def _host(self, node: Node) -> None:
         """Sums of shares; and the rule by which they grow, put as it is meant and not as it is computed."""
-        asking = [client for client in node.clients.values() if client.host_asked]
-        shared = sum(client.host_share_bytes for client in node.clients.values())
-        assert shared == node.host_shared_bytes, "invariant 6: sums of host memory"
+        asking = [client for client in node.clients.values() if client.host.asked]
+        shared = sum(client.host.share_bytes for client in node.clients.values())
+        assert shared == node.host.shared_bytes, "invariant 6: sums of host memory"
         owned: dict[str, list[int]] = {}
         for client in asking:
-            owned.setdefault(client.owner, []).append(client.host_share_bytes)
-        known = {name: (owner.clients, owner.shared_bytes) for name, owner in node.host_owners.items()}
+            owned.setdefault(client.owner, []).append(client.host.share_bytes)
+        known = {name: (owner.clients, owner.shared_bytes) for name, owner in node.host.owners.items()}
         assert known == {name: (len(of), sum(of)) for name, of in owned.items()}, "invariant 6: owners of host memory"
-        left, times = node.host_budget_bytes - shared, node.settings.host_fair_times
-        before, self._shares = self._shares, {client.client: client.host_share_bytes for client in asking}
+        left, times = node.host.budget_bytes - shared, node.settings.memory.host_fair_times
+        before, self._shares = self._shares, {client.client_id: client.host.share_bytes for client in asking}
         for client in asking:
             has = sum(owned[client.owner])
             # What is asked for first may be pinned already, so it is counted whatever the rule says.
-            if client.client in before and client.host_share_bytes > before[client.client]:
+            if client.client_id in before and client.host.share_bytes > before[client.client_id]:
                 assert left >= 0, "more host memory is given than there is"
-                assert not times or has <= times * left, f"{client.client}: {has} for its owner, {left} bytes are left"
+                assert not times or has <= times * left, (
+                    f"{client.client_id}: {has} for its owner, {left} bytes are left"
+                )
         for command in node.out:
             if isinstance(command, Notify) and command.kind == "refused" and "owner" in command.values:
                 client = node.clients[int(command.values["client"] or 0)]
-                more = int(command.values["bytes"] or 0) - client.host_share_bytes
+                more = int(command.values["bytes"] or 0) - client.host.share_bytes
                 has = sum(owned[client.owner]) + more
                 assert more > left or (times and has > times * (left - more)), f"{command}: it is within the rule"
 
     def _gangs(self, node: Node, now_ns: int) -> None:
         """A gang's leases end together, and nothing is kept for a gang that does not want it."""
-        assert not node.touched, "something was to be done, and is not"
+        assert not node.changed_gpus, "something was to be done, and is not"
         for gang in node.gangs.values():
             assert gang.seats, f"{gang.name}: a gang without members"
-            assert all(seat.gang is gang and seat.client.gang == gang.name for seat in gang.seats)
-            assert all(gpu.kept_for is gang for gpu in gang.kept.values()), f"{gang.name}: kept for two"
-            assert (gang.gathering_since_ns is None) or gang.kept, f"{gang.name} gathers nothing"
-            for gpu in gang.kept.values():
-                wants = coscheduling.holds_back(gpu) or coscheduling.next_member(node, gpu, now_ns) is not None
+            assert all(seat.gang_turn.gang is gang and seat.client.gang == gang.name for seat in gang.seats)
+            assert all(gpu.gangs.reserved_for is gang for gpu in gang.reserved.values()), f"{gang.name}: kept for two"
+            assert (gang.gathering_since_ns is None) or gang.reserved, f"{gang.name} gathers nothing"
+            for gpu in gang.reserved.values():
+                wants = coscheduling.waits_for_mates(gpu) or coscheduling.next_member(node, gpu, now_ns) is not None
                 assert wants, f"{gpu.uuid} is kept for {gang.name}, and nobody of it waits there"
         for gpu in node.gpus.values():
-            assert gpu.kept_for is None or gpu.kept_for.kept.get(gpu.uuid) is gpu
+            assert gpu.gangs.reserved_for is None or gpu.gangs.reserved_for.reserved.get(gpu.uuid) is gpu
         count = sum(client.gang != "" for client in node.clients.values() for _ in client.seats)
         assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
 
     def _bound_ns(self, node: Node, gpu: Gpu) -> int | None:
         """What the policy states; with gangs, what is proved at the top of gangs/coscheduling.py."""
-        bound = gpu.umpire.wait_bound_ns(len(gpu.seats), gpu.look())
+        bound = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
         if bound is None or not node.gangs:
             return bound
-        return coscheduling.wait_bound_ns(node, -(-bound // gpu.quantum_ns))
+        return coscheduling.wait_bound_ns(node, -(-bound // gpu.rules.quantum_ns))
 
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while somebody drains or memory moves."""
         clock = gpu.turn_clock_ns(now_ns)
-        epoch = (gpu.umpire.replaced, gpu.quantum_ns, gpu.sharing, gpu.rank_epoch)
+        epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
         usual = self._bound_ns(node, gpu)
         here: set[tuple[str, int]] = set()
-        for seat in gpu.line.seats():
-            if usual is None or seat.demoted or not switching.fits_beside_overdue(gpu, seat):
+        for seat in gpu.wait_queue.seats():
+            if usual is None or seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
                 continue
-            bound = usual if seat.gang is None else usual + coscheduling.deferred_bound_ns(node)
-            key = (gpu.uuid, seat.client.client)
+            bound = usual if seat.gang_turn.gang is None else usual + coscheduling.deferred_bound_ns(node)
+            key = (gpu.uuid, seat.client.client_id)
             here.add(key)
             wait = self._waits.get(key)
             if wait is None or wait.epoch != epoch:

@@ -13,11 +13,14 @@ from collections.abc import Iterable
 
 from nvshare.coordinator.engine import leases, sharing
 from nvshare.coordinator.engine.policy_guard import PolicyFactory
-from nvshare.coordinator.memory.client_settings import tell_settings
+from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Log, Notify
-from nvshare.coordinator.model.state import HOLDING, NEXT, WAITING, Client, Gpu, Node
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, NEXT, WAITING
 from nvshare.scheduler_policies.api import Policy
 
 
@@ -42,7 +45,7 @@ def set_quantum(node: Node, event: events.QuantumSet, now_ns: int) -> Iterable[G
     """For the lease at hand too: its end moves with the new quantum."""
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
-        gpu.quantum_setting_ns = event.quantum_ns
+        gpu.rules.quantum_setting_ns = event.quantum_ns
         quantum_ns = automatic_quantum_ns(gpu, node.settings) if event.quantum_ns is None else event.quantum_ns
         leases.set_quantum(gpu, quantum_ns)
         automatic = event.quantum_ns is None
@@ -58,10 +61,12 @@ def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: Policy
             policy = event.policies.get(gpu.uuid) or factory(event.name, gpu.uuid)
             assert isinstance(policy, Policy), f"{policy!r} has no choose()"
         except Exception as error:
-            node.out.append(Log(logging.ERROR, f"policy {event.name}: {error}; {gpu.uuid} keeps {gpu.umpire.name}"))
+            node.out.append(
+                Log(logging.ERROR, f"policy {event.name}: {error}; {gpu.uuid} keeps {gpu.policy_guard.name}")
+            )
             continue
-        gpu.umpire.replace(event.name, policy)
-        gpu.wake_at_ns = None
+        gpu.policy_guard.replace(event.name, policy)
+        gpu.leases.policy_wakes_at_ns = None
         node.out.append(Notify("policy", {"uuid": gpu.uuid, "policy": event.name}))
         leases.consider_preemption(node, gpu, now_ns)
     return gpus
@@ -71,8 +76,8 @@ def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[G
     """Side by side only as long as memory allows it; see engine/sharing.py."""
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
-        gpu.sharing_wanted = event.sharing
-        sharing.settle(node, gpu, now_ns)
+        gpu.rules.sharing_wanted = event.sharing
+        sharing.update(node, gpu, now_ns)
     return gpus
 
 
@@ -82,7 +87,7 @@ def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable
     if client is None:
         return []
     client.priority = event.priority
-    gpus = _ranked_anew(node, client, "priority", event.priority)
+    gpus = _rank_changed(node, client, "priority", event.priority)
     for gpu in gpus:
         leases.consider_preemption(node, gpu, now_ns)
     return gpus
@@ -94,15 +99,15 @@ def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu
     if client is None:
         return []
     client.weight = event.weight
-    return _ranked_anew(node, client, "weight", event.weight)
+    return _rank_changed(node, client, "weight", event.weight)
 
 
-def _ranked_anew(node: Node, client: Client, what: str, value: int) -> list[Gpu]:
+def _rank_changed(node: Node, client: Client, what: str, value: int) -> list[Gpu]:
     """What policies go by has changed for a client, on each of its GPUs."""
-    node.out.append(Notify(what, {"client": client.client, what: value}))
+    node.out.append(Notify(what, {"client": client.client_id, what: value}))
     for seat in client.seats.values():
-        seat.gpu.line.changed(seat)
-        seat.gpu.rank_epoch += 1
+        seat.gpu.wait_queue.changed(seat)
+        seat.gpu.rules.rank_epoch += 1
     return [seat.gpu for seat in client.seats.values()]
 
 
@@ -115,9 +120,9 @@ def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
         client.memory_limit_bytes = event.limit_bytes
     for seat in client.seats.values():
         if event.uuid in (None, seat.gpu.uuid):
-            seat.limit_bytes = event.limit_bytes
+            seat.memory.limit_bytes = event.limit_bytes
             seat.gpu.settings_changed()
-            tell_settings(node, seat)
+            send_settings(node, seat)
     node.out.append(Notify("limit", {"client": event.client, "uuid": event.uuid, "limit_bytes": event.limit_bytes}))
     return []
 
@@ -127,10 +132,12 @@ def set_switch_share(node: Node, event: events.SwitchShareSet, now_ns: int) -> I
     assert 0.0 < event.share < 1.0, event.share
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
-        gpu.switch_share = event.share
-        if gpu.quantum_setting_ns is None:
+        gpu.rules.switch_share = event.share
+        if gpu.rules.quantum_setting_ns is None:
             leases.set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
-        node.out.append(Notify("switch_share", {"uuid": gpu.uuid, "share": event.share, "quantum_ns": gpu.quantum_ns}))
+        node.out.append(
+            Notify("switch_share", {"uuid": gpu.uuid, "share": event.share, "quantum_ns": gpu.rules.quantum_ns})
+        )
     return gpus
 
 
@@ -142,8 +149,8 @@ def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
     client.paused = True
     node.out.append(Notify("paused", {"client": event.client}))
     for seat in client.seats.values():
-        if seat in seat.gpu.line:
-            seat.gpu.line.leave(seat)
+        if seat in seat.gpu.wait_queue:
+            seat.gpu.wait_queue.leave(seat)
         elif seat.phase is NEXT:
             sharing.cancel_switch(seat.gpu, now_ns)
         elif seat.phase is HOLDING:
@@ -159,9 +166,9 @@ def resume(node: Node, event: events.Resumed, now_ns: int) -> Iterable[Gpu]:
     client.paused = False
     node.out.append(Notify("resumed", {"client": event.client}))
     for seat in client.seats.values():
-        if seat.phase is WAITING and not seat.fit.shut_out:
-            seat.waiting_since_ns = now_ns
-            seat.view = None
-            seat.gpu.line.join(seat)
+        if seat.phase is WAITING and not seat.room.unschedulable:
+            seat.place.waiting_since_ns = now_ns
+            seat.place.view = None
+            seat.gpu.wait_queue.join(seat)
             leases.consider_preemption(node, seat.gpu, now_ns)
     return [seat.gpu for seat in client.seats.values()]

@@ -30,7 +30,7 @@ def _overrides(policy: Policy, operation: str) -> bool:
     return method is not None and method is not getattr(PolicyBase, operation)
 
 
-class Umpire:
+class PolicyGuard:
     """One for each GPU."""
 
     def __init__(self, uuid: str, name: str, policy: Policy, factory: PolicyFactory) -> None:

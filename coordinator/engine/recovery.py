@@ -26,10 +26,14 @@ from typing import Final
 from nvshare.coordinator.engine import leases
 from nvshare.coordinator.gangs import coscheduling
 from nvshare.coordinator.memory import orders, room
-from nvshare.coordinator.memory.client_settings import tell_settings
+from nvshare.coordinator.memory.client_settings import send_settings
+from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Notify, Send
 from nvshare.coordinator.model.events import GpuAttached
-from nvshare.coordinator.model.state import HOLDING, OVERDUE, Client, Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.memory import SeatMemory
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, OVERDUE, Place, Seat
 from nvshare.coordinator.protocol.messages import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
 
 NEAR_IDS: Final = 1 << 20
@@ -46,109 +50,128 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
     if known is not None:
         if known.gpu is not gpu:
             raise RemoteProtocolError(f"ordinal {event.gpu} is {known.gpu.uuid} already, not {event.uuid}")
-        if event.lease_id not in (0, known.lease_id):
-            raise RemoteProtocolError(f"claims lease {event.lease_id} on a connection that has {known.lease_id}")
-        tell_settings(node, known, even_if_unchanged=True)
+        if event.lease_id not in (0, known.lease.lease_id):
+            raise RemoteProtocolError(f"claims lease {event.lease_id} on a connection that has {known.lease.lease_id}")
+        send_settings(node, known, even_if_unchanged=True)
         if event.wanted:
-            leases.want(node, gpu, known, now_ns)
+            leases.request_lease(node, gpu, known, now_ns)
         return gpu
     if gpu is None:
         known_gpus = ", ".join(node.gpus) or "none"
         text = f"no GPU {event.uuid} here; this coordinator serves: {known_gpus}"
-        node.out.append(Send(client.client, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250])))
+        node.out.append(Send(client.client_id, Rejected(int(Rejection.UNKNOWN_GPU), False, text[:250])))
         return None
-    if client.client in gpu.seats:
+    if client.client_id in gpu.seats:
         raise RemoteProtocolError(f"{event.uuid} is attached under another ordinal already")
-    seat = _seat(node, client, gpu, event, now_ns)
-    _settle_claim(node, gpu, seat, event, now_ns)
+    seat = _add_seat(node, client, gpu, event, now_ns)
+    _resolve_claim(node, gpu, seat, event, now_ns)
     if client.paused and seat.phase is HOLDING:  # paused when it came back, before it claimed
         leases.revoke(node, gpu, seat, "paused", now_ns)
     if event.wanted:
-        leases.want(node, gpu, seat, now_ns)
+        leases.request_lease(node, gpu, seat, now_ns)
     return gpu
 
 
-def _seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
-    seat = Seat(client, gpu, event.gpu, now_ns, client.memory_limit_bytes, gpu.next_turn)
-    gpu.survivors = gpu.survivors or event.lease_id != 0 or event.allocated_bytes != 0
-    gpu.next_turn += 1
+def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: int) -> Seat:
+    place = Place(attached_at_ns=now_ns, turn=gpu.leases.next_turn)
+    seat = Seat(client, gpu, event.gpu, place, SeatMemory(limit_bytes=client.memory_limit_bytes))
+    gpu.recovery.survivors = gpu.recovery.survivors or event.lease_id != 0 or event.allocated_bytes != 0
+    gpu.leases.next_turn += 1
     client.seats[event.gpu] = seat
-    gpu.seats[client.client] = seat
-    coscheduling.enter(node, seat)
-    room.join(seat)
-    orders.set_figures(
+    gpu.seats[client.client_id] = seat
+    coscheduling.add_member(node, seat)
+    room.add_seat(seat)
+    orders.set_usage(
         seat,
         allocated=event.allocated_bytes,
         resident=event.resident_bytes,
         pinned=event.pinned_bytes,
         host=max(0, event.allocated_bytes - event.resident_bytes) if client.memory_mode is not MemoryMode.DEVICE else 0,
     )
-    seat.reserved_bytes = seat.allocated_bytes
-    room.follow(seat)
-    tell_settings(node, seat)
+    seat.memory.reserved_bytes = seat.memory.allocated_bytes
+    room.update(seat)
+    send_settings(node, seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
-        "client": client.client,
-        "name": client.name,
-        "process": client.process_id,
+        "client": client.client_id,
+        "name": client.identity.name,
+        "process": client.identity.process_id,
     }
     node.out.append(Notify("attached", values))
     return seat
 
 
-def _settle_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: int) -> None:
-    expected = gpu.expected_holder not in (None, MANY_HOLDERS) and gpu.expected_holder == seat.client.process_id
+def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns: int) -> None:
+    expected = (
+        gpu.recovery.expected_holder not in (None, MANY_HOLDERS)
+        and gpu.recovery.expected_holder == seat.client.identity.process_id
+    )
     if expected:
         # Whatever it claims or does not claim, the question that recovery waits for is answered.
-        gpu.expected_holder = None
+        gpu.recovery.expected_holder = None
     if event.lease_id == 0:
         return
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
-        "client": seat.client.client,
+        "client": seat.client.client_id,
         "lease": event.lease_id,
     }
-    if _moved_over(node, gpu, seat, event.lease_id, now_ns):
+    if _transfer_lease(node, gpu, seat, event.lease_id, now_ns):
         node.out.append(Notify("claimed", values))
         return
-    confirmed = _confirmed(gpu, event.lease_id, expected)
-    if event.lease_id < gpu.next_lease_id + NEAR_IDS:
-        gpu.next_lease_id = max(gpu.next_lease_id, event.lease_id + 1)
+    confirmed = _is_confirmed(gpu, event.lease_id, expected)
+    if event.lease_id < gpu.leases.next_lease_id + NEAR_IDS:
+        gpu.leases.next_lease_id = max(gpu.leases.next_lease_id, event.lease_id + 1)
     if confirmed:
-        gpu.last_holder = seat.client.client
-        leases.take_up(node, gpu, seat, event.lease_id, gpu.quantum_ns, now_ns)
+        gpu.leases.last_holder = seat.client.client_id
+        leases.start_lease(node, gpu, seat, event.lease_id, gpu.rules.quantum_ns, now_ns)
         node.out.append(Notify("claimed", values))
         return
-    seat.stray = True
-    seat.lease_id = event.lease_id
-    gpu.leases[seat.client.client] = seat
+    seat.lease.stray = True
+    seat.lease.lease_id = event.lease_id
+    gpu.leases.by_client[seat.client.client_id] = seat
     node.out.append(Notify("stray", values))
     leases.revoke(node, gpu, seat, "claim", now_ns)
 
 
-def _moved_over(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) -> bool:
+def _transfer_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) -> bool:
     """Take the lease over from an older connection of the same process, with what is left of its quantum."""
-    process_id = seat.client.process_id
-    old = next((s for s in gpu.leases.values() if s.lease_id == lease_id and s.client.process_id == process_id), None)
-    if old is None or not (old.phase is HOLDING or old is gpu.holder):
+    process_id = seat.client.identity.process_id
+    old = next(
+        (
+            s
+            for s in gpu.leases.by_client.values()
+            if s.lease.lease_id == lease_id and s.client.identity.process_id == process_id
+        ),
+        None,
+    )
+    if old is None or not (old.phase is HOLDING or old is gpu.leases.holder):
         return False  # it is being revoked together with others, or stray itself: then so is the new one
-    left_ns = max(0, old.quantum_ends_ns - now_ns) if old.phase is HOLDING else 0
-    called_at_ns = None if old.called_at_ns is None else now_ns
+    left_ns = max(0, old.lease.quantum_ends_ns - now_ns) if old.phase is HOLDING else 0
+    called_at_ns = None if old.gang_turn.co_scheduled_at_ns is None else now_ns
     leases.end_lease(node, gpu, old, now_ns)
-    gpu.last_holder = seat.client.client
-    leases.take_up(node, gpu, seat, lease_id, left_ns, now_ns)
-    seat.immune, seat.called_at_ns = old.immune, called_at_ns
+    gpu.leases.last_holder = seat.client.client_id
+    leases.start_lease(node, gpu, seat, lease_id, left_ns, now_ns)
+    seat.gang_turn.protected_from_gangs, seat.gang_turn.co_scheduled_at_ns = (
+        old.gang_turn.protected_from_gangs,
+        called_at_ns,
+    )
     return True
 
 
-def _confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
-    if lease_id >= gpu.next_lease_id + NEAR_IDS:
+def _is_confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
+    if lease_id >= gpu.leases.next_lease_id + NEAR_IDS:
         return False
-    if gpu.sharing is Sharing.CONCURRENT:
-        return all(seat.lease_id != lease_id for seat in gpu.leases.values())
+    if gpu.rules.sharing is Sharing.CONCURRENT:
+        return all(seat.lease.lease_id != lease_id for seat in gpu.leases.by_client.values())
     if expected:
         # Others may be out if they are stray or overdue: they are not the holder.  Those who were let in while the
         # GPU was shared concurrently during recovery are.
-        others = all(seat.stray or seat.phase is OVERDUE for seat in gpu.leases.values())
-        return others and gpu.switch is None
-    return not gpu.recovering and not gpu.leases and gpu.switch is None and lease_id >= gpu.next_lease_id
+        others = all(seat.lease.stray or seat.phase is OVERDUE for seat in gpu.leases.by_client.values())
+        return others and gpu.switching.switch is None
+    return (
+        not gpu.recovering
+        and not gpu.leases.by_client
+        and gpu.switching.switch is None
+        and lease_id >= gpu.leases.next_lease_id
+    )

@@ -11,29 +11,30 @@ May not go here: the file (system/journal.py).
 from __future__ import annotations
 
 from nvshare.coordinator.model.commands import MANY_HOLDERS, RecordLease
-from nvshare.coordinator.model.state import Gpu, Node
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.protocol.messages import Sharing
 
 
-def _whom(gpu: Gpu) -> int:
-    leases = gpu.leases
-    if gpu.expected_holder is not None:
-        others = any(not seat.stray for seat in leases.values())
-        return MANY_HOLDERS if others else gpu.expected_holder
+def _process_to_wait_for(gpu: Gpu) -> int:
+    leases = gpu.leases.by_client
+    if gpu.recovery.expected_holder is not None:
+        others = any(not seat.lease.stray for seat in leases.values())
+        return MANY_HOLDERS if others else gpu.recovery.expected_holder
     if not leases:
         return 0
-    if gpu.sharing is Sharing.CONCURRENT:
+    if gpu.rules.sharing is Sharing.CONCURRENT:
         return MANY_HOLDERS
-    if gpu.holder is not None:
-        return gpu.holder.client.process_id
+    if gpu.leases.holder is not None:
+        return gpu.leases.holder.client.identity.process_id
     if len(leases) > 1:
         return MANY_HOLDERS
-    return next(iter(leases.values())).client.process_id
+    return next(iter(leases.values())).client.identity.process_id
 
 
 def record(node: Node, gpu: Gpu) -> None:
-    """Writes it if it has changed.  Called before a grant is sent, and at the end of each event."""
-    entry = (gpu.next_lease_id - 1, _whom(gpu))
-    if entry != gpu.recorded:
-        gpu.recorded = entry
+    """Write it if it has changed.  Called before a grant is sent, and whenever leases, sharing or recovery end."""
+    entry = (gpu.leases.next_lease_id - 1, _process_to_wait_for(gpu))
+    if entry != gpu.recovery.recorded:
+        gpu.recovery.recorded = entry
         node.out.append(RecordLease(gpu.uuid, *entry))

@@ -21,14 +21,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nvshare.coordinator.engine import assembly, invariants, leases, operator_commands, recovery, sharing, snapshot
-from nvshare.coordinator.engine.event_log import InvariantError, Story, freeze, thaw
-from nvshare.coordinator.engine.policy_guard import PolicyFactory, Umpire
+from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
+from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
 from nvshare.coordinator.engine.recovery_record import record
-from nvshare.coordinator.memory import admission, growth, host_budget, orders, pinning
+from nvshare.coordinator.memory import admission, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Command, Log, Notify, Send, SetTimer
-from nvshare.coordinator.model.state import SETTLE_NS, Client, Gpu, Node, OverdueAction, Seat, Settings
+from nvshare.coordinator.model.gpu import Gpu, GpuLeases, GpuRules, Recovery
+from nvshare.coordinator.model.memory import GpuMemory
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import Seat
+from nvshare.coordinator.model.settings import RECONNECT_NS, OverdueAction, Settings
 from nvshare.coordinator.protocol.messages import (
     MAX_GPUS_PER_CLIENT,
     PROTOCOL_VERSION,
@@ -48,13 +53,13 @@ class Scheduler:
     def __init__(self, policy_factory: PolicyFactory, settings: Settings | None = None) -> None:
         self._factory = policy_factory
         self._node = Node(settings or Settings())
-        self._node.host_budget_bytes = self._node.settings.host_budget_bytes
-        self._story = Story(self._node.settings.story_length)
+        self._node.host.budget_bytes = self._node.settings.memory.host_budget_bytes
+        self._event_log = EventLog(self._node.settings.event_log_length)
         self._thorough = invariants.Thorough() if self._node.settings.check_invariants else None
         self._now_ns = 0
         self._deadlines: dict[str, int | None] = {}
         self._timer_ns: int | None = None
-        self._begin_story()
+        self._begin_log_part()
         self._handlers: dict[type, Callable[[Any, int], Iterable[Gpu]]] = {
             events.GpuAdded: self._gpu_added,
             events.HolderGone: self._holder_gone,
@@ -93,25 +98,25 @@ class Scheduler:
         return self._node.settings
 
     @property
-    def story(self) -> Story:
+    def event_log(self) -> EventLog:
         """The last events and what they led to."""
-        return self._story
+        return self._event_log
 
-    def _begin_story(self) -> None:
+    def _begin_log_part(self) -> None:
         """A new part of the story.  The copy costs some 40 us a client, hence the length of the part."""
         node = self._node
         node.out = []
         state = freeze((node, self._deadlines, self._timer_ns, self._now_ns, self._thorough))
-        self._story.begin(self._now_ns, state, at_least=8 * len(node.clients))
+        self._event_log.begin(self._now_ns, state, at_least=8 * len(node.clients))
 
     def restore(self, state: bytes) -> None:
         """Becomes the scheduler of which this is the state, settings included, for a replay.  A policy of another
         package begins afresh.  Raises ValueError for what is no state."""
         self._node, self._deadlines, self._timer_ns, self._now_ns, self._thorough = thaw(state)
         for gpu in self._node.gpus.values():
-            gpu.umpire.restored(self._factory)
-        self._story = Story(self._node.settings.story_length)
-        self._begin_story()
+            gpu.policy_guard.restored(self._factory)
+        self._event_log = EventLog(self._node.settings.event_log_length)
+        self._begin_log_part()
 
     def client_snapshot(self, client: int, now_ns: int) -> snapshot.ClientSnapshot | None:
         """One client; None when it is not registered."""
@@ -129,35 +134,36 @@ class Scheduler:
         having changed nothing, and InvariantError for our own.
         """
         node = self._node
-        if self._story.full:
-            self._begin_story()
+        if self._event_log.full:
+            self._begin_log_part()
         self._now_ns = now_ns = max(now_ns, self._now_ns)
         out: list[Command] = []
         node.out = out
         try:
             gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
             for gpu in gpus.values():
-                if pinning.settle(node, gpu, now_ns):
+                if pinning.update(node, gpu, now_ns):
                     leases.consider_preemption(node, gpu, now_ns)
-                sharing.settle(node, gpu, now_ns)
+                sharing.update(node, gpu, now_ns)
                 leases.advance(node, gpu, now_ns)
-            if node.gangs or node.touched:
-                gpus.update(assembly.settle(node, now_ns))
+            if node.gangs or node.changed_gpus:
+                gpus.update(assembly.advance_all(node, now_ns))
             for gpu in gpus.values():
-                gpu.free_since_ns = None  # nobody took over at once: no hand-over to measure
+                gpu.leases.free_since_ns = None  # nobody took over at once: no hand-over to measure
                 record(node, gpu)
-                self._deadlines[gpu.uuid] = leases.deadline_ns(node, gpu, now_ns)
+                record(node, gpu)
+                self._deadlines[gpu.uuid] = leases.next_deadline_ns(node, gpu, now_ns)
                 invariants.cheap(gpu)
             self._set_timer(out, fired=type(event) is events.TimerFired)
-            self._story.record(now_ns, event, out)
+            self._event_log.record(now_ns, event, out)
             if self._thorough is not None:
                 self._thorough.check(node, now_ns)
         except RemoteProtocolError as error:
-            self._story.record(now_ns, event, error)
+            self._event_log.record(now_ns, event, error)
             raise
         except Exception as error:
-            self._story.record(now_ns, event, error)
-            raise InvariantError(f"{type(error).__name__}: {error}", self._story) from error
+            self._event_log.record(now_ns, event, error)
+            raise InvariantError(f"{type(error).__name__}: {error}", self._event_log) from error
         return out
 
     def _set_timer(self, out: list[Command], *, fired: bool) -> None:
@@ -172,56 +178,59 @@ class Scheduler:
     def _gpu_added(self, event: events.GpuAdded, now_ns: int) -> Iterable[Gpu]:
         settings = self._node.settings
         assert event.uuid not in self._node.gpus, f"{event.uuid} was added already"
+        setting_ns, next_lease_id = settings.quantum.quantum_ns, max(1, event.next_lease_id)
         gpu = Gpu(
             uuid=event.uuid,
             name=event.name,
-            total_bytes=event.total_bytes,
-            capacity_bytes=event.capacity_bytes,
-            umpire=Umpire(event.uuid, settings.policy, self._factory(settings.policy, event.uuid), self._factory),
-            sharing=settings.sharing,
-            sharing_wanted=settings.sharing,
-            next_lease_id=max(1, event.next_lease_id),
-            next_turn=1,
-            quantum_setting_ns=settings.quantum_ns,
-            quantum_ns=0,
-            switch_share=settings.switch_share,
-            expected_holder=event.expected_holder,
-            recovery_deadline_ns=event.recovery_deadline_ns,
-            settled_at_ns=now_ns + SETTLE_NS if event.next_lease_id > 1 else 0,
-            survivors=event.expected_holder is not None,
-            recorded=(max(1, event.next_lease_id) - 1, event.expected_holder or 0),
+            policy_guard=PolicyGuard(
+                event.uuid, settings.policy, self._factory(settings.policy, event.uuid), self._factory
+            ),
+            rules=GpuRules(
+                sharing=settings.sharing,
+                sharing_wanted=settings.sharing,
+                quantum_setting_ns=setting_ns,
+                switch_share=settings.quantum.switch_share,
+            ),
+            recovery=Recovery(
+                expected_holder=event.expected_holder,
+                deadline_ns=event.recovery_deadline_ns,
+                reconnected_at_ns=now_ns + RECONNECT_NS if event.next_lease_id > 1 else 0,
+                survivors=event.expected_holder is not None,
+                recorded=(next_lease_id - 1, event.expected_holder or 0),
+            ),
+            leases=GpuLeases(next_lease_id),
+            memory=GpuMemory(event.total_bytes, event.capacity_bytes),
         )
-        automatic = settings.quantum_ns is None
-        gpu.quantum_ns = automatic_quantum_ns(gpu, settings) if settings.quantum_ns is None else settings.quantum_ns
+        gpu.rules.quantum_ns = automatic_quantum_ns(gpu, settings) if setting_ns is None else setting_ns
         self._node.gpus[event.uuid] = gpu
-        self._node.host_settled_at_ns = now_ns + SETTLE_NS
+        self._node.host.reconnected_at_ns = now_ns + RECONNECT_NS
         values: dict[str, int | str | bool | float | None] = {
             "uuid": gpu.uuid,
             "name": gpu.name,
-            "capacity_bytes": gpu.capacity_bytes,
-            "quantum_ns": gpu.quantum_ns,
-            "automatic": automatic,
-            "policy": gpu.umpire.name,
+            "capacity_bytes": gpu.memory.capacity_bytes,
+            "quantum_ns": gpu.rules.quantum_ns,
+            "automatic": setting_ns is None,
+            "policy": gpu.policy_guard.name,
         }
         self._node.out.append(Notify("gpu", values))
         return (gpu,)
 
     def _holder_gone(self, event: events.HolderGone, now_ns: int) -> Iterable[Gpu]:
         gpu = self._node.gpus[event.uuid]
-        if gpu.expected_holder != MANY_HOLDERS:
-            gpu.expected_holder = None
+        if gpu.recovery.expected_holder != MANY_HOLDERS:
+            gpu.recovery.expected_holder = None
         return (gpu,)
 
     def _holder_stopped(self, event: events.HolderStopped, now_ns: int) -> Iterable[Gpu]:
         gpu = self._node.gpus[event.uuid]
-        if gpu.expected_holder is None or gpu.expected_holder == MANY_HOLDERS:
+        if gpu.recovery.expected_holder is None or gpu.recovery.expected_holder == MANY_HOLDERS:
             return ()
-        if event.stopped and not gpu.holder_stopped:
-            process = f"process {gpu.expected_holder}, which holds its lease, is stopped"
+        if event.stopped and not gpu.recovery.holder_stopped:
+            process = f"process {gpu.recovery.expected_holder}, which holds its lease, is stopped"
             text = f"{gpu.uuid}: {process}; nothing is granted until it goes on (kill -CONT) or ends"
             self._node.out.append(Log(logging.WARNING, text))
-        gpu.holder_stopped = event.stopped
-        gpu.recovery_deadline_ns = event.recovery_deadline_ns
+        gpu.recovery.holder_stopped = event.stopped
+        gpu.recovery.deadline_ns = event.recovery_deadline_ns
         return (gpu,)
 
     def _timer_fired(self, event: events.TimerFired, now_ns: int) -> Iterable[Gpu]:
@@ -239,18 +248,15 @@ class Scheduler:
             node.out.append(Send(event.client, Rejected(int(Rejection.TOO_MANY_CLIENTS), True, text)))
             return ()
         client = node.clients[event.client] = Client(
-            client=event.client,
-            name=event.name,
-            program=event.program,
-            process_id=event.process_id,
-            user_id=event.user_id,
-            priority=event.priority,
+            client_id=event.client,
+            identity=Identity(event.name, event.program, event.process_id, event.user_id, event.group),
             memory_mode=event.memory_mode,
             memory_limit_bytes=event.memory_limit_bytes,
             registered_at_ns=now_ns,
-            group=event.group,
+            priority=event.priority,
             weight=event.weight,
             gang=event.gang,
+            time_owner="",
         )
         client.time_owner = client.owner if node.settings.users_first else ""
         node.out.append(Send(event.client, Welcome(PROTOCOL_VERSION, event.client)))
@@ -273,7 +279,7 @@ class Scheduler:
 
     def _requested(self, event: events.Requested, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
-        leases.want(self._node, seat.gpu, seat, now_ns)
+        leases.request_lease(self._node, seat.gpu, seat, now_ns)
         return (seat.gpu,)
 
     def _released(self, event: events.Released, now_ns: int) -> Iterable[Gpu]:
@@ -286,14 +292,14 @@ class Scheduler:
         if client is None:  # it was never registered, or was refused
             return ()
         for seat in client.seats.values():
-            leases.leave(self._node, seat.gpu, seat, now_ns)
-        host_budget.forget(self._node, client, now_ns)
-        self._node.out.append(Notify("gone", {"client": event.client, "name": client.name}))
+            leases.client_left(self._node, seat.gpu, seat, now_ns)
+        host_budget.client_left(self._node, client, now_ns)
+        self._node.out.append(Notify("gone", {"client": event.client, "name": client.identity.name}))
         return [seat.gpu for seat in client.seats.values()]
 
     def _memory_reported(self, event: events.MemoryReported, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)
-        orders.set_figures(
+        orders.set_usage(
             seat,
             allocated=event.allocated_bytes,
             resident=event.resident_bytes,
@@ -306,10 +312,10 @@ class Scheduler:
         seat = self._seat(event.client, event.gpu)
         swap = seat.client.memory_mode is MemoryMode.SWAP
         if swap and admission.refusal(self._node, seat, event.total_bytes) is None:
-            growth.ask(self._node, seat, event.sequence, event.total_bytes, now_ns)
+            admission.ask_growth(self._node, seat, event.sequence, event.total_bytes, now_ns)
             return (seat.gpu,)
         admission.reserve(self._node, seat, event.sequence, event.total_bytes)
-        return (seat.gpu,) if seat.gpu.immovable.stale else ()
+        return (seat.gpu,) if seat.gpu.memory.immovable.stale else ()
 
     def _pins_asked(self, event: events.PinsAsked, now_ns: int) -> Iterable[Gpu]:
         seat = self._seat(event.client, event.gpu)

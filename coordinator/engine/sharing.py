@@ -17,67 +17,69 @@ from typing import Final
 
 from nvshare.coordinator.engine import leases
 from nvshare.coordinator.memory import orders, switching
-from nvshare.coordinator.memory.client_settings import tell_everybody
+from nvshare.coordinator.memory.client_settings import send_settings_to_all
 from nvshare.coordinator.model.commands import Log, Notify
-from nvshare.coordinator.model.state import HOLDING, WAITING, Gpu, Node
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, WAITING
 from nvshare.coordinator.protocol.messages import Sharing
 
 SPARE_SHARE: Final = 16
 """One part in so many of the capacity must be free before clients that took turns run side by side again."""
 
 
-def settle(node: Node, gpu: Gpu, now_ns: int) -> None:
+def update(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Put in force what is wanted, if memory allows it.  O(1) while nothing grows."""
-    wanted = gpu.sharing_wanted
-    if wanted is Sharing.CONCURRENT and _crowded(gpu):
+    wanted = gpu.rules.sharing_wanted
+    if wanted is Sharing.CONCURRENT and _oversubscribed(gpu):
         wanted = Sharing.EXCLUSIVE
-    if wanted is gpu.sharing:
+    if wanted is gpu.rules.sharing:
         return
-    gpu.sharing = wanted
+    gpu.rules.sharing = wanted
     if wanted is Sharing.CONCURRENT:
-        _open_to_all(gpu, now_ns)
+        _start_concurrent(gpu, now_ns)
     else:
-        _one_at_a_time(node, gpu, now_ns)
-        if gpu.sharing_wanted is Sharing.CONCURRENT:
+        _start_exclusive(node, gpu, now_ns)
+        if gpu.rules.sharing_wanted is Sharing.CONCURRENT:
             text = f"{gpu.uuid}: the clients' memory does not fit side by side; they take turns until it does"
             node.out.append(Log(logging.INFO, text))
-    tell_everybody(node, gpu)
+    send_settings_to_all(node, gpu)
     node.out.append(Notify("sharing", {"uuid": gpu.uuid, "sharing": wanted.name.lower()}))
 
 
-def _crowded(gpu: Gpu) -> bool:
+def _oversubscribed(gpu: Gpu) -> bool:
     """What clients have, and what they are asking for, is more than there is.
 
     While somebody asks, what others may come to have without asking again counts as well: a promise that its client
     does not use ends with its lease, and side by side leases do not end by themselves.
     """
-    if gpu.working < 2:
+    if gpu.leases.active_seats < 2:
         return False
-    room = gpu.capacity_bytes - gpu.allocated_bytes
-    for seat in gpu.seats.values() if gpu.growing else ():
-        asked = seat.growth.total_bytes if seat.growth is not None else 0
-        room -= max(0, asked - seat.allocated_bytes, orders.claimed_bytes(seat) - seat.allocated_bytes)
-    return room < (0 if gpu.sharing is Sharing.CONCURRENT else gpu.capacity_bytes // SPARE_SHARE)
+    room = gpu.memory.capacity_bytes - gpu.memory.allocated_bytes
+    for seat in gpu.seats.values() if gpu.memory.growing else ():
+        asked = seat.memory.growth.total_bytes if seat.memory.growth is not None else 0
+        room -= max(0, asked - seat.memory.allocated_bytes, orders.claimed_bytes(seat) - seat.memory.allocated_bytes)
+    return room < (0 if gpu.rules.sharing is Sharing.CONCURRENT else gpu.memory.capacity_bytes // SPARE_SHARE)
 
 
-def _open_to_all(gpu: Gpu, now_ns: int) -> None:
-    gpu.turn_closed_ns = gpu.turn_clock_ns(now_ns)
-    gpu.holder = None
+def _start_concurrent(gpu: Gpu, now_ns: int) -> None:
+    gpu.leases.turns_closed_ns = gpu.turn_clock_ns(now_ns)
+    gpu.leases.holder = None
     cancel_switch(gpu, now_ns)
-    for seat in gpu.leases.values():
-        seat.told_waiters = False
+    for seat in gpu.leases.by_client.values():
+        seat.lease.waiters_sent = False
 
 
-def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
+def _start_exclusive(node: Node, gpu: Gpu, now_ns: int) -> None:
     """One holder may stay, several are revoked, and nobody is granted until all have released."""
-    holding = [seat for seat in gpu.leases.values() if seat.phase is HOLDING]
+    holding = [seat for seat in gpu.leases.by_client.values() if seat.phase is HOLDING]
     # The holder of an earlier coordinator, who has not come back yet, is at work too.
-    if len(gpu.leases) == 1 and holding and not gpu.recovering:
-        seat = gpu.holder = holding[0]
+    if len(gpu.leases.by_client) == 1 and holding and not gpu.recovering:
+        seat = gpu.leases.holder = holding[0]
         # Its turn begins now, for the others who could run all the time until now.
-        gpu.turn_closed_ns -= now_ns - (seat.granted_at_ns or now_ns)
-        seat.counted_ns = now_ns
-        seat.quantum_ends_ns = now_ns + gpu.quantum_ns
+        gpu.leases.turns_closed_ns -= now_ns - (seat.lease.granted_at_ns or now_ns)
+        seat.gang_turn.accounted_until_ns = now_ns
+        seat.lease.quantum_ends_ns = now_ns + gpu.rules.quantum_ns
         return
     for seat in holding:
         leases.revoke(node, gpu, seat, "sharing", now_ns)
@@ -85,10 +87,10 @@ def _one_at_a_time(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 def cancel_switch(gpu: Gpu, now_ns: int) -> None:
     """The seat for which memory moves goes back to the others who wait."""
-    if gpu.switch is None:
+    if gpu.switching.switch is None:
         return
-    seat = gpu.switch.seat
+    seat = gpu.switching.switch.seat
     switching.cancel(gpu, now_ns)
     seat.enter(WAITING)
     if not seat.client.paused:
-        gpu.line.join(seat)
+        gpu.wait_queue.join(seat)

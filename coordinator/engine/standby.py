@@ -15,7 +15,10 @@ from __future__ import annotations
 from typing import Final
 
 from nvshare.coordinator.model.commands import Send
-from nvshare.coordinator.model.state import MILLISECOND_NS, Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import Seat
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing, Standby
 
 LEAD_NS: Final = 1_500_000
@@ -26,35 +29,37 @@ LONGEST_NS: Final = 20 * MILLISECOND_NS
 """How long a client may be asked to stay awake at each turn of another."""
 
 
-def due_ns(holder: Seat) -> int:
+def next_due_ns(holder: Seat) -> int:
     """When something is due for a holder for whom others wait: the alert, then the end of its quantum."""
-    end_ns = holder.quantum_ends_ns
-    return end_ns if _needless(holder) else end_ns - LEAD_NS
+    end_ns = holder.lease.quantum_ends_ns
+    return end_ns if _no_alert(holder) else end_ns - LEAD_NS
 
 
-def before_the_end(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
+def alert_before_end(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
     """Called with somebody waiting; does something once for each lease, when its quantum is about to end."""
-    end_ns = holder.quantum_ends_ns
-    if _needless(holder) or not end_ns - LEAD_NS <= now_ns < end_ns:
+    end_ns = holder.lease.quantum_ends_ns
+    if _no_alert(holder) or not end_ns - LEAD_NS <= now_ns < end_ns:
         return
-    node.out.append(Send(holder.client.client, Standby(holder.ordinal, end_ns - now_ns + MILLISECOND_NS)))
+    node.out.append(Send(holder.client.client_id, Standby(holder.ordinal, end_ns - now_ns + MILLISECOND_NS)))
     alert_next(node, gpu, holder, now_ns)
 
 
 def alert_next(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
     """Whoever will probably be next should be awake when the holder has drained."""
-    waiting = gpu.line.views()
-    if holder.alerted or not waiting or gpu.sharing is Sharing.CONCURRENT:
+    waiting = gpu.wait_queue.views()
+    if holder.lease.alerted or not waiting or gpu.rules.sharing is Sharing.CONCURRENT:
         return
-    holder.alerted = True
-    gang = gpu.kept_for
-    called = None if gang is None else next((seat for seat in gpu.line.seats() if seat.gang is gang), None)
-    following = called or gpu.seats[gpu.umpire.expected(waiting, gpu.look(), now_ns, node.out)]
-    until_end_ns = max(0, holder.quantum_ends_ns - now_ns)
-    within_ns = min(LONGEST_NS, until_end_ns + MILLISECOND_NS + 2 * int(gpu.drain_average_ns))
-    node.out.append(Send(following.client.client, Standby(following.ordinal, within_ns)))
+    holder.lease.alerted = True
+    gang = gpu.gangs.reserved_for
+    called = (
+        None if gang is None else next((seat for seat in gpu.wait_queue.seats() if seat.gang_turn.gang is gang), None)
+    )
+    following = called or gpu.seats[gpu.policy_guard.expected(waiting, gpu.view(), now_ns, node.out)]
+    until_end_ns = max(0, holder.lease.quantum_ends_ns - now_ns)
+    within_ns = min(LONGEST_NS, until_end_ns + MILLISECOND_NS + 2 * int(gpu.switching.drain_average_ns))
+    node.out.append(Send(following.client.client_id, Standby(following.ordinal, within_ns)))
 
 
-def _needless(holder: Seat) -> bool:
-    granted_at_ns = holder.granted_at_ns or 0
-    return holder.alerted or holder.quantum_ends_ns - granted_at_ns < SHORTEST_QUANTUM_NS
+def _no_alert(holder: Seat) -> bool:
+    granted_at_ns = holder.lease.granted_at_ns or 0
+    return holder.lease.alerted or holder.lease.quantum_ends_ns - granted_at_ns < SHORTEST_QUANTUM_NS

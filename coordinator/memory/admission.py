@@ -15,36 +15,43 @@ May not go here: moving memory.
 
 from __future__ import annotations
 
-from nvshare.coordinator.memory import host_budget, room
+from nvshare.coordinator.memory import host_budget, orders, room, switching
+from nvshare.coordinator.memory.planner import evictions
+from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Notify, Send
-from nvshare.coordinator.model.state import Client, Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.memory import Growth
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import REVOKING, WITH_LEASE, Seat
 from nvshare.coordinator.protocol.messages import MemoryMode, MemoryReserved
 
 
 def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
     """Whether the client could put everything on the host that it can move, if it had `total_bytes` on this GPU."""
     client = seat.client
-    if not client.host_asked:
+    if not client.host.asked:
         return True
-    others = sum(max(0, s.allocated_bytes - s.pinned_bytes) for s in client.seats.values() if s is not seat)
-    return others + max(0, total_bytes - seat.pinned_bytes) <= host_budget.most_bytes(node, client)
+    others = sum(
+        max(0, s.memory.allocated_bytes - s.memory.pinned_bytes) for s in client.seats.values() if s is not seat
+    )
+    return others + max(0, total_bytes - seat.memory.pinned_bytes) <= host_budget.most_bytes(node, client)
 
 
 def _group_bytes(seat: Seat) -> int:
     """What the others of its group have on this GPU."""
-    group = seat.client.group
+    group = seat.client.identity.group
     if not group:
         return 0
-    others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.group == group)
-    return sum(max(other.reserved_bytes, other.allocated_bytes) for other in others)
+    others = (other for other in seat.gpu.seats.values() if other is not seat and other.client.identity.group == group)
+    return sum(max(other.memory.reserved_bytes, other.memory.allocated_bytes) for other in others)
 
 
 def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
     """Why the client may not have `total_bytes` in all; None: it may."""
-    has = seat.allocated_bytes if seat.client.memory_mode is not MemoryMode.DEVICE else 0
-    if total_bytes <= max(seat.reserved_bytes, has):
+    has = seat.memory.allocated_bytes if seat.client.memory_mode is not MemoryMode.DEVICE else 0
+    if total_bytes <= max(seat.memory.reserved_bytes, has):
         return None  # what it has only comes back to the GPU: nothing grows
-    if seat.limit_bytes and total_bytes + _group_bytes(seat) > seat.limit_bytes:
+    if seat.memory.limit_bytes and total_bytes + _group_bytes(seat) > seat.memory.limit_bytes:
         return "limit"
     if seat.client.memory_mode is not MemoryMode.DEVICE:
         return None if _host_has_room(node, seat, total_bytes) else "host"
@@ -54,9 +61,9 @@ def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
 def immovable_refusal(seat: Seat, total_bytes: int) -> str | None:
     """Why so much of the client's memory may not be immovable; None: it may."""
     gpu = seat.gpu
-    if gpu.immovable.bytes - seat.fit.immovable_bytes + total_bytes > gpu.capacity_bytes:
+    if gpu.memory.immovable.bytes - seat.room.immovable_bytes + total_bytes > gpu.memory.capacity_bytes:
         return "capacity"
-    return "pins" if room.locked_out(seat, total_bytes) is not None else None
+    return "pins" if room.starved_by(seat, total_bytes) is not None else None
 
 
 def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
@@ -65,29 +72,73 @@ def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
     if why is not None:
         refuse(node, seat, sequence, total_bytes, why)
         return
-    seat.reserved_bytes = total_bytes
-    room.follow(seat)
-    answer(node, seat, sequence)
+    seat.memory.reserved_bytes = total_bytes
+    room.update(seat)
+    send_reservation(node, seat, sequence)
 
 
 def refuse(node: Node, seat: Seat, sequence: int, total_bytes: int, why: str) -> None:
     """Say no; the reservation stays what it is."""
-    seat.gpu.refused_reservations += 1
-    note_refusal(node, seat.gpu, seat.client, total_bytes, why)
-    answer(node, seat, sequence, by_limit=why == "limit")
+    seat.gpu.memory.statistics.refused_reservations += 1
+    notify_refusal(node, seat.gpu, seat.client, total_bytes, why)
+    send_reservation(node, seat, sequence, by_limit=why == "limit")
 
 
-def note_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> None:
+def notify_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> None:
     """So that somebody sees it."""
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
-        "client": client.client,
+        "client": client.client_id,
         "bytes": size,
         "why": why,
     }
     node.out.append(Notify("refused", values))
 
 
-def answer(node: Node, seat: Seat, sequence: int, *, by_limit: bool = False) -> None:
+def send_reservation(node: Node, seat: Seat, sequence: int, *, by_limit: bool = False) -> None:
     """Tell the client what its reservation is now."""
-    node.out.append(Send(seat.client.client, MemoryReserved(seat.ordinal, sequence, seat.reserved_bytes, by_limit)))
+    node.out.append(
+        Send(seat.client.client_id, MemoryReserved(seat.ordinal, sequence, seat.memory.reserved_bytes, by_limit))
+    )
+
+
+def ask_growth(node: Node, seat: Seat, sequence: int, total_bytes: int, now_ns: int) -> None:
+    """The holder of a lease wants `total_bytes` resident in all.  Answered by `settle`."""
+    seat.memory.growth = Growth(sequence, total_bytes, now_ns + node.settings.memory.move_deadline_ns)
+    seat.gpu.memory.growing[seat.client.client_id] = seat
+
+
+def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Answer whoever can be answered; ask others for room where that is missing."""
+    for client, seat in list(gpu.memory.growing.items()) if gpu.memory.growing else ():
+        if gpu.seats.get(client) is not seat:  # it is gone
+            seat.memory.growth = None
+        elif seat.memory.growth is not None:
+            _answer_one(node, gpu, seat, seat.memory.growth, now_ns)
+        if seat.memory.growth is None:
+            del gpu.memory.growing[client]
+
+
+def _leases_are_ending(gpu: Gpu) -> bool:
+    """Clients that ran side by side are giving their leases back, because memory does not fit: then it can move."""
+    if gpu.rules.sharing_wanted is gpu.rules.sharing:
+        return False
+    return any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())
+
+
+def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
+    room = orders.free_room(gpu)
+    lacking = growth.total_bytes - orders.claimed_bytes(seat) - room.free_bytes
+    if seat.phase not in WITH_LEASE or lacking <= 0:
+        seat.memory.growth = None
+        seat.memory.reserved_bytes = growth.total_bytes
+        send_reservation(node, seat, growth.sequence)
+        return
+    more = evictions(lacking - room.leaving_bytes, switching.eviction_candidates(node, gpu, seat, now_ns))
+    if sum(order.bytes for order in more) >= lacking - room.leaving_bytes:
+        orders.evict(node, gpu, more, now_ns)
+    if now_ns >= growth.deadline_ns or not (orders.any_moving(gpu) or _leases_are_ending(gpu)):
+        seat.memory.growth = None
+        seat.room.refused = True
+        seat.memory.reserved_bytes = min(seat.memory.reserved_bytes, seat.memory.resident_bytes)
+        refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

@@ -12,7 +12,9 @@ from typing import Final
 from nvshare.coordinator.memory import room
 from nvshare.coordinator.memory.quantum import idle_release_ns
 from nvshare.coordinator.model.commands import Send
-from nvshare.coordinator.model.state import Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.protocol.messages import GpuSettings, MemoryMode, Sharing
 
 TIMES_FOR_MATES: Final = 8
@@ -21,83 +23,84 @@ PREPARE_STEP_BYTES: Final = 64 << 20
 """What clients are told to have ready of host memory comes in such steps: each change is a message."""
 
 
-def _patience_ns(node: Node, seat: Seat) -> int:
+def _idle_release_ns(node: Node, seat: Seat) -> int:
     """How long this holder may be idle.  A member of a gang that waits for another one does not give up the turn that
     they have together: its GPU would be somebody else's for a quantum."""
     usual_ns = idle_release_ns(seat.gpu, node)
-    gang = seat.gang
+    gang = seat.gang_turn.gang
     if gang is None or all(mate.gpu is seat.gpu for mate in gang.seats):
         return usual_ns
-    return max(usual_ns, TIMES_FOR_MATES * node.settings.idle_release_ns)
+    return max(usual_ns, TIMES_FOR_MATES * node.settings.leases.idle_release_ns)
 
 
 def settings_for(node: Node, seat: Seat) -> GpuSettings:
     """As they are now."""
     gpu = seat.gpu
-    alone = gpu.working < 2 or gpu.sharing is Sharing.CONCURRENT
+    alone = gpu.leases.active_seats < 2 or gpu.rules.sharing is Sharing.CONCURRENT
     swap = seat.client.memory_mode is MemoryMode.SWAP
     return GpuSettings(
         gpu=seat.ordinal,
-        memory_limit_bytes=seat.limit_bytes,
-        capacity_bytes=gpu.capacity_bytes,
-        reserve=seat.client.memory_mode is not MemoryMode.MANAGED or bool(seat.client.group and seat.limit_bytes),
-        pacing_budget_ns=0 if alone else node.settings.pacing_budget_ns,
-        idle_release_ns=_patience_ns(node, seat),
-        drain_deadline_ns=node.settings.drain_deadline_ns,
-        sharing=int(gpu.sharing),
-        prepare_host_bytes=seat.prepare_bytes,
+        memory_limit_bytes=seat.memory.limit_bytes,
+        capacity_bytes=gpu.memory.capacity_bytes,
+        reserve=seat.client.memory_mode is not MemoryMode.MANAGED
+        or bool(seat.client.identity.group and seat.memory.limit_bytes),
+        pacing_budget_ns=0 if alone else node.settings.leases.pacing_budget_ns,
+        idle_release_ns=_idle_release_ns(node, seat),
+        drain_deadline_ns=node.settings.leases.drain_deadline_ns,
+        sharing=int(gpu.rules.sharing),
+        prepare_host_bytes=seat.sent.prepare_bytes,
         room_bytes=max(1, room.room_bytes(seat)) if swap else 0,
         ask_pins=swap,
-        limit_of_slot=bool(seat.client.group and seat.limit_bytes),
+        limit_of_slot=bool(seat.client.identity.group and seat.memory.limit_bytes),
     )
 
 
-def tell_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) -> None:
+def send_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) -> None:
     """Send the settings if they differ from what the client knows."""
-    if seat.told_epoch == seat.gpu.settings_epoch and not even_if_unchanged:
+    if seat.sent.epoch == seat.gpu.rules.settings_epoch and not even_if_unchanged:
         return
-    seat.told_epoch = seat.gpu.settings_epoch
+    seat.sent.epoch = seat.gpu.rules.settings_epoch
     settings = settings_for(node, seat)
-    if settings != seat.told_settings or even_if_unchanged:
-        seat.told_settings = settings
-        node.out.append(Send(seat.client.client, settings))
+    if settings != seat.sent.settings or even_if_unchanged:
+        seat.sent.settings = settings
+        node.out.append(Send(seat.client.client_id, settings))
 
 
-def tell_everybody(node: Node, gpu: Gpu) -> None:
+def send_settings_to_all(node: Node, gpu: Gpu) -> None:
     """A value changed that matters before the next grant."""
     gpu.settings_changed()
     for seat in gpu.seats.values():
-        tell_settings(node, seat)
+        send_settings(node, seat)
 
 
 def _steps(size: int) -> int:
     return -(-size // PREPARE_STEP_BYTES) * PREPARE_STEP_BYTES
 
 
-def _follow(told: int, size: int) -> int:
+def _in_steps(told: int, size: int) -> int:
     """In whole steps: up at once, down by two steps or to nothing, so that it does not flicker at an edge."""
     steps = _steps(max(0, size))
     return told if told > steps > 0 and told - steps <= PREPARE_STEP_BYTES else steps
 
 
-def _prepare(seat: Seat) -> bool:
+def _update_prepare(seat: Seat) -> bool:
     """How much will probably be evicted from it at a time: the overflow, at most what it has and can move.  Returns
     whether that has changed."""
     gpu = seat.gpu
     size = 0
-    if seat.client.memory_mode is MemoryMode.SWAP and gpu.working >= 2:
-        size = min(gpu.overflow_bytes, max(0, seat.allocated_bytes - seat.pinned_bytes))
-    before, seat.prepare_bytes = seat.prepare_bytes, _follow(seat.prepare_bytes, size)
-    return seat.prepare_bytes != before
+    if seat.client.memory_mode is MemoryMode.SWAP and gpu.leases.active_seats >= 2:
+        size = min(gpu.memory.overflow_bytes, max(0, seat.memory.allocated_bytes - seat.memory.pinned_bytes))
+    before, seat.sent.prepare_bytes = seat.sent.prepare_bytes, _in_steps(seat.sent.prepare_bytes, size)
+    return seat.sent.prepare_bytes != before
 
 
-def tell_overflow(node: Node, gpu: Gpu) -> None:
+def send_overflow(node: Node, gpu: Gpu) -> None:
     """Clients hear how much host memory to have ready when that changes.  O(1) while everything fits."""
-    excess = gpu.allocated_bytes - gpu.capacity_bytes if gpu.working >= 2 else 0
-    if excess <= 0 and not gpu.overflow_bytes:
+    excess = gpu.memory.allocated_bytes - gpu.memory.capacity_bytes if gpu.leases.active_seats >= 2 else 0
+    if excess <= 0 and not gpu.memory.overflow_bytes:
         return
-    gpu.overflow_bytes = _follow(gpu.overflow_bytes, excess)
+    gpu.memory.overflow_bytes = _in_steps(gpu.memory.overflow_bytes, excess)
     for seat in gpu.seats.values():
-        if _prepare(seat):
+        if _update_prepare(seat):
             gpu.settings_changed()
-            tell_settings(node, seat)
+            send_settings(node, seat)

@@ -16,11 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvshare.coordinator.model.state import HOLDING, Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, Seat
 from nvshare.coordinator.protocol.messages import Sharing
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.gangs.coscheduling import Gang
+    from nvshare.coordinator.model.gang import Gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +35,41 @@ class Call:
 
 def next_call(node: Node, gpu: Gpu, now_ns: int) -> Call | None:
     """The first call that comes before the turn at hand is over.  None: the policy's order holds."""
-    holder = gpu.holder
-    if not node.gangs or holder is None or holder.phase is not HOLDING or holder.called_at_ns is not None:
+    holder = gpu.leases.holder
+    if (
+        not node.gangs
+        or holder is None
+        or holder.phase is not HOLDING
+        or holder.gang_turn.co_scheduled_at_ns is not None
+    ):
         return None  # after a turn to which a gang was called the next one is the policy's
     best: Call | None = None
     seen: set[str] = set()
-    for seat in gpu.line.seats():
-        gang = seat.gang
-        if gang is None or gang is holder.gang or gang.name in seen or seat.demoted:
+    for seat in gpu.wait_queue.seats():
+        gang = seat.gang_turn.gang
+        if gang is None or gang is holder.gang_turn.gang or gang.name in seen or seat.place.demoted:
             continue
         seen.add(gang.name)
         at_ns = _begins_at_ns(node, gang, gpu, now_ns)
-        if at_ns is not None and at_ns <= holder.quantum_ends_ns and (best is None or at_ns < best.at_ns):
+        if at_ns is not None and at_ns <= holder.lease.quantum_ends_ns and (best is None or at_ns < best.at_ns):
             best = Call(seat, at_ns)
     return best
 
 
 def _begins_at_ns(node: Node, gang: Gang, here: Gpu, now_ns: int) -> int | None:
     """When its turn has come on one of its other GPUs, and those that are not to be interrupted are free."""
-    come_ns = None if gang.due_since_ns is None else now_ns
+    come_ns = None if gang.pending_since_ns is None else now_ns
     free_ns = now_ns
-    for gpu in {seat.gpu.uuid: seat.gpu for seat in gang.seats if seat in seat.gpu.line}.values():
-        holder = gpu.holder
-        if gpu.sharing is not Sharing.EXCLUSIVE or holder is None or holder.phase is not HOLDING:
+    for gpu in {seat.gpu.uuid: seat.gpu for seat in gang.seats if seat in seat.gpu.wait_queue}.values():
+        holder = gpu.leases.holder
+        if gpu.rules.sharing is not Sharing.EXCLUSIVE or holder is None or holder.phase is not HOLDING:
             continue
-        if holder.immune or holder.called_at_ns is not None:
-            free_ns = max(free_ns, holder.quantum_ends_ns)
-        waiting = gpu.line.views()
+        if holder.gang_turn.protected_from_gangs or holder.gang_turn.co_scheduled_at_ns is not None:
+            free_ns = max(free_ns, holder.lease.quantum_ends_ns)
+        waiting = gpu.wait_queue.views()
         if gpu is here or not waiting:
             continue
-        if gpu.seats[gpu.umpire.expected(waiting, gpu.look(), now_ns, node.out)].gang is gang:
-            end_ns = max(now_ns, holder.quantum_ends_ns)
+        if gpu.seats[gpu.policy_guard.expected(waiting, gpu.view(), now_ns, node.out)].gang_turn.gang is gang:
+            end_ns = max(now_ns, holder.lease.quantum_ends_ns)
             come_ns = end_ns if come_ns is None else min(come_ns, end_ns)
     return None if come_ns is None else max(come_ns, free_ns)

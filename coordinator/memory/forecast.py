@@ -12,22 +12,24 @@ May not go here: how long moving takes (model/switch_cost.py), how long a quantu
 from __future__ import annotations
 
 from nvshare.coordinator.memory import orders, switching
-from nvshare.coordinator.model.state import Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.protocol.messages import MemoryMode
 
 
-def look(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
+def update(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
     """`holder` has the lease or is about to get it, and somebody waits."""
-    cost = gpu.cost
-    if gpu.allocated_bytes <= gpu.capacity_bytes and gpu.host_bytes == 0:
-        cost.foresee_nothing()
+    cost = gpu.switching.cost
+    if gpu.memory.allocated_bytes <= gpu.memory.capacity_bytes and gpu.memory.host_bytes == 0:
+        cost.clear_forecasts()
         return
-    following = gpu.seats[switching.in_order(node, gpu, now_ns)[0]]
+    following = gpu.seats[switching.expected_order(node, gpu, now_ns)[0]]
     missing = orders.missing_bytes(following)
     others = sum(
-        seat.resident_bytes - seat.pinned_bytes
+        seat.memory.resident_bytes - seat.memory.pinned_bytes
         for seat in gpu.seats.values()
         if seat is not holder and seat is not following and seat.client.memory_mode is not MemoryMode.DEVICE
     )
-    free = gpu.capacity_bytes - gpu.resident_bytes
-    cost.foresee(holder.lease_id or gpu.next_lease_id, missing, max(0, missing - max(0, free) - others))
+    free = gpu.memory.capacity_bytes - gpu.memory.resident_bytes
+    cost.forecast(holder.lease.lease_id or gpu.leases.next_lease_id, missing, max(0, missing - max(0, free) - others))

@@ -32,27 +32,19 @@ May not go here: what a client uses its share for (memory/orders.py, memory/admi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from nvshare.coordinator.model.client import Client
 from nvshare.coordinator.model.commands import Notify, Send
 from nvshare.coordinator.model.events import HostAsked, HostBudgetSet
-from nvshare.coordinator.model.state import SECOND_NS, Client, Gpu, Node
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import HostOwner, Node
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import MOST_BYTES, HostReserved, Rejected, Rejection
 from nvshare.coordinator.units import format_size
 
 RETURN_NS: Final = 5 * SECOND_NS
 """Hooks that have lost their connection try again several times a second."""
-
-
-@dataclass(slots=True, eq=False)
-class HostOwner:
-    """All clients of one user, or of one slot, that ask for host memory.  It goes with the last of them."""
-
-    clients: int = 0
-    shared_bytes: int = 0
-    """The sum of their shares."""
-    refused: int = 0
 
 
 # --- is there room on the host? ---------------------------------------------------------------------------------------
@@ -63,25 +55,25 @@ def spare_bytes(node: Node, owner: str) -> int:
 
     The most that leaves him with at most `host_fair_times` times what is left after it.
     """
-    left = node.host_budget_bytes - node.host_shared_bytes
-    times = node.settings.host_fair_times
+    left = node.host.budget_bytes - node.host.shared_bytes
+    times = node.settings.memory.host_fair_times
     if times and left > 0:
-        record = node.host_owners.get(owner)
+        record = node.host.owners.get(owner)
         left = (times * left - (record.shared_bytes if record is not None else 0)) // (1 + times)
     return max(0, left)
 
 
 def most_bytes(node: Node, client: Client) -> int:
     """What the client may have on the host in all: its share, and what it could be given now."""
-    if not client.host_asked:
+    if not client.host.asked:
         return MOST_BYTES  # it takes no part in the budget
-    return client.host_share_bytes + spare_bytes(node, client.owner)
+    return client.host.share_bytes + spare_bytes(node, client.owner)
 
 
 def room_bytes(node: Node, client: Client) -> int:
     """How much it may still put there: of that, or of what it had when it connected."""
-    used = sum(seat.host_bytes for seat in client.seats.values())
-    return max(0, max(most_bytes(node, client), client.host_claim_bytes) - used)
+    used = sum(seat.memory.host_bytes for seat in client.seats.values())
+    return max(0, max(most_bytes(node, client), client.host.claim_bytes) - used)
 
 
 # --- shares -----------------------------------------------------------------------------------------------------------
@@ -89,53 +81,53 @@ def room_bytes(node: Node, client: Client) -> int:
 
 def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[Gpu]:
     """Answer a question for a share of so many bytes in all."""
-    if not client.host_asked:
-        client.host_asked = True
-        client.host_claim_bytes = event.total_bytes
-        node.host_owners.setdefault(client.owner, HostOwner()).clients += 1
-        _share(node, client, min(event.total_bytes, _pinned_bytes(node, client, now_ns)))
-    client.host_claim_bytes = min(client.host_claim_bytes, event.total_bytes)
-    owner = node.host_owners[client.owner]
-    refused = event.total_bytes > max(client.host_share_bytes, most_bytes(node, client))
+    if not client.host.asked:
+        client.host.asked = True
+        client.host.claim_bytes = event.total_bytes
+        node.host.owners.setdefault(client.owner, HostOwner()).clients += 1
+        _set_share(node, client, min(event.total_bytes, _pinned_bytes(node, client, now_ns)))
+    client.host.claim_bytes = min(client.host.claim_bytes, event.total_bytes)
+    owner = node.host.owners[client.owner]
+    refused = event.total_bytes > max(client.host.share_bytes, most_bytes(node, client))
     if not refused:
-        _share(node, client, event.total_bytes)
-    node.out.append(Send(client.client, HostReserved(event.sequence, client.host_share_bytes)))
+        _set_share(node, client, event.total_bytes)
+    node.out.append(Send(client.client_id, HostReserved(event.sequence, client.host.share_bytes)))
     if refused:
         owner.refused += 1
-        node.host_refused += 1
-        _say_why(node, client, owner, event.total_bytes)
+        node.host.refused += 1
+        _explain_refusal(node, client, owner, event.total_bytes)
     # Others may have to move, or may do so again, now that there is less or more room for what they have.
     return [seat.gpu for seat in client.seats.values()]
 
 
-def _share(node: Node, client: Client, size: int) -> None:
+def _set_share(node: Node, client: Client, size: int) -> None:
     """The client has so much from now on; keeps the sums."""
-    more = size - client.host_share_bytes
-    client.host_share_bytes = size
-    node.host_owners[client.owner].shared_bytes += more
-    node.host_shared_bytes += more
+    more = size - client.host.share_bytes
+    client.host.share_bytes = size
+    node.host.owners[client.owner].shared_bytes += more
+    node.host.shared_bytes += more
 
 
 def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
     """At most so much of its first question is there already."""
-    if now_ns < node.host_settled_at_ns:
-        budget, times, owners = node.host_budget_bytes, node.settings.host_fair_times, node.host_owners
+    if now_ns < node.host.reconnected_at_ns:
+        budget, times, owners = node.host.budget_bytes, node.settings.memory.host_fair_times, node.host.owners
         own = budget - (budget // (1 + times) if times else 0)  # most for one owner
         all_own = budget - (budget // (1 + times) ** len(owners) if times else 0)  # and for so many of them
-        return max(0, min(own - owners[client.owner].shared_bytes, all_own - node.host_shared_bytes))
-    size, until_ns = node.host_left.pop(client.process_id, (0, 0))
+        return max(0, min(own - owners[client.owner].shared_bytes, all_own - node.host.shared_bytes))
+    size, until_ns = node.host.departed.pop(client.identity.process_id, (0, 0))
     return size if now_ns < until_ns else 0
 
 
-def _say_why(node: Node, client: Client, owner: HostOwner, size: int) -> None:
+def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) -> None:
     """To whom it concerns: the operator's events, and the program's own log.  After the answer, which nobody waits for
     any longer then."""
-    left = max(0, node.host_budget_bytes - node.host_shared_bytes)
-    fair = size - client.host_share_bytes <= left
+    left = max(0, node.host.budget_bytes - node.host.shared_bytes)
+    fair = size - client.host.share_bytes <= left
     name = client.owner
     values: dict[str, int | str | bool | float | None] = {
         "uuid": None,
-        "client": client.client,
+        "client": client.client_id,
         "bytes": size,
         "why": "host share" if fair else "host",
         "owner": name,
@@ -143,36 +135,36 @@ def _say_why(node: Node, client: Client, owner: HostOwner, size: int) -> None:
         "left_bytes": left,
     }
     node.out.append(Notify("refused", values))
-    rule = f"; one may have at most {node.settings.host_fair_times} times what is left" if fair else ""
+    rule = f"; one may have at most {node.settings.memory.host_fair_times} times what is left" if fair else ""
     text = (
         f"{format_size(size)} of pinned host memory: {name} has {format_size(owner.shared_bytes)}, "
-        f"{format_size(left)} of {format_size(node.host_budget_bytes)} are left{rule} (host_budget)"
+        f"{format_size(left)} of {format_size(node.host.budget_bytes)} are left{rule} (host_budget)"
     )
-    node.out.append(Send(client.client, Rejected(int(Rejection.NOT_ALLOWED), False, text[:250])))
+    node.out.append(Send(client.client_id, Rejected(int(Rejection.NOT_ALLOWED), False, text[:250])))
 
 
-def forget(node: Node, client: Client, now_ns: int) -> None:
+def client_left(node: Node, client: Client, now_ns: int) -> None:
     """The client is gone; its process may come back."""
-    if not client.host_asked:
+    if not client.host.asked:
         return
-    for process_id in [pid for pid, (_, until_ns) in node.host_left.items() if until_ns <= now_ns]:
-        del node.host_left[process_id]
-    if client.host_share_bytes and len(node.host_left) < node.settings.max_clients:
-        node.host_left[client.process_id] = (client.host_share_bytes, now_ns + RETURN_NS)
-    _share(node, client, 0)
-    client.host_asked = False
+    for process_id in [pid for pid, (_, until_ns) in node.host.departed.items() if until_ns <= now_ns]:
+        del node.host.departed[process_id]
+    if client.host.share_bytes and len(node.host.departed) < node.settings.max_clients:
+        node.host.departed[client.identity.process_id] = (client.host.share_bytes, now_ns + RETURN_NS)
+    _set_share(node, client, 0)
+    client.host.asked = False
     name = client.owner
-    node.host_owners[name].clients -= 1
-    if not node.host_owners[name].clients:
-        del node.host_owners[name]
+    node.host.owners[name].clients -= 1
+    if not node.host.owners[name].clients:
+        del node.host.owners[name]
 
 
 def set_budget(node: Node, event: HostBudgetSet) -> Iterable[Gpu]:
     """From now on."""
-    node.host_budget_bytes = event.budget_bytes
+    node.host.budget_bytes = event.budget_bytes
     values: dict[str, int | str | bool | float | None] = {
         "budget_bytes": event.budget_bytes,
-        "shared_bytes": node.host_shared_bytes,
+        "shared_bytes": node.host.shared_bytes,
     }
     node.out.append(Notify("host_budget", values))
     return list(node.gpus.values())

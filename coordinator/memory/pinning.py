@@ -23,12 +23,14 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.memory import admission, orders
-from nvshare.coordinator.memory import room as fit
-from nvshare.coordinator.memory.client_settings import tell_settings
+from nvshare.coordinator.memory import admission, orders, room
+from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.commands import Log, Notify, Send
 from nvshare.coordinator.model.events import PinsAsked, Released
-from nvshare.coordinator.model.state import IDLE, SECOND_NS, WAITING, Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import IDLE, WAITING, Seat
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import PinsReserved
 from nvshare.coordinator.units import format_size
 
@@ -42,66 +44,66 @@ NAMED: Final = 3
 def ask(node: Node, seat: Seat, event: PinsAsked, now_ns: int) -> None:
     """Whether so much of the client's memory may become immovable.  Answered at once; but not as long as clients may be
     missing, after a restart, who need room too."""
-    if seat.gpu.settling(now_ns):
-        seat.gpu.immovable.asking[seat.client.client] = event
+    if seat.gpu.reconnecting(now_ns):
+        seat.gpu.memory.immovable.questions[seat.client.client_id] = event
     else:
         _answer(node, seat, event)
 
 
 def _answer(node: Node, seat: Seat, event: PinsAsked) -> None:
-    total = min(event.total_bytes, seat.gpu.capacity_bytes + 1)
-    why = admission.immovable_refusal(seat, total) if total > seat.fit.immovable_bytes else None
+    total = min(event.total_bytes, seat.gpu.memory.capacity_bytes + 1)
+    why = admission.immovable_refusal(seat, total) if total > seat.room.immovable_bytes else None
     if why is None:
-        seat.fit.promised_bytes = total
-        fit.follow(seat)
+        seat.room.promised_bytes = total
+        room.update(seat)
     else:
-        seat.gpu.refused_reservations += 1
-        admission.note_refusal(node, seat.gpu, seat.client, total, why)
-    node.out.append(Send(seat.client.client, PinsReserved(seat.ordinal, event.sequence, seat.fit.immovable_bytes)))
+        seat.gpu.memory.statistics.refused_reservations += 1
+        admission.notify_refusal(node, seat.gpu, seat.client, total, why)
+    node.out.append(Send(seat.client.client_id, PinsReserved(seat.ordinal, event.sequence, seat.room.immovable_bytes)))
 
 
-def settle(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
+def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
     """Look again at those whose room, or need of it, has changed.  Returns who is better off, for engine/leases.py."""
-    whole = gpu.immovable
+    whole = gpu.memory.immovable
     better: list[Seat] = []
-    if whole.asking and not gpu.settling(now_ns):
-        for client, question in whole.asking.items():
+    if whole.questions and not gpu.reconnecting(now_ns):
+        for client, question in whole.questions.items():
             _answer(node, gpu.seats[client], question)
-        whole.asking.clear()
+        whole.questions.clear()
     changed, whole.stale = whole.stale, False
-    if changed and (whole.bytes or whole.told):
-        whole.told = whole.bytes > 0
+    if changed and (whole.bytes or whole.limits_sent):
+        whole.limits_sent = whole.bytes > 0
         gpu.settings_changed()
         for seat in whole.swapping.values():
-            if _look(node, gpu, seat, now_ns):
+            if _update_lacking(node, gpu, seat, now_ns):
                 better.append(seat)
-            if seat.fit.lacking_bytes and seat.phase in (IDLE, WAITING):
+            if seat.room.lacking_bytes and seat.phase in (IDLE, WAITING):
                 _shut_out(node, seat)
-            tell_settings(node, seat)
-    for seat in list(whole.swapping.values()) if whole.shut_out else ():
-        again = changed or now_ns >= seat.fit.retry_ns or not orders.missing_bytes(seat)
-        if seat.fit.shut_out and again and not seat.fit.lacking_bytes:
-            _let_in(gpu, seat)
+            send_settings(node, seat)
+    for seat in list(whole.swapping.values()) if whole.unschedulable else ():
+        again = changed or now_ns >= seat.room.retry_at_ns or not orders.missing_bytes(seat)
+        if seat.room.unschedulable and again and not seat.room.lacking_bytes:
+            _make_schedulable(gpu, seat)
             better.append(seat)
     return better
 
 
-def _look(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
+def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
     """Whether it has come to fit."""
-    before, seat.fit.lacking_bytes = seat.fit.lacking_bytes, fit.lacking_bytes(seat)
-    lacking = seat.fit.lacking_bytes
+    before, seat.room.lacking_bytes = seat.room.lacking_bytes, room.lacking_bytes(seat)
+    lacking = seat.room.lacking_bytes
     if bool(before) is bool(lacking):
         return False
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
-        "client": seat.client.client,
-        "name": seat.client.name,
-        "needs_bytes": fit.needs_bytes(seat),
-        "room_bytes": fit.room_bytes(seat),
+        "client": seat.client.client_id,
+        "name": seat.client.identity.name,
+        "needs_bytes": room.needs_bytes(seat),
+        "room_bytes": room.room_bytes(seat),
     }
     node.out.append(Notify("lacks_room" if lacking else "has_room", values))
-    if lacking and (seat.fit.said_ns is None or now_ns >= seat.fit.said_ns + SAY_AGAIN_NS):
-        seat.fit.said_ns = now_ns
+    if lacking and (seat.room.logged_at_ns is None or now_ns >= seat.room.logged_at_ns + SAY_AGAIN_NS):
+        seat.room.logged_at_ns = now_ns
         text = f"{gpu.uuid}: {_reason(seat)}; it waits for room"
         node.out.append(Log(logging.WARNING, text))
     return not lacking
@@ -110,61 +112,58 @@ def _look(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
 def _reason(seat: Seat) -> str:
     """For people: who needs what, and who has what."""
     client = seat.client
-    needs, room = format_size(fit.needs_bytes(seat)), format_size(fit.room_bytes(seat))
-    others = [other for other in seat.gpu.seats.values() if other is not seat and other.fit.immovable_bytes]
-    others.sort(key=lambda other: -other.fit.immovable_bytes)
-    named = ", ".join(
-        f"{other.client.name} (process {other.client.process_id}) {format_size(other.fit.immovable_bytes)}"
-        for other in others[:NAMED]
-    )
+    needs, there = format_size(room.needs_bytes(seat)), format_size(room.room_bytes(seat))
+    others = [other for other in seat.gpu.seats.values() if other is not seat and other.room.immovable_bytes]
+    others.sort(key=lambda other: -other.room.immovable_bytes)
+    named = ", ".join(f"{other.client.identity} {format_size(other.room.immovable_bytes)}" for other in others[:NAMED])
     more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return f"{client.name} (process {client.process_id}) needs {needs}, room for it is {room}; immovable: {named}{more}"
+    return f"{client.identity} needs {needs}, room for it is {there}; immovable: {named}{more}"
 
 
 # --- those who cannot run -------------------------------------------------------------------------------------------
 
 
-def gave_up(node: Node, seat: Seat, event: Released, *, asked: bool, now_ns: int) -> None:
+def lease_ended(node: Node, seat: Seat, event: Released, *, asked: bool, now_ns: int) -> None:
     """A lease ends.  What was promised under it has happened or never will."""
-    seat.fit.promised_bytes = 0
-    fit.follow(seat)
-    refused, seat.fit.refused = seat.fit.refused, False
+    seat.room.promised_bytes = 0
+    room.update(seat)
+    refused, seat.room.refused = seat.room.refused, False
     unused = event.wanted and event.submissions == 0 and not (asked or event.idle)
-    if seat.fit.lacking_bytes:
+    if seat.room.lacking_bytes:
         _shut_out(node, seat)
     elif refused and unused:
-        seat.fit.refused = True
-        seat.fit.retry_ns = now_ns + RETRY_NS
+        seat.room.refused = True
+        seat.room.retry_at_ns = now_ns + RETRY_NS
         _shut_out(node, seat)
 
 
 def _shut_out(node: Node, seat: Seat) -> None:
-    if seat.fit.shut_out:
+    if seat.room.unschedulable:
         return
-    seat.fit.shut_out = True
-    seat.gpu.immovable.shut_out += 1
-    if seat in seat.gpu.line:
-        seat.gpu.line.leave(seat)
+    seat.room.unschedulable = True
+    seat.gpu.memory.immovable.unschedulable += 1
+    if seat in seat.gpu.wait_queue:
+        seat.gpu.wait_queue.leave(seat)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": seat.gpu.uuid,
-        "client": seat.client.client,
-        "lacking_bytes": seat.fit.lacking_bytes,
+        "client": seat.client.client_id,
+        "lacking_bytes": seat.room.lacking_bytes,
     }
     node.out.append(Notify("shut_out", values))
 
 
-def _let_in(gpu: Gpu, seat: Seat) -> None:
-    seat.fit.shut_out = seat.fit.refused = False
-    gpu.immovable.shut_out -= 1
+def _make_schedulable(gpu: Gpu, seat: Seat) -> None:
+    seat.room.unschedulable = seat.room.refused = False
+    gpu.memory.immovable.unschedulable -= 1
     if seat.phase is WAITING and not seat.client.paused:
-        gpu.line.join(seat)
+        gpu.wait_queue.join(seat)
 
 
 def deadline_ns(gpu: Gpu) -> int | None:
     """When a question is answered, or a refused client is tried again; None: nobody waits for that."""
-    whole = gpu.immovable
-    due = [gpu.settled_at_ns] if whole.asking else []
-    if whole.shut_out:
-        shut_out = [seat.fit for seat in whole.swapping.values() if seat.fit.shut_out]
-        due += [each.retry_ns for each in shut_out if not each.lacking_bytes]
+    whole = gpu.memory.immovable
+    due = [gpu.recovery.reconnected_at_ns] if whole.questions else []
+    if whole.unschedulable:
+        shut_out = [seat.room for seat in whole.swapping.values() if seat.room.unschedulable]
+        due += [each.retry_at_ns for each in shut_out if not each.lacking_bytes]
     return min(due) if due else None

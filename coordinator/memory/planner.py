@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Candidate:
     """One client that may give room: `movable_bytes` is the resident part that can be evicted now."""
 
     client: int
@@ -61,7 +61,7 @@ class Plan:
     credit_bytes: int = 0
 
 
-def evictions(excess_bytes: int, farthest_first: Iterable[Figures]) -> tuple[Eviction, ...]:
+def evictions(excess_bytes: int, farthest_first: Iterable[Candidate]) -> tuple[Eviction, ...]:
     """Make room for `excess_bytes`, as far as that is possible, from those whose turn is farthest away."""
     orders = []
     for figures in farthest_first:
@@ -74,7 +74,7 @@ def evictions(excess_bytes: int, farthest_first: Iterable[Figures]) -> tuple[Evi
     return tuple(orders)
 
 
-def plan_switch(missing_bytes: int, farthest_first: Iterable[Figures], room: Room) -> Plan:
+def plan_switch(missing_bytes: int, farthest_first: Iterable[Candidate], room: Room) -> Plan:
     """What must move before the next client runs, which lacks `missing_bytes`.
 
     A client larger than what it can have is brought in as far as there is room; the rest stays where it is.
@@ -86,7 +86,7 @@ def plan_switch(missing_bytes: int, farthest_first: Iterable[Figures], room: Roo
 
 def plan_ahead(
     missing_bytes: int,
-    farthest_first: Iterable[Figures],
+    farthest_first: Iterable[Candidate],
     room: Room,
     *,
     piece_bytes: int,

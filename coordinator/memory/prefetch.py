@@ -22,10 +22,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from nvshare.coordinator.memory import client_settings, expected_calls, growth, orders, switching
+from nvshare.coordinator.memory import admission, client_settings, expected_calls, orders, switching
 from nvshare.coordinator.memory.planner import plan_ahead
 from nvshare.coordinator.memory.quantum import move_rate
-from nvshare.coordinator.model.state import HOLDING, Gpu, Node
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING
 from nvshare.coordinator.protocol.messages import Sharing
 
 PIECE_BYTES: Final = 512 << 20
@@ -34,37 +36,41 @@ PIECE_BYTES: Final = 512 << 20
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Order what is due.  O(1) while everything fits."""
-    client_settings.tell_overflow(node, gpu)
-    fits = gpu.allocated_bytes <= gpu.capacity_bytes
-    if fits and gpu.host_bytes == 0 and not gpu.growing:
+    client_settings.send_overflow(node, gpu)
+    fits = gpu.memory.allocated_bytes <= gpu.memory.capacity_bytes
+    if fits and gpu.memory.host_bytes == 0 and not gpu.memory.growing:
         return
-    if gpu.settling(now_ns):
+    if gpu.reconnecting(now_ns):
         return
-    growth.settle(node, gpu, now_ns)
-    if gpu.switch is None and not gpu.growing and gpu.sharing is Sharing.EXCLUSIVE:
+    admission.answer_growth(node, gpu, now_ns)
+    if gpu.switching.switch is None and not gpu.memory.growing and gpu.rules.sharing is Sharing.EXCLUSIVE:
         _bring_next(node, gpu, now_ns)
 
 
 def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
-    holder = gpu.holder
-    if holder is None or not len(gpu.line):
+    holder = gpu.leases.holder
+    if holder is None or not len(gpu.wait_queue):
         return
-    seat = gpu.seats[switching.in_order(node, gpu, now_ns)[0]]
+    seat = gpu.seats[switching.expected_order(node, gpu, now_ns)[0]]
     missing = orders.missing_bytes(seat)
-    if missing == 0 or orders.stuck_in(seat, missing) or (seat.order is not None and seat.order.evict):
+    if (
+        missing == 0
+        or orders.restore_is_stuck(seat, missing)
+        or (seat.moves.order is not None and seat.moves.order.evict)
+    ):
         return
-    missing -= orders.claimed_bytes(seat) - seat.resident_bytes  # promised, and not arrived yet
-    left_ns = holder.quantum_ends_ns - now_ns if holder.phase is HOLDING else 0
+    missing -= orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised, and not arrived yet
+    left_ns = holder.lease.quantum_ends_ns - now_ns if holder.phase is HOLDING else 0
     call = expected_calls.next_call(node, gpu, now_ns)
     if call is not None:
         left_ns = min(left_ns, call.at_ns - now_ns)
     plan = plan_ahead(
         missing,
-        switching.farthest_first(node, gpu, seat, now_ns),
+        switching.eviction_candidates(node, gpu, seat, now_ns),
         orders.free_room(gpu),
         piece_bytes=PIECE_BYTES,
         affordable_bytes=int(max(0, left_ns) * move_rate(gpu)),
     )
     orders.evict(node, gpu, plan.evictions, now_ns)
-    if plan.restore_bytes > 0 and seat.order is None and not orders.stuck_in(seat, plan.credit_bytes):
+    if plan.restore_bytes > 0 and seat.moves.order is None and not orders.restore_is_stuck(seat, plan.credit_bytes):
         orders.restore(node, seat, plan.restore_bytes, plan.credit_bytes, now_ns)

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from nvshare.coordinator.model.state import MILLISECOND_NS, Gpu, Node, Settings
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
 
 INITIAL_NS: Final = 100 * MILLISECOND_NS
 WEIGHT: Final = 0.125
@@ -29,34 +31,34 @@ DEFAULT_RATE: Final = 8.0
 """Bytes a nanosecond that move beside a program that computes, before anything has been measured."""
 
 
-def blend(average: float, sample: int) -> float:
+def moving_average(average: float, sample: int) -> float:
     """Exponential moving average; the first sample stands for itself."""
     return float(sample) if average == 0.0 else average + WEIGHT * (sample - average)
 
 
 def move_rate(gpu: Gpu) -> float:
     """Bytes a nanosecond of one order."""
-    return gpu.move_rate or DEFAULT_RATE
+    return gpu.switching.move_rate or DEFAULT_RATE
 
 
 def switch_cost_ns(gpu: Gpu) -> float:
     """Average cost of a switch as measured so far."""
-    return gpu.drain_average_ns + gpu.handover_average_ns + gpu.cost.average_ns
+    return gpu.switching.drain_average_ns + gpu.switching.handover_average_ns + gpu.switching.cost.average_ns
 
 
 def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
     """The quantum at which switching costs `gpu.switch_share`."""
-    least_ns, most_ns = gpu.cost.bounds_ns(gpu.working)
-    if not gpu.switches_measured and most_ns == 0.0:
+    least_ns, most_ns = gpu.switching.cost.bounds_ns(gpu.leases.active_seats)
+    if not gpu.switching.measured and most_ns == 0.0:
         return INITIAL_NS
-    fixed_ns = gpu.drain_average_ns + gpu.handover_average_ns
+    fixed_ns = gpu.switching.drain_average_ns + gpu.switching.handover_average_ns
     cost_ns = min(max(switch_cost_ns(gpu), fixed_ns + least_ns), MOST_OVER_FORESEEN * (fixed_ns + most_ns))
-    hidden_ns = max(gpu.hidden_average_ns, gpu.cost.hidden_bytes() / move_rate(gpu))
-    share = gpu.switch_share
+    hidden_ns = max(gpu.switching.hidden_average_ns, gpu.switching.cost.hidden_bytes() / move_rate(gpu))
+    share = gpu.rules.switch_share
     quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
     # Steps of a millisecond, so that the figure does not flicker.
     quantum_ns -= quantum_ns % MILLISECOND_NS
-    return max(settings.quantum_min_ns, min(settings.quantum_max_ns, quantum_ns))
+    return max(settings.quantum.quantum_min_ns, min(settings.quantum.quantum_max_ns, quantum_ns))
 
 
 def idle_release_ns(gpu: Gpu, node: Node) -> int:
@@ -65,8 +67,8 @@ def idle_release_ns(gpu: Gpu, node: Node) -> int:
     Giving up the lease costs a memory move both ways when working sets do not fit, so then it takes twice the usual
     move time; in powers of two, because each change is a message to each client.
     """
-    base_ns = node.settings.idle_release_ns
-    wanted_ns = 2 * gpu.cost.average_ns
+    base_ns = node.settings.leases.idle_release_ns
+    wanted_ns = 2 * gpu.switching.cost.average_ns
     if wanted_ns <= base_ns or base_ns == 0:
         return base_ns
     return MILLISECOND_NS << (int(wanted_ns) // MILLISECOND_NS).bit_length()

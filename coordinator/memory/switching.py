@@ -16,68 +16,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from nvshare.coordinator.memory import expected_calls, orders
-from nvshare.coordinator.memory import room as fit
-from nvshare.coordinator.memory.planner import Figures, Room, plan_switch
+from nvshare.coordinator.memory import expected_calls, orders, room
+from nvshare.coordinator.memory.planner import Candidate, Room, plan_switch
 from nvshare.coordinator.memory.quantum import idle_release_ns
 from nvshare.coordinator.model.commands import Log, Notify
-from nvshare.coordinator.model.state import OVERDUE, Gpu, Node, Seat
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.memory import Switch
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import OVERDUE, Seat
 from nvshare.coordinator.protocol.messages import MemoryMode
 
 
-@dataclass(slots=True, eq=False)
-class Switch:
-    """The lease is on its way to `seat`; its memory comes first."""
-
-    seat: Seat
-    quantum_ns: int | None
-    """As the policy chose it; None: the GPU's at the time of the grant."""
-    policy: object
-    """The one that chose; a replaced policy no longer decides how long a turn is."""
-    started_ns: int
-    deadline_ns: int
-    out_before: int
-    in_before: int
-    """What the GPU had moved when it began."""
-    fresh: bool
-    """Nothing of the seat was ever evicted, as far as is known: what comes in is new, and not copied."""
-    done: bool = False
-    ready_ns: int | None = None
-    """When it was done, if the grant had to wait for more than memory."""
-    called: bool = False
-    """The seat's gang was called here: the policy has not chosen it."""
-
-
-def farthest_first(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Figures]:
+def eviction_candidates(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Candidate]:
     """First those who do not ask for the GPU, longest idle first; then those who wait, last in the policy's order
     first."""
-    asking = {seat.client.client for seat in gpu.line.seats()}
-    switching = gpu.switch.seat if gpu.switch is not None else None
-    out = {following.client.client} if switching is None else {following.client.client, switching.client.client}
+    asking = {seat.client.client_id for seat in gpu.wait_queue.seats()}
+    switching = gpu.switching.switch.seat if gpu.switching.switch is not None else None
+    out = (
+        {following.client.client_id} if switching is None else {following.client.client_id, switching.client.client_id}
+    )
     quiet = [seat for client, seat in gpu.seats.items() if client not in asking and client not in out]
-    quiet.sort(key=lambda seat: seat.turn)
+    quiet.sort(key=lambda seat: seat.place.turn)
     for seat in quiet:
-        yield orders.figures(node, seat)
-    order = in_order(node, gpu, now_ns)
+        yield orders.eviction_candidate(node, seat)
+    order = expected_order(node, gpu, now_ns)
     ordered = set(order)
     demoted = asking - ordered  # they come after all others
     for client in (*sorted(demoted), *reversed(order)):
         if client not in out:
-            yield orders.figures(node, gpu.seats[client])
+            yield orders.eviction_candidate(node, gpu.seats[client])
 
 
-def in_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
+def expected_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
     """Those who wait, as they will probably run: as the policy says, and before them whose gang is called here."""
-    waiting = gpu.line.views()
+    waiting = gpu.wait_queue.views()
     if not waiting:
         return []
-    order = gpu.umpire.order(waiting, gpu.look(), now_ns, node.out)
+    order = gpu.policy_guard.order(waiting, gpu.view(), now_ns, node.out)
     call = expected_calls.next_call(node, gpu, now_ns)
-    if call is None or call.seat.client.client not in order:
+    if call is None or call.seat.client.client_id not in order:
         return order
-    first = call.seat.client.client
+    first = call.seat.client.client_id
     return [first, *(client for client in order if client != first)]
 
 
@@ -85,104 +65,116 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
     """Whether a client may run beside one whose drain is overdue, whose memory therefore cannot be moved."""
     if seat.client.memory_mode is MemoryMode.MANAGED:
         return True  # pages fault in as there is room
-    stuck = sum(other.resident_bytes for other in gpu.leases.values() if other.phase is OVERDUE)
-    return stuck + orders.wanted_bytes(seat) <= gpu.capacity_bytes
+    stuck = sum(other.memory.resident_bytes for other in gpu.leases.by_client.values() if other.phase is OVERDUE)
+    return stuck + orders.wanted_bytes(seat) <= gpu.memory.capacity_bytes
 
 
 def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> bool:
     """Start what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
-    if seat.order is not None or orders.missing_bytes(seat) > 0:
-        deadline_ns = now_ns + node.settings.move_deadline_ns
-        before = (gpu.evicted_bytes, gpu.restored_bytes)
-        gpu.switch = Switch(
-            seat, quantum_ns, gpu.umpire.policy, now_ns, deadline_ns, *before, fresh=seat.moved_out_bytes == 0
+    if seat.moves.order is not None or orders.missing_bytes(seat) > 0:
+        deadline_ns = now_ns + node.settings.memory.move_deadline_ns
+        before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
+        gpu.switching.switch = Switch(
+            seat,
+            quantum_ns,
+            gpu.policy_guard.policy,
+            now_ns,
+            deadline_ns,
+            *before,
+            fresh=seat.moves.statistics.moved_out_bytes == 0,
         )
         advance(node, gpu, now_ns)
-        if not gpu.switch.done:
+        if not gpu.switching.switch.done:
             return True
-        gpu.switch = None
-    if gpu.last_holder != seat.client.client:
-        _account(node, gpu, 0, 0)
+        gpu.switching.switch = None
+    if gpu.leases.last_holder != seat.client.client_id:
+        _count_switch(node, gpu, 0, 0)
     return False
 
 
-def hold(gpu: Gpu, seat: Seat, now_ns: int) -> None:
+def wait_for_mates(gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """Nothing must move, but the grant waits for something else; see engine/assembly.py."""
-    before = (gpu.evicted_bytes, gpu.restored_bytes)
-    gpu.switch = Switch(seat, None, gpu.umpire.policy, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns)
+    before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
+    gpu.switching.switch = Switch(
+        seat, None, gpu.policy_guard.policy, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns
+    )
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Order what can be ordered now; say when the switch is done, or give up at the deadline."""
-    switch = gpu.switch
+    switch = gpu.switching.switch
     if switch is None or switch.done:
         return
     if now_ns >= switch.deadline_ns:
-        gpu.late_switches += 1
+        gpu.memory.statistics.late_switches += 1
         text = f"{gpu.uuid}: memory did not move in time; the next client runs with what is there"
         node.out.append(Log(logging.WARNING, text))
-        node.out.append(Notify("late", {"uuid": gpu.uuid, "client": switch.seat.client.client}))
+        node.out.append(Notify("late", {"uuid": gpu.uuid, "client": switch.seat.client.client_id}))
         switch.done = True
         return
     seat = switch.seat
-    if gpu.settling(now_ns) or (seat.order is not None and seat.order.evict and seat.order.moving):
+    if gpu.reconnecting(now_ns) or (
+        seat.moves.order is not None and seat.moves.order.evict and seat.moves.order.moving
+    ):
         return  # the latter: it was far away when that began
     missing = orders.missing_bytes(seat)
-    if seat.order is None and (missing == 0 or orders.stuck_in(seat, missing)):
+    if seat.moves.order is None and (missing == 0 or orders.restore_is_stuck(seat, missing)):
         switch.done = True
         return
     _make_room(node, gpu, seat, missing, now_ns)
     # Its own order may wait for credit that nobody will make room for.
-    switch.done = not orders.under_way(gpu)
+    switch.done = not orders.any_moving(gpu)
 
 
 def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> None:
-    own = orders.claimed_bytes(seat) - seat.resident_bytes  # promised, and not arrived yet
-    room = orders.free_room(gpu)
-    room = Room(room.free_bytes + own, room.leaving_bytes)
-    plan = plan_switch(missing, farthest_first(node, gpu, seat, now_ns), room)
+    own = orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised, and not arrived yet
+    free = orders.free_room(gpu)
+    free = Room(free.free_bytes + own, free.leaving_bytes)
+    plan = plan_switch(missing, eviction_candidates(node, gpu, seat, now_ns), free)
     orders.evict(node, gpu, plan.evictions, now_ns)
-    order = seat.order
+    order = seat.moves.order
     if order is not None and order.evict:
         return  # it hangs in that, and nothing can come in before it has ended
     if order is not None:
-        orders.give_credit(node, seat, order, seat.resident_bytes + plan.credit_bytes - order.resident_before, now_ns)
-    elif plan.credit_bytes > 0 and not orders.stuck_in(seat, plan.credit_bytes):
+        orders.give_credit(
+            node, seat, order, seat.memory.resident_bytes + plan.credit_bytes - order.resident_before, now_ns
+        )
+    elif plan.credit_bytes > 0 and not orders.restore_is_stuck(seat, plan.credit_bytes):
         orders.restore(node, seat, plan.restore_bytes, plan.credit_bytes, now_ns)
 
 
-def forget(node: Node, seat: Seat, now_ns: int) -> None:
+def client_left(node: Node, seat: Seat, now_ns: int) -> None:
     """The seat's client is gone, its memory with it."""
     gpu = seat.gpu
-    orders.set_figures(seat, allocated=0, resident=0, pinned=0, host=0)
-    fit.leave(seat)
-    if gpu.switch is not None and gpu.switch.seat is seat:
+    orders.set_usage(seat, allocated=0, resident=0, pinned=0, host=0)
+    room.remove_seat(seat)
+    if gpu.switching.switch is not None and gpu.switching.switch.seat is seat:
         cancel(gpu, now_ns)
-    if seat.order is not None:
-        orders.end(gpu, seat)
+    if seat.moves.order is not None:
+        orders.end_order(gpu, seat)
 
 
 def cancel(gpu: Gpu, now_ns: int) -> None:
     """Nobody waits for the switch any more; orders go on."""
-    gpu.exposed_closed_ns = gpu.exposed_clock_ns(now_ns)
-    gpu.switch = None
+    gpu.switching.exposed_closed_ns = gpu.exposed_clock_ns(now_ns)
+    gpu.switching.switch = None
 
 
 def close(node: Node, gpu: Gpu, now_ns: int) -> None:
     """The switch is over: account for the time it took."""
-    switch = gpu.switch
+    switch = gpu.switching.switch
     assert switch is not None
     cancel(gpu, now_ns)
     elapsed_ns = (now_ns if switch.ready_ns is None else switch.ready_ns) - switch.started_ns
-    gpu.moved_ns += elapsed_ns
-    out_bytes = gpu.evicted_bytes - switch.out_before
+    gpu.memory.statistics.moved_ns += elapsed_ns
+    out_bytes = gpu.memory.statistics.evicted_bytes - switch.out_before
     if out_bytes or not switch.fresh:  # making memory that is new is not switching
-        in_bytes = 0 if switch.fresh else gpu.restored_bytes - switch.in_before
-        _account(node, gpu, elapsed_ns, max(out_bytes, in_bytes))
+        in_bytes = 0 if switch.fresh else gpu.memory.statistics.restored_bytes - switch.in_before
+        _count_switch(node, gpu, elapsed_ns, max(out_bytes, in_bytes))
 
 
-def _account(node: Node, gpu: Gpu, waited_ns: int, moved_bytes: int) -> None:
+def _count_switch(node: Node, gpu: Gpu, waited_ns: int, moved_bytes: int) -> None:
     before = idle_release_ns(gpu, node)
-    gpu.cost.waited(waited_ns, moved_bytes)
+    gpu.switching.cost.add_wait(waited_ns, moved_bytes)
     if idle_release_ns(gpu, node) != before:
         gpu.settings_changed()

@@ -30,7 +30,7 @@ SAMPLE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class Forecast:
     """At the end of one turn: bytes that the next client lacks, and those of them that cannot come while it lasts."""
 
     lease_id: int
@@ -44,9 +44,9 @@ class SwitchCost:
 
     waits_ns: deque[int] = field(default_factory=lambda: deque(maxlen=WAITS))
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
-    foreseen: deque[Foreseen] = field(default_factory=lambda: deque(maxlen=TURNS))
+    forecasts: deque[Forecast] = field(default_factory=lambda: deque(maxlen=TURNS))
 
-    def waited(self, wait_ns: int, moved_bytes: int) -> None:
+    def add_wait(self, wait_ns: int, moved_bytes: int) -> None:
         """A switch is over; so much moved in the busier direction.  O(1) while nobody ever waits."""
         if wait_ns == 0 and not any(self.waits_ns):
             self.waits_ns.clear()
@@ -68,24 +68,24 @@ class SwitchCost:
         best = max(self.rates)
         return best if len(self.rates) >= ENOUGH_RATES else max(best, min(ASSUMED_RATE, SLOWER_AT_FIRST * best))
 
-    def foresee(self, lease_id: int, missing_bytes: int, exposed_bytes: int) -> None:
+    def forecast(self, lease_id: int, missing_bytes: int, exposed_bytes: int) -> None:
         """What the switch at the end of this lease will have to move; a later word on it replaces an earlier one."""
-        if self.foreseen and self.foreseen[-1].lease_id == lease_id:
-            self.foreseen.pop()
-        self.foreseen.append(Foreseen(lease_id, missing_bytes, exposed_bytes))
+        if self.forecasts and self.forecasts[-1].lease_id == lease_id:
+            self.forecasts.pop()
+        self.forecasts.append(Forecast(lease_id, missing_bytes, exposed_bytes))
 
-    def foresee_nothing(self) -> None:
+    def clear_forecasts(self) -> None:
         """Everything fits."""
-        self.foreseen.clear()
+        self.forecasts.clear()
 
     def bounds_ns(self, turns: int) -> tuple[float, float]:
         """What a switch will cost on average over so many turns: if what can be hidden is, and if nothing is."""
-        if not self.foreseen:
+        if not self.forecasts:
             return 0.0, 0.0
-        last = list(self.foreseen)[-max(1, turns) :]
+        last = list(self.forecasts)[-max(1, turns) :]
         each = len(last) * self.rate
         return sum(f.exposed_bytes for f in last) / each, sum(f.missing_bytes for f in last) / each
 
     def hidden_bytes(self) -> int:
         """What must come beside the turn at hand, if nobody is to wait for it."""
-        return self.foreseen[-1].missing_bytes - self.foreseen[-1].exposed_bytes if self.foreseen else 0
+        return self.forecasts[-1].missing_bytes - self.forecasts[-1].exposed_bytes if self.forecasts else 0

@@ -1,8 +1,6 @@
-"""The line in front of a GPU.
+"""The seats that wait for a GPU and may be granted, in turn order.
 
-Invariant: each seat in it is there once, at its place in turn order.
-
-May not go here: who belongs in it (model/state.py), who is chosen (the policy).
+Each of them is there once.  Non-goals: which seats belong here (model/seat.py), which is chosen (the policy).
 """
 
 from __future__ import annotations
@@ -13,14 +11,11 @@ from typing import TYPE_CHECKING
 from nvshare.scheduler_policies.api import ClientView
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.model.state import Seat
+    from nvshare.coordinator.model.seat import Seat
 
 
-class Line:
-    """The seats that wait and may be granted, in turn order.
-
-    Joining and leaving cost O(log n) comparisons; the policies' view of the line is made once per change.
-    """
+class WaitQueue:
+    """Joining and leaving cost O(log n) comparisons.  The policies' view is made once per change."""
 
     __slots__ = ("_demoted", "_seats", "_shown", "_turns", "_views")
 
@@ -35,30 +30,32 @@ class Line:
         return len(self._turns)
 
     def __contains__(self, seat: Seat) -> bool:
-        return self._seats.get(seat.turn) is seat
+        return self._seats.get(seat.place.turn) is seat
 
     def join(self, seat: Seat) -> None:
-        """At its place in turn order."""
-        assert seat.turn not in self._seats
-        place = bisect_left(self._turns, seat.turn)
-        self._turns.insert(place, seat.turn)
-        self._shown.insert(place, seat.look(0))
-        self._seats[seat.turn] = seat
-        self._demoted += seat.demoted
+        """Inserts the seat at its place in turn order."""
+        turn = seat.place.turn
+        assert turn not in self._seats
+        index = bisect_left(self._turns, turn)
+        self._turns.insert(index, turn)
+        self._shown.insert(index, seat.view(0))
+        self._seats[turn] = seat
+        self._demoted += seat.place.demoted
         self._views = None
 
     def leave(self, seat: Seat) -> None:
-        """It has been chosen, paused or is gone."""
-        place = bisect_left(self._turns, seat.turn)
-        del self._seats[seat.turn], self._turns[place], self._shown[place]
-        self._demoted -= seat.demoted
+        """Removes the seat: it was chosen, paused or is gone."""
+        turn = seat.place.turn
+        index = bisect_left(self._turns, turn)
+        del self._seats[turn], self._turns[index], self._shown[index]
+        self._demoted -= seat.place.demoted
         self._views = None
 
     def changed(self, seat: Seat) -> None:
-        """Something that a policy sees of it is different now.  It need not be in the line."""
-        seat.view = None
+        """Something that a policy sees of the seat has changed.  The seat need not be in the queue."""
+        seat.place.view = None
         if seat in self:
-            self._shown[bisect_left(self._turns, seat.turn)] = seat.look(0)
+            self._shown[bisect_left(self._turns, seat.place.turn)] = seat.view(0)
             self._views = None
 
     def seats(self) -> list[Seat]:
@@ -66,10 +63,10 @@ class Line:
         return [self._seats[turn] for turn in self._turns]
 
     def views(self) -> tuple[ClientView, ...]:
-        """What a policy chooses from: the line without the demoted, unless there is nobody else."""
+        """What a policy chooses from: the queue without demoted seats, unless there are no others."""
         if self._views is None:
             shown = self._shown
             if 0 < self._demoted < len(shown):
-                shown = [seat.look(0) for seat in self.seats() if not seat.demoted]
+                shown = [seat.view(0) for seat in self.seats() if not seat.place.demoted]
             self._views = tuple(shown)
         return self._views

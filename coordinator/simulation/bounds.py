@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.engine.policy_guard import QUANTUM_BOUNDS_NS
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.model.state import Gpu
+    from nvshare.coordinator.model.gpu import Gpu
     from nvshare.coordinator.simulation.plan import Plan
     from nvshare.coordinator.simulation.shell import Shell
     from nvshare.coordinator.simulation.world import World
@@ -71,7 +71,7 @@ class Bounds:
         """Over what was allowed."""
         # The operator sets 20 ms or more (simulation/world.py), and so does the core; a policy may ask for less.
         known = world.settings.policy in SERIOUS
-        self._quantum_ns = min(world.settings.quantum_ns or MOST_NS, MOST_NS) if known else QUANTUM_BOUNDS_NS[0]
+        self._quantum_ns = min(world.settings.quantum.quantum_ns or MOST_NS, MOST_NS) if known else QUANTUM_BOUNDS_NS[0]
         self._window_ends_ns = 0
         self._window_timers = 0
         self._next_look = LOOK_EVERY
@@ -191,7 +191,7 @@ class Bounds:
         since_ns = self._waits.pop(key, None)
         assert self._world.scheduler is not None
         gpu: Gpu = self._world.scheduler._node.clients[key[0]].seats[key[1]].gpu
-        bound_ns = gpu.umpire.wait_bound_ns(len(gpu.seats), gpu.look())
+        bound_ns = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
         if since_ns is None or bound_ns is None:
             return
         waited_ns = self._world.now_ns - since_ns
@@ -213,13 +213,13 @@ def everybody_works(plan: Plan) -> bool:
 
 def _worthwhile(world: World) -> bool:
     settings = world.settings
-    if settings.sharing is not messages.Sharing.EXCLUSIVE or settings.host_budget_bytes != messages.UNBOUNDED:
+    if settings.sharing is not messages.Sharing.EXCLUSIVE or settings.memory.host_budget_bytes != messages.UNBOUNDED:
         return False
     if settings.policy not in SERIOUS:
         return False
     if world.plan.memory_bytes and settings.policy == "priority":  # the known case
         return False
-    return settings.quantum_ns is None or settings.quantum_ns >= WORTHWHILE_QUANTUM_NS
+    return settings.quantum.quantum_ns is None or settings.quantum.quantum_ns >= WORTHWHILE_QUANTUM_NS
 
 
 def entries(shell: Shell) -> int:

@@ -1,7 +1,7 @@
-"""For tests without sockets and clocks: a clock that stands still, and a desk that speaks to the core as the shell
+"""For tests without sockets and clocks: a clock that stands still, and a harness that speaks to the core as the shell
 would.
 
-Invariants: nothing here sleeps, reads a clock, or draws a random number; time moves by `Desk.advance` alone, which
+Invariants: nothing here sleeps, reads a clock, or draws a random number; time moves by `Harness.advance` alone, which
 fires the core's timer exactly when the core asked for it.
 
 May not go here: random worlds (simulation/world.py), assertions about one feature (tests/).
@@ -10,17 +10,33 @@ May not go here: random worlds (simulation/world.py), assertions about one featu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
-from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler, Settings
+from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
 from nvshare.coordinator.engine.snapshot import GpuSnapshot, SeatSnapshot
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import (
+    MILLISECOND_NS,
+    LeaseSettings,
+    MemorySettings,
+    QuantumSettings,
+    Settings,
+)
 from nvshare.coordinator.protocol import messages
 
 M = TypeVar("M", bound=messages.Message)
 GPU = "GPU-0"
+
+
+def core_settings(**values: Any) -> Settings:
+    """Settings by field name, whichever record a field is in.  All invariants are checked unless told otherwise."""
+    parts = {"quantum": QuantumSettings, "leases": LeaseSettings, "memory": MemorySettings}
+    found: dict[str, Any] = {"check_invariants": True}
+    for part, record in parts.items():
+        names = {field.name for field in fields(record)} & values.keys()
+        found[part] = record(**{name: values.pop(name) for name in names})
+    return Settings(**found, **values)
 
 
 @dataclass(slots=True)
@@ -40,7 +56,7 @@ class FakeClock:
 class ScriptedClient:
     """One client in the hands of a test: what it sends, and what it was sent.  It does nothing by itself."""
 
-    desk: Desk
+    harness: Harness
     client: int
     process_id: int
     inbox: list[messages.Message] = field(default_factory=list)
@@ -61,11 +77,11 @@ class ScriptedClient:
         self, uuid: str = GPU, *, gpu: int = 0, lease_id: int = 0, wanted: bool = False, memory: int = 0
     ) -> None:
         """Use a GPU; `memory` bytes are allocated and resident."""
-        self.desk.handle(events.GpuAttached(self.client, gpu, uuid, lease_id, wanted, memory, memory))
+        self.harness.handle(events.GpuAttached(self.client, gpu, uuid, lease_id, wanted, memory, memory))
 
     def request(self, gpu: int = 0) -> None:
         """Wait for the lease."""
-        self.desk.handle(events.Requested(self.client, gpu))
+        self.harness.handle(events.Requested(self.client, gpu))
 
     def release(
         self,
@@ -80,46 +96,44 @@ class ScriptedClient:
     ) -> None:
         """Give the lease back; by default the one that the core thinks it has."""
         lease = self.seat(gpu).lease_id if lease_id is None else lease_id
-        self.desk.handle(
+        self.harness.handle(
             events.Released(self.client, gpu, lease, idle, drained, wanted, drain_ns, opened_at_ns, submissions=1)
         )
 
-    def report(
-        self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, gpu: int = 0
-    ) -> None:
+    def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, gpu: int = 0) -> None:
         """Memory figures."""
-        self.desk.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host))
+        self.harness.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host))
 
     def reserve(self, total: int, *, gpu: int = 0, sequence: int = 1) -> int:
         """The reservation that it has afterwards."""
-        self.desk.handle(events.ReservationAsked(self.client, gpu, sequence, total))
+        self.harness.handle(events.ReservationAsked(self.client, gpu, sequence, total))
         (answer,) = self.take(messages.MemoryReserved)
         assert answer.sequence == sequence
         return answer.bytes
 
     def moved(self, order_id: int, size: int, *, finished: bool = True, error: int = 0, gpu: int = 0) -> None:
         """Progress of a memory order."""
-        self.desk.handle(events.MoveProgressed(self.client, gpu, order_id, size, 1000, finished, error))
+        self.harness.handle(events.MoveProgressed(self.client, gpu, order_id, size, 1000, finished, error))
 
     def die(self) -> None:
         """The connection ends."""
-        self.desk.handle(events.ClientGone(self.client))
-        del self.desk.clients[self.client]
+        self.harness.handle(events.ClientGone(self.client))
+        del self.harness.clients[self.client]
 
     def seat(self, gpu: int = 0) -> SeatSnapshot:
         """As the core sees it."""
-        snapshot = self.desk.scheduler.snapshot(self.desk.clock.now_ns)
+        snapshot = self.harness.scheduler.snapshot(self.harness.clock.now_ns)
         (record,) = (client for client in snapshot.clients if client.client == self.client)
         (seat,) = (seat for seat in record.seats if seat.gpu == gpu)
         return seat
 
 
-class Desk:
+class Harness:
     """A scheduler with every check on, a clock, and clients."""
 
-    def __init__(self, policies: PolicyFactory, settings: Settings | None = None) -> None:
+    def __init__(self, policies: PolicyFactory, settings: Settings | None = None, /, **values: Any) -> None:
         self.clock = FakeClock()
-        self.scheduler = Scheduler(policies, settings or Settings(check_invariants=True))
+        self.scheduler = Scheduler(policies, settings or core_settings(**values))
         self.clients: dict[int, ScriptedClient] = {}
         self.timer_ns: int | None = None
         self.commands: list[commands.Command] = []
@@ -189,13 +203,13 @@ class Desk:
         """`advance` in ms."""
         self.advance(round(count * MILLISECOND_NS))
 
-    def sight(self, uuid: str = GPU) -> GpuSnapshot:
+    def gpu_snapshot(self, uuid: str = GPU) -> GpuSnapshot:
         """The GPU as the core sees it."""
         snapshot = self.scheduler.snapshot(self.clock.now_ns)
         (gpu,) = (gpu for gpu in snapshot.gpus if gpu.uuid == uuid)
         return gpu
 
-    def notes(self, kind: str) -> list[dict[str, int | str | bool | float | None]]:
+    def notifications(self, kind: str) -> list[dict[str, int | str | bool | float | None]]:
         """The values of all trace events of a kind."""
         return [c.values for c in self.commands if isinstance(c, commands.Notify) and c.kind == kind]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgpack
 
 from nvshare.coordinator.daemon.transport import Peer
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.codec import LIMITS, MAX_FRAME_BYTES, NAMES
 

@@ -21,7 +21,7 @@ from typing import Final
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler, Settings
 from nvshare.coordinator.engine.snapshot import GpuSnapshot
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.client import Move
 
@@ -355,14 +355,14 @@ class Meter:
         now, start = self.world.sight(), self.start
         return Outcome(
             elapsed_ns=self.world.now_ns - self.start_ns,
-            switches=now.handovers - start.handovers,
-            held_ns=now.held_ns - start.held_ns,
-            out_bytes=now.evicted_bytes - start.evicted_bytes,
-            in_bytes=now.restored_bytes - start.restored_bytes,
-            exposed_ns=now.exposed_move_ns - start.exposed_move_ns,
-            hidden_ns=now.hidden_move_ns - start.hidden_move_ns,
-            waited_ns=now.moved_ns - start.moved_ns,
-            quantum_ns=now.quantum_ns,
+            switches=now.statistics.handovers - start.statistics.handovers,
+            held_ns=now.statistics.held_ns - start.statistics.held_ns,
+            out_bytes=now.moves.evicted_bytes - start.moves.evicted_bytes,
+            in_bytes=now.moves.restored_bytes - start.moves.restored_bytes,
+            exposed_ns=now.moves.exposed_move_ns - start.moves.exposed_move_ns,
+            hidden_ns=now.moves.hidden_move_ns - start.moves.hidden_move_ns,
+            waited_ns=now.moves.moved_ns - start.moves.moved_ns,
+            quantum_ns=now.rules.quantum_ns,
         )
 
 
@@ -389,12 +389,12 @@ def train(world: LinkWorld, work_ns: int) -> Makespan:
     grants, quanta = -1, []
 
     def turned() -> bool:
-        return world.sight().grants != grants or not any(job.alive for job in world.jobs)
+        return world.sight().statistics.grants != grants or not any(job.alive for job in world.jobs)
 
     while any(job.alive for job in world.jobs):
         world.until(turned)
-        if world.sight().grants != grants and len(world.connections) > 1:
-            quanta.append(world.sight().quantum_ns)
-        grants = world.sight().grants
+        if world.sight().statistics.grants != grants and len(world.connections) > 1:
+            quanta.append(world.sight().rules.quantum_ns)
+        grants = world.sight().statistics.grants
     ends = [job.ended_ns for job in world.jobs]
     return Makespan((max(ends) - start_ns) / (len(ends) * work_ns), tuple(quanta), max(ends) - min(ends))

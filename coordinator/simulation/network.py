@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from nvshare.coordinator.daemon.transport import Peer
-from nvshare.coordinator.model.state import SECOND_NS
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
 
 if TYPE_CHECKING:

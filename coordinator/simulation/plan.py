@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvshare.coordinator.model.state import SECOND_NS
+from nvshare.coordinator.model.settings import SECOND_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from nvshare.coordinator.engine.policy_guard import PolicyFactory
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
 
 

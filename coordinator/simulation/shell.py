@@ -19,7 +19,7 @@ from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.state import SECOND_NS
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.simulation.network import MICROSECOND_NS
 from nvshare.coordinator.system.journal import Journal
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotPolicy
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 
 if TYPE_CHECKING:
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler, Settings
 from nvshare.coordinator.model import commands, events
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.bounds import Bounds
 from nvshare.coordinator.simulation.client import Plan, Process, Side
@@ -426,10 +426,10 @@ class World:
             (client.client, seat.uuid)
             for client in snapshot.clients
             for seat in client.seats
-            if seat.shut_out and seat.lacking_bytes and seat.waiting_since_ns is not None
+            if seat.memory.shut_out and seat.memory.lacking_bytes and seat.waiting_since_ns is not None
         }
         for gpu in snapshot.gpus:
-            waiting = gpu.waiting - sum(uuid == gpu.uuid for _, uuid in named)
+            waiting = gpu.leases.waiting - sum(uuid == gpu.uuid for _, uuid in named)
             assert waiting == 0, f"{waiting} wait for {gpu.uuid} for ever: {gpu}"
         for process in self.processes.values():
             for side in process.sides.values():

@@ -57,7 +57,7 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
             )
             slots.append(SlotSnapshot(slot, registered=True, figures=Figures()))
         for turn in range(2):  # the second one's release tells how long the hand-over to it took
-            lease_id, at_ns = scheduler.snapshot(SECOND).gpus[gpu].lease_id, (turn + 2) * SECOND
+            lease_id, at_ns = scheduler.snapshot(SECOND).gpus[gpu].leases.lease_id, (turn + 2) * SECOND
             tell(_released(gpu * pods_per_gpu + 1 + turn, lease_id, at_ns - 1), at_ns)
     registered = CollectorRegistry()
     picture = metrics.take(scheduler.snapshot(4 * SECOND), observations, tuple(slots))

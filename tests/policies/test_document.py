@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nvshare.coordinator.engine.scheduler import Settings
-from nvshare.coordinator.simulation.harness import Desk
+from nvshare.coordinator.simulation.harness import Harness
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import ClientView, GpuView, Policy
 from nvshare.scheduler_policies.fair_share import FairShare
@@ -40,16 +39,16 @@ def test_the_example_schedules_as_it_says() -> None:
         made.append(names["FairByPriority"]())
         return made[-1]
 
-    desk = Desk(make, Settings(policy="fair_by_priority", check_invariants=True))
-    desk.gpu()
-    light = desk.client(wanted=True, priority=0)
-    heavy = desk.client(wanted=True, priority=2)
+    harness = Harness(make, policy="fair_by_priority")
+    harness.gpu()
+    light = harness.client(wanted=True, priority=0)
+    heavy = harness.client(wanted=True, priority=2)
     for _ in range(80):
-        (holder,) = desk.sight().holders
-        desk.until(lambda h=holder: desk.clients[h].seat().phase == "revoking")  # type: ignore[misc]
-        desk.clients[holder].release(wanted=True)
-    assert desk.sight().policy_failures == 0
-    assert 2.8 <= heavy.seat().used_ns / light.seat().used_ns <= 3.2
+        (holder,) = harness.gpu_snapshot().leases.holders
+        harness.until(lambda h=holder: harness.clients[h].seat().phase == "revoking")  # type: ignore[misc]
+        harness.clients[holder].release(wanted=True)
+    assert harness.gpu_snapshot().rules.policy_failures == 0
+    assert 2.8 <= heavy.seat().statistics.used_ns / light.seat().statistics.used_ns <= 3.2
     light.die()
     assert light.client not in made[0].start  # type: ignore[attr-defined]
 

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import ClientView, GpuView
 from nvshare.scheduler_policies.fair_share import DEBT, FairShare
 from nvshare.scheduler_policies.registry import create
@@ -19,120 +18,120 @@ QUANTUM_MS = 100
 VIEW = GpuView("GPU-0", 1, QUANTUM_MS * MILLISECOND_NS, True)
 
 
-def make_desk() -> Desk:
+def make_desk() -> Harness:
     """One GPU under fair shares, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, policy="fair_share"))
-    desk.gpu()
-    return desk
+    harness = Harness(create, policy="fair_share")
+    harness.gpu()
+    return harness
 
 
-def step(desk: Desk, drain_ms: float = 0.5) -> int:
+def step(harness: Harness, drain_ms: float = 0.5) -> int:
     """Let the holder have its turn out, and want again at once; who it was."""
-    (holder,) = desk.sight().holders
-    desk.until(lambda: desk.clients[holder].seat().phase == "revoking")
-    desk.milliseconds(drain_ms)
-    desk.clients[holder].release(wanted=True)
+    (holder,) = harness.gpu_snapshot().leases.holders
+    harness.until(lambda: harness.clients[holder].seat().phase == "revoking")
+    harness.milliseconds(drain_ms)
+    harness.clients[holder].release(wanted=True)
     return holder
 
 
 def used(client: ScriptedClient) -> int:
     """GPU time so far."""
-    return client.seat().used_ns
+    return client.seat().statistics.used_ns
 
 
 @pytest.mark.parametrize("weights", [(1, 1), (3, 1), (1, 2, 5), (10, 1, 1, 1), (7, 7, 2)])
 def test_time_follows_the_weights(weights: tuple[int, ...]) -> None:
     """Broken: a weight would mean something else than a part of the time."""
-    desk = make_desk()
-    clients = [desk.client(wanted=True, weight=weight) for weight in weights]
-    while desk.clock.now_ns < 30_000 * MILLISECOND_NS:
-        step(desk)
+    harness = make_desk()
+    clients = [harness.client(wanted=True, weight=weight) for weight in weights]
+    while harness.clock.now_ns < 30_000 * MILLISECOND_NS:
+        step(harness)
     total = sum(used(client) for client in clients)
     for client, weight in zip(clients, weights, strict=True):
         assert used(client) / total == pytest.approx(weight / sum(weights), abs=0.02)
-    assert desk.sight().policy_failures == 0
+    assert harness.gpu_snapshot().rules.policy_failures == 0
 
 
 def test_equal_weights_take_turns_whatever_the_drains_take() -> None:
     """Broken: who drains a little faster would have two turns in a row, and the other one wait twice as long."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client(wanted=True)
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client(wanted=True)
     drains = {a.client: 3.0, b.client: 0.1}
     order = []
     for _ in range(20):
-        (holder,) = desk.sight().holders
-        order.append(step(desk, drains[holder]))
+        (holder,) = harness.gpu_snapshot().leases.holders
+        order.append(step(harness, drains[holder]))
     assert order == [a.client, b.client] * 10
 
 
 def test_long_drains_are_paid_for() -> None:
     """Broken: work that cannot be interrupted would be a way to more time than the others have."""
-    desk = make_desk()
-    slow, quick = desk.client(wanted=True), desk.client(wanted=True)
+    harness = make_desk()
+    slow, quick = harness.client(wanted=True), harness.client(wanted=True)
     for _ in range(60):
-        (holder,) = desk.sight().holders
-        step(desk, 150.0 if holder == slow.client else 0.1)
+        (holder,) = harness.gpu_snapshot().leases.holders
+        step(harness, 150.0 if holder == slow.client else 0.1)
     assert used(slow) / used(quick) == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_heavy_client_keeps_the_gpu_for_its_turns() -> None:
     """Broken: each quantum of its share would end in a drain and a switch for nothing."""
-    desk = make_desk()
-    heavy = desk.client(wanted=True, weight=4)
-    desk.client(wanted=True)
-    desk.milliseconds(3 * QUANTUM_MS)
+    harness = make_desk()
+    heavy = harness.client(wanted=True, weight=4)
+    harness.client(wanted=True)
+    harness.milliseconds(3 * QUANTUM_MS)
     assert not heavy.take(messages.Revoke)
-    desk.milliseconds(2 * QUANTUM_MS)
+    harness.milliseconds(2 * QUANTUM_MS)
     assert heavy.take(messages.Revoke)
 
 
 def test_a_newcomer_cannot_claim_the_past() -> None:
     """Broken: whoever comes late would have the GPU for as long as the others had it before."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client(wanted=True)
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client(wanted=True)
     for _ in range(50):
-        step(desk)
-    late = desk.client(wanted=True)
+        step(harness)
+    late = harness.client(wanted=True)
     before = [used(client) for client in (a, b, late)]
     for _ in range(30):
-        step(desk)
+        step(harness)
     gains = [used(client) - start for client, start in zip((a, b, late), before, strict=True)]
     assert max(gains) - min(gains) <= 3 * QUANTUM_MS * MILLISECOND_NS
 
 
 def test_who_was_alone_owes_nothing() -> None:
     """Broken: a job that had the GPU to itself for an hour would then have to wait for an hour."""
-    desk = make_desk()
-    alone = desk.client(wanted=True)
-    desk.milliseconds(3_600_000)
-    late = desk.client(wanted=True)
+    harness = make_desk()
+    alone = harness.client(wanted=True)
+    harness.milliseconds(3_600_000)
+    late = harness.client(wanted=True)
     start = used(alone)
     for _ in range(20):
-        step(desk)
+        step(harness)
     assert used(alone) - start == pytest.approx(used(late), abs=2 * QUANTUM_MS * MILLISECOND_NS)
 
 
 def test_a_returner_has_no_credit() -> None:
     """Broken: a client that thought for a minute would then have the GPU for a minute."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client(wanted=True)
-    step(desk)
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client(wanted=True)
+    step(harness)
     b.release(idle=True)
-    desk.milliseconds(60_000)
+    harness.milliseconds(60_000)
     b.request()
     start = used(a), used(b)
     for _ in range(20):
-        step(desk)
+        step(harness)
     assert used(b) - start[1] == pytest.approx(used(a) - start[0], abs=2 * QUANTUM_MS * MILLISECOND_NS)
 
 
 def test_processes_of_one_group_share_one_share() -> None:
     """Broken: a container would get more time by starting more processes."""
-    desk = make_desk()
-    crowd = [desk.client(wanted=True, group="slot-1", weight=2) for _ in range(5)]
-    single = desk.client(wanted=True, weight=1)
+    harness = make_desk()
+    crowd = [harness.client(wanted=True, group="slot-1", weight=2) for _ in range(5)]
+    single = harness.client(wanted=True, weight=1)
     for _ in range(150):
-        step(desk)
+        step(harness)
     assert sum(used(client) for client in crowd) / used(single) == pytest.approx(2.0, rel=0.05)
     times = [used(client) for client in crowd]
     assert max(times) - min(times) <= 2 * QUANTUM_MS * MILLISECOND_NS, "and among them turns go round"
@@ -140,45 +139,45 @@ def test_processes_of_one_group_share_one_share() -> None:
 
 def test_processes_that_come_and_go_do_not_shed_their_debt() -> None:
     """Broken: a shell loop of short programs in one container would have each of its turns at once."""
-    desk = make_desk()
-    single = desk.client(wanted=True)
+    harness = make_desk()
+    single = harness.client(wanted=True)
     had = 0
-    process = desk.client(wanted=True, group="slot-1")
+    process = harness.client(wanted=True, group="slot-1")
     for _ in range(60):
-        holder = step(desk)
+        holder = step(harness)
         if holder == process.client:
             had += used(process)
             process.die()
-            process = desk.client(wanted=True, group="slot-1")
+            process = harness.client(wanted=True, group="slot-1")
     assert had / used(single) == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_changed_weight_counts_from_then_on() -> None:
     """Broken: `set weight` would do nothing, or charge the past again."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client(wanted=True)
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client(wanted=True)
     for _ in range(20):
-        step(desk)
-    desk.handle(events.WeightSet(a.client, 3))
+        step(harness)
+    harness.handle(events.WeightSet(a.client, 3))
     start = used(a), used(b)
     for _ in range(40):
-        step(desk)
+        step(harness)
     assert (used(a) - start[0]) / (used(b) - start[1]) == pytest.approx(3.0, rel=0.1)
-    assert desk.notes("weight") == [{"client": a.client, "weight": 3}]
+    assert harness.notifications("weight") == [{"client": a.client, "weight": 3}]
 
 
 def test_who_is_gone_is_forgotten() -> None:
     """Broken: the policy would grow with each client that ever was."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client(wanted=True, group="slot-1")
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client(wanted=True, group="slot-1")
     for _ in range(4):
-        step(desk)
-    policy = desk.scheduler._node.gpus["GPU-0"].umpire.policy
+        step(harness)
+    policy = harness.scheduler._node.gpus["GPU-0"].policy_guard.policy
     assert isinstance(policy, FairShare)
     a.die()
     b.die()
-    left = desk.client(wanted=True)
-    step(desk) if desk.sight().waiting else desk.milliseconds(QUANTUM_MS)
+    left = harness.client(wanted=True)
+    step(harness) if harness.gpu_snapshot().leases.waiting else harness.milliseconds(QUANTUM_MS)
     left.die()
     assert not policy._charged
     assert not policy._weights
@@ -205,10 +204,10 @@ SCRIPT = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 400), st.booleans(
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.booleans(), SCRIPT)
 def test_the_stated_bound_holds(weights: list[int], grouped: bool, script: list[tuple[int, int, bool, int]]) -> None:
     """Broken: invariant 5 for fair shares; the core's check measures each wait."""
-    desk = make_desk()
+    harness = make_desk()
     group = "slot" if grouped else ""
     clients = [
-        desk.client(wanted=True, weight=weight, group=group if number % 2 else "")
+        harness.client(wanted=True, weight=weight, group=group if number % 2 else "")
         for number, weight in enumerate(weights)
     ]
     for which, pause_ms, wanted, weight in script:
@@ -216,27 +215,27 @@ def test_the_stated_bound_holds(weights: list[int], grouped: bool, script: list[
         phase = clients[place].seat().phase
         if phase == "idle" and not wanted:
             clients[place].die()  # somebody else takes its place
-            clients[place] = desk.client(wanted=True, weight=weight)
+            clients[place] = harness.client(wanted=True, weight=weight)
         elif phase == "idle":
             clients[place].request()
         elif phase in ("holding", "revoking"):
             clients[place].release(idle=phase == "holding", wanted=wanted)
-        desk.milliseconds(pause_ms)
-    assert desk.sight().grants >= 1
-    assert desk.sight().policy_failures == 0
+        harness.milliseconds(pause_ms)
+    assert harness.gpu_snapshot().statistics.grants >= 1
+    assert harness.gpu_snapshot().rules.policy_failures == 0
 
 
 def test_the_lightest_is_granted_within_the_bound_under_full_load() -> None:
     """Broken: the bound would not be the truth for the one that needs it; or it would be no bound worth stating."""
-    desk = make_desk()
+    harness = make_desk()
     for _ in range(3):
-        desk.client(wanted=True, weight=8)
-    light = desk.client(wanted=True, weight=1)
-    desk.until(lambda: step(desk) == light.client, steps=200)
-    start = light.seat().leases
-    desk.until(lambda: step(desk) == light.client and light.seat().leases > start, steps=200)
+        harness.client(wanted=True, weight=8)
+    light = harness.client(wanted=True, weight=1)
+    harness.until(lambda: step(harness) == light.client, steps=200)
+    start = light.seat().statistics.leases
+    harness.until(lambda: step(harness) == light.client and light.seat().statistics.leases > start, steps=200)
     policy = FairShare()
     views = [ClientView(n, "", 0, 0, 1, None, None, 0, 0, 0, 0, 0, weight=8 if n else 1) for n in range(4)]
     policy.choose(views, VIEW, 1)
-    assert light.seat().max_wait_ns <= policy.wait_bound_ns(4, VIEW)
+    assert light.seat().statistics.max_wait_ns <= policy.wait_bound_ns(4, VIEW)
     assert policy.wait_bound_ns(4, VIEW) == 3 * (2 + 8 * (2 * DEBT + 3)) * VIEW.quantum_ns // 2

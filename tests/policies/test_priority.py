@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import GpuView
 from nvshare.scheduler_policies.priority import Priority
 from nvshare.scheduler_policies.registry import create
@@ -18,32 +17,32 @@ QUANTUM_MS = 100
 AGE = 20
 
 
-def make_desk() -> Desk:
+def make_desk() -> Harness:
     """One GPU under the priority policy, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, policy="priority"))
-    desk.gpu()
-    return desk
+    harness = Harness(create, policy="priority")
+    harness.gpu()
+    return harness
 
 
-def step(desk: Desk) -> int:
+def step(harness: Harness) -> int:
     """Let the holder have its turn out, and want again at once; who it was."""
-    (holder,) = desk.sight().holders
-    desk.until(lambda: desk.clients[holder].seat().phase == "revoking")
-    desk.clients[holder].release(wanted=True)
+    (holder,) = harness.gpu_snapshot().leases.holders
+    harness.until(lambda: harness.clients[holder].seat().phase == "revoking")
+    harness.clients[holder].release(wanted=True)
     return holder
 
 
 def seconds(client: ScriptedClient) -> float:
     """GPU time so far."""
-    return client.seat().used_ns / 1e9
+    return client.seat().statistics.used_ns / 1e9
 
 
 def test_a_higher_class_preempts_at_once() -> None:
     """Broken: an urgent client would wait for a quantum of a batch job."""
-    desk = make_desk()
-    low = desk.client(wanted=True, priority=0)
-    desk.milliseconds(1)
-    high = desk.client(wanted=True, priority=1)
+    harness = make_desk()
+    low = harness.client(wanted=True, priority=0)
+    harness.milliseconds(1)
+    high = harness.client(wanted=True, priority=1)
     assert len(low.take(messages.Revoke)) == 1
     low.release(wanted=True)
     assert high.granted() is not None
@@ -51,37 +50,37 @@ def test_a_higher_class_preempts_at_once() -> None:
 
 def test_the_same_or_a_lower_class_does_not_preempt() -> None:
     """Broken: two clients could preempt each other in turn."""
-    desk = make_desk()
-    holder = desk.client(wanted=True, priority=1)
-    desk.client(wanted=True, priority=1)
-    desk.client(wanted=True, priority=0)
-    desk.milliseconds(QUANTUM_MS - 1)
+    harness = make_desk()
+    holder = harness.client(wanted=True, priority=1)
+    harness.client(wanted=True, priority=1)
+    harness.client(wanted=True, priority=0)
+    harness.milliseconds(QUANTUM_MS - 1)
     assert not holder.take(messages.Revoke)
 
 
 def test_the_highest_class_keeps_the_gpu_while_only_lower_ones_wait() -> None:
     """Broken: strictness, each quantum would end in a drain for nothing."""
-    desk = make_desk()
-    high = desk.client(wanted=True, priority=5)
-    desk.client(wanted=True, priority=0)
-    desk.milliseconds((AGE - 1) * QUANTUM_MS)
+    harness = make_desk()
+    high = harness.client(wanted=True, priority=5)
+    harness.client(wanted=True, priority=0)
+    harness.milliseconds((AGE - 1) * QUANTUM_MS)
     assert not high.take(messages.Revoke)
 
 
 def test_turns_go_round_within_a_class() -> None:
     """Broken: one client of the class would keep the others out."""
-    desk = make_desk()
-    a, b, c = (desk.client(wanted=True, priority=3) for _ in range(3))
-    assert [step(desk) for _ in range(6)] == [a.client, b.client, c.client] * 2
+    harness = make_desk()
+    a, b, c = (harness.client(wanted=True, priority=3) for _ in range(3))
+    assert [step(harness) for _ in range(6)] == [a.client, b.client, c.client] * 2
 
 
 def test_nobody_starves_and_the_highest_keeps_its_share() -> None:
     """Broken: ageing, a low class would never run, or many low ones would take the GPU from the high one."""
-    desk = make_desk()
-    high = desk.client(wanted=True, priority=5)
-    lows = [desk.client(wanted=True, priority=0) for _ in range(4)]
+    harness = make_desk()
+    high = harness.client(wanted=True, priority=5)
+    lows = [harness.client(wanted=True, priority=0) for _ in range(4)]
     for _ in range(60):
-        step(desk)
+        step(harness)
     total = seconds(high) + sum(seconds(low) for low in lows)
     assert seconds(high) / total >= AGE / (AGE + 1) - 0.02
     assert all(seconds(low) > 0 for low in lows)
@@ -89,25 +88,25 @@ def test_nobody_starves_and_the_highest_keeps_its_share() -> None:
 
 def test_a_favoured_turn_is_not_preempted() -> None:
     """Broken: a client would get its turn through age and lose it in the same moment."""
-    desk = make_desk()
-    high = desk.client(wanted=True, priority=5)
-    low = desk.client(wanted=True, priority=0)
-    desk.milliseconds(AGE * QUANTUM_MS)
+    harness = make_desk()
+    high = harness.client(wanted=True, priority=5)
+    low = harness.client(wanted=True, priority=0)
+    harness.milliseconds(AGE * QUANTUM_MS)
     high.release(wanted=True)
     assert low.granted() is not None
-    desk.client(wanted=True, priority=9)
-    desk.milliseconds(QUANTUM_MS - 1)
+    harness.client(wanted=True, priority=9)
+    harness.milliseconds(QUANTUM_MS - 1)
     assert not low.take(messages.Revoke)
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     assert len(low.take(messages.Revoke)) == 1
 
 
 def test_a_changed_priority_counts_at_once() -> None:
     """Broken: `set priority` would wait for the next decision."""
-    desk = make_desk()
-    a = desk.client(wanted=True, priority=0)
-    b = desk.client(wanted=True, priority=0)
-    desk.handle(events.PrioritySet(b.client, 1))
+    harness = make_desk()
+    a = harness.client(wanted=True, priority=0)
+    b = harness.client(wanted=True, priority=0)
+    harness.handle(events.PrioritySet(b.client, 1))
     assert len(a.take(messages.Revoke)) == 1
 
 
@@ -115,10 +114,10 @@ def test_a_favoured_client_that_is_gone_is_forgotten() -> None:
     """Broken: a later client of the same number would not be preemptible."""
     policy = Priority(age_quanta=1)
     gpu = GpuView("GPU-0", 1, 10, True)
-    desk = make_desk()
-    view = desk.client(wanted=True)
-    seat = desk.scheduler._node.gpus["GPU-0"].seats[view.client]
-    shown = seat.look(desk.clock.now_ns)
+    harness = make_desk()
+    view = harness.client(wanted=True)
+    seat = harness.scheduler._node.gpus["GPU-0"].seats[view.client]
+    shown = seat.view(harness.clock.now_ns)
     policy._favoured = shown.client
     assert not policy.preempt(shown, [shown], gpu, 0)
     policy.gone(shown.client)
@@ -132,8 +131,8 @@ SCRIPT = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 400), st.booleans(
 @given(st.integers(2, 5), SCRIPT)
 def test_the_stated_bound_holds(count: int, script: list[tuple[int, int, bool, int]]) -> None:
     """Broken: invariant 5 for classes with ageing; the core's check measures each wait."""
-    desk = make_desk()
-    clients = [desk.client(wanted=True, priority=number) for number in range(count)]
+    harness = make_desk()
+    clients = [harness.client(wanted=True, priority=number) for number in range(count)]
     for which, pause_ms, wanted, extra in script:
         client = clients[which % count]
         phase = client.seat().phase
@@ -141,18 +140,18 @@ def test_the_stated_bound_holds(count: int, script: list[tuple[int, int, bool, i
             client.request()
         elif phase in ("holding", "revoking"):
             client.release(idle=phase == "holding", wanted=wanted)
-        desk.milliseconds(pause_ms * (1 + 3 * extra))
-    assert desk.sight().grants >= 1
+        harness.milliseconds(pause_ms * (1 + 3 * extra))
+    assert harness.gpu_snapshot().statistics.grants >= 1
 
 
 def test_the_lowest_is_granted_within_the_bound_under_full_load() -> None:
     """Broken: the bound that the policy states would not be the truth for the one that needs it."""
-    desk = make_desk()
+    harness = make_desk()
     for number in range(4):
-        desk.client(wanted=True, priority=10 - number)
-    low = desk.client(wanted=True, priority=-5)
+        harness.client(wanted=True, priority=10 - number)
+    low = harness.client(wanted=True, priority=-5)
     bound_ns = Priority().wait_bound_ns(5, GpuView("", 0, QUANTUM_MS * MILLISECOND_NS, True))
-    start_ns = desk.clock.now_ns
-    desk.until(lambda: step(desk) == low.client, steps=200)
-    assert low.seat().max_wait_ns <= bound_ns
-    assert desk.clock.now_ns > start_ns
+    start_ns = harness.clock.now_ns
+    harness.until(lambda: step(harness) == low.client, steps=200)
+    assert low.seat().statistics.max_wait_ns <= bound_ns
+    assert harness.clock.now_ns > start_ns

@@ -27,13 +27,13 @@ class LastFirst(PolicyBase):
 PROGRAM = """
 import json, sys
 from nvshare.coordinator.engine.scheduler import Settings
-from nvshare.coordinator.simulation.harness import Desk
+from nvshare.coordinator.simulation.harness import Harness, core_settings
 from nvshare.scheduler_policies import registry
 
 report = {"offers": {o.name: o.origin for o in registry.offers().values()}}
-desk = Desk(registry.create, Settings(policy="last_first", check_invariants=True))
-desk.gpu()
-first, second, third = (desk.client(wanted=True) for _ in range(3))
+harness = Harness(registry.create, core_settings(policy="last_first"))
+harness.gpu()
+first, second, third = (harness.client(wanted=True) for _ in range(3))
 first.release()
 grant = third.granted()
 report["granted_to_last"] = grant is not None and grant.quantum_ns == 7_000_000

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
 
@@ -55,26 +54,26 @@ class Wild(PolicyBase):
         self._do("gone", None, client)
 
 
-def wild_desk(policy: Policy, **settings: object) -> Desk:
-    """A desk whose first policy is this one."""
+def wild_desk(policy: Policy, **settings: object) -> Harness:
+    """A harness whose first policy is this one."""
 
     def factory(name: str, uuid: str) -> Policy:
         return policy if name == "wild" else registry.create(name, uuid)
 
-    desk = Desk(factory, Settings(check_invariants=True, policy="wild", **settings))  # type: ignore[arg-type]
-    desk.gpu(capacity=100)
-    return desk
+    harness = Harness(factory, policy="wild", **settings)
+    harness.gpu(capacity=100)
+    return harness
 
 
-def live(desk: Desk) -> tuple[ScriptedClient, ScriptedClient]:
+def live(harness: Harness) -> tuple[ScriptedClient, ScriptedClient]:
     """A bit of everything, so that every operation is called."""
-    a = desk.client(wanted=True)
-    b = desk.client()
+    a = harness.client(wanted=True)
+    b = harness.client()
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=40, host=20)
     b.request()
-    third = desk.client(wanted=True)
-    desk.milliseconds(100)
+    third = harness.client(wanted=True)
+    harness.milliseconds(100)
     a.release(wanted=True)
     for _ in range(4):
         for client in (a, b, third):
@@ -113,24 +112,24 @@ def test_a_policy_that_breaks_the_rules_is_replaced(breach: str) -> None:
     """Broken: invariant 8, a bad policy could stop the GPU or crash the coordinator."""
     operation, act = BREACHES[breach]
     policy = Wild(operation, act)
-    desk = wild_desk(policy)
-    live(desk)
+    harness = wild_desk(policy)
+    live(harness)
     assert operation in policy.calls
-    assert desk.sight().policy == "round_robin"
-    assert desk.sight().policy_failures == 1
-    assert desk.logged(f"wild on GPU-0: {operation}")
-    assert desk.sight().holders, "the GPU is not idle"
+    assert harness.gpu_snapshot().rules.policy == "round_robin"
+    assert harness.gpu_snapshot().rules.policy_failures == 1
+    assert harness.logged(f"wild on GPU-0: {operation}")
+    assert harness.gpu_snapshot().leases.holders, "the GPU is not idle"
     calls = len(policy.calls)
-    desk.milliseconds(1000)
+    harness.milliseconds(1000)
     assert len(policy.calls) == calls, "it is asked no more"
 
 
 def test_a_good_policy_stays() -> None:
     """Broken: the test above would also pass if every policy were replaced."""
     policy = Wild("none", fail)
-    desk = wild_desk(policy)
-    live(desk)
-    assert desk.sight().policy == "wild"
+    harness = wild_desk(policy)
+    live(harness)
+    assert harness.gpu_snapshot().rules.policy == "wild"
     assert set(policy.calls) >= {"choose", "preempt", "renew", "order", "released", "gone"}
 
 
@@ -152,25 +151,25 @@ class Throttle(PolicyBase):
 
 def test_a_policy_may_leave_the_gpu_idle_until_a_time() -> None:
     """Broken: policies that throttle would be impossible, or the GPU would stay idle for ever."""
-    desk = wild_desk(Throttle())
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
+    harness = wild_desk(Throttle())
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
     a.release(idle=True)
-    desk.milliseconds(9)
+    harness.milliseconds(9)
     assert b.granted() is None
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     assert b.granted() is not None
-    assert desk.sight().policy_failures == 0
+    assert harness.gpu_snapshot().rules.policy_failures == 0
 
 
 def test_a_wake_up_time_has_a_bound() -> None:
     """Broken: a policy's time beyond what the operating system's timer can hold ends the coordinator."""
     policy = Throttle()
     policy.free_at_ns = 1 << 90
-    desk = wild_desk(policy)
-    desk.client(wanted=True)
-    assert desk.timer_ns is not None
-    assert desk.timer_ns - desk.clock.now_ns == 3_600_000 * MILLISECOND_NS
+    harness = wild_desk(policy)
+    harness.client(wanted=True)
+    assert harness.timer_ns is not None
+    assert harness.timer_ns - harness.clock.now_ns == 3_600_000 * MILLISECOND_NS
 
 
 class ChooseOnly:
@@ -182,9 +181,9 @@ class ChooseOnly:
 
 def test_choose_alone_is_enough() -> None:
     """Broken: a policy would have to inherit from the project's class."""
-    desk = wild_desk(ChooseOnly())
-    live(desk)
-    assert desk.sight().policy_failures == 0
+    harness = wild_desk(ChooseOnly())
+    live(harness)
+    assert harness.gpu_snapshot().rules.policy_failures == 0
 
 
 def test_what_a_policy_sees() -> None:
@@ -195,13 +194,13 @@ def test_what_a_policy_sees() -> None:
         seen.append(tuple(waiting))
         return Choice(waiting[0].client)
 
-    desk = wild_desk(Wild("choose", look))
-    a = desk.client("first", wanted=True, priority=3, memory=10)
-    b = desk.client("second", wanted=True)
-    c = desk.client("third", wanted=True)
-    desk.milliseconds(30)
+    harness = wild_desk(Wild("choose", look))
+    a = harness.client("first", wanted=True, priority=3, memory=10)
+    b = harness.client("second", wanted=True)
+    c = harness.client("third", wanted=True)
+    harness.milliseconds(30)
     b.report(allocated=7, resident=5)
-    desk.handle(events.PrioritySet(b.client, -4))
+    harness.handle(events.PrioritySet(b.client, -4))
     a.release(wanted=True)
     views = seen[-1]
     assert [view.client for view in views] == [b.client, c.client, a.client], "turn order"
@@ -209,5 +208,5 @@ def test_what_a_policy_sees() -> None:
     assert (second.name, second.priority, second.allocated_bytes, second.resident_bytes) == ("second", -4, 7, 5)
     assert (last.name, last.priority, last.leases, last.submissions) == ("first", 3, 1, 1)
     assert last.used_ns == 30 * MILLISECOND_NS
-    assert last.last_released_ns == last.waiting_since_ns == desk.clock.now_ns
+    assert last.last_released_ns == last.waiting_since_ns == harness.clock.now_ns
     assert last.holding_since_ns is None

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.api import ClientView
 from nvshare.scheduler_policies.owner_turns import REMEMBERED, OwnerTurns
 from nvshare.scheduler_policies.registry import BUILT_IN, create
@@ -18,11 +17,11 @@ from nvshare.scheduler_policies.registry import BUILT_IN, create
 POLICIES = sorted(BUILT_IN)
 
 
-def make_desk(policy: str, *, users_first: bool = True) -> Desk:
+def make_desk(policy: str, *, users_first: bool = True) -> Harness:
     """One GPU, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, policy=policy, users_first=users_first))
-    desk.gpu()
-    return desk
+    harness = Harness(create, policy=policy, users_first=users_first)
+    harness.gpu()
+    return harness
 
 
 def view(client: int, owner: str) -> ClientView:
@@ -30,82 +29,82 @@ def view(client: int, owner: str) -> ClientView:
     return ClientView(client, "", 0, 0, None, None, None, 0, 0, 0, 0, 0, owner=owner)
 
 
-def step(desk: Desk) -> int:
+def step(harness: Harness) -> int:
     """Let the holder have its turn out, and want again at once; which client it was."""
-    (holder,) = desk.sight().holders
-    desk.until(lambda: desk.clients[holder].seat().phase == "revoking")
-    desk.clients[holder].release(wanted=True)
+    (holder,) = harness.gpu_snapshot().leases.holders
+    harness.until(lambda: harness.clients[holder].seat().phase == "revoking")
+    harness.clients[holder].release(wanted=True)
     return holder
 
 
 def share(some: list[ScriptedClient], others: list[ScriptedClient]) -> float:
     """Of the time of all, what some have had."""
-    had = [sum(client.seat().used_ns for client in clients) for clients in (some, others)]
+    had = [sum(client.seat().statistics.used_ns for client in clients) for clients in (some, others)]
     return had[0] / sum(had)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_more_programs_give_a_user_no_more_time(policy: str) -> None:
     """Broken: a user takes the GPU from the others by starting more programs."""
-    desk = make_desk(policy)
-    mine = [desk.client(wanted=True, user_id=1)]
-    crowd = [desk.client(wanted=True, user_id=2) for _ in range(5)]
+    harness = make_desk(policy)
+    mine = [harness.client(wanted=True, user_id=1)]
+    crowd = [harness.client(wanted=True, user_id=2) for _ in range(5)]
     for _ in range(60):
-        step(desk)
+        step(harness)
     assert share(mine, crowd) == pytest.approx(0.5, abs=0.03)
-    turns = [client.seat().leases for client in crowd]
+    turns = [client.seat().statistics.leases for client in crowd]
     assert max(turns) - min(turns) <= 1, "and among them turns go round"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_operator_may_divide_between_programs(policy: str) -> None:
     """Broken: where all users are one person or one service, the division cannot be switched off."""
-    desk = make_desk(policy, users_first=False)
-    mine = [desk.client(wanted=True, user_id=1)]
-    crowd = [desk.client(wanted=True, user_id=2) for _ in range(4)]
+    harness = make_desk(policy, users_first=False)
+    mine = [harness.client(wanted=True, user_id=1)]
+    crowd = [harness.client(wanted=True, user_id=2) for _ in range(4)]
     for _ in range(60):
-        step(desk)
+        step(harness)
     assert share(mine, crowd) == pytest.approx(0.2, abs=0.03)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_programs_that_come_and_go_give_a_user_no_more_time(policy: str) -> None:
     """Broken: a loop of short programs has all turns, because nobody remembers that its user has just had one."""
-    desk = make_desk(policy)
-    steady = desk.client(wanted=True, user_id=1)
-    crowd = [desk.client(wanted=True, user_id=2) for _ in range(4)]
+    harness = make_desk(policy)
+    steady = harness.client(wanted=True, user_id=1)
+    crowd = [harness.client(wanted=True, user_id=2) for _ in range(4)]
     had = 0
     for _ in range(60):
-        (holder,) = desk.sight().holders
-        client = desk.clients[holder]
+        (holder,) = harness.gpu_snapshot().leases.holders
+        client = harness.clients[holder]
         if client is steady:
-            step(desk)
+            step(harness)
             continue
-        desk.milliseconds(99)  # it ends without giving the lease back
-        had += client.seat().used_ns
+        harness.milliseconds(99)  # it ends without giving the lease back
+        had += client.seat().statistics.used_ns
         client.die()
-        crowd.append(desk.client(wanted=True, user_id=2))
-    assert had / (had + steady.seat().used_ns) == pytest.approx(0.5, abs=0.05)
+        crowd.append(harness.client(wanted=True, user_id=2))
+    assert had / (had + steady.seat().statistics.used_ns) == pytest.approx(0.5, abs=0.05)
 
 
 def test_weights_divide_within_a_user_alone() -> None:
     """Broken: two programs of the largest weight leave another user half a percent."""
-    desk = make_desk("fair_share")
-    mine = [desk.client(wanted=True, user_id=1, weight=weight) for weight in (1, 3)]
-    hogs = [desk.client(wanted=True, user_id=2, weight=messages.MAX_WEIGHT) for _ in range(2)]
+    harness = make_desk("fair_share")
+    mine = [harness.client(wanted=True, user_id=1, weight=weight) for weight in (1, 3)]
+    hogs = [harness.client(wanted=True, user_id=2, weight=messages.MAX_WEIGHT) for _ in range(2)]
     for _ in range(300):
-        step(desk)
+        step(harness)
     assert share(mine, hogs) == pytest.approx(0.5, abs=0.02)
     assert share(mine[:1], mine[1:]) == pytest.approx(0.25, abs=0.03)
 
 
 def test_a_slot_weighs_what_its_annotation_says() -> None:
     """Broken: weights of pods mean nothing, or count once for each process."""
-    desk = make_desk("fair_share")
-    heavy = [desk.client(wanted=True, group="a", weight=3, user_id=user) for user in (0, 0, 7)]
-    light = [desk.client(wanted=True, group="b")]
+    harness = make_desk("fair_share")
+    heavy = [harness.client(wanted=True, group="a", weight=3, user_id=user) for user in (0, 0, 7)]
+    light = [harness.client(wanted=True, group="b")]
     for _ in range(200):
-        step(desk)
+        step(harness)
     assert share(heavy, light) == pytest.approx(0.75, abs=0.02)
     assert share(heavy[:1], heavy[1:]) == pytest.approx(1 / 3, abs=0.03)
 
@@ -113,45 +112,45 @@ def test_a_slot_weighs_what_its_annotation_says() -> None:
 def test_a_user_who_comes_back_cannot_claim_the_past() -> None:
     """Broken: a user who was away for an hour has the GPU alone until that is made up for."""
     for policy in POLICIES:
-        desk = make_desk(policy)
-        away, steady = desk.client(wanted=True, user_id=1), desk.client(wanted=True, user_id=2)
-        other = desk.client(wanted=True, user_id=2)
-        step(desk)
+        harness = make_desk(policy)
+        away, steady = harness.client(wanted=True, user_id=1), harness.client(wanted=True, user_id=2)
+        other = harness.client(wanted=True, user_id=2)
+        step(harness)
         away.die()
         for _ in range(20):
-            step(desk)
-        back = [desk.client(wanted=True, user_id=1) for _ in range(3)]
-        before = steady.seat().used_ns + other.seat().used_ns
+            step(harness)
+        back = [harness.client(wanted=True, user_id=1) for _ in range(3)]
+        before = steady.seat().statistics.used_ns + other.seat().statistics.used_ns
         for _ in range(30):
-            step(desk)
-        gained = steady.seat().used_ns + other.seat().used_ns - before
-        had = sum(client.seat().used_ns for client in back)
+            step(harness)
+        gained = steady.seat().statistics.used_ns + other.seat().statistics.used_ns - before
+        had = sum(client.seat().statistics.used_ns for client in back)
         assert had / (had + gained) == pytest.approx(0.5, abs=0.1), policy
 
 
 def test_a_turn_that_a_gang_interrupts_goes_on_before_other_users() -> None:
     """Broken: a call costs the interrupted user a whole round; the proof in coscheduling.py has its turn go on next."""
-    desk = Desk(create, Settings(check_invariants=True))
+    harness = Harness(create)
     for uuid in "AB":
-        desk.gpu(uuid)
+        harness.gpu(uuid)
 
     def join(uuid: str, user: int, gang: str = "") -> ScriptedClient:
-        client = desk.client(attach=False, user_id=user, gang=gang)
+        client = harness.client(attach=False, user_id=user, gang=gang)
         client.attach(uuid, wanted=True)
         return client
 
     busy, chosen = join("B", 3), join("B", 4, "g")
-    desk.milliseconds(50)
+    harness.milliseconds(50)
     worker, rival = join("A", 1), join("A", 2)
     called = join("A", 4, "g")
-    desk.until(lambda: busy.seat().phase == "revoking")
+    harness.until(lambda: busy.seat().phase == "revoking")
     busy.release()
     assert worker.seat().phase == "revoking", "half of its quantum is left"
     worker.release(wanted=True)
     assert (called.seat().phase, chosen.seat().phase) == ("holding", "holding")
-    desk.until(lambda: called.seat().phase == "revoking")
+    harness.until(lambda: called.seat().phase == "revoking")
     called.release()
-    assert desk.sight("A").holders == (worker.client,)
+    assert harness.gpu_snapshot("A").leases.holders == (worker.client,)
     assert rival.seat().phase == "waiting"
 
 
@@ -160,10 +159,10 @@ def test_a_turn_that_a_gang_interrupts_goes_on_before_other_users() -> None:
 def test_the_stated_bounds_hold_among_users(policy: str, seed: int) -> None:
     """Broken: invariant 5; the core's check measures each wait."""
     chance = random.Random(seed)
-    desk = make_desk(policy)
+    harness = make_desk(policy)
 
     def come() -> ScriptedClient:
-        return desk.client(
+        return harness.client(
             wanted=chance.random() < 0.8,
             weight=chance.choice([1, 1, 2, 5]),
             user_id=chance.randint(0, 2),
@@ -184,23 +183,23 @@ def test_the_stated_bounds_hold_among_users(policy: str, seed: int) -> None:
         elif act < 0.03:
             client.die()
             clients[clients.index(client)] = come()
-        desk.milliseconds(chance.choice([0, 1, 10, 60, 100, 200]))
-    assert desk.sight().policy_failures == 0
+        harness.milliseconds(chance.choice([0, 1, 10, 60, 100, 200]))
+    assert harness.gpu_snapshot().rules.policy_failures == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_expected_order_is_the_one_that_comes(policy: str) -> None:
     """Broken: where memory is short the wrong program's memory is brought in at each turn."""
-    desk = make_desk(policy)
+    harness = make_desk(policy)
     for user in (1, 2, 2, 2, 3, 3):
-        desk.client(wanted=True, user_id=user)
+        harness.client(wanted=True, user_id=user)
     for _ in range(8):
-        step(desk)
-    gpu = desk.scheduler._node.gpus["GPU-0"]
-    expected = gpu.umpire.order(gpu.line.views(), gpu.look(), desk.clock.now_ns, [])
-    assert sorted(expected) == sorted(view.client for view in gpu.line.views())
-    step(desk)
-    came = [step(desk) for _ in range(3)]
+        step(harness)
+    gpu = harness.scheduler._node.gpus["GPU-0"]
+    expected = gpu.policy_guard.order(gpu.wait_queue.views(), gpu.view(), harness.clock.now_ns, [])
+    assert sorted(expected) == sorted(view.client for view in gpu.wait_queue.views())
+    step(harness)
+    came = [step(harness) for _ in range(3)]
     assert came == expected[:3]
 
 
@@ -217,25 +216,25 @@ def test_owners_are_forgotten_one_day() -> None:
 
 def test_a_changed_setting_does_not_reach_the_host_budget() -> None:
     """Broken: dividing time between programs lets one user have the host memory of all."""
-    desk = Desk(create, Settings(check_invariants=True, users_first=False, host_budget_bytes=900))
-    desk.gpu()
-    desk.milliseconds(1_000)
+    harness = Harness(create, users_first=False, host_budget_bytes=900)
+    harness.gpu()
+    harness.milliseconds(1_000)
     for _ in range(2):
-        desk.handle(events.HostAsked(desk.client(user_id=7).client, 1, 800))
-    snapshot = desk.scheduler.snapshot(desk.clock.now_ns)
+        harness.handle(events.HostAsked(harness.client(user_id=7).client, 1, 800))
+    snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
     assert [(owner.owner, owner.shared_bytes) for owner in snapshot.host_owners] == [("user 7", 800)]
 
 
 def test_a_turn_that_ends_overdue_counts() -> None:
     """Broken: a user whose program does not give the GPU back in time has the next turn, too."""
-    desk = make_desk("round_robin")
-    hung, mate = (desk.client(user_id=1, wanted=True) for _ in range(2))
-    other = desk.client(user_id=2, wanted=True)
-    assert [step(desk) for _ in range(4)] == [hung.client, other.client, mate.client, other.client]
-    desk.until(lambda: hung.seat().phase == "overdue")
+    harness = make_desk("round_robin")
+    hung, mate = (harness.client(user_id=1, wanted=True) for _ in range(2))
+    other = harness.client(user_id=2, wanted=True)
+    assert [step(harness) for _ in range(4)] == [hung.client, other.client, mate.client, other.client]
+    harness.until(lambda: hung.seat().phase == "overdue")
     assert (other.seat().phase, mate.seat().phase) == ("holding", "waiting")
     hung.release(wanted=True)
-    step(desk)
+    step(harness)
     assert mate.seat().phase == "holding", "its late release is no second turn"
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 SEEDS, STEPS = 10, 800
@@ -31,14 +30,14 @@ class Actor:
     obeys: float
     dies: float
 
-    def step(self, desk: Desk, chance: random.Random) -> bool:
+    def step(self, harness: Harness, chance: random.Random) -> bool:
         """Something, or nothing.  False: it is dead."""
         client = self.client
         if chance.random() < self.dies:
             client.die()
             return False
         client.inbox.clear()
-        seen = desk.scheduler.client_snapshot(client.client, desk.clock.now_ns)
+        seen = harness.scheduler.client_snapshot(client.client, harness.clock.now_ns)
         assert seen is not None
         (seat,) = seen.seats
         if seat.phase == "idle" and chance.random() < self.asks:
@@ -49,41 +48,40 @@ class Actor:
             client.release(seat.lease_id, wanted=chance.random() < 0.8)
         if chance.random() < 0.002:
             pausing = chance.random() < 0.5
-            desk.handle(events.Paused(client.client) if pausing else events.Resumed(client.client))
+            harness.handle(events.Paused(client.client) if pausing else events.Resumed(client.client))
         return True
 
 
-def appear(desk: Desk, chance: random.Random, uuids: list[str], gangs: int) -> Actor:
+def appear(harness: Harness, chance: random.Random, uuids: list[str], gangs: int) -> Actor:
     """One more, perhaps in a gang."""
     gang = f"g{chance.randrange(gangs)}" if chance.random() < 0.6 else ""
     priority, weight = chance.randint(0, 1), chance.choice([1, 1, 3])
-    client = desk.client(attach=False, gang=gang, priority=priority, weight=weight)
+    client = harness.client(attach=False, gang=gang, priority=priority, weight=weight)
     client.attach(chance.choice(uuids), wanted=chance.random() < 0.5)
     asks, idles = chance.choice([1.0, 0.5, 0.05]), chance.choice([0.0, 0.02, 0.5])
     obeys, dies = chance.choice([1.0, 0.5, 0.02]), chance.choice([0.0, 0.0, 0.01, 0.1])
     return Actor(client, asks, idles, obeys, dies)
 
 
-def rage(seed: int, policy: str) -> Desk:
+def rage(seed: int, policy: str) -> Harness:
     """All of it, with every check on after every event."""
     chance = random.Random(seed)
     quantum_ns = chance.choice([3, 10, 40]) * MILLISECOND_NS
     drain_ns = chance.choice([5, 200, 5000]) * MILLISECOND_NS
-    core = Settings(check_invariants=True, policy=policy, quantum_ns=quantum_ns, drain_deadline_ns=drain_ns)
-    desk = Desk(create, core)
+    harness = Harness(create, policy=policy, quantum_ns=quantum_ns, drain_deadline_ns=drain_ns)
     uuids = [f"GPU-{number}" for number in range(chance.randint(2, 4))]
     for uuid in uuids:
-        desk.gpu(uuid)
+        harness.gpu(uuid)
         if chance.random() < 0.3:
-            desk.handle(events.QuantumSet(chance.choice([2, 20]) * MILLISECOND_NS, uuid))
+            harness.handle(events.QuantumSet(chance.choice([2, 20]) * MILLISECOND_NS, uuid))
     gangs, crowd = chance.randint(1, 4), chance.randint(len(uuids) + 1, 4 * len(uuids))
     actors: list[Actor] = []
     for _ in range(STEPS):
         while len(actors) < crowd:
-            actors.append(appear(desk, chance, uuids, gangs))
-        desk.milliseconds(1)
-        actors = [actor for actor in actors if actor.step(desk, chance)]
-    return desk
+            actors.append(appear(harness, chance, uuids, gangs))
+        harness.milliseconds(1)
+        actors = [actor for actor in actors if actor.step(harness, chance)]
+    return harness
 
 
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))
@@ -92,12 +90,12 @@ def test_nobody_waits_beyond_the_bound(policy: str) -> None:
     grants = turns = 0
     for seed in range(SEEDS):
         try:
-            desk = rage(seed, policy)
+            harness = rage(seed, policy)
         except Exception as error:
             error.add_note(f"rage({seed}, {policy!r})")
             raise
-        snapshot = desk.scheduler.snapshot(desk.clock.now_ns)
-        grants += sum(gpu.grants for gpu in snapshot.gpus)
+        snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
+        grants += sum(gpu.statistics.grants for gpu in snapshot.gpus)
         turns += snapshot.gang_turns
     assert grants > SEEDS * STEPS // 20
     assert turns > 10 * SEEDS

@@ -11,11 +11,10 @@ import random
 import statistics
 from dataclasses import dataclass, field
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 TICK_NS = MILLISECOND_NS // 10
@@ -122,24 +121,24 @@ class Outcome:
     longest_wait_ns: int = 0
 
 
-def pass_tick(desk: Desk, chance: random.Random) -> None:
+def pass_tick(harness: Harness, chance: random.Random) -> None:
     """Time passes, and a timer that is due fires somewhat late, as it does on a machine."""
-    desk.clock.advance(chance.randint(TICK_NS // 2, TICK_NS * 3 // 2))
-    if desk.timer_ns is not None and desk.timer_ns <= desk.clock.now_ns:
-        desk.timer_ns = None
-        desk.handle(events.TimerFired())
+    harness.clock.advance(chance.randint(TICK_NS // 2, TICK_NS * 3 // 2))
+    if harness.timer_ns is not None and harness.timer_ns <= harness.clock.now_ns:
+        harness.timer_ns = None
+        harness.handle(events.TimerFired())
 
 
 def run(seed: int, *, gang: str = "pair", rivals: bool = True) -> Outcome:
     """Ranks beside rivals, or alone."""
     chance = random.Random(seed)
-    desk = Desk(create, Settings(check_invariants=True, policy="round_robin"))
+    harness = Harness(create, policy="round_robin")
     uuids = ("GPU-0", "GPU-1")
     for uuid in uuids:
-        desk.gpu(uuid)
+        harness.gpu(uuid)
 
     def client(uuid: str, name: str) -> ScriptedClient:
-        made = desk.client(attach=False, gang=name)
+        made = harness.client(attach=False, gang=name)
         made.attach(uuid, wanted=True)
         return made
 
@@ -147,12 +146,12 @@ def run(seed: int, *, gang: str = "pair", rivals: bool = True) -> Outcome:
     one, two = (Rank(client(uuid, gang), chance) for uuid in uuids)
     one.mate, two.mate = two, one
     for _ in range(RUN_MS * MILLISECOND_NS // TICK_NS):
-        pass_tick(desk, chance)
+        pass_tick(harness, chance)
         for other in others:
             other.tick()
         for rank in chance.sample((one, two), 2):
             rank.tick()
-    waits = [each.client.seat().max_wait_ns for each in (one, two, *others)]
+    waits = [each.client.seat().statistics.max_wait_ns for each in (one, two, *others)]
     possible = RUN_MS * MILLISECOND_NS // TICK_NS / (LAUNCH_TICKS + RUN_TICKS)
     shares = [rival.worked_ns / (RUN_MS * MILLISECOND_NS) for rival in others]
     return Outcome(min(one.steps, two.steps) / possible, shares, max(waits))

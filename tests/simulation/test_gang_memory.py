@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.memory import expected_calls
-from nvshare.coordinator.model.state import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.client import Move
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 A, B = "GPU-0", "GPU-1"
@@ -64,26 +63,26 @@ class Member:
             self.client.moved(move.order_id, move.moved, finished=finished)
 
 
-def live(milliseconds: int, policy: str) -> Desk:
+def live(milliseconds: int, policy: str) -> Harness:
     """The world described above."""
-    desk = Desk(create, Settings(check_invariants=True, policy=policy, quantum_ns=QUANTUM_MS * MILLISECOND_NS))
+    harness = Harness(create, policy=policy, quantum_ns=QUANTUM_MS * MILLISECOND_NS)
     members = []
     for uuid in (A, B):
-        desk.gpu(uuid, capacity=CAPACITY)
+        harness.gpu(uuid, capacity=CAPACITY)
     for uuid, gang in ((A, "pair"), (A, ""), (B, "pair"), (B, ""), (B, "")):
-        client = desk.client(attach=False, gang=gang, mode=messages.MemoryMode.SWAP)
+        client = harness.client(attach=False, gang=gang, mode=messages.MemoryMode.SWAP)
         client.attach(uuid)
-        member = Member(client, SIZE if desk.sight(uuid).resident_bytes + SIZE <= CAPACITY else 0)
+        member = Member(client, SIZE if harness.gpu_snapshot(uuid).memory.resident_bytes + SIZE <= CAPACITY else 0)
         member.report()
         client.request()
         members.append(member)
     for _ in range(milliseconds):
-        desk.milliseconds(1)
+        harness.milliseconds(1)
         for member in members:
             member.step()
         for uuid in (A, B):
-            assert desk.sight(uuid).resident_bytes <= CAPACITY, "invariant 4"
-    return desk
+            assert harness.gpu_snapshot(uuid).memory.resident_bytes <= CAPACITY, "invariant 4"
+    return harness
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "fair_share"])
@@ -92,9 +91,9 @@ def test_memory_is_there_when_a_gang_is_called(policy: str, monkeypatch: pytest.
     seen = live(10_000, policy)
     monkeypatch.setattr(expected_calls, "next_call", lambda *_: None)
     blind = live(10_000, policy)
-    exposed = [desk.sight(B).exposed_move_ns for desk in (seen, blind)]
-    moved = [desk.sight(B).restored_bytes for desk in (seen, blind)]
-    turns = [desk.scheduler.snapshot(desk.clock.now_ns).gang_turns for desk in (seen, blind)]
+    exposed = [harness.gpu_snapshot(B).moves.exposed_move_ns for harness in (seen, blind)]
+    moved = [harness.gpu_snapshot(B).moves.restored_bytes for harness in (seen, blind)]
+    turns = [harness.scheduler.snapshot(harness.clock.now_ns).gang_turns for harness in (seen, blind)]
     assert turns[0] >= turns[1] >= 15
     assert exposed[0] * 4 <= exposed[1], f"{policy}: {exposed} ns exposed, {moved} bytes, {turns} turns"
     assert moved[0] <= moved[1]

@@ -6,23 +6,25 @@ The rule by which shares grow is checked by invariants.py, that everybody is ser
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvshare.coordinator.engine.scheduler import Settings
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.simulation.client import Plan
+from nvshare.coordinator.simulation.harness import core_settings
 from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 PLAN = Plan(memory_bytes=600, swap_share=1.0, users=3, duration_ns=6 * SECOND_NS)
-SETTINGS = Settings(check_invariants=True, drain_deadline_ns=SECOND_NS, host_budget_bytes=2_000)
+core = partial(core_settings, drain_deadline_ns=SECOND_NS)
 
 
-def live(seed: int, plan: Plan, core: Settings) -> World:
+def live(seed: int, plan: Plan, settings: Settings) -> World:
     """Run a world.  A failure begins with what runs it again."""
-    world = World(seed, plan, create, core)
+    world = World(seed, plan, create, settings)
     try:
         world.run()
     except Exception as error:
@@ -55,18 +57,18 @@ def live(seed: int, plan: Plan, core: Settings) -> World:
 )
 def test_any_world_with_little_host_memory(seed: int, policy: str, times: int, budget: int, plan: Plan) -> None:
     """Broken: shares beyond the rule or forgotten, or somebody whose memory cannot move though it was admitted."""
-    live(seed, plan, replace(SETTINGS, policy=policy, host_fair_times=times, host_budget_bytes=budget))
+    live(seed, plan, core(policy=policy, host_fair_times=times, host_budget_bytes=budget))
 
 
 def test_users_are_refused_in_these_worlds() -> None:
     """Broken: the worlds above have so much host memory that they show nothing."""
-    assert all(live(seed, PLAN, SETTINGS).host_refused > 5 for seed in range(3))
+    assert all(live(seed, PLAN, core(host_budget_bytes=2_000)).host_refused > 5 for seed in range(3))
 
 
 def test_while_nothing_changes_nothing_is_tried_again_and_again() -> None:
     """Broken: beside a process that was stopped, those who lack its room are granted and refused all the time."""
     plan = replace(PLAN, gpus=1, processes=5, memory_bytes=900, stop_chance=0.05)
-    worlds = [live(seed, plan, replace(SETTINGS, host_budget_bytes=9_000)) for seed in range(30)]
+    worlds = [live(seed, plan, core(host_budget_bytes=9_000)) for seed in range(30)]
     assert sum(world.shut_out for world in worlds) > 3, "some were refused room, and had to wait"
     most = max(world.refused_in_calm for world in worlds)
     assert most <= 15 * plan.processes, "in the 30 s for which processes stop"

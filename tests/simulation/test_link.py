@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import Settings
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.simulation.harness import core_settings
 from nvshare.coordinator.simulation.link import GIB, Job, Link, LinkWorld, Makespan, Meter, Outcome, train
 from nvshare.scheduler_policies.registry import create
 
@@ -21,7 +21,7 @@ CAPACITY = 4 * GIB
 def world(*shares: float, quantum_ns: int | None = SECOND_NS, switch_share: float = 0.05) -> LinkWorld:
     """Jobs with these shares of the capacity."""
     sizes = tuple(int(share * CAPACITY) for share in shares)
-    settings = Settings(check_invariants=True, quantum_ns=quantum_ns, switch_share=switch_share)
+    settings = core_settings(quantum_ns=quantum_ns, switch_share=switch_share)
     return LinkWorld(create, sizes, CAPACITY, settings)
 
 
@@ -33,7 +33,7 @@ def measured(jobs: LinkWorld, *, warm_s: int = 8, for_s: int = 30) -> Outcome:
     outcome = meter.read()
     gpu = jobs.sight()
     assert outcome.switches > 5
-    assert (gpu.failed_orders, gpu.late_switches) == (0, 0)
+    assert (gpu.moves.failed_orders, gpu.moves.late_switches) == (0, 0)
     return outcome
 
 
@@ -89,7 +89,7 @@ def trained(
     """Jobs of the benchmark `oversubscribe` on a link as it was measured; only the first evictions differ."""
     second = float(SECOND_NS)
     link = Link(both_ways=84 * GIB / second, first_out=first_gib_s * GIB / second, fresh=700 * GIB / second)
-    settings = Settings(check_invariants=True, quantum_ns=None, switch_share=share)
+    settings = core_settings(quantum_ns=None, switch_share=share)
     sizes = tuple(int(size * CAPACITY) for size in jobs)
     beginning = LinkWorld(
         create, sizes, CAPACITY, settings, link=link,
@@ -130,14 +130,14 @@ def right(jobs: LinkWorld) -> bool:
     """The core's figures are the truth."""
     gpu = jobs.sight()
     real = [job for job in jobs.jobs if job.alive]
-    return gpu.resident_bytes == sum(job.resident_bytes for job in real) and gpu.clients == len(real)
+    return gpu.memory.resident_bytes == sum(job.resident_bytes for job in real) and gpu.clients == len(real)
 
 
 def moving(jobs: LinkWorld, *, evict: bool, exposed: bool) -> Callable[[], bool]:
     """Somebody is in the middle of such an order; exposed: a grant waits for it."""
 
     def there() -> bool:
-        waits = jobs.sight().preparing is not None
+        waits = jobs.sight().leases.preparing is not None
         orders = [job.order for job in jobs.jobs if job.order is not None]
         return waits is exposed and any(o.evict is evict and 0 < o.moved < o.size for o in orders)
 
@@ -160,11 +160,11 @@ def test_a_client_dies_while_its_memory_moves(evict: bool, exposed: bool) -> Non
     jobs.run(100 * MILLISECOND_NS)
     living = [job for job in jobs.jobs if job.alive]
     assert jobs.sight().clients == len(living)
-    assert all(seat.allocated_bytes for c in jobs.scheduler.snapshot(jobs.now_ns).clients for seat in c.seats)
+    assert all(seat.memory.allocated_bytes for c in jobs.scheduler.snapshot(jobs.now_ns).clients for seat in c.seats)
     before = [job.turns for job in living]
     jobs.run(8 * SECOND_NS)
     assert all(job.turns > turns for job, turns in zip(living, before, strict=True)), "everybody else goes on"
-    jobs.until(lambda: jobs.sight().moving == 0)
+    jobs.until(lambda: jobs.sight().memory.moving == 0)
     assert right(jobs)
 
 
@@ -181,7 +181,7 @@ def test_the_coordinator_dies_while_memory_moves(evict: bool, exposed: bool) -> 
     before = [job.turns for job in jobs.jobs]
     jobs.run(12 * SECOND_NS)
     assert all(job.turns > turns for job, turns in zip(jobs.jobs, before, strict=True))
-    assert jobs.sight().failed_orders == 0
+    assert jobs.sight().moves.failed_orders == 0
 
 
 def test_figures_are_right_100_ms_after_a_death() -> None:
@@ -194,4 +194,4 @@ def test_figures_are_right_100_ms_after_a_death() -> None:
     jobs.run(100 * MILLISECOND_NS)
     left = next(job for job in jobs.jobs if job is not dead)
     assert left.open, "it runs already, with all that it has"
-    assert left.resident_bytes == left.size_bytes == jobs.sight().resident_bytes
+    assert left.resident_bytes == left.size_bytes == jobs.sight().memory.resident_bytes

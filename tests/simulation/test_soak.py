@@ -15,12 +15,12 @@ import pytest
 from nvshare.bench import soak
 from nvshare.coordinator.daemon import dispatch
 from nvshare.coordinator.engine import leases
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model.commands import MANY_HOLDERS
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.codec import LIMITS, NAMES
 from nvshare.coordinator.simulation import bounds
+from nvshare.coordinator.simulation.harness import core_settings
 from nvshare.coordinator.simulation.hostile import HostileClient
 from nvshare.coordinator.simulation.plan import Plan
 from nvshare.coordinator.simulation.policies import NONSENSE, with_nonsense
@@ -35,7 +35,7 @@ SWAPPING = Plan(gpus=1, processes=5, memory_bytes=900, swap_share=1.0, duration_
 
 def world(plan: Plan, seed: int = 7, **settings: Any) -> World:
     """A world with every check on."""
-    core = Settings(check_invariants=True, drain_deadline_ns=50 * MILLISECOND_NS, **settings)
+    core = core_settings(drain_deadline_ns=50 * MILLISECOND_NS, **settings)
     return World(seed, plan, with_nonsense(create, seed), core)
 
 
@@ -88,7 +88,7 @@ def test_a_policy_of_no_use_harms_nobody(policy: str) -> None:
         lived.run()
         assert lived.scheduler is not None
         grants += lived.grants
-        failures += sum(gpu.policy_failures for gpu in lived.scheduler.snapshot(lived.now_ns).gpus)
+        failures += sum(gpu.rules.policy_failures for gpu in lived.scheduler.snapshot(lived.now_ns).gpus)
     assert grants > 50
     assert bool(failures) == (policy not in ("throttle", "restless")), "those two only use their rights"
 
@@ -189,7 +189,7 @@ def test_a_torn_record_is_not_believed(tmp_path: Path) -> None:
 
 def test_a_timer_in_the_past_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a coordinator that spins would pass all worlds."""
-    real = leases.deadline_ns
+    real = leases.next_deadline_ns
 
     def past(node: Any, gpu: Any, now_ns: int) -> int | None:
         found = real(node, gpu, now_ns)
@@ -202,7 +202,7 @@ def test_a_timer_in_the_past_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_timer_that_fires_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a coordinator that polls would pass all worlds."""
-    real = leases.deadline_ns
+    real = leases.next_deadline_ns
 
     def soon(node: Any, gpu: Any, now_ns: int) -> int | None:
         found = real(node, gpu, now_ns)

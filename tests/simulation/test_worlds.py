@@ -12,13 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.simulation.client import Plan
+from nvshare.coordinator.simulation.harness import core_settings
 from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
-SETTINGS = Settings(check_invariants=True, drain_deadline_ns=SECOND_NS)
+SETTINGS = core_settings(drain_deadline_ns=SECOND_NS)
 PLANS = {
     "calm": Plan(),
     "many on one GPU": Plan(gpus=1, processes=25, duration_ns=10 * SECOND_NS),
@@ -163,7 +164,9 @@ def test_everything_at_once(
     seed: int, policy: str, sharing: Sharing, action: OverdueAction, quantum_ns: int | None
 ) -> None:
     """Broken: invariants where troubles meet."""
-    core = replace(SETTINGS, policy=policy, sharing=sharing, overdue_action=action, quantum_ns=quantum_ns)
+    core = core_settings(
+        drain_deadline_ns=SECOND_NS, policy=policy, sharing=sharing, overdue_action=action, quantum_ns=quantum_ns
+    )
     world = live(seed, EVERYTHING, core)
     assert world.handled > 100
 
@@ -174,7 +177,7 @@ def test_the_same_seed_lives_the_same_day() -> None:
     assert first.scheduler is not None
     assert second.scheduler is not None
     assert first.handled == second.handled
-    assert first.scheduler.story.tell(10_000) == second.scheduler.story.tell(10_000)
+    assert first.scheduler.event_log.describe(10_000) == second.scheduler.event_log.describe(10_000)
 
 
 def test_a_long_day_on_eight_gpus() -> None:

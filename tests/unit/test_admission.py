@@ -2,97 +2,96 @@
 
 from __future__ import annotations
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 
-def make_desk(capacity: int = 100) -> Desk:
+def make_desk(capacity: int = 100) -> Harness:
     """One small GPU, every check on."""
-    desk = Desk(create, Settings(check_invariants=True))
-    desk.gpu(capacity=capacity)
-    return desk
+    harness = Harness(create)
+    harness.gpu(capacity=capacity)
+    return harness
 
 
 def test_device_memory_of_all_clients_fits_the_card() -> None:
     """Broken: admitted allocations would fail in the driver, or push out others' memory."""
-    desk = make_desk()
-    a = desk.client(mode=MemoryMode.DEVICE)
-    b = desk.client(mode=MemoryMode.DEVICE)
+    harness = make_desk()
+    a = harness.client(mode=MemoryMode.DEVICE)
+    b = harness.client(mode=MemoryMode.DEVICE)
     assert a.reserve(70) == 70
     assert b.reserve(31) == 0
     assert b.reserve(30, sequence=2) == 30
-    assert desk.sight().refused_reservations == 1
-    assert desk.notes("refused")[0]["why"] == "capacity"
+    assert harness.gpu_snapshot().moves.refused_reservations == 1
+    assert harness.notifications("refused")[0]["why"] == "capacity"
     a.die()
     assert b.reserve(100, sequence=3) == 100
 
 
 def test_pinned_memory_of_movable_clients_counts() -> None:
     """Broken: memory that cannot move would be promised to somebody else."""
-    desk = make_desk()
-    a = desk.client()
+    harness = make_desk()
+    a = harness.client()
     a.report(allocated=80, resident=80, pinned=40)
-    b = desk.client(mode=MemoryMode.DEVICE)
+    b = harness.client(mode=MemoryMode.DEVICE)
     assert b.reserve(61) == 0
     assert b.reserve(60) == 60
 
 
 def test_movable_memory_is_admitted_beyond_capacity() -> None:
     """Broken: no oversubscription."""
-    desk = make_desk()
-    a = desk.client()
-    b = desk.client()
+    harness = make_desk()
+    a = harness.client()
+    b = harness.client()
     assert a.reserve(90) == 90
     assert b.reserve(500) == 500
 
 
 def test_only_device_mode_must_ask() -> None:
     """Broken: each allocation of a managed client would wait for an answer."""
-    desk = make_desk()
-    a = desk.client()
-    b = desk.client(mode=MemoryMode.DEVICE)
+    harness = make_desk()
+    a = harness.client()
+    b = harness.client(mode=MemoryMode.DEVICE)
     assert [s.reserve for s in a.take(messages.GpuSettings)][-1] is False
     assert [s.reserve for s in b.take(messages.GpuSettings)][-1] is True
 
 
 def test_the_limit_of_the_hello_holds() -> None:
     """Broken: `--gpu-memory-limit` would be ignored."""
-    desk = make_desk()
-    a = desk.client(limit=50, mode=MemoryMode.DEVICE)
+    harness = make_desk()
+    a = harness.client(limit=50, mode=MemoryMode.DEVICE)
     (told,) = a.take(messages.GpuSettings)
     assert told.memory_limit_bytes == 50
     assert a.reserve(51) == 0
-    assert desk.notes("refused")[0]["why"] == "limit"
+    assert harness.notifications("refused")[0]["why"] == "limit"
 
 
 def test_what_a_reconnecting_client_has_is_reserved() -> None:
     """Broken: after a restart of the coordinator the card would be promised twice."""
-    desk = make_desk()
-    desk.client(mode=MemoryMode.DEVICE, memory=80)
-    b = desk.client(mode=MemoryMode.DEVICE)
+    harness = make_desk()
+    harness.client(mode=MemoryMode.DEVICE, memory=80)
+    b = harness.client(mode=MemoryMode.DEVICE)
     assert b.reserve(21) == 0
 
 
 def test_impossible_figures_are_bounded() -> None:
     """Broken: a client's report of 2**64 - 1 bytes would upset the sums for everybody."""
-    desk = make_desk()
-    a = desk.client()
+    harness = make_desk()
+    a = harness.client()
     a.report(allocated=5, resident=(1 << 64) - 1, pinned=(1 << 64) - 1)
-    gpu = desk.sight()
-    assert (gpu.allocated_bytes, gpu.resident_bytes, gpu.pinned_bytes) == (5, 5, 5)
+    gpu = harness.gpu_snapshot()
+    assert (gpu.memory.allocated_bytes, gpu.memory.resident_bytes, gpu.memory.pinned_bytes) == (5, 5, 5)
     a.die()
-    assert desk.sight().resident_bytes == 0
+    assert harness.gpu_snapshot().memory.resident_bytes == 0
 
 
 def test_a_refusal_names_the_limit() -> None:
     """Broken: a program that its slot's limit refuses cannot say why, or one on a full card blames its limit."""
-    desk = make_desk()
-    a, b = (desk.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
-    alone = desk.client(mode=MemoryMode.DEVICE, limit=90)
+    harness = make_desk()
+    a, b = (harness.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
+    alone = harness.client(mode=MemoryMode.DEVICE, limit=90)
     assert [[s.limit_of_slot for s in each.take(messages.GpuSettings)][-1] for each in (a, b, alone)] == [
         True,
         True,
@@ -101,7 +100,7 @@ def test_a_refusal_names_the_limit() -> None:
     assert a.reserve(40) == 40
 
     def refused(client: ScriptedClient, total: int) -> bool:
-        desk.handle(events.ReservationAsked(client.client, 0, 2, total))
+        harness.handle(events.ReservationAsked(client.client, 0, 2, total))
         (answer,) = client.take(messages.MemoryReserved)
         assert answer.bytes == 0
         return answer.by_limit

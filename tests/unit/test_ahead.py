@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.memory.prefetch import PIECE_BYTES
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import GPU, Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import GPU, Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 MIB = 1 << 20
 
 
-def make_desk(capacity: int = 100, **settings: object) -> Desk:
+def make_desk(capacity: int = 100, **settings: object) -> Harness:
     """One GPU, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, **settings))  # type: ignore[arg-type]
-    desk.gpu(capacity=capacity)
-    return desk
+    harness = Harness(create, **settings)
+    harness.gpu(capacity=capacity)
+    return harness
 
 
-def three(unit: int = 1, *, priority: int = 0, **settings: object) -> tuple[Desk, list[ScriptedClient]]:
+def three(unit: int = 1, *, priority: int = 0, **settings: object) -> tuple[Harness, list[ScriptedClient]]:
     """Three of 45 on 100: the first holds, the second waits and has 10, the third waits behind it and has 45."""
-    desk = make_desk(100 * unit, **settings)
-    clients = [desk.client(mode=MemoryMode.SWAP, priority=priority) for _ in range(3)]
+    harness = make_desk(100 * unit, **settings)
+    clients = [harness.client(mode=MemoryMode.SWAP, priority=priority) for _ in range(3)]
     for client, resident in zip(clients, (45, 10, 45), strict=True):
         client.report(allocated=45 * unit, resident=resident * unit, host=(45 - resident) * unit)
     for client in clients:
         client.request()
     assert clients[0].granted() is not None
-    return desk, clients
+    return harness, clients
 
 
 def finish(client: ScriptedClient, order: messages.Evict | messages.Restore) -> None:
@@ -41,7 +40,7 @@ def finish(client: ScriptedClient, order: messages.Evict | messages.Restore) -> 
 
 def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing() -> None:
     """Broken: everybody waits for memory that could have moved before."""
-    desk, (a, b, c) = three()
+    harness, (a, b, c) = three()
     (evict,) = c.take(messages.Evict)
     assert evict.bytes == 35, "what the next lacks, from the one behind it"
     assert not a.take(messages.Evict), "nothing moves under running work"
@@ -50,19 +49,19 @@ def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing()
     (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (35, 35)
     finish(b, restore)
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     assert b.granted() is not None, "at once"
-    gpu = desk.sight()
-    assert (gpu.moved_ns, gpu.exposed_move_ns) == (0, 0)
+    gpu = harness.gpu_snapshot()
+    assert (gpu.moves.moved_ns, gpu.moves.exposed_move_ns) == (0, 0)
     (evict,) = a.take(messages.Evict)
     assert evict.bytes == 35, "and the same for the one after it"
 
 
 def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
     """Broken: room that nobody has is left empty."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client()
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client()
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=20, host=40)
     b.request()
@@ -73,15 +72,15 @@ def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
 
 def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_without_it() -> None:
     """Broken: after a little was left over ahead, the switch moves nothing, and both have all of theirs on the GPU."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True, mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
+    harness = make_desk()
+    a, b = harness.client(wanted=True, mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=20, host=40)
     b.request()
     (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 15)
     assert not b.take(messages.Restore), "5 are left, and it has no piece so small"
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     assert b.granted() is None
     (evict,) = a.take(messages.Evict)
@@ -91,12 +90,12 @@ def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_witho
     assert (restore.bytes, restore.credit_bytes) == (25, 25)
     finish(b, restore)
     assert b.granted() is not None
-    assert desk.sight().failed_orders == 0
+    assert harness.gpu_snapshot().moves.failed_orders == 0
 
 
 def test_memory_moves_in_pieces_so_that_a_change_of_mind_costs_little() -> None:
     """Broken: a large order for somebody who will not be next any more goes on to its end."""
-    desk, (_, b, c) = three(unit=40 * MIB, quantum_ns=2000 * MILLISECOND_NS)
+    harness, (_, b, c) = three(unit=40 * MIB, quantum_ns=2000 * MILLISECOND_NS)
     (evict,) = c.take(messages.Evict)
     assert evict.bytes == PIECE_BYTES < 35 * 40 * MIB
     finish(c, evict)
@@ -106,7 +105,7 @@ def test_memory_moves_in_pieces_so_that_a_change_of_mind_costs_little() -> None:
     b.die()
     finish(c, more)
     assert not c.take(messages.Evict), "nobody needs more"
-    assert desk.sight().failed_orders == 0
+    assert harness.gpu_snapshot().moves.failed_orders == 0
 
 
 def test_nothing_is_evicted_ahead_without_time_for_all_of_it() -> None:
@@ -118,21 +117,21 @@ def test_nothing_is_evicted_ahead_without_time_for_all_of_it() -> None:
 
 def test_with_nobody_waiting_nothing_moves() -> None:
     """Broken: idle programs' memory is moved back and forth."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client()
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client()
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=0, host=60)
     a.report(allocated=60, resident=60)
     assert not a.take(messages.Evict)
     assert not b.take(messages.Restore)
-    assert desk.timer_ns is None
+    assert harness.timer_ns is None
 
 
 def test_who_does_not_ask_gives_before_those_who_wait() -> None:
     """Broken: memory goes out that is needed sooner."""
-    desk = make_desk()
-    quiet = desk.client(memory=30)
-    a, b = desk.client(wanted=True), desk.client()
+    harness = make_desk()
+    quiet = harness.client(memory=30)
+    a, b = harness.client(wanted=True), harness.client()
     a.report(allocated=50, resident=50)
     b.report(allocated=50, resident=20, host=30)
     b.request()
@@ -142,11 +141,11 @@ def test_who_does_not_ask_gives_before_those_who_wait() -> None:
 
 def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
     """Broken: memory for the old order of turns goes on moving, or the new next one waits for all of it."""
-    desk, (_, b, c) = three(policy="priority")
+    harness, (_, b, c) = three(policy="priority")
     (evict,) = c.take(messages.Evict)
-    high = desk.client(mode=MemoryMode.SWAP, priority=5)
+    high = harness.client(mode=MemoryMode.SWAP, priority=5)
     high.report(allocated=20, resident=0, host=20)
-    desk.handle(events.PrioritySet(1, 5))  # the holder, so that it is not preempted
+    harness.handle(events.PrioritySet(1, 5))  # the holder, so that it is not preempted
     high.request()
     finish(c, evict)
     assert not b.take(messages.Restore)
@@ -156,9 +155,9 @@ def test_a_priority_client_that_comes_is_brought_in_instead() -> None:
 
 def test_a_holder_that_grows_goes_first() -> None:
     """Broken: room that the holder needs now goes to one that needs it later, or growth finds no room at all."""
-    desk, (a, b, c) = three()
+    harness, (a, b, c) = three()
     (evict,) = c.take(messages.Evict)
-    desk.handle(events.ReservationAsked(a.client, 0, 1, 75))
+    harness.handle(events.ReservationAsked(a.client, 0, 1, 75))
     assert not a.take(messages.MemoryReserved)
     finish(c, evict)
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [75], "the whole room is its"
@@ -170,13 +169,13 @@ def test_a_holder_that_grows_goes_first() -> None:
 
 def test_what_was_brought_in_ahead_makes_room_again() -> None:
     """Broken: growth is refused although what was brought in for later could go."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True, mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
+    harness = make_desk()
+    a, b = harness.client(wanted=True, mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=0, host=60)
     b.request()
     (restore,) = b.take(messages.Restore)
-    desk.handle(events.ReservationAsked(a.client, 0, 1, 80))
+    harness.handle(events.ReservationAsked(a.client, 0, 1, 80))
     finish(b, restore)
     (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
@@ -186,31 +185,31 @@ def test_what_was_brought_in_ahead_makes_room_again() -> None:
 
 def test_growth_does_not_wait_for_ever_for_a_hung_neighbour() -> None:
     """Broken: a thread of the holder hangs in its allocation because another program is stopped."""
-    desk, (a, _, c) = three(move_deadline_ns=500 * MILLISECOND_NS)
+    harness, (a, _, c) = three(move_deadline_ns=500 * MILLISECOND_NS)
     assert c.take(messages.Evict)
-    desk.handle(events.ReservationAsked(a.client, 0, 1, 75))
-    desk.milliseconds(600)
+    harness.handle(events.ReservationAsked(a.client, 0, 1, 75))
+    harness.milliseconds(600)
     (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 75
 
 
 def test_a_failed_piece_is_not_ordered_again_and_again() -> None:
     """Broken: orders without end to a client that cannot obey."""
-    desk, (_, _, c) = three()
+    harness, (_, _, c) = three()
     (evict,) = c.take(messages.Evict)
     c.moved(evict.order_id, 0, error=2)
     c.report(allocated=45, resident=45)
     assert not c.take(messages.Evict)
-    assert desk.sight().failed_orders == c.seat().failed_orders == 1
+    assert harness.gpu_snapshot().moves.failed_orders == c.seat().moves.failed_orders == 1
 
 
 def test_a_turn_does_not_begin_while_the_clients_own_memory_moves() -> None:
     """Broken: invariant 3, an order would be carried out under running work."""
-    desk, (a, b, c) = three()
+    harness, (a, b, c) = three()
     (evict,) = c.take(messages.Evict)
     b.die()
     a.release(wanted=True, idle=True)
-    assert desk.sight().preparing == c.client
+    assert harness.gpu_snapshot().leases.preparing == c.client
     finish(c, evict)
     assert c.granted() is None, "it comes back first"
     finish(c, c.take(messages.Restore)[0])
@@ -219,46 +218,46 @@ def test_a_turn_does_not_begin_while_the_clients_own_memory_moves() -> None:
 
 def test_hidden_and_exposed_time_are_told_apart() -> None:
     """Broken: the operator and the automatic quantum would be told that hidden moves cost time."""
-    desk, (a, b, c) = three()
+    harness, (a, b, c) = three()
     (evict,) = c.take(messages.Evict)
-    desk.milliseconds(10)
+    harness.milliseconds(10)
     finish(c, evict)
     (restore,) = b.take(messages.Restore)
-    desk.milliseconds(5)
+    harness.milliseconds(5)
     a.release(wanted=True, idle=True)
-    assert desk.sight().preparing == b.client, "its last piece is still coming"
-    desk.milliseconds(3)
+    assert harness.gpu_snapshot().leases.preparing == b.client, "its last piece is still coming"
+    harness.milliseconds(3)
     finish(b, restore)
     assert b.granted() is not None
-    gpu = desk.sight()
-    assert gpu.moved_ns == gpu.exposed_move_ns == b.seat().exposed_move_ns == 3 * MILLISECOND_NS
-    assert c.seat().hidden_move_ns == 10 * MILLISECOND_NS
-    assert b.seat().hidden_move_ns == 5 * MILLISECOND_NS
-    assert (c.seat().moved_out_bytes, b.seat().moved_in_bytes) == (35, 35)
-    assert [note["hidden_ns"] for note in desk.notes("moved")] == [10 * MILLISECOND_NS, 5 * MILLISECOND_NS]
+    gpu = harness.gpu_snapshot()
+    assert gpu.moves.moved_ns == gpu.moves.exposed_move_ns == b.seat().moves.exposed_move_ns == 3 * MILLISECOND_NS
+    assert c.seat().moves.hidden_move_ns == 10 * MILLISECOND_NS
+    assert b.seat().moves.hidden_move_ns == 5 * MILLISECOND_NS
+    assert (c.seat().moves.moved_out_bytes, b.seat().moves.moved_in_bytes) == (35, 35)
+    assert [note["hidden_ns"] for note in harness.notifications("moved")] == [10 * MILLISECOND_NS, 5 * MILLISECOND_NS]
 
 
-def restarted() -> Desk:
+def restarted() -> Harness:
     """A coordinator whose predecessor gave a lease; its holder has died meanwhile."""
-    desk = Desk(create, Settings(check_invariants=True, quantum_ns=100 * MILLISECOND_NS))
-    desk.gpu(capacity=100, next_lease_id=9, expected_holder=4242, recovery_deadline_ns=9 * SECOND_NS)
-    desk.handle(events.HolderGone(GPU))
-    return desk
+    harness = Harness(create, quantum_ns=100 * MILLISECOND_NS)
+    harness.gpu(capacity=100, next_lease_id=9, expected_holder=4242, recovery_deadline_ns=9 * SECOND_NS)
+    harness.handle(events.HolderGone(GPU))
+    return harness
 
 
 def test_after_a_restart_nothing_comes_in_before_all_can_be_back() -> None:
     """Broken: invariant 4, room is given away that belongs to a client whose connection is not back yet."""
-    desk = restarted()
-    b = desk.client(mode=MemoryMode.SWAP)
+    harness = restarted()
+    b = harness.client(mode=MemoryMode.SWAP)
     b.report(allocated=60, resident=0, host=60)
     b.request()
-    assert desk.sight().preparing == b.client
-    desk.milliseconds(500)
+    assert harness.gpu_snapshot().leases.preparing == b.client
+    harness.milliseconds(500)
     assert not b.take(messages.Restore)
-    late = desk.client(mode=MemoryMode.SWAP, memory=70)
-    desk.milliseconds(499)
+    late = harness.client(mode=MemoryMode.SWAP, memory=70)
+    harness.milliseconds(499)
     assert not b.take(messages.Restore)
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (60, 30)
     assert [evict.bytes for evict in late.take(messages.Evict)] == [30]
@@ -266,21 +265,21 @@ def test_after_a_restart_nothing_comes_in_before_all_can_be_back() -> None:
 
 def test_after_a_restart_growth_waits_for_those_who_may_come_back() -> None:
     """Broken: as above, or a thread of the holder waits in its allocation for ever."""
-    desk = restarted()
-    a = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    harness = restarted()
+    a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert a.granted() is not None
-    desk.handle(events.ReservationAsked(a.client, 0, 1, 80))
+    harness.handle(events.ReservationAsked(a.client, 0, 1, 80))
     assert not a.take(messages.MemoryReserved)
-    desk.client(mode=MemoryMode.DEVICE, memory=50)
-    desk.milliseconds(1000)
+    harness.client(mode=MemoryMode.DEVICE, memory=50)
+    harness.milliseconds(1000)
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [0], "there is no room for it after all"
 
 
 def test_a_new_coordinator_without_survivors_lets_nobody_wait() -> None:
     """Broken: the first allocations of every program that brings its own coordinator take a second."""
-    desk = Desk(create, Settings(check_invariants=True))
-    desk.gpu(capacity=100, next_lease_id=9)
-    a = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    harness = Harness(create)
+    harness.gpu(capacity=100, next_lease_id=9)
+    a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert a.reserve(80) == 80
 
 
@@ -294,11 +293,11 @@ def prepared(client: ScriptedClient) -> list[int]:
 
 def test_clients_hear_how_much_host_memory_to_have_ready() -> None:
     """Broken: the first eviction pins its memory while everybody waits, or nobody will ever need what was pinned."""
-    desk = make_desk(capacity=1000 * MIB)
-    a = desk.client(wanted=True, mode=MemoryMode.SWAP)
+    harness = make_desk(capacity=1000 * MIB)
+    a = harness.client(wanted=True, mode=MemoryMode.SWAP)
     a.report(allocated=900 * MIB, resident=900 * MIB)
     assert prepared(a)[-1] == 0, "it is alone"
-    b = desk.client(wanted=True, mode=MemoryMode.SWAP)
+    b = harness.client(wanted=True, mode=MemoryMode.SWAP)
     prepared(a)
     b.report(allocated=356 * MIB, resident=0)
     assert prepared(a)[-1] == 256 * MIB, "the overflow"
@@ -313,8 +312,8 @@ def test_clients_hear_how_much_host_memory_to_have_ready() -> None:
 
 def test_others_than_swap_prepare_nothing() -> None:
     """Broken: memory is pinned that is never used."""
-    desk = make_desk()
-    a, b = desk.client(wanted=True), desk.client(wanted=True, mode=MemoryMode.DEVICE)
+    harness = make_desk()
+    a, b = harness.client(wanted=True), harness.client(wanted=True, mode=MemoryMode.DEVICE)
     a.report(allocated=90, resident=90)
     b.report(allocated=50, resident=10)
     assert set(prepared(a)) == set(prepared(b)) == {0}

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvshare.coordinator.engine.scheduler import Scheduler, Settings
+from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
-from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.coordinator.simulation.harness import GPU, Harness, core_settings
 from nvshare.scheduler_policies.registry import create
 
 
-def make_desk(**more: object) -> Desk:
+def make_desk(**more: object) -> Harness:
     """One GPU, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, **more))  # type: ignore[arg-type]
-    desk.gpu(capacity=1000)
-    return desk
+    harness = Harness(create, **more)
+    harness.gpu(capacity=1000)
+    return harness
 
 
 NONSENSE: dict[str, Callable[[int], events.Event]] = {
@@ -41,30 +41,30 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
 @pytest.mark.parametrize("what", NONSENSE)
 def test_nonsense_costs_the_peer_its_connection_and_nobody_else_anything(what: str) -> None:
     """Broken: a client could harm others, or crash the coordinator, by breaking the protocol."""
-    desk = make_desk()
-    desk.gpu("GPU-1")
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    before = desk.scheduler.snapshot(desk.clock.now_ns)
+    harness = make_desk()
+    harness.gpu("GPU-1")
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    before = harness.scheduler.snapshot(harness.clock.now_ns)
     with pytest.raises(RemoteProtocolError):
-        desk.handle(NONSENSE[what](b.client))
-    assert desk.scheduler.snapshot(desk.clock.now_ns) == before
+        harness.handle(NONSENSE[what](b.client))
+    assert harness.scheduler.snapshot(harness.clock.now_ns) == before
     a.release()
     assert b.granted() is not None
 
 
 def test_speaking_before_hello_is_refused() -> None:
     """Broken: an unknown connection would reach the records."""
-    desk = make_desk()
+    harness = make_desk()
     for event in (events.Requested(9, 0), events.GpuAttached(9, 0, GPU, 0, True)):
         with pytest.raises(RemoteProtocolError):
-            desk.handle(event)
+            harness.handle(event)
 
 
 def test_an_unknown_gpu_is_answered_with_those_that_there_are() -> None:
     """Broken: a user with a wrong GPU would see a hang instead of a reason."""
-    desk = make_desk()
-    a = desk.client(attach=False)
+    harness = make_desk()
+    a = harness.client(attach=False)
     a.attach("GPU-nowhere")
     (rejected,) = a.take(messages.Rejected)
     assert rejected.code == messages.Rejection.UNKNOWN_GPU
@@ -76,20 +76,20 @@ def test_an_unknown_gpu_is_answered_with_those_that_there_are() -> None:
 
 def test_a_client_too_many_is_told_so_and_not_registered() -> None:
     """Broken: clients would not be bounded."""
-    desk = make_desk(max_clients=1)
-    desk.client()
-    late = desk.client(attach=False)
+    harness = make_desk(max_clients=1)
+    harness.client()
+    late = harness.client(attach=False)
     (rejected,) = late.take(messages.Rejected)
     assert rejected.code == messages.Rejection.TOO_MANY_CLIENTS
     assert rejected.final
-    desk.handle(events.ClientGone(late.client))
-    assert len(desk.scheduler.snapshot(desk.clock.now_ns).clients) == 1
+    harness.handle(events.ClientGone(late.client))
+    assert len(harness.scheduler.snapshot(harness.clock.now_ns).clients) == 1
 
 
 def test_attaching_again_repeats_the_settings() -> None:
     """Broken: a hook that lost its settings could not get them again."""
-    desk = make_desk()
-    a = desk.client()
+    harness = make_desk()
+    a = harness.client()
     a.take(messages.GpuSettings)
     a.attach(wanted=True)
     assert len(a.take(messages.GpuSettings)) == 1
@@ -150,7 +150,7 @@ def any_event() -> st.SearchStrategy[events.Event]:
 @given(st.data())
 def test_no_sequence_of_client_events_breaks_an_invariant(data: st.DataObject) -> None:
     """Broken: some order of messages, legal or not, would crash the core or break an invariant."""
-    scheduler = Scheduler(create, Settings(check_invariants=True, drain_deadline_ns=50))
+    scheduler = Scheduler(create, core_settings(drain_deadline_ns=50))
     now = 0
     scheduler.handle(events.GpuAdded("A", "A", 100, 100), now)
     scheduler.handle(events.GpuAdded("B", "B", 100, 100, 5, 11, 40), now)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.daemon.settings_file import KEYS, Settings, SettingsError, load
-from nvshare.coordinator.model.state import OverdueAction
+from nvshare.coordinator.model.settings import OverdueAction
 from nvshare.coordinator.protocol.messages import Sharing
 
 

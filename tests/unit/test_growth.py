@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 
-def crowded() -> tuple[Desk, ScriptedClient, ScriptedClient]:
+def crowded() -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` holds the lease with 40 of 100 bytes; `b` sits on 50."""
-    desk = Desk(create, Settings(check_invariants=True))
-    desk.gpu(capacity=100)
-    a = desk.client(wanted=True, mode=MemoryMode.SWAP)
-    b = desk.client(mode=MemoryMode.SWAP)
+    harness = Harness(create)
+    harness.gpu(capacity=100)
+    a = harness.client(wanted=True, mode=MemoryMode.SWAP)
+    b = harness.client(mode=MemoryMode.SWAP)
     assert a.granted() is not None
     a.report(allocated=40, resident=40)
     b.report(allocated=50, resident=50)
-    return desk, a, b
+    return harness, a, b
 
 
-def ask(desk: Desk, client: ScriptedClient, total: int) -> None:
+def ask(harness: Harness, client: ScriptedClient, total: int) -> None:
     """Without waiting for the answer."""
-    desk.handle(events.ReservationAsked(client.client, 0, 7, total))
+    harness.handle(events.ReservationAsked(client.client, 0, 7, total))
 
 
 def test_what_fits_is_granted_at_once() -> None:
@@ -36,8 +35,8 @@ def test_what_fits_is_granted_at_once() -> None:
 
 def test_others_make_room_for_the_holder() -> None:
     """Broken: a program that grows is out of memory though others could move, or too much is moved."""
-    desk, a, b = crowded()
-    ask(desk, a, 70)
+    harness, a, b = crowded()
+    ask(harness, a, 70)
     (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
     assert not a.take(messages.MemoryReserved), "not before the room is there"
@@ -48,19 +47,19 @@ def test_others_make_room_for_the_holder() -> None:
 
 def test_what_cannot_be_made_is_refused() -> None:
     """Broken: the program waits for room that will never come."""
-    desk, a, b = crowded()
+    harness, a, b = crowded()
     b.report(allocated=50, resident=50, pinned=45)
-    ask(desk, a, 70)
+    ask(harness, a, 70)
     (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes < 70
     assert not b.take(messages.Evict)
-    assert desk.notes("refused")[0]["why"] == "capacity"
+    assert harness.notifications("refused")[0]["why"] == "capacity"
 
 
 def test_a_failed_eviction_is_a_refusal() -> None:
     """Broken: the question is never answered."""
-    desk, a, b = crowded()
-    ask(desk, a, 70)
+    harness, a, b = crowded()
+    ask(harness, a, 70)
     (evict,) = b.take(messages.Evict)
     b.moved(evict.order_id, 5)
     (answer,) = a.take(messages.MemoryReserved)
@@ -69,8 +68,8 @@ def test_a_failed_eviction_is_a_refusal() -> None:
 
 def test_a_death_makes_room() -> None:
     """Broken: the question waits for an eviction by a client that is gone."""
-    desk, a, b = crowded()
-    ask(desk, a, 70)
+    harness, a, b = crowded()
+    ask(harness, a, 70)
     b.die()
     (answer,) = a.take(messages.MemoryReserved)
     assert answer.bytes == 70
@@ -78,8 +77,8 @@ def test_a_death_makes_room() -> None:
 
 def test_the_end_of_the_lease_answers_too() -> None:
     """Broken: a thread of the program hangs in its allocation after its lease has ended."""
-    desk, a, b = crowded()
-    ask(desk, a, 70)
+    harness, a, b = crowded()
+    ask(harness, a, 70)
     assert b.take(messages.Evict)
     a.release()
     assert len(a.take(messages.MemoryReserved)) == 1

@@ -6,26 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.coordinator.system.host_memory import LEAST_BYTES, default_budget_bytes
 from nvshare.scheduler_policies.registry import create
 
 
-def make_desk(budget: int = 100, times: int = 8) -> Desk:
+def make_desk(budget: int = 100, times: int = 8) -> Harness:
     """A GPU of 100, and a budget."""
-    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=budget, host_fair_times=times))
-    desk.gpu(capacity=100)
-    desk.milliseconds(1_000)  # nobody comes back from an earlier coordinator
-    return desk
+    harness = Harness(create, host_budget_bytes=budget, host_fair_times=times)
+    harness.gpu(capacity=100)
+    harness.milliseconds(1_000)  # nobody comes back from an earlier coordinator
+    return harness
 
 
 def ask(client: ScriptedClient, size: int, sequence: int = 1) -> int:
     """The share that it has afterwards."""
-    client.desk.handle(events.HostAsked(client.client, sequence, size))
+    client.harness.handle(events.HostAsked(client.client, sequence, size))
     (answer,) = client.take(messages.HostReserved)
     assert answer.sequence == sequence
     return answer.bytes
@@ -42,22 +41,22 @@ def all_it_gets(client: ScriptedClient, has: int = 0) -> int:
     return has
 
 
-def shared(desk: Desk) -> int:
+def shared(harness: Harness) -> int:
     """By everybody."""
-    return desk.scheduler.snapshot(desk.clock.now_ns).host_shared_bytes
+    return harness.scheduler.snapshot(harness.clock.now_ns).host_shared_bytes
 
 
 def test_all_shares_together_stay_within_the_budget() -> None:
     """Broken: programs pin more memory than the node has."""
-    desk = make_desk(times=0)
-    a, b = desk.client(), desk.client()
+    harness = make_desk(times=0)
+    a, b = harness.client(), harness.client()
     assert ask(a, 70) == 70
     assert ask(b, 40) == 0, "refused: unchanged"
-    assert desk.notes("refused")[0]["why"] == "host"
+    assert harness.notifications("refused")[0]["why"] == "host"
     assert ask(b, 30, 2) == 30
     assert ask(a, 20, 3) == 20, "giving back is always allowed"
     assert ask(b, 80, 4) == 80
-    assert shared(desk) == 100
+    assert shared(harness) == 100
 
 
 def test_one_user_alone_has_nearly_all_of_it() -> None:
@@ -72,25 +71,25 @@ def test_where_there_can_be_no_other_user_one_has_all_of_it() -> None:
 
 def test_who_comes_later_finds_something() -> None:
     """Broken: one user fills the budget, and nobody else can allocate anything any more."""
-    desk = make_desk(81_000)
-    found = [all_it_gets(desk.client(user_id=user)) for user in range(3)]
+    harness = make_desk(81_000)
+    found = [all_it_gets(harness.client(user_id=user)) for user in range(3)]
     assert found == [72_000, 8_000, 888], "eight ninths of what was left, each"
 
 
 def test_starting_more_programs_gives_nobody_more() -> None:
     """Broken: the rule is evaded by a second process."""
-    desk = make_desk(900)
-    first, second = desk.client(user_id=7), desk.client(user_id=7)
+    harness = make_desk(900)
+    first, second = harness.client(user_id=7), harness.client(user_id=7)
     assert all_it_gets(first) == 800
     assert all_it_gets(second) == 0
-    assert desk.notes("refused")[-1]["why"] == "host share"
-    assert desk.notes("refused")[-1]["owner"] == "user 7"
+    assert harness.notifications("refused")[-1]["why"] == "host share"
+    assert harness.notifications("refused")[-1]["owner"] == "user 7"
 
 
 def test_the_containers_of_a_node_are_owners_whoever_their_users_are() -> None:
     """Broken: in Kubernetes, where everybody is root, one pod takes all."""
-    desk = make_desk(900)
-    first, mate, other = (desk.client(group=group) for group in ("a", "a", "b"))
+    harness = make_desk(900)
+    first, mate, other = (harness.client(group=group) for group in ("a", "a", "b"))
     assert all_it_gets(first) == 800
     assert all_it_gets(mate) == 0
     assert all_it_gets(other) == 88
@@ -98,8 +97,8 @@ def test_the_containers_of_a_node_are_owners_whoever_their_users_are() -> None:
 
 def test_what_is_given_back_goes_to_those_who_have_less() -> None:
     """Broken: who came first keeps his advantage for ever, though he gives memory back and takes it again."""
-    desk = make_desk(1_700)
-    a, b = desk.client(user_id=1), desk.client(user_id=2)
+    harness = make_desk(1_700)
+    a, b = harness.client(user_id=1), harness.client(user_id=2)
     has, other = all_it_gets(a), all_it_gets(b)
     assert (has, other) == (1_511, 168)
     while ask(a, has - 10) and ask(a, has) < has:
@@ -111,8 +110,8 @@ def test_what_is_given_back_goes_to_those_who_have_less() -> None:
 
 def test_a_refusal_says_why_to_the_program_too() -> None:
     """Broken: who may not ask the coordinator is out of memory and cannot find out by what."""
-    desk = make_desk(9 << 30)
-    a, b = desk.client(user_id=1), desk.client(user_id=2)
+    harness = make_desk(9 << 30)
+    a, b = harness.client(user_id=1), harness.client(user_id=2)
     assert ask(a, 4 << 30) == 4 << 30
     b.take(messages.Rejected)
     assert ask(b, 5 << 30) == 0
@@ -125,8 +124,8 @@ def test_a_refusal_says_why_to_the_program_too() -> None:
 
 def test_a_promise_is_kept_when_others_come() -> None:
     """Broken: a share that data lies in is taken away, or given back and lost."""
-    desk = make_desk(900)
-    a, b = desk.client(user_id=1), desk.client(user_id=2)
+    harness = make_desk(900)
+    a, b = harness.client(user_id=1), harness.client(user_id=2)
     assert all_it_gets(a) == 800
     assert all_it_gets(b) == 88
     assert ask(a, 801) == 800, "no more while it has more than its part, and no less"
@@ -137,8 +136,8 @@ def test_a_promise_is_kept_when_others_come() -> None:
 
 def test_the_share_of_the_dead_is_free_at_once() -> None:
     """Broken: invariant 6 for host memory."""
-    desk = make_desk(900)
-    a, b = desk.client(user_id=1), desk.client(user_id=2)
+    harness = make_desk(900)
+    a, b = harness.client(user_id=1), harness.client(user_id=2)
     ask(a, 800)
     a.die()
     assert ask(b, 800) == 800
@@ -146,102 +145,102 @@ def test_the_share_of_the_dead_is_free_at_once() -> None:
 
 def test_what_is_pinned_already_is_counted_after_a_restart() -> None:
     """Broken: a new coordinator gives away what is pinned already, or forgets it since the rule would not allow it."""
-    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=900))
-    desk.gpu(capacity=100)
-    later, first = desk.client(user_id=2), desk.client(user_id=1)
+    harness = Harness(create, host_budget_bytes=900)
+    harness.gpu(capacity=100)
+    later, first = harness.client(user_id=2), harness.client(user_id=1)
     assert ask(later, 88) == 88
     assert ask(first, 800) == 800, "more than it could get, and there all the same"
     assert ask(later, 95, 2) == 88, "the second question is a wish"
-    desk.milliseconds(1_100)
-    assert ask(desk.client(user_id=3), 100) == 0, "so is anybody's first one when all have come back"
+    harness.milliseconds(1_100)
+    assert ask(harness.client(user_id=3), 100) == 0, "so is anybody's first one when all have come back"
 
 
 def test_the_first_second_gives_nobody_more_than_the_rule() -> None:
     """Broken: whoever asks right after a start has the whole budget, or more, and says that it is pinned already."""
-    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=8_100))
-    desk.gpu(capacity=100)
-    assert [ask(desk.client(user_id=1), 1 << 47) for _ in range(2)] == [7_200, 0]
-    assert ask(desk.client(user_id=2), 1 << 47) == 800
-    assert ask(desk.client(user_id=3), 10) == 10
+    harness = Harness(create, host_budget_bytes=8_100)
+    harness.gpu(capacity=100)
+    assert [ask(harness.client(user_id=1), 1 << 47) for _ in range(2)] == [7_200, 0]
+    assert ask(harness.client(user_id=2), 1 << 47) == 800
+    assert ask(harness.client(user_id=3), 10) == 10
 
 
 def test_the_first_second_of_ones_own_coordinator_gives_no_more_than_the_budget() -> None:
     """Broken: the sum of what is said right after a start has no bound."""
-    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=900, host_fair_times=0))
-    desk.gpu(capacity=100)
-    assert [ask(desk.client(), 600) for _ in range(2)] == [600, 300]
+    harness = Harness(create, host_budget_bytes=900, host_fair_times=0)
+    harness.gpu(capacity=100)
+    assert [ask(harness.client(), 600) for _ in range(2)] == [600, 300]
 
 
 def test_a_process_that_comes_back_has_what_it_had() -> None:
     """Broken: a lost connection makes memory that is pinned be given to others."""
-    desk = make_desk(900)
-    a, b = desk.client(user_id=1, process_id=50), desk.client(user_id=2)
+    harness = make_desk(900)
+    a, b = harness.client(user_id=1, process_id=50), harness.client(user_id=2)
     assert ask(a, 800) == 800
     a.die()
     assert ask(b, 700) == 700
-    assert ask(desk.client(user_id=1, process_id=50), 810) == 800, "as much as it had, and no more"
-    assert shared(desk) == 1_500
+    assert ask(harness.client(user_id=1, process_id=50), 810) == 800, "as much as it had, and no more"
+    assert shared(harness) == 1_500
     assert ask(b, 701) == 700
 
 
 def test_that_is_soon_forgotten() -> None:
     """Broken: who gets the number of a process that died has what that had."""
-    desk = make_desk(900)
-    a, b = desk.client(user_id=1, process_id=50), desk.client(user_id=2)
+    harness = make_desk(900)
+    a, b = harness.client(user_id=1, process_id=50), harness.client(user_id=2)
     ask(a, 800)
     a.die()
     ask(b, 700)
-    desk.milliseconds(5_000)
-    assert ask(desk.client(user_id=1, process_id=50), 800) == 0
+    harness.milliseconds(5_000)
+    assert ask(harness.client(user_id=1, process_id=50), 800) == 0
 
 
 def test_the_budget_changes_while_programs_run() -> None:
     """Broken: lowering it takes memory away that holds data, or lets more be given."""
-    desk = make_desk(100)
-    a, b = desk.client(user_id=1), desk.client(user_id=2)
+    harness = make_desk(100)
+    a, b = harness.client(user_id=1), harness.client(user_id=2)
     ask(a, 80)
-    desk.handle(events.HostBudgetSet(50))
-    assert shared(desk) == 80
+    harness.handle(events.HostBudgetSet(50))
+    assert shared(harness) == 80
     assert ask(b, 10) == 0
-    assert desk.notes("refused")[-1]["why"] == "host"
+    assert harness.notifications("refused")[-1]["why"] == "host"
     assert ask(a, 81, 2) == 80
-    desk.handle(events.HostBudgetSet(200))
+    harness.handle(events.HostBudgetSet(200))
     assert ask(b, 100, 3) == 100
 
 
 def test_what_the_host_has_no_room_for_is_not_admitted() -> None:
     """Broken: invariant 9, what is admitted could not be evicted."""
-    desk = make_desk(budget=90)
-    a = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    harness = make_desk(budget=90)
+    a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert a.reserve(85) == 85, "it takes no part in the budget"
-    b = desk.client(mode=MemoryMode.SWAP)
+    b = harness.client(mode=MemoryMode.SWAP)
     ask(b, 10)
     assert b.reserve(81, sequence=2) == 0
-    assert desk.notes("refused")[-1]["why"] == "host"
+    assert harness.notifications("refused")[-1]["why"] == "host"
     assert b.reserve(80, sequence=3) == 80
 
 
 def test_what_was_moved_away_may_come_back_whatever_the_limits_are_now() -> None:
     """Broken: a lowered limit or budget shuts a program out of its own memory, and it tries again for ever."""
-    desk = make_desk(budget=900)
-    a = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    harness = make_desk(budget=900)
+    a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     ask(a, 60)
     a.report(allocated=60, resident=20, host=40)
-    desk.handle(events.LimitSet(a.client, 10))
-    desk.handle(events.HostBudgetSet(1))
+    harness.handle(events.LimitSet(a.client, 10))
+    harness.handle(events.HostBudgetSet(1))
     assert a.reserve(60) == 60
     assert a.reserve(61, sequence=2) == 60, "but no more than that"
-    assert desk.notes("refused")[-1]["why"] == "limit"
+    assert harness.notifications("refused")[-1]["why"] == "limit"
 
 
 def test_nobody_is_told_to_evict_what_the_host_has_no_room_for() -> None:
     """Broken: orders that must fail, while others could make the room."""
-    desk = make_desk(budget=9)
-    a, b = desk.client(mode=MemoryMode.SWAP, wanted=True), desk.client(mode=MemoryMode.SWAP)
+    harness = make_desk(budget=9)
+    a, b = harness.client(mode=MemoryMode.SWAP, wanted=True), harness.client(mode=MemoryMode.SWAP)
     ask(a, 8)
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=40, host=20)
-    desk.milliseconds(100)
+    harness.milliseconds(100)
     b.request()
     a.release(wanted=True)
     (evict,) = a.take(messages.Evict)
@@ -250,9 +249,9 @@ def test_nobody_is_told_to_evict_what_the_host_has_no_room_for() -> None:
 
 def test_memory_from_before_a_restart_can_be_evicted_though_its_share_is_refused() -> None:
     """Broken: shares exceed the budget, the coordinator restarts, and memory that nobody may evict blocks its GPU."""
-    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=50, host_fair_times=0))
-    desk.gpu(capacity=100)
-    a, b = desk.client(mode=MemoryMode.SWAP), desk.client(mode=MemoryMode.SWAP)
+    harness = Harness(create, host_budget_bytes=50, host_fair_times=0)
+    harness.gpu(capacity=100)
+    a, b = harness.client(mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
     assert ask(a, 60) == 50
     assert ask(b, 80) == 0
     b.report(allocated=80, resident=80)
@@ -261,14 +260,14 @@ def test_memory_from_before_a_restart_can_be_evicted_though_its_share_is_refused
     (evict,) = b.take(messages.Evict)
     assert evict.bytes == 40
     assert ask(b, 81, 2) == 0, "it is given no more"
-    assert shared(desk) == 50
+    assert shared(harness) == 50
 
 
 def test_a_claim_of_memory_from_before_a_restart_never_grows() -> None:
     """Broken: a program that has freed memory puts more on the host than it has a share for."""
-    desk = Desk(create, Settings(check_invariants=True, host_budget_bytes=50, host_fair_times=0))
-    desk.gpu(capacity=100)
-    a, b = desk.client(), desk.client(mode=MemoryMode.SWAP)
+    harness = Harness(create, host_budget_bytes=50, host_fair_times=0)
+    harness.gpu(capacity=100)
+    a, b = harness.client(), harness.client(mode=MemoryMode.SWAP)
     ask(a, 50)
     for sequence, size in enumerate((80, 10, 80)):
         assert ask(b, size, sequence) == 0
@@ -281,9 +280,9 @@ def test_a_claim_of_memory_from_before_a_restart_never_grows() -> None:
 
 def test_a_share_before_hello_is_nonsense() -> None:
     """Broken: a stranger could use up the budget."""
-    desk = make_desk()
+    harness = make_desk()
     with pytest.raises(messages.RemoteProtocolError):
-        desk.handle(events.HostAsked(99, 1, 100))
+        harness.handle(events.HostAsked(99, 1, 100))
 
 
 # --- the default ----------------------------------------------------------------------------------------------------

@@ -4,62 +4,62 @@ from __future__ import annotations
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
+from nvshare.coordinator.engine.scheduler import OverdueAction
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Kill, RecordLease, SetTimer
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.coordinator.simulation.harness import GPU, Harness
 from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 
 
-def make_desk(**settings: object) -> Desk:
+def make_desk(**settings: object) -> Harness:
     """One GPU, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, **settings))  # type: ignore[arg-type]
-    desk.gpu()
-    return desk
+    harness = Harness(create, **settings)
+    harness.gpu()
+    return harness
 
 
 def test_a_free_gpu_is_granted_at_once() -> None:
     """Broken: a process alone would wait for something."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
     grant = a.granted()
     assert grant is not None
     assert (grant.lease_id, grant.quantum_ns, grant.waiters) == (1, QUANTUM_MS * MILLISECOND_NS, 0)
-    assert desk.timer_ns is None, "nothing is due, so nothing may poll"
+    assert harness.timer_ns is None, "nothing is due, so nothing may poll"
 
 
 def test_settings_come_before_the_grant() -> None:
     """Broken: a hook would open its gate without knowing its budget."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
     kinds = [type(message) for message in a.inbox]
     assert kinds == [messages.Welcome, messages.GpuSettings, messages.Grant]
 
 
 def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
     """Broken: a process alone would be interrupted."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    desk.advance(3600 * SECOND_NS)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    harness.advance(3600 * SECOND_NS)
     assert not a.take(messages.Revoke)
-    assert desk.sight().revokes == 0
+    assert harness.gpu_snapshot().statistics.revokes == 0
 
 
 def test_the_quantum_counts_from_the_grant() -> None:
     """Broken: a holder would be cut short, or keep others waiting longer than its quantum."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    desk.milliseconds(40)
-    b = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    harness.milliseconds(40)
+    b = harness.client(wanted=True)
     (waiters,) = a.take(messages.Waiters)
     assert waiters.waiters == 1
-    desk.milliseconds(59)
+    harness.milliseconds(59)
     assert not a.take(messages.Revoke)
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     (revoke,) = a.take(messages.Revoke)
     assert revoke.lease_id == 1
     assert b.granted() is None, "not before the other has released"
@@ -71,49 +71,49 @@ def test_the_quantum_counts_from_the_grant() -> None:
 
 def test_a_holder_past_its_quantum_is_revoked_when_somebody_comes() -> None:
     """Broken: a newcomer would wait a whole quantum for one who has long had his."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    desk.milliseconds(5 * QUANTUM_MS)
-    desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    harness.milliseconds(5 * QUANTUM_MS)
+    harness.client(wanted=True)
     assert len(a.take(messages.Revoke)) == 1
 
 
 def test_waiters_are_told_when_contention_ends() -> None:
     """Broken: a holder would stay paced and release early for nobody."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
     assert [message.waiters for message in a.take(messages.Waiters)] == [1]
-    c = desk.client(wanted=True)
+    c = harness.client(wanted=True)
     assert not a.take(messages.Waiters), "from one to two is no news"
     b.die()
     assert not a.take(messages.Waiters)
     c.die()
     assert [message.waiters for message in a.take(messages.Waiters)] == [0]
-    assert desk.timer_ns is None
+    assert harness.timer_ns is None
 
 
 def test_an_idle_release_hands_over_without_a_revocation() -> None:
     """Broken: early release would not pass the GPU on."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
     a.release(idle=True)
     assert b.granted() is not None
-    assert desk.sight().idle_releases == 1
-    assert desk.sight().revokes == 0
+    assert harness.gpu_snapshot().statistics.idle_releases == 1
+    assert harness.gpu_snapshot().statistics.revokes == 0
     assert a.seat().phase == "idle"
 
 
 def test_a_release_may_be_a_request() -> None:
     """Broken: a client whose threads wait would be forgotten after its quantum."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     b.granted()
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     a.take(messages.Grant)
     b.release()
     assert a.granted() is not None
@@ -121,14 +121,14 @@ def test_a_release_may_be_a_request() -> None:
 
 def test_a_request_that_crosses_a_grant_or_a_revocation_says_nothing_new() -> None:
     """Broken: a client would be granted again what it gave back for good."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
     a.request()
     assert a.seat().phase == "holding"
-    b = desk.client(wanted=True)
+    b = harness.client(wanted=True)
     b.request()
-    assert desk.sight().waiting == 1
-    desk.milliseconds(QUANTUM_MS)
+    assert harness.gpu_snapshot().leases.waiting == 1
+    harness.milliseconds(QUANTUM_MS)
     a.request()
     a.release(wanted=False)
     assert a.seat().phase == "idle"
@@ -136,43 +136,43 @@ def test_a_request_that_crosses_a_grant_or_a_revocation_says_nothing_new() -> No
 
 def test_an_idle_release_that_crosses_the_revocation_is_accepted() -> None:
     """Broken: an honest client would be cut off for a race."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS)
     a.release(idle=True)
     assert b.granted() is not None
-    assert desk.sight().idle_releases == 0, "it was asked to, so this was no early release"
+    assert harness.gpu_snapshot().statistics.idle_releases == 0, "it was asked to, so this was no early release"
 
 
 def test_a_dead_holders_lease_is_free_at_once() -> None:
     """Broken: invariant 6, a SIGKILL would block the GPU."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
     a.die()
     assert b.granted() is not None
-    assert desk.sight().clients == 1
+    assert harness.gpu_snapshot().clients == 1
 
 
 def test_a_dead_client_in_the_middle_of_its_drain_frees_the_lease() -> None:
     """Broken: invariant 6, the drain deadline would have to pass first."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS)
     assert a.seat().phase == "revoking"
     a.die()
     assert b.granted() is not None
-    assert desk.timer_ns is None
+    assert harness.timer_ns is None
 
 
 def test_a_dead_waiter_is_granted_nothing() -> None:
     """Broken: a lease would go to nobody, and the GPU stand still."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    c = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    c = harness.client(wanted=True)
     b.die()
     a.release()
     assert c.granted() is not None
@@ -180,10 +180,10 @@ def test_a_dead_waiter_is_granted_nothing() -> None:
 
 def test_each_gpu_has_its_own_lease() -> None:
     """Broken: work on one GPU would wait for another GPU."""
-    desk = make_desk()
-    desk.gpu("GPU-1")
-    a = desk.client(wanted=True)
-    b = desk.client(attach=False)
+    harness = make_desk()
+    harness.gpu("GPU-1")
+    a = harness.client(wanted=True)
+    b = harness.client(attach=False)
     b.attach("GPU-1", gpu=3, wanted=True)
     assert a.granted() is not None
     grant = b.granted()
@@ -193,36 +193,36 @@ def test_each_gpu_has_its_own_lease() -> None:
 
 def test_the_journal_follows_the_lease() -> None:
     """Broken: a restarted coordinator would wait for the wrong process, or for none."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
     a.release(idle=True)
     b.release(idle=True)
-    records = [(c.lease_id, c.process_id) for c in desk.commands if isinstance(c, RecordLease)]
+    records = [(c.lease_id, c.process_id) for c in harness.commands if isinstance(c, RecordLease)]
     assert records == [(1, a.process_id), (2, b.process_id), (2, 0)], "once for each hand-over"
 
 
 def test_the_journal_is_written_before_the_grant_is_sent() -> None:
     """Broken: after a crash between the two, two processes could hold the GPU."""
-    desk = make_desk()
-    desk.client(wanted=True)
-    kinds = [type(c) if not hasattr(c, "message") else type(c.message) for c in desk.commands]
+    harness = make_desk()
+    harness.client(wanted=True)
+    kinds = [type(c) if not hasattr(c, "message") else type(c.message) for c in harness.commands]
     assert kinds.index(RecordLease) < kinds.index(messages.Grant)
 
 
 def test_a_drain_past_its_deadline_lets_others_on() -> None:
     """Broken: invariant 10, a hung client would hang the others."""
-    desk = make_desk(drain_deadline_ns=SECOND_NS)
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    c = desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS + 999)
+    harness = make_desk(drain_deadline_ns=SECOND_NS)
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    c = harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS + 999)
     assert b.granted() is None
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     assert b.granted() is not None
-    assert desk.sight().overdue == 1
-    assert desk.notes("overdue")[0]["client"] == a.client
-    desk.milliseconds(QUANTUM_MS)
+    assert harness.gpu_snapshot().statistics.overdue == 1
+    assert harness.notifications("overdue")[0]["client"] == a.client
+    harness.milliseconds(QUANTUM_MS)
     b.release(wanted=True)
     assert c.granted() is not None, "the others take turns beside it"
     a.release(wanted=True)
@@ -231,11 +231,11 @@ def test_a_drain_past_its_deadline_lets_others_on() -> None:
 
 def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
     """Broken: a client in device mode would be let on a card that is full of a hung client's memory."""
-    desk = make_desk(drain_deadline_ns=SECOND_NS)
-    a = desk.client(wanted=True, memory=1 << 29)
-    big = desk.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=(1 << 29) + 1)
-    small = desk.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=1)
-    desk.milliseconds(QUANTUM_MS + 1000)
+    harness = make_desk(drain_deadline_ns=SECOND_NS)
+    a = harness.client(wanted=True, memory=1 << 29)
+    big = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=(1 << 29) + 1)
+    small = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=1)
+    harness.milliseconds(QUANTUM_MS + 1000)
     assert big.granted() is None
     assert small.granted() is not None
     small.release()
@@ -246,24 +246,24 @@ def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
 
 def test_a_release_that_says_not_drained_counts_as_overdue_once() -> None:
     """Broken: work that still runs would be taken for finished, or counted twice."""
-    desk = make_desk(drain_deadline_ns=SECOND_NS)
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS + 500)
+    harness = make_desk(drain_deadline_ns=SECOND_NS)
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS + 500)
     a.release(drained=False)
     assert b.granted() is not None
-    assert desk.sight().overdue == 1
+    assert harness.gpu_snapshot().statistics.overdue == 1
 
 
 def test_demotion_lasts_until_a_release_in_time() -> None:
     """Broken: the action `demote` would do nothing, or never end."""
-    desk = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.DEMOTE)
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS + 1000)
+    harness = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.DEMOTE)
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS + 1000)
     a.take(messages.Grant)
     a.release(wanted=True)
-    c = desk.client(wanted=True)
+    c = harness.client(wanted=True)
     b.take(messages.Grant)
     b.release(wanted=True)
     assert c.granted() is not None, "the demoted waits though its turn had come"
@@ -278,71 +278,71 @@ def test_demotion_lasts_until_a_release_in_time() -> None:
 
 def test_the_action_kill_names_the_process() -> None:
     """Broken: the action `kill` would do nothing, or hit another."""
-    desk = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.KILL)
-    a = desk.client(wanted=True)
-    desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS + 1000)
-    (kill,) = [c for c in desk.commands if isinstance(c, Kill)]
+    harness = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.KILL)
+    a = harness.client(wanted=True)
+    harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS + 1000)
+    (kill,) = [c for c in harness.commands if isinstance(c, Kill)]
     assert (kill.client, kill.process_id) == (a.client, a.process_id)
 
 
 def test_times_and_counts_add_up() -> None:
     """Broken: status and metrics would show what did not happen."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    desk.milliseconds(10)
-    b = desk.client(wanted=True)
-    desk.milliseconds(90)
-    desk.milliseconds(5)
-    revoked_ns = desk.clock.now_ns - 5 * MILLISECOND_NS
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    harness.milliseconds(10)
+    b = harness.client(wanted=True)
+    harness.milliseconds(90)
+    harness.milliseconds(5)
+    revoked_ns = harness.clock.now_ns - 5 * MILLISECOND_NS
     a.release(wanted=True, drain_ns=4 * MILLISECOND_NS)
-    desk.milliseconds(1)
-    b.release(idle=True, opened_at_ns=desk.clock.now_ns - MILLISECOND_NS)
+    harness.milliseconds(1)
+    b.release(idle=True, opened_at_ns=harness.clock.now_ns - MILLISECOND_NS)
     seat = a.seat()
-    assert seat.used_ns == 105 * MILLISECOND_NS
-    assert seat.revokes == 1
-    assert b.seat().max_wait_ns == 95 * MILLISECOND_NS
-    gpu = desk.sight()
-    assert (gpu.grants, gpu.handovers) == (3, 2)
-    assert gpu.held_ns == 106 * MILLISECOND_NS
-    assert gpu.recent_drains_ns == (4 * MILLISECOND_NS,)
-    assert gpu.recent_handovers_ns == (MILLISECOND_NS,), f"from {revoked_ns} + drain to the opening of the gate"
+    assert seat.statistics.used_ns == 105 * MILLISECOND_NS
+    assert seat.statistics.revokes == 1
+    assert b.seat().statistics.max_wait_ns == 95 * MILLISECOND_NS
+    gpu = harness.gpu_snapshot()
+    assert (gpu.statistics.grants, gpu.statistics.handovers) == (3, 2)
+    assert gpu.statistics.held_ns == 106 * MILLISECOND_NS
+    assert gpu.leases.recent_drains_ns == (4 * MILLISECOND_NS,)
+    assert gpu.leases.recent_handovers_ns == (MILLISECOND_NS,), f"from {revoked_ns} + drain to the opening of the gate"
 
 
 @pytest.mark.parametrize("opened_at_ns", [0, 1, (1 << 64) - 1])
 def test_impossible_times_of_a_client_are_dropped(opened_at_ns: int) -> None:
     """Broken: a client could put nonsense into everybody's figures."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS)
     a.release(drain_ns=(1 << 64) - 1)
     b.release(idle=True, opened_at_ns=opened_at_ns)
-    assert desk.sight().recent_handovers_ns == ()
-    assert desk.sight().recent_drains_ns == ()
-    assert desk.scheduler.snapshot(desk.clock.now_ns).gpus[0].uuid == GPU
+    assert harness.gpu_snapshot().leases.recent_handovers_ns == ()
+    assert harness.gpu_snapshot().leases.recent_drains_ns == ()
+    assert harness.scheduler.snapshot(harness.clock.now_ns).gpus[0].uuid == GPU
 
 
 def test_time_that_goes_backwards_stands_still() -> None:
     """Broken: a clock's hiccup would make negative times."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    desk.clock.now_ns -= SECOND_NS
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    harness.clock.now_ns -= SECOND_NS
     a.release(idle=True)
-    assert a.seat().used_ns == 0
+    assert a.seat().statistics.used_ns == 0
 
 
 def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
     """Broken: a client alone would be slowed down, or a crowd would have unbounded drains."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
     assert [s.pacing_budget_ns for s in a.take(messages.GpuSettings)] == [0]
-    desk.client()
+    harness.client()
     assert not a.take(messages.GpuSettings), "a program that only looked at the card is nobody to be paced for"
-    b = desk.client(wanted=True)
+    b = harness.client(wanted=True)
     assert [s.pacing_budget_ns for s in a.take(messages.GpuSettings)] == [10 * MILLISECOND_NS]
     assert [s.pacing_budget_ns for s in b.take(messages.GpuSettings)][-1] == 10 * MILLISECOND_NS
-    c = desk.client(wanted=True)
+    c = harness.client(wanted=True)
     assert not a.take(messages.GpuSettings), "unchanged settings are not sent again"
     c.die()
     b.die()
@@ -351,17 +351,17 @@ def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
 
 def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
     """Broken: every hand-over would wait for processors that sleep; or all who wait would be kept awake."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b, c = desk.client(wanted=True), desk.client(wanted=True)
-    desk.milliseconds(QUANTUM_MS - 2)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b, c = harness.client(wanted=True), harness.client(wanted=True)
+    harness.milliseconds(QUANTUM_MS - 2)
     assert not a.take(messages.Standby)
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     (ending,) = a.take(messages.Standby)
     (coming,) = b.take(messages.Standby)
     assert MILLISECOND_NS <= ending.within_ns <= 5 * MILLISECOND_NS
     assert MILLISECOND_NS <= coming.within_ns <= 20 * MILLISECOND_NS
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     assert a.take(messages.Revoke)
     assert not b.take(messages.Standby), "once for each lease"
     assert not c.take(messages.Standby)
@@ -369,10 +369,10 @@ def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
 
 def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
     """Broken: whoever comes to a holder past its quantum waits for his own processor."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    desk.milliseconds(5 * QUANTUM_MS)
-    b = desk.client(wanted=True)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    harness.milliseconds(5 * QUANTUM_MS)
+    b = harness.client(wanted=True)
     assert a.take(messages.Revoke)
     assert not a.take(messages.Standby)
     assert len(b.take(messages.Standby)) == 1
@@ -380,41 +380,41 @@ def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
 
 def test_concurrent_sharing_grants_everybody() -> None:
     """Broken: `--sharing concurrent` would still take turns."""
-    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
-    clients = [desk.client(wanted=True) for _ in range(3)]
+    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    clients = [harness.client(wanted=True) for _ in range(3)]
     grants = [client.granted() for client in clients]
     assert [grant.lease_id for grant in grants if grant] == [1, 2, 3]
-    assert desk.timer_ns is None
+    assert harness.timer_ns is None
     for client in clients:
         client.release(idle=True)
-    assert desk.sight().holders == ()
+    assert harness.gpu_snapshot().leases.holders == ()
 
 
 def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
     """Broken: after a timer that fired early the end of the quantum would never come."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    desk.client(wanted=True)
-    due_ns = desk.timer_ns
-    desk.timer_ns = None
-    desk.handle(events.TimerFired())
-    assert desk.timer_ns == due_ns
-    desk.milliseconds(QUANTUM_MS)
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    harness.client(wanted=True)
+    due_ns = harness.timer_ns
+    harness.timer_ns = None
+    harness.handle(events.TimerFired())
+    assert harness.timer_ns == due_ns
+    harness.milliseconds(QUANTUM_MS)
     assert len(a.take(messages.Revoke)) == 1
 
 
 def test_the_timer_is_the_least_of_all_gpus_and_is_set_only_when_it_changes() -> None:
     """Broken: one GPU's deadline would hide another's, or every event would set the timer."""
-    desk = make_desk()
-    desk.gpu("GPU-1")
-    first = desk.client(wanted=True)
-    desk.client(wanted=True)
-    due_ns = desk.timer_ns
-    desk.milliseconds(10)
+    harness = make_desk()
+    harness.gpu("GPU-1")
+    first = harness.client(wanted=True)
+    harness.client(wanted=True)
+    due_ns = harness.timer_ns
+    harness.milliseconds(10)
     for _ in range(2):
-        client = desk.client(attach=False)
+        client = harness.client(attach=False)
         client.attach("GPU-1", wanted=True)
-    assert desk.timer_ns == due_ns
-    assert len([c for c in desk.commands if isinstance(c, SetTimer)]) == 1
+    assert harness.timer_ns == due_ns
+    assert len([c for c in harness.commands if isinstance(c, SetTimer)]) == 1
     first.release(idle=True)
-    assert desk.timer_ns == due_ns + 10 * MILLISECOND_NS if due_ns else False
+    assert harness.timer_ns == due_ns + 10 * MILLISECOND_NS if due_ns else False

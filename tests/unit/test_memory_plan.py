@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvshare.coordinator.memory.planner import Eviction, Figures, Plan, Room, evictions, plan_ahead, plan_switch
+from nvshare.coordinator.memory.planner import Candidate, Eviction, Plan, Room, evictions, plan_ahead, plan_switch
 
 Sizes = tuple[int, ...]
 Cost = tuple[int, int]
@@ -17,32 +17,32 @@ Cost = tuple[int, int]
 
 def test_nothing_moves_when_everything_fits() -> None:
     """Broken: switches would cost where they need not."""
-    assert plan_switch(0, [Figures(2, 50)], Room(10)) == Plan()
+    assert plan_switch(0, [Candidate(2, 50)], Room(10)) == Plan()
 
 
 def test_only_the_overflow_moves() -> None:
     """Broken: a switch would cost the working set instead of what does not fit."""
-    assert plan_switch(20, [Figures(2, 60)], Room(0)) == Plan((Eviction(2, 20),), 20, 0)
+    assert plan_switch(20, [Candidate(2, 60)], Room(0)) == Plan((Eviction(2, 20),), 20, 0)
 
 
 def test_what_is_free_is_filled_at_once() -> None:
     """Broken: the two directions of the link would be used one after the other."""
-    assert plan_switch(50, [Figures(2, 60)], Room(30)) == Plan((Eviction(2, 20),), 50, 30)
+    assert plan_switch(50, [Candidate(2, 60)], Room(30)) == Plan((Eviction(2, 20),), 50, 30)
 
 
 def test_what_leaves_already_is_not_asked_for_again() -> None:
     """Broken: an eviction under way would be followed by another one for the same room."""
-    assert plan_switch(50, [Figures(2, 60)], Room(10, 25)) == Plan((Eviction(2, 15),), 50, 10)
+    assert plan_switch(50, [Candidate(2, 60)], Room(10, 25)) == Plan((Eviction(2, 15),), 50, 10)
 
 
 def test_the_farthest_gives_first() -> None:
     """Broken: Belady's rule, memory would go out that is needed next."""
-    assert plan_switch(20, [Figures(3, 30), Figures(2, 30)], Room(0)).evictions == (Eviction(3, 20),)
+    assert plan_switch(20, [Candidate(3, 30), Candidate(2, 30)], Room(0)).evictions == (Eviction(3, 20),)
 
 
 def test_a_client_larger_than_the_card_is_brought_in_as_far_as_there_is_room() -> None:
     """Broken: it would never run."""
-    assert plan_switch(500, [Figures(2, 30)], Room(70)) == Plan((Eviction(2, 30),), 100, 70)
+    assert plan_switch(500, [Candidate(2, 30)], Room(70)) == Plan((Eviction(2, 30),), 100, 70)
 
 
 @given(st.integers(0, 120), st.lists(st.integers(0, 50), max_size=5), st.integers(-20, 120), st.integers(0, 50))
@@ -50,7 +50,7 @@ def test_a_plan_obeyed_fits_and_moves_no_more_than_needed(
     missing: int, others: list[int], free: int, leaving: int
 ) -> None:
     """Broken: invariant 4, or bytes would move for nothing."""
-    far = [Figures(number, movable) for number, movable in enumerate(others)]
+    far = [Candidate(number, movable) for number, movable in enumerate(others)]
     plan = plan_switch(missing, far, Room(free, leaving))
     moved_out = {order.client: order.bytes for order in plan.evictions}
     out = sum(moved_out.values())
@@ -81,7 +81,7 @@ def test_pieces_ahead_fit_and_stop(
     lacking = max(0, missing - free - leaving)
     steps = 0
     while True:
-        far = [Figures(number, movable) for number, movable in enumerate(have)]
+        far = [Candidate(number, movable) for number, movable in enumerate(have)]
         room = Room(free, leaving)
         plan = plan_ahead(missing, far, room, piece_bytes=piece, affordable_bytes=affordable)
         out = sum(order.bytes for order in plan.evictions)
@@ -107,13 +107,13 @@ def _turns(sizes: Sizes, capacity: int, start: Sizes, turns: int, *, ahead: bool
     for turn in range(turns):
         holder, following = turn % count, (turn + 1) % count
         while ahead:
-            far = [Figures((holder + k) % count, resident[(holder + k) % count]) for k in range(count - 1, 1, -1)]
+            far = [Candidate((holder + k) % count, resident[(holder + k) % count]) for k in range(count - 1, 1, -1)]
             room = Room(capacity - sum(resident))
             plan = plan_ahead(sizes[following] - resident[following], far, room, piece_bytes=1)
             if plan == Plan():
                 break
             moved += _obey(resident, following, plan)
-        far = [Figures((holder + k) % count, resident[(holder + k) % count]) for k in range(count, 1, -1)]
+        far = [Candidate((holder + k) % count, resident[(holder + k) % count]) for k in range(count, 1, -1)]
         plan = plan_switch(sizes[following] - resident[following], far, Room(capacity - sum(resident)))
         bytes_now = _obey(resident, following, plan)
         exposed, moved = exposed + bytes_now, moved + bytes_now
@@ -198,4 +198,4 @@ def test_two_clients_of_60_percent() -> None:
 
 def test_no_excess_no_orders() -> None:
     """Broken: an order for nothing."""
-    assert evictions(0, [Figures(1, 5)]) == evictions(-3, [Figures(1, 5)]) == ()
+    assert evictions(0, [Candidate(1, 5)]) == evictions(-3, [Candidate(1, 5)]) == ()

@@ -4,64 +4,63 @@ from __future__ import annotations
 
 import pytest
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model.events import Paused, Resumed
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 QUANTUM_MS = 100
 
 
-def make_desk(capacity: int = 100, **settings: object) -> Desk:
+def make_desk(capacity: int = 100, **settings: object) -> Harness:
     """One small GPU, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, move_deadline_ns=SECOND_NS, **settings))  # type: ignore[arg-type]
-    desk.gpu(capacity=capacity)
-    return desk
+    harness = Harness(create, move_deadline_ns=SECOND_NS, **settings)
+    harness.gpu(capacity=capacity)
+    return harness
 
 
-def oversubscribed(idle_release_ns: int = 2 * MILLISECOND_NS) -> tuple[Desk, ScriptedClient, ScriptedClient]:
+def oversubscribed(idle_release_ns: int = 2 * MILLISECOND_NS) -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` has run with 60 of 100 bytes resident and gives way to `b`, which has 40 of its 60."""
-    desk = make_desk(idle_release_ns=idle_release_ns)
-    a = desk.client(wanted=True)
-    b = desk.client()
+    harness = make_desk(idle_release_ns=idle_release_ns)
+    a = harness.client(wanted=True)
+    b = harness.client()
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=40, host=20)
     b.request()
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
-    return desk, a, b
+    return harness, a, b
 
 
 def test_evict_then_restore_then_grant() -> None:
     """Broken: the next client would run before its memory is there, or memory move too early."""
-    desk, a, b = oversubscribed()
+    harness, a, b = oversubscribed()
     (evict,) = a.take(messages.Evict)
     assert evict.bytes == 20, "the overflow, not the working set"
     assert b.granted() is None
-    assert desk.sight().preparing == b.client
+    assert harness.gpu_snapshot().leases.preparing == b.client
     assert not b.take(messages.Restore), "there is no room yet"
     a.moved(evict.order_id, 10, finished=False)
     (restore,) = b.take(messages.Restore)
     assert (restore.bytes, restore.credit_bytes) == (20, 10), "what has left makes room at once"
-    desk.milliseconds(5)
+    harness.milliseconds(5)
     a.moved(evict.order_id, 20)
     assert [credit.credit_bytes for credit in b.take(messages.MoveCredit)] == [20]
     assert b.granted() is None
-    desk.milliseconds(5)
+    harness.milliseconds(5)
     b.moved(restore.order_id, 20)
     assert b.granted() is not None
-    gpu = desk.sight()
-    assert (gpu.resident_bytes, gpu.evicted_bytes, gpu.restored_bytes) == (100, 20, 20)
-    assert gpu.moved_ns == 10 * MILLISECOND_NS
-    assert desk.timer_ns is not None, "the quantum of b, for a waits"
+    gpu = harness.gpu_snapshot()
+    assert (gpu.memory.resident_bytes, gpu.moves.evicted_bytes, gpu.moves.restored_bytes) == (100, 20, 20)
+    assert gpu.moves.moved_ns == 10 * MILLISECOND_NS
+    assert harness.timer_ns is not None, "the quantum of b, for a waits"
 
 
 @pytest.mark.parametrize("report_first", [True, False])
 def test_reports_and_progress_count_once(report_first: bool) -> None:
     """Broken: moved bytes would be counted twice, depending on which message comes first."""
-    desk, a, b = oversubscribed()
+    harness, a, b = oversubscribed()
     (evict,) = a.take(messages.Evict)
     if report_first:
         a.report(allocated=60, resident=40, host=20)
@@ -69,29 +68,29 @@ def test_reports_and_progress_count_once(report_first: bool) -> None:
     else:
         a.moved(evict.order_id, 20)
         a.report(allocated=60, resident=40, host=20)
-    assert a.seat().resident_bytes == 40
+    assert a.seat().memory.resident_bytes == 40
     assert len(b.take(messages.Restore)) == 1
-    assert desk.sight().resident_bytes == 80
+    assert harness.gpu_snapshot().memory.resident_bytes == 80
 
 
 def test_nothing_is_ordered_when_everything_fits() -> None:
     """Broken: hand-overs without memory pressure would pay for memory."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client()
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client()
     a.report(allocated=50, resident=50)
     b.report(allocated=50, resident=0)
     b.request()
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     a.release()
     assert b.granted() is not None
-    assert desk.sight().evict_orders == desk.sight().restore_orders == 0
+    assert harness.gpu_snapshot().moves.evict_orders == harness.gpu_snapshot().moves.restore_orders == 0
 
 
 def test_what_was_evicted_comes_back_when_there_is_room_again() -> None:
     """Broken: after a neighbour has left, page faults would bring back what a bulk copy brings eight times faster."""
-    desk = make_desk()
-    a = desk.client()
+    harness = make_desk()
+    a = harness.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()
     (restore,) = a.take(messages.Restore)
@@ -102,15 +101,15 @@ def test_what_was_evicted_comes_back_when_there_is_room_again() -> None:
 
 def test_one_that_moves_less_is_passed_over() -> None:
     """Broken: a client that cannot move its memory would keep the next one from its turn."""
-    desk = make_desk()
-    a = desk.client(wanted=True)
-    b = desk.client()
-    c = desk.client()
+    harness = make_desk()
+    a = harness.client(wanted=True)
+    b = harness.client()
+    c = harness.client()
     c.report(allocated=20, resident=20)
     a.report(allocated=60, resident=60)
     b.report(allocated=40, resident=20, host=20)
     b.request()
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     a.release(wanted=True)
     (evict,) = c.take(messages.Evict)
     assert evict.bytes == 20, "who does not ask for the GPU is farthest away"
@@ -122,7 +121,7 @@ def test_one_that_moves_less_is_passed_over() -> None:
     assert restore.bytes == 20
     b.moved(restore.order_id, 20)
     assert b.granted() is not None
-    assert desk.sight().failed_orders == 1
+    assert harness.gpu_snapshot().moves.failed_orders == 1
 
 
 def test_when_nobody_can_move_the_next_runs_with_what_there_is() -> None:
@@ -145,59 +144,59 @@ def test_a_failed_restoration_does_not_keep_the_client_from_running() -> None:
 
 def test_a_dead_clients_memory_is_free() -> None:
     """Broken: invariant 6, the switch would wait for a dead client, or count its memory."""
-    desk, a, b = oversubscribed()
+    harness, a, b = oversubscribed()
     a.die()
     (restore,) = b.take(messages.Restore)
     assert restore.bytes == 20
     b.moved(restore.order_id, 20)
     assert b.granted() is not None
-    assert desk.sight().resident_bytes == 60
+    assert harness.gpu_snapshot().memory.resident_bytes == 60
 
 
 def test_the_next_client_may_die_while_memory_moves_for_it() -> None:
     """Broken: the GPU would be kept for a dead client."""
-    desk, a, b = oversubscribed()
+    harness, a, b = oversubscribed()
     a.granted()
     b.die()
-    assert desk.sight().preparing == a.client, "a waited and is next"
+    assert harness.gpu_snapshot().leases.preparing == a.client, "a waited and is next"
     assert a.granted() is None, "but its memory is being moved"
     a.moved(a.take(messages.Evict)[0].order_id, 20)
-    assert a.seat().resident_bytes == 40
+    assert a.seat().memory.resident_bytes == 40
     a.moved(a.take(messages.Restore)[0].order_id, 20)
     assert a.granted() is not None
 
 
 def test_the_next_client_may_be_paused_while_memory_moves_for_it() -> None:
     """Broken: a paused client would be granted, or the GPU kept for it."""
-    desk, a, b = oversubscribed()
+    harness, a, b = oversubscribed()
     a.granted()
-    desk.handle(Paused(b.client))
+    harness.handle(Paused(b.client))
     a.moved(a.take(messages.Evict)[0].order_id, 20)
-    assert desk.sight().preparing == a.client
+    assert harness.gpu_snapshot().leases.preparing == a.client
     a.moved(a.take(messages.Restore)[0].order_id, 20)
     assert a.granted() is not None
-    desk.handle(Resumed(b.client))
+    harness.handle(Resumed(b.client))
     assert b.seat().phase == "waiting"
 
 
 def test_a_move_that_takes_too_long_is_not_waited_for() -> None:
     """Broken: invariant 10 for memory, a hung client would hang the others by not moving."""
-    desk, a, b = oversubscribed()
+    harness, a, b = oversubscribed()
     (evict,) = a.take(messages.Evict)
-    desk.advance(SECOND_NS)
+    harness.advance(SECOND_NS)
     assert b.granted() is not None
-    assert desk.sight().late_switches == 1
-    assert desk.notes("late") == [{"uuid": "GPU-0", "client": b.client}]
+    assert harness.gpu_snapshot().moves.late_switches == 1
+    assert harness.notifications("late") == [{"uuid": "GPU-0", "client": b.client}]
     a.moved(evict.order_id, 20)
-    assert a.seat().resident_bytes == 40
+    assert a.seat().memory.resident_bytes == 40
     assert not a.take(messages.Restore)
 
 
 def test_device_memory_is_never_ordered_out() -> None:
     """Broken: a client that cannot evict would be asked to."""
-    desk = make_desk()
-    a = desk.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=60)
-    b = desk.client()
+    harness = make_desk()
+    a = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=60)
+    b = harness.client()
     b.report(allocated=60, resident=10, host=50)
     b.request()
     a.release(idle=True)
@@ -208,14 +207,14 @@ def test_device_memory_is_never_ordered_out() -> None:
 
 def test_the_last_in_turn_order_gives_first() -> None:
     """Broken: under round robin, memory would be taken from the one that runs next."""
-    desk = make_desk(capacity=90)
-    a, b, c = (desk.client() for _ in range(3))
+    harness = make_desk(capacity=90)
+    a, b, c = (harness.client() for _ in range(3))
     a.report(allocated=45, resident=45)
     b.report(allocated=45, resident=0, host=45)
     c.report(allocated=45, resident=45)
     a.request()
     assert a.granted() is not None
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     b.request()  # the quantum is over: there is no time to move anything before the switch
     c.request()
     a.release(wanted=True)
@@ -226,10 +225,10 @@ def test_the_last_in_turn_order_gives_first() -> None:
 
 def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
     """Broken: memory would be taken from one that paused a moment ago, not from one that has been idle for hours."""
-    desk = make_desk(capacity=90)
-    recent = desk.client()
-    old = desk.client(memory=45)
-    following = desk.client()
+    harness = make_desk(capacity=90)
+    recent = harness.client()
+    old = harness.client(memory=45)
+    following = harness.client()
     recent.report(allocated=45, resident=45)
     recent.request()
     recent.release(idle=True)
@@ -244,11 +243,11 @@ def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
 def test_idle_holders_keep_longer_what_is_dear_to_move(idle_release_ns: int) -> None:
     """Broken: a client that pauses for a moment would give up gigabytes and fetch them again, or one that should never
     give up its lease early would."""
-    desk, a, b = oversubscribed(idle_release_ns)
+    harness, a, b = oversubscribed(idle_release_ns)
     a.take(messages.GpuSettings)
     b.take(messages.GpuSettings)
     (evict,) = a.take(messages.Evict)
-    desk.milliseconds(100)
+    harness.milliseconds(100)
     a.moved(evict.order_id, 20)
     b.moved(b.take(messages.Restore)[0].order_id, 20)
     told = b.take(messages.GpuSettings)
@@ -260,16 +259,16 @@ def test_idle_holders_keep_longer_what_is_dear_to_move(idle_release_ns: int) -> 
 
 def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
     """Broken: a higher class that came while memory moved would wait a whole quantum."""
-    desk = Desk(create, Settings(check_invariants=True, policy="priority"))
-    desk.gpu(capacity=100)
-    a = desk.client(wanted=True)
-    b = desk.client()
+    harness = Harness(create, policy="priority")
+    harness.gpu(capacity=100)
+    a = harness.client(wanted=True)
+    b = harness.client()
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=40, host=20)
     b.request()
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     a.release()
-    high = desk.client(wanted=True, priority=9)
+    high = harness.client(wanted=True, priority=9)
     a.moved(a.take(messages.Evict)[0].order_id, 20)
     b.moved(b.take(messages.Restore)[0].order_id, 20)
     assert b.granted() is not None
@@ -280,40 +279,40 @@ def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
 
 def test_a_client_that_hangs_is_not_waited_for() -> None:
     """Broken: one stopped process would keep everybody else from their turns, one deadline after the other."""
-    desk = make_desk(move_stall_ns=100 * MILLISECOND_NS)
-    a, b, stopped = desk.client(wanted=True), desk.client(), desk.client()
+    harness = make_desk(move_stall_ns=100 * MILLISECOND_NS)
+    a, b, stopped = harness.client(wanted=True), harness.client(), harness.client()
     a.report(allocated=50, resident=50)
     b.report(allocated=50, resident=20, host=30)
     stopped.report(allocated=30, resident=30)
-    desk.milliseconds(QUANTUM_MS)
+    harness.milliseconds(QUANTUM_MS)
     b.request()
     a.release(wanted=True)
     (evict,) = stopped.take(messages.Evict)
-    desk.milliseconds(60)
+    harness.milliseconds(60)
     stopped.moved(evict.order_id, 10, finished=False)
     (restore,) = b.take(messages.Restore)
     b.moved(restore.order_id, 10, finished=False)
-    desk.milliseconds(60)
+    harness.milliseconds(60)
     assert not a.take(messages.Evict), "it has been heard of"
-    desk.milliseconds(60)
+    harness.milliseconds(60)
     (more,) = a.take(messages.Evict)
     assert more.bytes == 20, "from another one instead"
     a.moved(more.order_id, 20)
     b.moved(restore.order_id, 30)
     assert b.granted() is not None
-    assert desk.sight().failed_orders == stopped.seat().failed_orders == 1
-    assert desk.logged("does not move its memory")
-    assert [note["client"] for note in desk.notes("stalled")] == [stopped.client]
+    assert harness.gpu_snapshot().moves.failed_orders == stopped.seat().moves.failed_orders == 1
+    assert harness.logged("does not move its memory")
+    assert [note["client"] for note in harness.notifications("stalled")] == [stopped.client]
     stopped.moved(evict.order_id, 30)
-    assert stopped.seat().resident_bytes == 0, "what it does later still counts"
+    assert stopped.seat().memory.resident_bytes == 0, "what it does later still counts"
 
 
 def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
     """Broken: the GPU would wait for memory of a process that does not move it."""
-    desk = make_desk(move_stall_ns=100 * MILLISECOND_NS)
-    a = desk.client()
+    harness = make_desk(move_stall_ns=100 * MILLISECOND_NS)
+    a = harness.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()
     assert a.take(messages.Restore)
-    desk.milliseconds(110)
+    harness.milliseconds(110)
     assert a.granted() is not None

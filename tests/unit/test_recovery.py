@@ -5,45 +5,44 @@ from __future__ import annotations
 import pytest
 
 from nvshare.coordinator.engine.recovery import NEAR_IDS
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import MANY_HOLDERS, RecordLease
-from nvshare.coordinator.model.state import SECOND_NS
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.coordinator.simulation.harness import GPU, Harness
 from nvshare.scheduler_policies.registry import create
 
 HOLDER = 77
 
 
-def make_desk(**settings: object) -> Desk:
+def make_desk(**settings: object) -> Harness:
     """No GPU yet; every check on."""
-    return Desk(create, Settings(check_invariants=True, drain_deadline_ns=SECOND_NS, **settings))  # type: ignore[arg-type]
+    return Harness(create, drain_deadline_ns=SECOND_NS, **settings)
 
 
-def recovering(desk: Desk, holder: int = HOLDER) -> None:
+def recovering(harness: Harness, holder: int = HOLDER) -> None:
     """The GPU of which the journal says that `holder` has lease 6."""
-    desk.gpu(next_lease_id=7, expected_holder=holder, recovery_deadline_ns=desk.clock.now_ns + 2 * SECOND_NS)
+    harness.gpu(next_lease_id=7, expected_holder=holder, recovery_deadline_ns=harness.clock.now_ns + 2 * SECOND_NS)
 
 
-def records(desk: Desk) -> list[tuple[int, int]]:
-    """What was written to the journal since the desk's commands were emptied."""
-    return [(c.lease_id, c.process_id) for c in desk.commands if isinstance(c, RecordLease)]
+def records(harness: Harness) -> list[tuple[int, int]]:
+    """What was written to the journal since the harness's commands were emptied."""
+    return [(c.lease_id, c.process_id) for c in harness.commands if isinstance(c, RecordLease)]
 
 
 def test_nothing_is_granted_until_the_holder_has_claimed() -> None:
     """Broken: invariant 7, a restart would make two holders."""
-    desk = make_desk()
-    recovering(desk)
-    waiter = desk.client(wanted=True)
+    harness = make_desk()
+    recovering(harness)
+    waiter = harness.client(wanted=True)
     assert waiter.granted() is None
-    holder = desk.client(process_id=HOLDER, attach=False)
+    holder = harness.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6)
     confirmed = holder.granted()
     assert confirmed is not None
     assert (confirmed.lease_id, confirmed.waiters) == (6, 1)
     assert waiter.granted() is None
-    desk.milliseconds(100)
+    harness.milliseconds(100)
     assert len(holder.take(messages.Revoke)) == 1, "its quantum counts from the confirmation"
     holder.release()
     grant = waiter.granted()
@@ -53,91 +52,91 @@ def test_nothing_is_granted_until_the_holder_has_claimed() -> None:
 
 def test_a_holder_that_died_meanwhile_is_not_waited_for() -> None:
     """Broken: all would wait for the whole recovery window."""
-    desk = make_desk()
-    recovering(desk)
-    waiter = desk.client(wanted=True)
-    desk.handle(events.HolderGone(GPU))
+    harness = make_desk()
+    recovering(harness)
+    waiter = harness.client(wanted=True)
+    harness.handle(events.HolderGone(GPU))
     assert waiter.granted() is not None
 
 
 def test_the_window_ends() -> None:
     """Broken: a holder that never connects again would block the GPU for ever."""
-    desk = make_desk()
-    recovering(desk)
-    waiter = desk.client(wanted=True)
-    desk.advance(2 * SECOND_NS - 1)
+    harness = make_desk()
+    recovering(harness)
+    waiter = harness.client(wanted=True)
+    harness.advance(2 * SECOND_NS - 1)
     assert waiter.granted() is None
-    desk.advance(1)
+    harness.advance(1)
     assert waiter.granted() is not None
-    assert desk.logged("nobody claimed")
+    assert harness.logged("nobody claimed")
 
 
 def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
     """Broken: a holder that goes on after the window would submit beside the next one (invariant 7)."""
-    desk = make_desk()
-    recovering(desk)
-    waiter = desk.client(wanted=True)
+    harness = make_desk()
+    recovering(harness)
+    waiter = harness.client(wanted=True)
     for stopped in (True, True, False):
-        desk.advance(2 * SECOND_NS - 1)
-        desk.handle(events.HolderStopped(GPU, stopped, desk.clock.now_ns + 2 * SECOND_NS))
-        assert desk.sight().expected_stopped is stopped
-    desk.advance(2 * SECOND_NS - 1)
+        harness.advance(2 * SECOND_NS - 1)
+        harness.handle(events.HolderStopped(GPU, stopped, harness.clock.now_ns + 2 * SECOND_NS))
+        assert harness.gpu_snapshot().recovery.expected_stopped is stopped
+    harness.advance(2 * SECOND_NS - 1)
     assert waiter.granted() is None
-    desk.advance(1)
+    harness.advance(1)
     assert waiter.granted() is not None
-    assert desk.logged(f"process {HOLDER}, which holds its lease, is stopped")
-    desk.handle(events.HolderStopped(GPU, True, desk.clock.now_ns + 2 * SECOND_NS))
-    assert not desk.sight().expected_stopped, "it was noticed too late: the recovery has ended"
+    assert harness.logged(f"process {HOLDER}, which holds its lease, is stopped")
+    harness.handle(events.HolderStopped(GPU, True, harness.clock.now_ns + 2 * SECOND_NS))
+    assert not harness.gpu_snapshot().recovery.expected_stopped, "it was noticed too late: the recovery has ended"
 
 
 def test_a_holder_that_comes_back_without_a_claim_ends_the_wait() -> None:
     """Broken: a release that was lost with the coordinator would cost everybody the window."""
-    desk = make_desk()
-    recovering(desk)
-    waiter = desk.client(wanted=True)
-    desk.client(process_id=HOLDER)
+    harness = make_desk()
+    recovering(harness)
+    waiter = harness.client(wanted=True)
+    harness.client(process_id=HOLDER)
     assert waiter.granted() is not None
 
 
 def test_a_claim_of_another_process_is_stray() -> None:
     """Broken: any client could take the GPU by claiming it, or two would hold it."""
-    desk = make_desk()
-    recovering(desk)
-    liar = desk.client(process_id=5, attach=False)
+    harness = make_desk()
+    recovering(harness)
+    liar = harness.client(process_id=5, attach=False)
     liar.attach(lease_id=6)
     assert liar.granted() is None
     assert [r.lease_id for r in liar.take(messages.Revoke)] == [6]
-    holder = desk.client(process_id=HOLDER, attach=False)
+    holder = harness.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6)
     assert holder.granted() is not None, "a stray does not keep the real holder from its lease"
     liar.release(6)
-    assert desk.sight().holders == (holder.client,)
+    assert harness.gpu_snapshot().leases.holders == (holder.client,)
 
 
 def test_a_stray_holds_up_the_next_grant_until_its_drain_is_overdue_at_most() -> None:
     """Broken: a stray that is really at work would overlap with the next holder, or a liar would block the GPU."""
-    desk = make_desk()
-    desk.gpu()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    stray = desk.client(attach=False)
+    harness = make_desk()
+    harness.gpu()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    stray = harness.client(attach=False)
     stray.attach(lease_id=1)
     assert len(stray.take(messages.Revoke)) == 1
     a.release()
     assert b.granted() is None
-    desk.advance(SECOND_NS)
+    harness.advance(SECOND_NS)
     assert b.granted() is not None
 
 
 def test_a_stray_that_obeys_waits_like_anybody() -> None:
     """Broken: a process whose connection broke while it held the lease would be lost."""
-    desk = make_desk()
-    desk.gpu()
-    a = desk.client(wanted=True)
+    harness = make_desk()
+    harness.gpu()
+    a = harness.client(wanted=True)
     a.granted()
     a.die()
-    again = desk.client(process_id=a.process_id, attach=False)
-    b = desk.client(wanted=True)
+    again = harness.client(process_id=a.process_id, attach=False)
+    b = harness.client(wanted=True)
     again.attach(lease_id=1, wanted=True)
     again.release(1, wanted=True)
     b.release()
@@ -148,14 +147,14 @@ def test_a_stray_that_obeys_waits_like_anybody() -> None:
 
 def test_a_claim_from_before_a_lost_journal_is_confirmed_while_the_gpu_is_free() -> None:
     """Broken: losing the journal would interrupt a process for nothing; or ids would be used twice."""
-    desk = make_desk()
-    desk.gpu()
-    holder = desk.client(attach=False)
+    harness = make_desk()
+    harness.gpu()
+    holder = harness.client(attach=False)
     holder.attach(lease_id=57)
     confirmed = holder.granted()
     assert confirmed is not None
     assert confirmed.lease_id == 57
-    second = desk.client(attach=False)
+    second = harness.client(attach=False)
     second.attach(lease_id=58, wanted=True)
     assert len(second.take(messages.Revoke)) == 1
     assert second.granted() is None
@@ -168,45 +167,45 @@ def test_a_claim_from_before_a_lost_journal_is_confirmed_while_the_gpu_is_free()
 
 def test_an_id_that_a_stray_has_released_is_not_given_again() -> None:
     """Broken: the hook takes the grant for its confirmed claim, stays closed, and waits for ever."""
-    desk = make_desk()
-    recovering(desk)
-    stray = desk.client(attach=False)
+    harness = make_desk()
+    recovering(harness)
+    stray = harness.client(attach=False)
     stray.attach(lease_id=7, wanted=True)
     assert len(stray.take(messages.Revoke)) == 1
     stray.release(7, wanted=True)
-    desk.handle(events.HolderGone(GPU))
+    harness.handle(events.HolderGone(GPU))
     grant = stray.granted()
     assert grant is not None
     assert grant.lease_id == 8
-    assert records(desk)[-1] == (8, stray.process_id)
+    assert records(harness)[-1] == (8, stray.process_id)
 
 
 @pytest.mark.parametrize("sharing", list(messages.Sharing))
 @pytest.mark.parametrize("named", [False, True])
 def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: messages.Sharing, named: bool) -> None:
     """Broken: one claim of a huge id exhausts the ids, and after a restart the honest holder's claim is refused."""
-    desk = make_desk(sharing=sharing)
+    harness = make_desk(sharing=sharing)
     if named:
-        recovering(desk)
+        recovering(harness)
     else:
-        desk.gpu(next_lease_id=7)
+        harness.gpu(next_lease_id=7)
     for lease_id in ((1 << 64) - 1, 7 + NEAR_IDS):
-        liar = desk.client(process_id=HOLDER, attach=False)
+        liar = harness.client(process_id=HOLDER, attach=False)
         liar.attach(lease_id=lease_id)
         assert liar.granted() is None
         assert len(liar.take(messages.Revoke)) == 1
         liar.die()
-    grant = desk.client(wanted=True).granted()
+    grant = harness.client(wanted=True).granted()
     assert grant is not None
     assert grant.lease_id == 7
-    assert records(desk)[-1][0] == 7
+    assert records(harness)[-1][0] == 7
 
 
 def test_an_old_claim_is_never_confirmed_outside_recovery() -> None:
     """Broken: a lease that has been given to others since would come back to life."""
-    desk = make_desk()
-    desk.gpu(next_lease_id=10)
-    late = desk.client(attach=False)
+    harness = make_desk()
+    harness.gpu(next_lease_id=10)
+    late = harness.client(attach=False)
     late.attach(lease_id=9)
     assert late.granted() is None
     assert len(late.take(messages.Revoke)) == 1
@@ -214,122 +213,122 @@ def test_an_old_claim_is_never_confirmed_outside_recovery() -> None:
 
 def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
     """Broken: one of several holders of a concurrent GPU would overlap with the first exclusive lease."""
-    desk = make_desk()
-    recovering(desk, MANY_HOLDERS)
-    waiter = desk.client(wanted=True)
-    one = desk.client(attach=False)
+    harness = make_desk()
+    recovering(harness, MANY_HOLDERS)
+    waiter = harness.client(wanted=True)
+    one = harness.client(attach=False)
     one.attach(lease_id=3)
     assert len(one.take(messages.Revoke)) == 1
     one.release(3)
-    desk.advance(2 * SECOND_NS - 1)
+    harness.advance(2 * SECOND_NS - 1)
     assert waiter.granted() is None
-    desk.advance(1)
+    harness.advance(1)
     assert waiter.granted() is not None
 
 
 def test_concurrent_claims_are_confirmed_together() -> None:
     """Broken: a restart would interrupt processes that share concurrently anyway."""
-    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
-    recovering(desk, MANY_HOLDERS)
-    one, two, thief = (desk.client(attach=False) for _ in range(3))
+    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    recovering(harness, MANY_HOLDERS)
+    one, two, thief = (harness.client(attach=False) for _ in range(3))
     one.attach(lease_id=3)
     two.attach(lease_id=6)
     thief.attach(lease_id=6)
     confirmed = [client.granted() for client in (one, two, thief)]
     assert [grant.lease_id if grant else None for grant in confirmed] == [3, 6, None]
     assert len(thief.take(messages.Revoke)) == 1
-    assert not records(desk), "the journal says (6, MANY_HOLDERS) already"
+    assert not records(harness), "the journal says (6, MANY_HOLDERS) already"
 
 
 def test_the_journal_numbers_on_from_the_newest_lease() -> None:
     """Broken: after a restart an id would be given twice, because an older lease ended last."""
-    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
-    desk.gpu()
-    one = desk.client(wanted=True)
-    two = desk.client(wanted=True)
+    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness.gpu()
+    one = harness.client(wanted=True)
+    two = harness.client(wanted=True)
     two.release(idle=True)
     one.release(idle=True)
-    assert records(desk)[-1] == (2, 0)
+    assert records(harness)[-1] == (2, 0)
 
 
 def test_the_journal_keeps_the_expected_holder_through_recovery() -> None:
     """Broken: after a second crash there would be two holders, because a stray's release wiped the first one's name."""
-    desk = make_desk()
-    recovering(desk)
-    stray = desk.client(attach=False)
+    harness = make_desk()
+    recovering(harness)
+    stray = harness.client(attach=False)
     stray.attach(lease_id=2)
     stray.release(2)
-    assert not records(desk)
-    holder = desk.client(process_id=HOLDER, attach=False)
+    assert not records(harness)
+    holder = harness.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6)
-    assert not records(desk), "still the same lease"
+    assert not records(harness), "still the same lease"
     holder.release(idle=True)
-    assert records(desk) == [(6, 0)]
+    assert records(harness) == [(6, 0)]
 
 
 def test_the_journal_covers_all_who_are_let_in_during_recovery() -> None:
     """Broken: sharing concurrently while the old holder has not claimed yet, a second crash would forget it."""
-    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
-    recovering(desk)
-    a = desk.client(wanted=True)
+    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    recovering(harness)
+    a = harness.client(wanted=True)
     assert a.granted() is not None
     a.release(idle=True)
-    assert records(desk) == [(7, MANY_HOLDERS), (7, HOLDER)]
-    desk.handle(events.HolderGone(GPU))
-    assert records(desk)[-1] == (7, 0)
+    assert records(harness) == [(7, MANY_HOLDERS), (7, HOLDER)]
+    harness.handle(events.HolderGone(GPU))
+    assert records(harness)[-1] == (7, 0)
 
 
 def test_the_journal_names_several_until_the_last_has_released() -> None:
     """Broken: a crash while a concurrent GPU becomes exclusive would forget those who still drain."""
-    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
-    desk.gpu()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    desk.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
-    assert records(desk)[-1] == (2, MANY_HOLDERS)
+    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness.gpu()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    assert records(harness)[-1] == (2, MANY_HOLDERS)
     a.release()
-    assert records(desk)[-1] == (2, b.process_id)
+    assert records(harness)[-1] == (2, b.process_id)
     b.release()
-    assert records(desk)[-1] == (2, 0)
+    assert records(harness)[-1] == (2, 0)
 
 
 def test_a_process_of_many_that_died_does_not_end_the_window() -> None:
     """Broken: with several possible holders, the death of one would be taken for the death of all."""
-    desk = make_desk()
-    recovering(desk, MANY_HOLDERS)
-    waiter = desk.client(wanted=True)
-    desk.handle(events.HolderGone(GPU))
+    harness = make_desk()
+    recovering(harness, MANY_HOLDERS)
+    waiter = harness.client(wanted=True)
+    harness.handle(events.HolderGone(GPU))
     assert waiter.granted() is None
 
 
 def test_who_was_let_in_during_recovery_gives_way_when_the_gpu_becomes_exclusive() -> None:
     """Broken: invariant 1, it would stay the holder beside the one whom the GPU waits for and who is at work."""
-    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
-    recovering(desk)
-    early = desk.client(wanted=True)
+    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    recovering(harness)
+    early = harness.client(wanted=True)
     assert early.granted() is not None
-    desk.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
     assert [r.lease_id for r in early.take(messages.Revoke)] == [7]
     early.release(7, wanted=True)
     assert early.granted() is None, "nobody is granted before the expected holder has spoken"
-    holder = desk.client(process_id=HOLDER, attach=False)
+    holder = harness.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6)
-    assert desk.sight().holders == (holder.client,)
+    assert harness.gpu_snapshot().leases.holders == (holder.client,)
 
 
 def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> None:
     """Broken: invariant 1, its claim would make it the holder beside those who still drain from concurrent sharing."""
-    desk = make_desk(sharing=messages.Sharing.CONCURRENT)
-    recovering(desk)
-    a, b = desk.client(wanted=True), desk.client(wanted=True)
-    desk.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
-    holder = desk.client(process_id=HOLDER, attach=False)
+    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    recovering(harness)
+    a, b = harness.client(wanted=True), harness.client(wanted=True)
+    harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
+    holder = harness.client(process_id=HOLDER, attach=False)
     holder.attach(lease_id=6, wanted=True)
     assert holder.granted() is None
     assert len(holder.take(messages.Revoke)) == 1
     for client in (a, b):
         client.release()
-    assert desk.sight().holders == (holder.client,)
+    assert harness.gpu_snapshot().leases.holders == (holder.client,)
     holder.release(6, wanted=True)
     grant = holder.granted()
     assert grant is not None
@@ -339,32 +338,32 @@ def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> No
 @pytest.mark.parametrize("sharing", list(messages.Sharing))
 def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: messages.Sharing) -> None:
     """Broken: a process that connects again before its old connection is seen to end would be cut short as a stray."""
-    desk = make_desk(sharing=sharing)
-    desk.gpu()
-    old = desk.client(wanted=True)
+    harness = make_desk(sharing=sharing)
+    harness.gpu()
+    old = harness.client(wanted=True)
     lease = old.seat().lease_id
-    desk.milliseconds(60)
-    new = desk.client(process_id=old.process_id, attach=False)
+    harness.milliseconds(60)
+    new = harness.client(process_id=old.process_id, attach=False)
     new.attach(lease_id=lease)
     confirmed = new.granted()
     assert confirmed is not None
     assert confirmed.lease_id == lease
     assert not new.take(messages.Revoke)
-    assert desk.sight().holders == (new.client,)
+    assert harness.gpu_snapshot().leases.holders == (new.client,)
     old.die()
-    assert desk.sight().holders == (new.client,)
-    assert records(desk)[-1][0] == lease
-    assert records(desk)[-1][1] != 0
+    assert harness.gpu_snapshot().leases.holders == (new.client,)
+    assert records(harness)[-1][0] == lease
+    assert records(harness)[-1][1] != 0
 
 
 def test_a_lease_that_is_being_revoked_moves_over_and_is_revoked_again() -> None:
     """Broken: a revocation that went to the dead connection would be lost, and the process keep the GPU."""
-    desk = make_desk()
-    desk.gpu()
-    old = desk.client(wanted=True)
-    waiter = desk.client(wanted=True)
-    desk.milliseconds(100)
-    new = desk.client(process_id=old.process_id, attach=False)
+    harness = make_desk()
+    harness.gpu()
+    old = harness.client(wanted=True)
+    waiter = harness.client(wanted=True)
+    harness.milliseconds(100)
+    new = harness.client(process_id=old.process_id, attach=False)
     new.attach(lease_id=1)
     assert new.granted() is not None
     assert [revoke.lease_id for revoke in new.take(messages.Revoke)] == [1]
@@ -375,28 +374,28 @@ def test_a_lease_that_is_being_revoked_moves_over_and_is_revoked_again() -> None
 
 def test_another_process_cannot_take_a_lease_over() -> None:
     """Broken: any client could take the holder's lease by naming it."""
-    desk = make_desk()
-    desk.gpu()
-    holder = desk.client(wanted=True)
-    thief = desk.client(attach=False)
+    harness = make_desk()
+    harness.gpu()
+    holder = harness.client(wanted=True)
+    thief = harness.client(attach=False)
     thief.attach(lease_id=1)
     assert thief.granted() is None
-    assert desk.sight().holders[0] == holder.client
+    assert harness.gpu_snapshot().leases.holders[0] == holder.client
     assert holder.seat().phase == "holding"
 
 
 def test_a_paused_client_that_claims_its_lease_is_told_to_give_it_back() -> None:
     """Broken: a program that was paused before a restart would go on after it for as long as it is alone."""
-    desk = make_desk()
-    recovering(desk)
-    holder = desk.client(process_id=HOLDER, attach=False)
-    desk.handle(events.Paused(holder.client))
+    harness = make_desk()
+    recovering(harness)
+    holder = harness.client(process_id=HOLDER, attach=False)
+    harness.handle(events.Paused(holder.client))
     holder.attach(lease_id=6, wanted=True)
     assert len(holder.take(messages.Revoke)) == 1
     holder.release(wanted=True)
     assert len(holder.take(messages.Grant)) == 1, "the claim was confirmed, and nothing was granted since"
-    waiter = desk.client(wanted=True)
+    waiter = harness.client(wanted=True)
     assert waiter.granted() is not None
-    desk.handle(events.Resumed(holder.client))
+    harness.handle(events.Resumed(holder.client))
     waiter.release()
     assert holder.granted() is not None

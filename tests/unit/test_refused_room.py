@@ -6,36 +6,35 @@ from typing import Any
 
 from nvshare.coordinator.cli.ctl_view import room_lines
 from nvshare.coordinator.daemon.control_server import plain
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 PATIENCE_NS = 200 * MILLISECOND_NS
 """How long a hook keeps a lease that it can do nothing with, after the first attempts."""
 
 
-def make_desk(sharing: Sharing = Sharing.EXCLUSIVE) -> Desk:
+def make_desk(sharing: Sharing = Sharing.EXCLUSIVE) -> Harness:
     """A GPU of 100, every check on."""
-    desk = Desk(create, Settings(check_invariants=True, sharing=sharing))
-    desk.gpu(capacity=100)
-    return desk
+    harness = Harness(create, sharing=sharing)
+    harness.gpu(capacity=100)
+    return harness
 
 
-def swapping(desk: Desk, *, resident: int, host: int = 0) -> ScriptedClient:
+def swapping(harness: Harness, *, resident: int, host: int = 0) -> ScriptedClient:
     """A client whose memory can move, and partly has."""
-    client = desk.client(mode=MemoryMode.SWAP)
+    client = harness.client(mode=MemoryMode.SWAP)
     client.report(allocated=resident + host, resident=resident, host=host)
     return client
 
 
-def shown(desk: Desk) -> dict[str, Any]:
+def shown(harness: Harness) -> dict[str, Any]:
     """As `nvshare-ctl status` has it, as far as its lines about room go."""
-    snapshot = desk.scheduler.snapshot(desk.clock.now_ns)
+    snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
     gpus = [{"uuid": gpu.uuid, "index": index} for index, gpu in enumerate(snapshot.gpus)]
     return {"gpus": gpus, "clients": [plain(client) for client in snapshot.clients]}
 
@@ -45,97 +44,97 @@ def try_to_run(client: ScriptedClient, size: int) -> bool:
     if client.reserve(size) >= size:
         client.report(allocated=size, resident=size)
         return True
-    client.desk.advance(PATIENCE_NS)
+    client.harness.advance(PATIENCE_NS)
     lease = client.seat().lease_id
-    client.desk.handle(events.Released(client.client, 0, lease, False, True, True, 0, 0, submissions=0))
+    client.harness.handle(events.Released(client.client, 0, lease, False, True, True, 0, 0, submissions=0))
     return False
 
 
-def beside_one_that_hangs(desk: Desk) -> tuple[ScriptedClient, ScriptedClient, messages.Evict]:
+def beside_one_that_hangs(harness: Harness) -> tuple[ScriptedClient, ScriptedClient, messages.Evict]:
     """Two that do not fit together; one has been stopped, and moves nothing; the other one wants to run."""
-    stopped, willing = swapping(desk, resident=60), swapping(desk, resident=40, host=20)
+    stopped, willing = swapping(harness, resident=60), swapping(harness, resident=40, host=20)
     willing.request()
     (evict,) = stopped.take(messages.Evict)
-    desk.until(lambda: bool(willing.take(messages.Grant)))
+    harness.until(lambda: bool(willing.take(messages.Grant)))
     assert not try_to_run(willing, 60)
     return stopped, willing, evict
 
 
 def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
     """Broken: one stopped program, and another one is granted and gives back several times a second, for ever."""
-    desk = make_desk()
-    _, willing, _ = beside_one_that_hangs(desk)
-    desk.commands.clear()
-    began_ns, tries = desk.clock.now_ns, 0
-    while desk.clock.now_ns < began_ns + 120 * SECOND_NS:
-        desk.until(lambda: bool(willing.take(messages.Grant)))
+    harness = make_desk()
+    _, willing, _ = beside_one_that_hangs(harness)
+    harness.commands.clear()
+    began_ns, tries = harness.clock.now_ns, 0
+    while harness.clock.now_ns < began_ns + 120 * SECOND_NS:
+        harness.until(lambda: bool(willing.take(messages.Grant)))
         assert not try_to_run(willing, 60)
         tries += 1
     assert 3 <= tries <= 32, "now and then, since an eviction that failed may not fail for ever"
-    assert len(desk.commands) < 20 * tries
+    assert len(harness.commands) < 20 * tries
 
 
 def test_it_is_tried_again_after_a_while() -> None:
     """Broken: a program that found no room waits for ever, though others can be moved by now."""
-    desk = make_desk()
-    stopped, willing, evict = beside_one_that_hangs(desk)
-    assert willing.seat().shut_out
-    (line,) = room_lines(shown(desk))
+    harness = make_desk()
+    stopped, willing, evict = beside_one_that_hangs(harness)
+    assert willing.seat().memory.shut_out
+    (line,) = room_lines(shown(harness))
     assert line.startswith("c2 (1002) finds no room on GPU 0")
     stopped.moved(evict.order_id, 20)
-    desk.advance(RETRY_NS)
+    harness.advance(RETRY_NS)
     (restore,) = willing.take(messages.Restore)
     willing.moved(restore.order_id, 20)
     assert willing.take(messages.Grant)
-    assert not willing.seat().shut_out
+    assert not willing.seat().memory.shut_out
 
 
 def test_the_death_of_the_one_that_hangs_is_enough() -> None:
     """Broken: nobody looks again when the last one that had memory is gone."""
-    desk = make_desk()
-    stopped, willing, _ = beside_one_that_hangs(desk)
-    assert willing.seat().shut_out
+    harness = make_desk()
+    stopped, willing, _ = beside_one_that_hangs(harness)
+    assert willing.seat().memory.shut_out
     stopped.die()
     assert willing.take(messages.Restore)
 
 
 def test_the_others_have_their_turns_meanwhile() -> None:
     """Broken: who cannot run takes turns from those who can, or is preferred to them by its priority."""
-    desk = make_desk()
-    _, willing, _ = beside_one_that_hangs(desk)
-    other = desk.client(mode=MemoryMode.SWAP, wanted=True)
+    harness = make_desk()
+    _, willing, _ = beside_one_that_hangs(harness)
+    other = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert other.take(messages.Grant)
-    desk.handle(events.PrioritySet(willing.client, 5))
-    desk.milliseconds(50)
+    harness.handle(events.PrioritySet(willing.client, 5))
+    harness.milliseconds(50)
     assert not other.take(messages.Revoke)
 
 
 def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     """Broken: side by side, one that was large once keeps its room for ever, and who needs it asks for ever."""
-    desk = make_desk(Sharing.CONCURRENT)
-    large, small = swapping(desk, resident=10), swapping(desk, resident=0, host=50)
+    harness = make_desk(Sharing.CONCURRENT)
+    large, small = swapping(harness, resident=10), swapping(harness, resident=0, host=50)
     large.request()
     assert large.reserve(90) == 90
     large.report(allocated=10, resident=10)  # it has freed the rest, and may allocate it again without asking
     small.request()
-    desk.handle(events.ReservationAsked(small.client, 0, 1, 50))
-    assert not desk.notes("refused")
+    harness.handle(events.ReservationAsked(small.client, 0, 1, 50))
+    assert not harness.notifications("refused")
     assert large.take(messages.Revoke), "they take turns, in which promises end"
     large.release(wanted=True)
     small.release(wanted=True)
-    desk.milliseconds(1)
+    harness.milliseconds(1)
     assert small.take(messages.MemoryReserved)[-1].bytes == 50
-    assert desk.sight().sharing is Sharing.CONCURRENT, "and then they run side by side again"
+    assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT, "and then they run side by side again"
     assert small.reserve(50, sequence=2) == 50
 
 
 def test_one_that_hangs_in_an_eviction_gets_no_credit_for_it() -> None:
     """Broken: its hook is told of credit for an order that brings nothing in."""
-    desk = make_desk()
-    hanging, other = swapping(desk, resident=60, host=20), swapping(desk, resident=40, host=20)
+    harness = make_desk()
+    hanging, other = swapping(harness, resident=60, host=20), swapping(harness, resident=40, host=20)
     other.request()
     assert hanging.take(messages.Evict)
-    desk.until(lambda: bool(other.take(messages.Grant)))
+    harness.until(lambda: bool(other.take(messages.Grant)))
     hanging.request()
     other.die()
     assert hanging.take(messages.Grant), "there is room, but nothing comes in before it has ended what it is at"

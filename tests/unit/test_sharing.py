@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
 
 
-def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Desk, ScriptedClient, ScriptedClient]:
+def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` has 40 of 100 bytes, `b` 50; both run."""
-    desk = Desk(create, Settings(check_invariants=True, sharing=Sharing.CONCURRENT))
-    desk.gpu(capacity=100)
-    a, b = (desk.client(wanted=True, mode=mode) for _ in range(2))
+    harness = Harness(create, sharing=Sharing.CONCURRENT)
+    harness.gpu(capacity=100)
+    a, b = (harness.client(wanted=True, mode=mode) for _ in range(2))
     assert a.granted() is not None
     assert b.granted() is not None
     a.report(allocated=40, resident=40)
     b.report(allocated=50, resident=50)
-    return desk, a, b
+    return harness, a, b
 
 
-def in_turns() -> tuple[Desk, ScriptedClient, ScriptedClient]:
+def in_turns() -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` has asked for 70 bytes in all, and has given its lease back; `b` has it, or is about to."""
-    desk, a, b = side_by_side()
-    desk.handle(events.ReservationAsked(a.client, 0, 7, 70))
+    harness, a, b = side_by_side()
+    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
     assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
     assert not a.take(messages.MemoryReserved), "neither refused nor granted yet"
     a.release(wanted=True)
@@ -33,23 +32,23 @@ def in_turns() -> tuple[Desk, ScriptedClient, ScriptedClient]:
     assert answer.bytes == 70, "without a lease it needs no physical memory"
     a.report(allocated=70, resident=40, host=30)
     b.release(wanted=True)
-    return desk, a, b
+    return harness, a, b
 
 
 def test_what_fits_runs_side_by_side() -> None:
     """Broken: each growth would end concurrent sharing."""
-    desk, a, b = side_by_side()
+    harness, a, b = side_by_side()
     assert a.reserve(50) == 50
-    assert desk.sight().sharing is Sharing.CONCURRENT
+    assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT
     assert not b.take(messages.Revoke)
 
 
 def test_growth_beyond_the_card_begins_turns() -> None:
     """Broken: invariant 4: it is granted beside what others have, or a program is out of memory that could take
     turns."""
-    desk, a, b = in_turns()
-    assert desk.sight().sharing is Sharing.EXCLUSIVE
-    assert desk.logged("take turns")
+    harness, a, b = in_turns()
+    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE
+    assert harness.logged("take turns")
     first, second = (a, b) if a.seat().phase in {"next", "holding"} else (b, a)
     for evict in second.take(messages.Evict):
         second.moved(evict.order_id, evict.bytes)
@@ -57,13 +56,13 @@ def test_growth_beyond_the_card_begins_turns() -> None:
         first.moved(restore.order_id, restore.bytes)
     assert first.granted() is not None
     assert second.granted() is None
-    assert desk.sight().resident_bytes <= 100
+    assert harness.gpu_snapshot().memory.resident_bytes <= 100
 
 
 def test_the_other_one_first() -> None:
     """Broken: a growth is refused while the one who could make room has just begun to drain."""
-    desk, a, b = side_by_side()
-    desk.handle(events.ReservationAsked(a.client, 0, 7, 70))
+    harness, a, b = side_by_side()
+    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
     b.release(wanted=False)
     (evict,) = b.take(messages.Evict)
     assert evict.bytes == 20
@@ -74,9 +73,9 @@ def test_the_other_one_first() -> None:
 
 def test_alone_on_the_card_nobody_is_revoked() -> None:
     """Broken: the only one at work gives its lease back for a growth for which somebody idle makes room."""
-    desk, a, b = side_by_side()
+    harness, a, b = side_by_side()
     b.release(wanted=False)
-    desk.handle(events.ReservationAsked(a.client, 0, 7, 70))
+    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
     (evict,) = b.take(messages.Evict)
     b.moved(evict.order_id, evict.bytes)
     assert [answer.bytes for answer in a.take(messages.MemoryReserved)] == [70]
@@ -85,19 +84,19 @@ def test_alone_on_the_card_nobody_is_revoked() -> None:
 
 def test_pages_that_would_thrash_take_turns() -> None:
     """Broken: in mode `managed` programs that together have more than the card fault each other's pages out."""
-    desk, a, b = side_by_side(MemoryMode.MANAGED)
+    harness, a, b = side_by_side(MemoryMode.MANAGED)
     a.report(allocated=70, resident=50)
-    assert desk.sight().sharing is Sharing.EXCLUSIVE
+    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE
     assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
 
 
 def test_side_by_side_again_when_there_is_room() -> None:
     """Broken: turns for ever after, or back and forth with each byte."""
-    desk, a, b = in_turns()
+    harness, a, b = in_turns()
     a.report(allocated=48, resident=40, host=8)
-    assert desk.sight().sharing is Sharing.EXCLUSIVE, "98 of 100: the next byte would end it again"
+    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE, "98 of 100: the next byte would end it again"
     a.report(allocated=40, resident=40)
-    assert desk.sight().sharing is Sharing.CONCURRENT
+    assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT
     for client in (a, b):
         if client.seat().phase != "holding":
             for restore in client.take(messages.Restore):
@@ -107,12 +106,12 @@ def test_side_by_side_again_when_there_is_room() -> None:
 
 def test_exclusive_stays_exclusive() -> None:
     """Broken: what the operator wants is overruled."""
-    desk, a, b = side_by_side()
-    desk.handle(events.SharingSet(Sharing.EXCLUSIVE))
+    harness, a, b = side_by_side()
+    harness.handle(events.SharingSet(Sharing.EXCLUSIVE))
     assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
     a.release()
     b.release()
     a.report(allocated=10, resident=10)
-    assert desk.sight().sharing is Sharing.EXCLUSIVE
-    desk.handle(events.SharingSet(Sharing.CONCURRENT))
-    assert desk.sight().sharing is Sharing.CONCURRENT
+    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE
+    harness.handle(events.SharingSet(Sharing.CONCURRENT))
+    assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT

@@ -9,52 +9,53 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.engine.event_log import Story, read, replay
-from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler, Settings
+from nvshare.coordinator.engine.event_log import EventLog, read, replay
+from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import HOLDING, SECOND_NS
+from nvshare.coordinator.model.seat import HOLDING
+from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import Revoke, Sharing
 from nvshare.coordinator.simulation.client import Plan
-from nvshare.coordinator.simulation.harness import GPU, Desk
+from nvshare.coordinator.simulation.harness import GPU, Harness, core_settings
 from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy
 from nvshare.scheduler_policies.registry import create
 
-SETTINGS = Settings(check_invariants=True, story_length=1_000_000)
+SETTINGS = core_settings(event_log_length=1_000_000)
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "priority", "fair_share"])
 @pytest.mark.parametrize("length", [1_000_000, 300])
 def test_a_story_replays_to_the_same_commands(policy: str, length: int) -> None:
     """Broken: a failure could not be run again from what was logged; or something hidden feeds the core."""
-    settings = Settings(policy=policy, check_invariants=True, story_length=length)
+    settings = core_settings(policy=policy, event_log_length=length)
     world = World(5, Plan(memory_bytes=600, admin_every_ns=SECOND_NS, death_chance=0.05), create, settings)
     world.run()
     assert world.scheduler is not None
-    told = world.scheduler.story
+    told = world.scheduler.event_log
     assert told.complete
     again = Scheduler(create)  # the settings are the story's
     lines = list(told.lines())
     assert len(lines) == len(told) + 1
     replay(again, read(lines))
-    assert again.story.tell(len(told)) == told.tell(len(again.story))
+    assert again.event_log.describe(len(told)) == told.describe(len(again.event_log))
     end_ns = world.scheduler._now_ns
     assert again.snapshot(end_ns) == world.scheduler.snapshot(end_ns)
 
 
 def test_a_crash_replays_when_its_beginning_has_left_the_ring() -> None:
     """Broken: the log of a crash after hours of work would not lead a replay to the same assertion."""
-    settings = Settings(check_invariants=True, story_length=64)
-    desk = Desk(create, settings)
-    desk.gpu()
-    clients = [desk.client(wanted=True) for _ in range(3)]
+    settings = core_settings(event_log_length=64)
+    harness = Harness(create, settings)
+    harness.gpu()
+    clients = [harness.client(wanted=True) for _ in range(3)]
     for _ in range(500):
-        desk.milliseconds(100)
+        harness.milliseconds(100)
         for client in clients:
             if client.take(Revoke):
                 client.release(wanted=True)
     with pytest.raises(InvariantError, match="was added already") as caught:
-        desk.gpu()  # a mistake only in a core that knows the GPU
+        harness.gpu()  # a mistake only in a core that knows the GPU
     lines = caught.value.lines
     assert len(lines) < 150
     assert not any("GpuAdded" in line for line in lines[:-1])
@@ -63,7 +64,7 @@ def test_a_crash_replays_when_its_beginning_has_left_the_ring() -> None:
     with pytest.raises(InvariantError, match="was added already") as replayed:
         replay(again, read(lines))
     assert again.settings == settings
-    assert again.story.tell(60) == desk.scheduler.story.tell(60)
+    assert again.event_log.describe(60) == harness.scheduler.event_log.describe(60)
     assert str(replayed.value).splitlines()[0] == str(caught.value).splitlines()[0]
 
 
@@ -83,17 +84,17 @@ def test_a_policy_of_another_package_begins_afresh_in_a_replay() -> None:
     def factory(name: str, uuid: str) -> Policy:
         return create(name, uuid) if name == "round_robin" else _Foreign()
 
-    desk = Desk(factory, Settings(policy="last", story_length=8, check_invariants=True))
-    desk.gpu()
-    client = desk.client(wanted=True)
+    harness = Harness(factory, policy="last", event_log_length=8)
+    harness.gpu()
+    client = harness.client(wanted=True)
     for _ in range(20):
         client.report(allocated=0, resident=0)
-    assert desk.scheduler.story.complete
+    assert harness.scheduler.event_log.complete
     again = Scheduler(factory)
-    replay(again, read(desk.scheduler.story.lines()))
-    now_ns = desk.clock.now_ns
-    assert again.snapshot(now_ns) == desk.scheduler.snapshot(now_ns)
-    assert again.snapshot(now_ns).gpus[0].policy == "last"
+    replay(again, read(harness.scheduler.event_log.lines()))
+    now_ns = harness.clock.now_ns
+    assert again.snapshot(now_ns) == harness.scheduler.snapshot(now_ns)
+    assert again.snapshot(now_ns).gpus[0].rules.policy == "last"
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(os.getcwd), pickle.dumps(Path("/")), b"", b"junk"])
@@ -105,13 +106,13 @@ def test_a_state_makes_records_and_runs_nothing(content: bytes) -> None:
 
 def test_every_event_reads_back_equal() -> None:
     """Broken: a new kind of event or field would make stories unreadable."""
-    desk = Desk(create, SETTINGS)
-    desk.gpu()
-    a = desk.client(wanted=True)
-    desk.handle(events.SharingSet(Sharing.CONCURRENT))
-    desk.handle(events.PolicySet("priority"))
+    harness = Harness(create, SETTINGS)
+    harness.gpu()
+    a = harness.client(wanted=True)
+    harness.handle(events.SharingSet(Sharing.CONCURRENT))
+    harness.handle(events.PolicySet("priority"))
     a.die()
-    lines = list(desk.scheduler.story.lines())
+    lines = list(harness.scheduler.event_log.lines())
     assert [event for _, event in read(lines)][-3:] == [
         events.SharingSet(Sharing.CONCURRENT),
         events.PolicySet("priority"),
@@ -139,7 +140,7 @@ def test_what_is_no_story_is_refused(line: str) -> None:
 
 def test_a_story_is_bounded_and_says_so() -> None:
     """Broken: the log would grow without end, or a replay from its middle be trusted."""
-    story = Story(4)
+    story = EventLog(4)
     story.begin(0, b"state")
     for time in range(20):
         if story.full:
@@ -152,14 +153,14 @@ def test_a_story_is_bounded_and_says_so() -> None:
 
 def test_our_own_mistake_shows_the_story() -> None:
     """Broken: a breach of an invariant would go unseen, or be reported without what led to it."""
-    desk = Desk(create, SETTINGS)
-    desk.gpu()
-    a = desk.client(wanted=True)
-    b = desk.client(wanted=True)
-    gpu = desk.scheduler._node.gpus[GPU]
+    harness = Harness(create, SETTINGS)
+    harness.gpu()
+    a = harness.client(wanted=True)
+    b = harness.client(wanted=True)
+    gpu = harness.scheduler._node.gpus[GPU]
     seat = gpu.seats[b.client]  # break invariant 1 by hand
     seat.phase = HOLDING
-    gpu.leases[b.client] = seat
+    gpu.leases.by_client[b.client] = seat
     with pytest.raises(InvariantError, match="invariant 1") as caught:
         a.request()
     assert "Requested(client=1, gpu=0)" in str(caught.value)
@@ -168,6 +169,6 @@ def test_our_own_mistake_shows_the_story() -> None:
 
 def test_any_failure_of_ours_shows_the_story() -> None:
     """Broken: a plain bug would come out without the events that led to it."""
-    desk = Desk(create, SETTINGS)
+    harness = Harness(create, SETTINGS)
     with pytest.raises(InvariantError, match="KeyError"):
-        desk.handle(events.HolderGone("GPU-nowhere"))
+        harness.handle(events.HolderGone("GPU-nowhere"))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.state import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Desk, ScriptedClient
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
 
@@ -38,44 +37,44 @@ def make(name: str, uuid: str) -> Policy:
     return Throttle() if name == "throttle" else registry.create(name, uuid)
 
 
-def timers(desk: Desk, milliseconds: int) -> int:
+def timers(harness: Harness, milliseconds: int) -> int:
     """How often the timer fires in this time."""
     fired = 0
-    end_ns = desk.clock.now_ns + milliseconds * MILLISECOND_NS
-    while desk.timer_ns is not None and desk.timer_ns <= end_ns and fired < 1000:
-        desk.clock.now_ns = max(desk.clock.now_ns, desk.timer_ns)
-        desk.handle(events.TimerFired())
+    end_ns = harness.clock.now_ns + milliseconds * MILLISECOND_NS
+    while harness.timer_ns is not None and harness.timer_ns <= end_ns and fired < 1000:
+        harness.clock.now_ns = max(harness.clock.now_ns, harness.timer_ns)
+        harness.handle(events.TimerFired())
         fired += 1
-    desk.clock.now_ns = end_ns
+    harness.clock.now_ns = end_ns
     return fired
 
 
 def test_a_wake_up_time_does_not_outlive_the_choice_that_it_was_for() -> None:
     """Broken: a policy's wake-up time in the past is armed for ever, and the coordinator takes a whole processor."""
-    desk = Desk(make, Settings(policy="throttle", check_invariants=True, drain_deadline_ns=DRAIN_NS))
-    desk.gpu(capacity=1000)
-    hung, waiter = desk.client(mode=SWAP), desk.client(mode=SWAP)
+    harness = Harness(make, policy="throttle", drain_deadline_ns=DRAIN_NS)
+    harness.gpu(capacity=1000)
+    hung, waiter = harness.client(mode=SWAP), harness.client(mode=SWAP)
     hung.report(allocated=600, resident=600)
     hung.request()
     waiter.report(allocated=300, resident=300)
     waiter.request()
-    desk.milliseconds(27)
+    harness.milliseconds(27)
     assert hung.seat().phase == "overdue"
-    assert desk.timer_ns is not None, "the policy is to be asked again"
+    assert harness.timer_ns is not None, "the policy is to be asked again"
     waiter.report(allocated=500, resident=300, host=200)  # it does not fit beside the overdue client any more
-    assert timers(desk, 200) == 0
+    assert timers(harness, 200) == 0
     hung.release()
-    assert desk.sight().preparing == waiter.client or waiter.granted() is not None
+    assert harness.gpu_snapshot().leases.preparing == waiter.client or waiter.granted() is not None
 
 
 def test_the_moment_in_which_a_gang_waits_for_the_last_holder_passes_once() -> None:
     """Broken: the same storm under round robin, after a member was passed over beside an overdue lease."""
-    desk = Desk(registry.create, Settings(check_invariants=True, drain_deadline_ns=DRAIN_NS))
+    harness = Harness(registry.create, drain_deadline_ns=DRAIN_NS)
     for uuid in "ABC":
-        desk.gpu(uuid, capacity=1000)
+        harness.gpu(uuid, capacity=1000)
 
     def join(uuid: str, gang: str = "", memory: int = 0) -> ScriptedClient:
-        client = desk.client(attach=False, gang=gang, mode=SWAP)
+        client = harness.client(attach=False, gang=gang, mode=SWAP)
         client.attach(uuid, memory=memory)
         return client
 
@@ -83,24 +82,24 @@ def test_the_moment_in_which_a_gang_waits_for_the_last_holder_passes_once() -> N
     member, mate = join("A", "g", 300), join("B", "g", 10)
     hung.request()
     last.request()
-    desk.milliseconds(130)
+    harness.milliseconds(130)
     assert (hung.seat().phase, last.seat().phase) == ("overdue", "holding")
     for client in (join("B", "other"), join("C", "other")):  # another gang's turn keeps the mate's GPU
         client.request()
-        desk.milliseconds(1)
+        harness.milliseconds(1)
     mate.request()
     member.request()
     last.release(idle=True)
-    assert desk.timer_ns is not None, "the last holder may come back in a moment"
+    assert harness.timer_ns is not None, "the last holder may come back in a moment"
     member.report(allocated=500, resident=300, host=200)
-    assert timers(desk, 50) <= 2
+    assert timers(harness, 50) <= 2
 
 
 def test_an_order_that_hangs_is_noticed_though_everything_fits_by_now() -> None:
     """Broken: nobody hears of a client that does not move its memory, or its deadline is armed for ever."""
-    desk = Desk(registry.create, Settings(check_invariants=True))
-    desk.gpu(capacity=1000)
-    hung, other = desk.client(mode=SWAP), desk.client(mode=SWAP)
+    harness = Harness(registry.create)
+    harness.gpu(capacity=1000)
+    hung, other = harness.client(mode=SWAP), harness.client(mode=SWAP)
     hung.report(allocated=600, resident=600)
     other.report(allocated=600, resident=0, host=600)
     other.request()
@@ -109,6 +108,6 @@ def test_an_order_that_hangs_is_noticed_though_everything_fits_by_now() -> None:
     order_id = max(order.order_id for order in other.take(messages.Restore))
     other.moved(order_id, 600)
     other.report(allocated=600, resident=600)
-    desk.advance(6 * SECOND_NS)
+    harness.advance(6 * SECOND_NS)
     other.release(idle=True)
-    assert [note["client"] for note in desk.notes("stalled")] == [hung.client]
+    assert [note["client"] for note in harness.notifications("stalled")] == [hung.client]

@@ -105,9 +105,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "graph_end": lambda executable: cuda.cuGraphExecDestroy(u64(executable)),
     "graph_trim": lambda: cuda.cuDeviceGraphMemTrim(0),
     "pool_default": lambda: made("cuDeviceGetDefaultMemPool", 0),
-    "pool_make": lambda shared=0: made(
-        "cuMemPoolCreate", ctypes.byref(Params(kind=1, handles=shared, location=1))
-    ),
+    "pool_make": lambda shared=0: made("cuMemPoolCreate", ctypes.byref(Params(kind=1, handles=shared, location=1))),
     "pool_destroy": lambda pool: cuda.cuMemPoolDestroy(u64(pool)),
     "pool_use": lambda pool: cuda.cuDeviceSetMemPool(0, u64(pool)),
     "pool_alloc": lambda pool, size: made("cuMemAllocFromPoolAsync", size_t(size), u64(pool), None),

@@ -1,0 +1,159 @@
+"""Memory of seats and GPUs: usage, orders, growth, room, and the switch of a lease that waits for memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvshare.coordinator.model.statistics import MoveStatistics, SeatMoveStatistics
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.model.events import PinsAsked
+    from nvshare.coordinator.model.seat import Seat
+
+
+@dataclass(slots=True)
+class SeatMemory:
+    """What one client has on one GPU.
+
+    The first four fields are changed by `orders.set_usage` alone, `growth` by memory/admission.py.
+    """
+
+    allocated_bytes: int = 0
+    resident_bytes: int = 0
+    pinned_bytes: int = 0
+    host_bytes: int = 0
+    reserved_bytes: int = 0
+    """What it may have without asking again."""
+    limit_bytes: int = 0
+    """0: none."""
+    growth: Growth | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Growth:
+    """A client's question for room that is not answered yet.  Changed by memory/admission.py."""
+
+    sequence: int
+    total_bytes: int
+    deadline_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """A memory order that a client has.  Changed by memory/orders.py."""
+
+    order_id: int
+    client: int
+    evict: bool
+    bytes: int
+    credit_bytes: int
+    """A restoration may bring in this much without asking again.  It only grows."""
+    resident_before: int
+    started_ns: int
+    heard_ns: int
+    """When it was given, or its client last reported, or it got credit again."""
+    exposed_before_ns: int
+    """What the GPU's clock of exposed moves showed when the order was given."""
+    unhindered: bool = True
+    """It never had to wait for credit, so its time measures the speed of the link."""
+    moved_bytes: int = 0
+    stalled: bool = False
+
+    @property
+    def moving(self) -> bool:
+        """It goes on by itself; otherwise it waits for credit, or its client hangs."""
+        if self.stalled:
+            return False
+        return self.evict or self.credit_bytes >= self.bytes or self.moved_bytes < self.credit_bytes
+
+
+@dataclass(slots=True)
+class SeatMoves:
+    """Memory orders of one client on one GPU.  Changed by memory/orders.py."""
+
+    order: Order | None = None
+    """The open order, also one that nobody waits for any more."""
+    evict_failed_at: int = -1
+    restore_failed_at: int = -1
+    """`LeaseStatistics.grants` when an order fell short.  There is no further order before the next grant."""
+    unused_credit_bytes: int = 0
+    """The credit that the restoration left unused.  With more credit there is a further order."""
+    statistics: SeatMoveStatistics = field(default_factory=SeatMoveStatistics)
+
+
+@dataclass(slots=True)
+class SeatRoom:
+    """What one client can have on its GPU.  Changed by memory/room.py and memory/pinning.py."""
+
+    immovable_bytes: int = 0
+    promised_bytes: int = 0
+    """The client was allowed to make this much immovable, and has not reported it yet."""
+    lacking_bytes: int = 0
+    """What it needs beyond what can be there; 0: it fits."""
+    unschedulable: bool = False
+    """It gave its lease back unused, and gets none until it fits, or until `retry_at_ns` if it was refused room."""
+    refused: bool = False
+    """It was refused room under its present lease, though immovable memory leaves it some."""
+    retry_at_ns: int = 0
+    logged_at_ns: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Immovable:
+    """Memory of one GPU that cannot move.  Changed by memory/room.py and memory/pinning.py."""
+
+    bytes: int = 0
+    swapping: dict[int, Seat] = field(default_factory=dict)
+    """By client: the seats in mode `swap`."""
+    questions: dict[int, PinsAsked] = field(default_factory=dict)
+    """By client: questions that are not answered yet."""
+    stale: bool = False
+    """A seat's room must be computed again."""
+    limits_sent: bool = False
+    """A client was told of less room than the capacity."""
+    unschedulable: int = 0
+    """How many seats are unschedulable."""
+
+
+@dataclass(slots=True, eq=False)
+class GpuMemory:
+    """Memory of one GPU.  `orders.set_usage` changes the sums, memory/client_settings.py the overflow."""
+
+    total_bytes: int
+    capacity_bytes: int
+    allocated_bytes: int = 0
+    resident_bytes: int = 0
+    host_bytes: int = 0
+    """Sums over the seats."""
+    overflow_bytes: int = 0
+    """What does not fit, as clients were told."""
+    moving: dict[int, Seat] = field(default_factory=dict)
+    """By client: seats with an open order."""
+    growing: dict[int, Seat] = field(default_factory=dict)
+    """By client: seats whose question for room is not answered yet."""
+    immovable: Immovable = field(default_factory=Immovable)
+    statistics: MoveStatistics = field(default_factory=MoveStatistics)
+
+
+@dataclass(slots=True, eq=False)
+class Switch:
+    """The lease is on its way to `seat`; its memory comes first.  Changed by memory/switching.py."""
+
+    seat: Seat
+    quantum_ns: int | None
+    """As the policy chose it; None: the GPU's at the time of the grant."""
+    policy: object
+    """The policy that chose.  Once it is replaced, `quantum_ns` is an upper bound only."""
+    started_ns: int
+    deadline_ns: int
+    out_before: int
+    in_before: int
+    """What the GPU had moved when the switch began."""
+    fresh: bool
+    """Nothing of the seat was ever evicted as far as is known: what comes in is new, and not copied."""
+    done: bool = False
+    ready_ns: int | None = None
+    """When it was done, if the grant had to wait for more than memory."""
+    co_scheduled: bool = False
+    """The turn is given by the seat's gang: the policy of this GPU has not chosen the seat."""

@@ -1,0 +1,57 @@
+"""The node: everything that the core knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvshare.coordinator.model.client import Client
+from nvshare.coordinator.model.gang import Gang
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.settings import Settings
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.model.commands import Command
+
+
+@dataclass(slots=True, eq=False)
+class HostOwner:
+    """All clients of one user or slot that ask for host memory.  It goes with the last of them."""
+
+    clients: int = 0
+    shared_bytes: int = 0
+    """The sum of their shares."""
+    refused: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class HostBudget:
+    """Pinned host memory of the node.  Changed by memory/host_budget.py."""
+
+    budget_bytes: int = 0
+    shared_bytes: int = 0
+    """The sum of the clients' shares."""
+    owners: dict[str, HostOwner] = field(default_factory=dict)
+    """By name; owners without clients are removed."""
+    reconnected_at_ns: int = 0
+    """By this time hooks of an earlier coordinator have connected again and reported what they have."""
+    departed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By process: the share of a connection that ended, and until when it is remembered."""
+    refused: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Everything that the core knows, and the commands of the present event."""
+
+    settings: Settings
+    clients: dict[int, Client] = field(default_factory=dict)
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+    out: list[Command] = field(default_factory=list)
+    next_order_id: int = 1
+    host: HostBudget = field(default_factory=HostBudget)
+    gangs: dict[str, Gang] = field(default_factory=dict)
+    changed_gpus: dict[str, Gpu] = field(default_factory=dict)
+    """Further GPUs that the present event concerns; see engine/assembly.py."""
+    gang_turns: int = 0
+    gang_gathered_ns: int = 0
