@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("steady", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")  # a slow machine is no failure
 
-PURE = {"unit", "policies", "simulation", "wire", "chart"}
-"""Folders whose tests need no compiled library, so that they start at once."""
+PURE = ("unit", "policies", "simulation", "wire", "chart", "kubernetes/cluster", "kubernetes/real")
+"""Tests that need no compiled library, so that they start at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,15 @@ def built() -> Built:
     return made
 
 
+@pytest.fixture(scope="session")
+def saturate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A C program that keeps a GPU busy: SECONDS KERNEL_NS DEPTH."""
+    program = tmp_path_factory.mktemp("programs") / "saturate"
+    source = str(ROOT / "bench" / "programs" / "saturate.c")
+    subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-o", str(program), source, "-ldl"], check=True)
+    return program
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a card are skipped where there is none."""
     if Path("/dev/nvidiactl").exists():
@@ -116,9 +125,9 @@ def _one_at_a_time_on_the_card(request: pytest.FixtureRequest) -> Iterator[None]
 
 @pytest.fixture(autouse=True)
 def _own_libraries(request: pytest.FixtureRequest) -> None:
-    """Whatever is not pure Python is tested with the libraries of this checkout, also if the test does not say so."""
-    folder = request.path.relative_to(ROOT / "tests").parts[0] if request.path.is_relative_to(ROOT / "tests") else ""
-    if not folder.endswith(".py") and folder not in PURE:
+    """Every test in a folder that is not pure Python runs with the libraries of this checkout."""
+    tests = ROOT / "tests"
+    if request.path.parent != tests and not any(request.path.is_relative_to(tests / pure) for pure in PURE):
         request.getfixturevalue("built")
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import shutil
-import subprocess
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ LIBRARY = CHARTS / "nvshare-sidecar"
 EXAMPLES = CHARTS / "examples"
 SCHEMAS = Path(__file__).parent / "schemas"
 OLDEST = (1, 28)
+SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+"""Our programs: name -> module:function."""
 Document = dict[str, Any]
 
 
@@ -51,7 +52,7 @@ class Rendered:
             document
             for name, text in sorted(files.items())
             if not name.endswith("NOTES.txt")
-            for document in yaml.safe_load_all(text)
+            for document in yaml.load_all(text, yaml.CSafeLoader)
             if document
         ]
 
@@ -72,10 +73,21 @@ class Rendered:
 
 
 def render(values: Mapping[str, Any] | None = None, name: str = "gpu", namespace: str = "nvshare") -> Rendered:
-    """The chart under these values, and a registry where they name none.  Raises helm_python.HelmError."""
-    with helm_python.Chart.load(CHART) as chart:
-        chart.validate_schema(dict(values or {}))
-        return Rendered(chart.render(with_registry(values or {}), name=name, namespace=namespace))
+    """The chart under these values, and a registry where they name none; do not change it.  Raises HelmError."""
+    return _render(json.dumps(values or {}), name, namespace)
+
+
+@functools.cache
+def _render(values: str, name: str, namespace: str) -> Rendered:
+    given = json.loads(values)
+    chart = _chart()
+    chart.validate_schema(given)
+    return Rendered(chart.render(with_registry(given), name=name, namespace=namespace))
+
+
+@functools.cache
+def _chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
 
 
 def with_registry(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,13 +152,3 @@ def example_chart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[helm_pyt
     shutil.copytree(LIBRARY, place / "charts" / "nvshare-sidecar")
     with helm_python.Chart.load(place) as chart:
         yield chart
-
-
-@pytest.fixture(scope="session")
-def saturate(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A program that keeps a GPU busy, as the containers' command."""
-    program = tmp_path_factory.mktemp("programs") / "saturate"
-    compiler = os.environ.get("CC", "cc")
-    source = str(ROOT / "bench" / "programs" / "saturate.c")
-    subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), source, "-ldl"], check=True)
-    return str(program)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.chart.conftest import render
-from tests.chart.test_render import MATRIX, pods
+from tests.chart.test_matrix import MATRIX, pods
 from tests.conftest import ROOT
 
 TEXT = (ROOT / "Containerfile").read_text(encoding="utf-8")

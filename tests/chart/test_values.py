@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import yaml
 
 from nvshare.coordinator.daemon import settings_file
 from tests.chart.conftest import CHART, refusal, render
-from tests.chart.test_render import MATRIX
+from tests.chart.test_matrix import MATRIX
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 
@@ -139,26 +138,6 @@ def test_settings_are_the_coordinators() -> None:
     assert set(SCHEMA["properties"]["settings"]["properties"]) == theirs
     of_one_gpu = {field.alias or name for name, field in settings_file.GpuOverride.model_fields.items()}
     assert set(SCHEMA["definitions"]["gpuOverride"]["properties"]) == of_one_gpu
-
-
-@pytest.mark.parametrize("name", MATRIX)
-def test_the_coordinator_reads_its_settings(name: str, tmp_path: Path) -> None:
-    """The file of the ConfigMap is read by the coordinator itself: numbers and quotes must survive the templates."""
-    rendered = render(MATRIX[name])
-    (found,) = [d for d in rendered.all("ConfigMap") if "nvshare.toml" in d["data"]]
-    file = tmp_path / "nvshare.toml"
-    file.write_text(found["data"]["nvshare.toml"], encoding="utf-8")
-    settings = settings_file.load({}, {}, file)
-    given = {"policy": "round_robin", "quantum": "100ms"} | MATRIX[name].get("settings", {})
-    assert settings.policy == given["policy"]
-    assert settings.quantum_ns == (None if given["quantum"] == "auto" else 100_000_000)
-    assert settings.max_clients == given.get("max_clients", 1024)
-    assert settings.idle_release_ns == given.get("idle_release", 2_000_000)
-    assert settings.pacing_budget_ns == (0 if "pacing_budget" in given else 10_000_000)
-    for uuid, override in given.get("gpu", {}).items():
-        assert settings.gpu[uuid].quantum_ns == 20_000_000
-        assert settings.gpu[uuid].capacity_bytes == override["capacity"]
-    assert json.loads(found["data"]["priority-classes.json"]) == MATRIX[name].get("priorityClasses", {})
 
 
 def test_image_names() -> None:

@@ -29,7 +29,7 @@ from nvshare.coordinator.kubernetes.cluster.admission_review import Settings, po
 from nvshare.coordinator.kubernetes.cluster.annotations import HOOK_IN_CONTAINER, findings, pod_asks_for
 from tests.chart.conftest import render
 from tests.conftest import ROOT
-from tests.kubernetes.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, environment, pod, pods
+from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, environment, pod, pods
 from tests.kubernetes.real.control_plane import ControlPlane, Reply
 from tests.waiting import eventually
 
@@ -43,11 +43,6 @@ BAD = {
     "nvshare.com/memory-limit.nobody": "8Gi",
     "nvshare.com/priorty": "1",
 }
-
-
-@pytest.fixture(autouse=True)
-def _own_libraries() -> None:
-    """Pure Python: nothing needs to be built."""
 
 
 @dataclass(frozen=True, slots=True)

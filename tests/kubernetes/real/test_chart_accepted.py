@@ -5,6 +5,7 @@ May not go here: what admission does to pods (test_admission_live.py).
 
 from __future__ import annotations
 
+import copy
 import http.client
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from tests.chart.conftest import EXAMPLES, render
-from tests.chart.test_render import MATRIX
+from tests.chart.test_matrix import MATRIX
 from tests.kubernetes.real.control_plane import ControlPlane, Json, collection
 from tests.kubernetes.real.crds import install_crds
 
@@ -23,11 +24,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "policy-enforced": {"admission": {"mode": "policy", "enforce": True, "priorityRange": {"min": -7, "max": 0}}},
     "memory-gib": {"resource": {"memory": {"enabled": True, "name": "example.com/gpu-memory-gib"}}},
 }
-
-
-@pytest.fixture(autouse=True)
-def _own_libraries() -> None:
-    """Nothing of ours is run."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +74,7 @@ def test_the_pods_are_accepted(cluster: ControlPlane, name: str) -> None:
 
 def test_an_unknown_field_is_refused(cluster: ControlPlane) -> None:
     """If it were not, the tests above would prove less than they say."""
-    document = render(namespace=NAMESPACE).one("DaemonSet")
+    document = copy.deepcopy(render(namespace=NAMESPACE).one("DaemonSet"))
     document["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["periodSecond"] = 1
     status, message, _ = dry_run(cluster, document)
     assert status == http.client.BAD_REQUEST

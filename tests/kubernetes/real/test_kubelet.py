@@ -18,8 +18,8 @@ import pytest
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.trace import overlaps
 from tests.conftest import Built
-from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.node_rig import GPU, Node, new_node
+from tests.kubernetes.node.kubelet import Kubelet
+from tests.kubernetes.node.processes import GPU, Node, new_node
 from tests.kubernetes.real.control_plane import ControlPlane, control_plane
 from tests.kubernetes.real.real_node import (
     DEVICE_PLUGINS,

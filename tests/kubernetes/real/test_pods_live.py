@@ -16,17 +16,12 @@ import pytest
 from nvshare.coordinator.kubernetes.cluster.pods import ApiAccess, ApiError, PodWatch, Timing
 from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
 from tests.chart.conftest import render
-from tests.kubernetes.pod_shapes import RULES, Json, container, pod
+from tests.kubernetes.cluster.pod_shapes import RULES, Json, container, pod
 from tests.kubernetes.real.control_plane import ControlPlane, control_plane, free_port
 from tests.waiting import eventually
 
 NODE = "node-1"
 QUICK = Timing(first_pause_s=0.05, longest_pause_s=0.2)
-
-
-@pytest.fixture(autouse=True)
-def _own_libraries() -> None:
-    """Pure Python: nothing needs to be built."""
 
 
 @pytest.fixture(scope="module")

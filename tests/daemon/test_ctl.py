@@ -1,0 +1,290 @@
+"""nvshare-ctl from a shell's point of view: output, JSON, exit codes, against a running coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.coordinator.protocol import messages
+from tests.daemon.made_up_gpus import uuid_of
+from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, environment, until
+
+Connect = Callable[..., Hook]
+
+
+def ctl(directory: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *before, *words]
+    env = environment(NVSHARE_RUNTIME_DIR=str(directory))
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=BOUND_S, check=False)
+
+
+def answer(running: Running, *words: str) -> Any:
+    done = ctl(running.directory.path, *words, "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads(done.stdout)
+
+
+def test_status_and_clients_show_what_there_is(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if the operator could not see who holds a GPU and who waits."""
+    running = coordinators.start("--quantum", "60s", gpus=2)
+    first = connect(running).hello("alpha").attach(wanted=True)
+    first.next(messages.Grant)
+    second = connect(running).hello("beta").attach(wanted=True)
+    second.next(messages.GpuSettings)
+    status = answer(running, "status")
+    assert [gpu["waiting"] for gpu in status["gpus"]] == [1, 0]
+    assert status["gpus"][0]["uuid"] == uuid_of(0)
+    holder = next(client for client in status["clients"] if client["client"] == status["gpus"][0]["holders"][0])
+    assert holder["name"] == "alpha"
+    shown = ctl(running.directory.path, "status").stdout
+    assert "made-up GPU" in shown
+    assert "alpha" in shown
+    shown = ctl(running.directory.path, "clients").stdout
+    assert "beta" in shown
+    assert "waiting" in shown
+    assert {client["name"] for client in answer(running, "clients")["clients"]} == {"alpha", "beta"}
+
+
+def test_the_quantum_changes_while_a_lease_is_held(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a new quantum waited for the next lease, or was not heard at all."""
+    running = coordinators.start("--quantum", "60s")
+    holder = connect(running).hello("holder").attach(wanted=True)
+    lease = holder.next(messages.Grant).lease_id
+    waiting = connect(running).hello("waiting").attach(wanted=True)
+    waiting.next(messages.GpuSettings)
+    assert answer(running, "set", "quantum", "5ms")["quantum_ns"] == 5_000_000
+    assert holder.next(messages.Revoke).lease_id == lease
+
+
+def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a setting did not reach the coordinator, or the wrong GPU or client."""
+    running = coordinators.start(gpus=2)
+    hook = connect(running).hello("train").attach()
+    hook.next(messages.GpuSettings)
+    answer(running, "set", "quantum", "auto", "--gpu", "1")
+    answer(running, "set", "policy", "priority", "--gpu", uuid_of(1))
+    answer(running, "set", "sharing", "concurrent", "--gpu", "0")
+    answer(running, "set", "priority", "train", "-5")
+    answer(running, "set", "weight", "train", "12")
+    assert hook.next(messages.GpuSettings).sharing == messages.Sharing.CONCURRENT
+    answer(running, "set", "limit", "train", "2GiB")
+    assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 << 30
+    answer(running, "pause", str(os.getpid()))
+    status = answer(running, "status")
+    first, second = status["gpus"]
+    assert (first["policy"], first["sharing"], first["quantum_automatic"]) == ("round_robin", "concurrent", False)
+    assert (second["policy"], second["sharing"], second["quantum_automatic"]) == ("priority", "exclusive", True)
+    client = status["clients"][0]
+    assert (client["priority"], client["paused"], client["limit_bytes"]) == (-5, True, 2 << 30)
+    assert (client["weight"], client["gang"], status["gangs"]) == (12, "", [])
+    answer(running, "limit", "train", "--memory", "3GiB")
+    assert hook.next(messages.GpuSettings).memory_limit_bytes == 3 << 30
+    answer(running, "set", "switch-share", "2%", "--gpu", "1")
+    answer(running, "set", "host-budget", "3GiB")
+    status = answer(running, "status")
+    assert [gpu["switch_share"] for gpu in status["gpus"]] == [0.05, 0.02]
+    assert status["host_budget_bytes"] == 3 << 30
+    assert "(auto, 2%)" in ctl(running.directory.path, "status").stdout
+    answer(running, "resume", str(client["client"]))
+    answer(running, "set", "limit", "train", "0")
+    client = answer(running, "clients")["clients"][0]
+    assert (client["paused"], client["limit_bytes"]) == (False, 0)
+
+
+def test_who_is_refused_host_memory_is_shown(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if nobody could see who has the host's memory, or one's own coordinator kept a part for other users."""
+    running = coordinators.start("--host-budget", "4GiB")
+    hook = connect(running).hello("train")
+    hook.send(messages.ReserveHost(1, 4 << 30))
+    assert hook.next(messages.HostReserved).bytes == 4 << 30
+    assert "user " not in ctl(running.directory.path, "status").stdout
+    hook.send(messages.ReserveHost(2, 5 << 30))
+    assert hook.next(messages.HostReserved).bytes == 4 << 30
+    assert "4GiB" in hook.next(messages.Rejected).text
+    line = f"  user {os.getuid()}: 1 program with 4GiB, no more to be had; refused once\n"
+    assert line in ctl(running.directory.path, "status").stdout
+    assert line in ctl(running.directory.path, "memory").stdout
+
+
+def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running, connect: Connect) -> None:
+    """Broken if the operator could not see where memory is, or thought that a limit had freed some."""
+    hook = connect(coordinator).hello("train").attach()
+    hook.next(messages.GpuSettings)
+    hook.send(messages.MemoryReport(0, 6 << 30, 4 << 30, 0, 2 << 30))
+    hook.send(messages.ReserveHost(1, 2 << 30))
+    hook.next(messages.HostReserved)
+    where = coordinator.directory.path
+    shown = ctl(where, "memory").stdout
+    assert "6GiB" in shown
+    assert "train" in shown
+    assert "2GiB of " in shown, "the host's share"
+    assert "nothing more can be allocated" in ctl(where, "limit", "train", "--memory", "5GiB").stdout
+    assert "has 7GiB of GPU memory\n" in ctl(where, "limit", "train", "--memory", "7GiB").stdout
+    assert "nothing more is given" in ctl(where, "set", "host-budget", "1GiB").stdout
+    device = connect(coordinator).hello("fixed", memory_mode=int(messages.MemoryMode.DEVICE)).attach()
+    device.next(messages.GpuSettings)
+
+
+def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Connect) -> None:
+    """Broken if pause did not take the lease away, or resume did not give it back."""
+    hook = connect(coordinator).hello("job").attach(wanted=True)
+    lease = hook.next(messages.Grant).lease_id
+    answer(coordinator, "pause", "job")
+    assert hook.next(messages.Revoke).lease_id == lease
+    hook.release(lease, wanted=True)
+    until(lambda: not coordinator.status()["gpus"][0]["holders"], "the release")
+    answer(coordinator, "resume", "job")
+    assert hook.next(messages.Grant).lease_id > lease
+
+
+def test_what_was_set_live_is_shown_and_undone(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if nobody could see why the settings are not as configured, or could not go back."""
+    running = coordinators.start("--quantum", "60s", gpus=2)
+    where = running.directory.path
+    hook = connect(running).hello("train", priority=3).attach()
+    hook.next(messages.GpuSettings)
+    assert "set live" not in ctl(where, "status").stdout
+    answer(running, "set", "quantum", "5ms")
+    answer(running, "set", "policy", "priority", "--gpu", "1")
+    answer(running, "set", "priority", "train", "9")
+    answer(running, "pause", "train")
+    shown = ctl(where, "status").stdout
+    for line in (
+        "set live: quantum: 5ms on GPU 0, 1\n",
+        "set live: policy: priority on GPU 1\n",
+        f"set live: priority of train (pid {os.getpid()}): 9\n",
+        f"set live: paused of train (pid {os.getpid()}): yes\n",
+    ):
+        assert line in shown
+    assert ctl(where, "unset", "quantum", "--gpu", "1").stdout == f"undone: quantum: 5ms on GPU {uuid_of(1)}\n"
+    assert [gpu["quantum_ns"] for gpu in answer(running, "status")["gpus"]] == [5_000_000, 60_000_000_000]
+    assert "undone: priority" in ctl(where, "unset", "priority", "train").stdout
+    assert answer(running, "clients")["clients"][0]["priority"] == 3
+    answer(running, "resume", "train")
+    again = ctl(where, "unset", "paused", "train")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "nothing of that was set live" in again.stderr
+    assert [each["setting"] for each in answer(running, "unset", "--all")["undone"]] == ["quantum", "policy"]
+    assert answer(running, "status")["live"] == []
+    assert [gpu["policy"] for gpu in answer(running, "status")["gpus"]] == ["round_robin", "round_robin"]
+
+
+def test_a_command_says_when_its_effect_ends(coordinators: Coordinators) -> None:
+    """Broken if the operator believed that a setting lasts which could not be written."""
+    running = coordinators.start()
+    (running.directory.path / "live_settings.json.new").mkdir()
+    said = ctl(running.directory.path, "set", "quantum", "5ms")
+    assert said.returncode == 0
+    assert "; it ends with this coordinator: " in said.stdout
+    assert "problem: " in ctl(running.directory.path, "status").stdout
+    assert answer(running, "status")["gpus"][0]["quantum_ns"] == 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["pause", "nobody"], 1, "no client 'nobody'"),
+        (["pause", "twin"], 1, "means 2 clients"),
+        (["set", "quantum", "1s", "--gpu", "9"], 1, "'9' is no GPU"),
+        (["set", "policy", "chaos"], 1, "no policy 'chaos'; known: "),
+        (["set", "quantum", "3"], 2, "no duration"),
+        (["set", "quantum", "2h"], 2, "1ms to 1h"),
+        (["set", "limit", "twin", "lots"], 2, "no size"),
+        (["limit", "twin"], 2, "--memory"),
+        (["limit", "nobody", "--memory", "1GiB"], 1, "no client 'nobody'"),
+        (["limit", "twin", "--memory", "lots"], 2, "no size"),
+        (["set", "switch-share", "70%"], 2, "0.1% to 50%"),
+        (["set", "host-budget", "0"], 2, "budget_bytes"),
+        (["set", "sharing", "sometimes"], 2, "exclusive"),
+        (["set", "priority", "twin", "9999999999"], 2, "priority"),
+        (["set", "weight", "twin", "0"], 2, "weight"),
+        (["set", "nothing"], 2, "nothing"),
+        (["unset"], 2, "name a setting or --all"),
+        (["unset", "--all", "quantum"], 2, "name a setting or --all"),
+        (["unset", "nothing"], 2, "setting"),
+        (["unset", "priority", "twin"], 1, "means 2 clients"),
+        (["unset", "quantum"], 1, "nothing of that was set live"),
+        (["frobnicate"], 2, "frobnicate"),
+    ],
+)
+def test_mistakes_are_named(
+    coordinators: Coordinators, connect: Connect, words: list[str], code: int, said: str
+) -> None:
+    """Broken if a refused command looked like a success, or did not say why."""
+    running = coordinators.start("--log-level", "error")
+    twins = [connect(running).hello("twin"), connect(running).hello("twin")]
+    for twin in twins:
+        twin.next(messages.Welcome)
+    done = ctl(running.directory.path, *words)
+    assert done.returncode == code
+    assert said in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    if code == 1:
+        refused = ctl(running.directory.path, *words, "--json")
+        assert refused.returncode == 1
+        assert said in json.loads(refused.stdout)["error"]["text"]
+
+
+def test_without_a_coordinator_the_remedy_is_named(coordinators: Coordinators) -> None:
+    """Broken if the tool hung, or was silent, where nothing runs."""
+    for words in (["status"], ["events"], ["set", "quantum", "1s"]):
+        done = ctl(coordinators.base / "nothing", *words)
+        assert done.returncode == 3
+        assert "start nvshare-coordinator" in done.stderr
+        done = ctl(coordinators.base / "nothing", *words, "--json")
+        assert done.returncode == 3
+        assert json.loads(done.stdout)["error"]["code"] == "no_coordinator"
+
+
+def test_the_directory_may_be_named_in_front_or_behind(coordinator: Running, coordinators: Coordinators) -> None:
+    """Broken if --runtime-dir worked in one place only."""
+    named = ("--runtime-dir", str(coordinator.directory.path))
+    nowhere = coordinators.base / "nothing"
+    assert ctl(nowhere, "status", *named).returncode == 0
+    assert ctl(nowhere, "status", before=named).returncode == 0
+
+
+def test_events_are_followed(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if the stream missed grants, or its lines were no JSON."""
+    running = coordinators.start("--quantum", "1ms")
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", "--json", "--count", "8"]
+    env = environment(NVSHARE_RUNTIME_DIR=str(running.directory.path))
+    follower = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+    hook = connect(running).hello("busy").attach(wanted=True)
+    # Leases come and go until the follower has seen its eight events and ends.
+    ended = os.pidfd_open(follower.pid)
+    while not select.select([ended], [], [], 0)[0]:
+        hook.release(hook.next(messages.Grant).lease_id, wanted=True)
+    os.close(ended)
+    assert follower.stdout is not None
+    events = [json.loads(line) for line in follower.stdout]
+    follower.stdout.close()
+    assert follower.wait(BOUND_S) == 0
+    assert len(events) == 8
+    assert [event["seq"] for event in events] == list(range(events[0]["seq"], events[0]["seq"] + 8))
+    assert {"granted", "released"} <= {event["kind"] for event in events}
+    assert all(event["at_ns"] > 0 for event in events)
+
+
+def test_the_follower_ends_with_the_coordinator(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if `events` waited for ever for a coordinator that is gone."""
+    running = coordinators.start()
+    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events"]
+    env = environment(NVSHARE_RUNTIME_DIR=str(running.directory.path))
+    follower = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    hook = connect(running).hello("busy").attach(wanted=True)
+    assert follower.stdout is not None
+    while not select.select([follower.stdout], [], [], 0)[0]:
+        hook.release(hook.next(messages.Grant).lease_id, wanted=True)
+    running.kill()
+    _, said = follower.communicate(timeout=BOUND_S)
+    assert follower.returncode == 3
+    assert "went away" in said

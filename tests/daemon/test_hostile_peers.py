@@ -1,0 +1,357 @@
+"""Peers that send anything: each test ends with a good client that is served, and never loses the lease over it."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+import zmq
+
+from nvshare.bench.harness.wire_client import GREETING, Link, frame, ready
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control_sockets import ControlCaller
+from nvshare.coordinator.protocol import messages
+from tests.daemon.made_up_gpus import uuid_of
+from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until
+
+Connect = Callable[..., Hook]
+
+
+@pytest.fixture
+def served(coordinator: Running, connect: Connect) -> Iterator[Running]:
+    """A coordinator with a holder, who must still hold afterwards, and a newcomer must be heard."""
+    holder = connect(coordinator).hello("good").attach(wanted=True)
+    lease = holder.next(messages.Grant)
+    yield coordinator
+    assert coordinator.process.poll() is None, coordinator.log.read_text()
+    assert connect(coordinator).hello("newcomer").next(messages.Welcome)
+    names = [client["name"] for client in coordinator.status()["clients"]]
+    assert "good" in names
+    holder.release(lease.lease_id, wanted=True)
+    assert holder.next(messages.Grant).lease_id > lease.lease_id
+
+
+def closed(link: Link | socket.socket) -> bool:
+    """Whether the other side ended the connection; what else it says is skipped."""
+    raw = link.socket if isinstance(link, Link) else link
+    raw.settimeout(BOUND_S)
+    try:
+        while raw.recv(65_536):
+            pass
+    except ConnectionError:
+        return True
+    return True
+
+
+def refusal(hook: Hook) -> messages.Rejected:
+    rejected = hook.next(messages.Rejected)
+    assert rejected.final
+    return rejected
+
+
+def test_random_bytes_on_every_socket(served: Running) -> None:
+    """Broken if bytes that are no ZMTP could hurt; the seed is printed."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for path in (served.directory.hooks_socket, served.directory.control_socket, served.directory.events_socket):
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(str(path))
+                raw.settimeout(BOUND_S)
+                try:
+                    raw.sendall(chance.randbytes(chance.randrange(1, 4000)))
+                except (BrokenPipeError, ConnectionResetError):
+                    continue
+
+
+def test_random_frames_after_a_handshake(served: Running) -> None:
+    """Broken if frames that are no messages could hurt; the seed is printed."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for number in range(60):
+        link = Link(served.directory.hooks_socket)
+        if number % 2:
+            link.send(messages.encode(messages.Hello(1, "bad", "bad", 1, 0, 1, 0, "")))
+        for _ in range(5):
+            content = chance.randbytes(chance.randrange(0, 200))
+            if number % 3:
+                content = msgpack.packb([chance.randrange(0, 12), *(chance.randrange(-9, 99) for _ in range(9))])
+            try:
+                link.send(content)
+            except ConnectionError:
+                break
+        link.close()
+
+
+def test_a_huge_frame_ends_the_connection(served: Running) -> None:
+    """Broken if a client could make the coordinator take up as much memory as it likes."""
+    link = Link(served.directory.hooks_socket)
+    link.socket.sendall(bytes([2]) + (1 << 40).to_bytes(8, "big") + b"x" * 1000)
+    assert closed(link)
+
+
+def test_a_message_of_several_frames_is_refused(served: Running, connect: Connect) -> None:
+    """Broken if the parts of one message were taken for messages, of other clients even."""
+    hook = connect(served).hello()
+    hook.next(messages.Welcome)
+    hook.socket.send_multipart([b"\x00\x00\x00\x00\x01", messages.encode(messages.Request(0)), b"", b"x"])
+    assert refusal(hook).code == messages.Rejection.MALFORMED
+
+
+def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> None:
+    """Broken if a client could take the place of another by the routing id that it asks for."""
+    links = [Link(served.directory.hooks_socket, identity=identity) for identity in (b"mine", b"mine", b"\0" * 5)]
+    for link in links:
+        link.send(messages.encode(messages.Hello(1, "same", "bad", 1, 0, 1, 0, "")))
+    until(lambda: served.ask(api.Ping())["clients"] == 1 + len(links), "one client for each connection")
+    for link in links:
+        link.close()
+    until(lambda: served.ask(api.Ping())["clients"] == 1, "their end")
+
+
+def test_a_weight_beyond_its_bounds_is_refused(served: Running, connect: Connect) -> None:
+    """Broken if a client could have all of the time under fair shares, or divide by zero."""
+    for weight in (0, 10_001):
+        hook = connect(served)
+        hook.socket.send(msgpack.packb([1, 1, "greedy", "bad", 1, 0, 1, 0, "", weight]))
+        assert refusal(hook).code == messages.Rejection.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (messages.Release, [0, 1, 0, True, False, 0, 0, (1 << 48) + 1]),
+        (messages.Release, [0, 1, 0, True, False, (1 << 62) + 1, 0, 0]),
+        (messages.Release, [0, 1, 0, True, False, 0, (1 << 62) + 1, 0]),
+        (messages.MemoryReport, [0, messages.MOST_BYTES + 1, 0, 0, 0]),
+        (messages.MemoryReport, [0, 0, 0, 0, messages.MOST_BYTES + 1]),
+        (messages.MoveProgress, [0, 1, messages.MOST_BYTES + 1, 0, True, 0]),
+        (messages.ReserveMemory, [0, 1, (1 << 64) - 1]),
+        (messages.ReserveHost, [1, (1 << 64) - 1]),
+        (messages.ReservePins, [0, 1, (1 << 64) - 1]),
+        (messages.AttachGpu, [0, uuid_of(0), 1, 0, False, (1 << 64) - 1, 0, 0]),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(
+    served: Running, connect: Connect, kind: type[messages.Message], fields: list[object]
+) -> None:
+    """Broken if sums of what clients say could overflow, and end whoever reads them."""
+    hook = connect(served).hello().attach()
+    hook.next(messages.GpuSettings)
+    hook.socket.send(msgpack.packb([kind.TYPE, *fields]))
+    assert "is not allowed" in refusal(hook).text
+    assert served.status()["gpus"]
+
+
+def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
+    """Broken if a name alone made a client a member of another user's gang."""
+    hook = connect(served)
+    hook.send(messages.Hello(1, "member", "bad", 1, 0, 1, 0, "", 1, "ml/pair"))
+    hook.next(messages.Welcome)
+    client = next(c for c in served.ask(api.Status())["clients"] if c["name"] == "member")
+    assert client["gang"] == f"user:{os.getuid()}/ml/pair"
+
+
+def test_a_message_without_end_is_refused(served: Running) -> None:
+    """Broken if the parts of a message that never ends were kept."""
+    link = Link(served.directory.hooks_socket)
+    link.socket.sendall(frame(b"x", more=True) * 3)
+    assert closed(link)
+
+
+def test_another_protocol_version_is_told_the_remedy(served: Running, connect: Connect) -> None:
+    """Broken if an old hook were served by rules that it does not know, or left without an answer."""
+    hook = connect(served).hello(protocol=99)
+    rejected = refusal(hook)
+    assert rejected.code == messages.Rejection.PROTOCOL_VERSION
+    assert "same nvshare version" in rejected.text
+
+
+def test_nothing_is_heard_before_hello(served: Running, connect: Connect) -> None:
+    """Broken if an unknown peer could reach the core."""
+    assert refusal(connect(served).attach(wanted=True)).code == messages.Rejection.MALFORMED
+
+
+def test_hello_is_said_once(served: Running, connect: Connect) -> None:
+    """Broken if a client could become two."""
+    hook = connect(served).hello()
+    hook.next(messages.Welcome)
+    assert "second Hello" in refusal(hook.hello()).text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.Request(3),
+        messages.Release(0, 77, 0, True, False, 0, 0, 0),
+        messages.MemoryReport(9, 1, 1, 1, 1),
+        messages.MoveProgress(0, 5, 5, 5, True, 0),
+    ],
+)
+def test_messages_about_what_a_client_does_not_have(
+    served: Running, connect: Connect, message: messages.Message
+) -> None:
+    """Broken if a client could act on GPUs, leases or orders that are not its own."""
+    hook = connect(served).hello().attach()
+    hook.next(messages.GpuSettings)
+    hook.send(message)
+    assert refusal(hook).code == messages.Rejection.MALFORMED
+    until(lambda: len(served.status()["clients"]) == 1, "the end of the refused client")
+
+
+def test_an_unknown_gpu_and_an_unknown_message_cost_only_themselves(served: Running, connect: Connect) -> None:
+    """Broken if a newer hook, or one with a card that is not served, lost its connection."""
+    hook = connect(served).hello()
+    hook.send(messages.AttachGpu(0, "GPU-nowhere", 1, 0, True, 0, 0, 0))
+    assert hook.next(messages.Rejected).code == messages.Rejection.UNKNOWN_GPU
+    hook.socket.send(msgpack.packb([200, "new"]))
+    unknown = hook.next(messages.Rejected)
+    assert (unknown.code, unknown.final) == (messages.Rejection.UNKNOWN_MESSAGE, False)
+    assert hook.attach().next(messages.GpuSettings)
+
+
+def test_a_refused_client_is_cut(served: Running) -> None:
+    """Broken if a client that broke the protocol kept its connection, or could go on over it."""
+    link = Link(served.directory.hooks_socket)
+    link.send(messages.encode(messages.Hello(1, "bad", "bad", 1, 0, 1, 0, "")))
+    link.send(b"\xc1")
+    assert closed(link)
+
+
+def test_a_flood_costs_the_flooder_its_connection(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if one client could keep the coordinator busy."""
+    running = coordinators.start("--log-level", "error", NVSHARE_MAX_MESSAGES_PER_S="200")
+    link = Link(running.directory.hooks_socket)
+    link.send(messages.encode(messages.Hello(1, "flood", "bad", 1, 0, 1, 0, "")))
+    link.send(messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, False, 0, 0, 0)))
+    flood = frame(messages.encode(messages.MemoryReport(0, 0, 0, 0, 0))) * 2_000
+    try:
+        link.socket.sendall(flood)
+    except ConnectionError:
+        pass
+    else:
+        assert closed(link)
+    until(lambda: running.ask(api.Ping())["clients"] == 0, "the flooder's end")
+    assert connect(running).hello().next(messages.Welcome)
+
+
+def test_silent_connections_are_cut(coordinators: Coordinators) -> None:
+    """Broken if connections that never say hello stayed for ever."""
+    running = coordinators.start(NVSHARE_HELLO_TIMEOUT="50ms")
+    quiet = Link(running.directory.hooks_socket)
+    assert closed(quiet)
+
+
+def test_a_client_that_introduced_itself_is_not_cut(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if the time for a hello also ended those who said it."""
+    running = coordinators.start(NVSHARE_HELLO_TIMEOUT="50ms")
+    good = connect(running).hello()
+    good.next(messages.Welcome)
+    assert closed(Link(running.directory.hooks_socket))  # the time has passed for one that came later
+    assert good.attach().next(messages.GpuSettings)
+
+
+def test_more_clients_than_allowed_are_told_so(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if clients without bound were served, or turned away without a word."""
+    running = coordinators.start("--max-clients", "2")
+    served = [connect(running).hello(), connect(running).hello()]
+    for hook in served:
+        hook.next(messages.Welcome)
+    rejected = refusal(connect(running).hello())
+    assert rejected.code == messages.Rejection.TOO_MANY_CLIENTS
+    assert "max_clients" in rejected.text
+    served[0].close()
+    until(lambda: running.ask(api.Ping())["clients"] == 1, "a free place")
+    assert connect(running).hello().next(messages.Welcome)
+
+
+def test_a_client_that_does_not_read_is_cut_and_nobody_waits_for_it(
+    coordinators: Coordinators, connect: Connect
+) -> None:
+    """Broken if a full queue blocked the loop, or grew without bound."""
+    running = coordinators.start("--log-level", "error")
+    deaf = Link(running.directory.hooks_socket)
+    deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+    deaf.send(messages.encode(messages.Hello(1, "deaf", "bad", 1, 0, 1, 0, "")))
+    deaf.send(messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, False, 0, 0, 0)))
+    again = frame(messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, False, 0, 0, 0)))
+
+    def ended() -> bool:
+        try:
+            deaf.socket.sendall(again * 50)
+        except OSError:
+            return True
+        return bool(running.ask(api.Ping())["clients"] == 0)
+
+    until(ended, "the end of the client that does not read")
+    assert connect(running).hello().next(messages.Welcome)
+
+
+def test_a_name_cannot_steer_a_terminal(coordinator: Running, connect: Connect) -> None:
+    """Broken if a client's name could print escape sequences on an operator's terminal."""
+    hook = connect(coordinator).hello("\x1b[2Jx\nroot")
+    hook.next(messages.Welcome)
+    assert coordinator.status()["clients"][0]["name"] == "?[2Jx?root"
+
+
+def test_garbage_on_the_control_socket_is_answered(served: Running) -> None:
+    """Broken if a wrong request stopped the coordinator or stayed without an answer."""
+    caller = ControlCaller(served.directory.control_socket)
+    version = api.CONTROL_VERSION
+    for request in (
+        b"\xc1",
+        msgpack.packb(7),
+        msgpack.packb({"version": 99, "ask": "status"}),
+        msgpack.packb({"version": version, "ask": "destroy"}),
+        msgpack.packb({"version": version, "ask": "pause"}),
+        msgpack.packb({"version": version, "ask": "pause", "client": "x" * 999}),
+        msgpack.packb({"version": version, "ask": "set_quantum", "quantum_ns": 1}),
+        msgpack.packb({"version": version, "ask": "status", "more": 1}),
+    ):
+        with pytest.raises(api.ControlError):
+            api.decode_reply(caller.call(request))
+    caller.close()
+
+
+def test_subscriptions_without_end_do_not_matter(served: Running) -> None:
+    """Broken if a reader of events could fill the coordinator's memory or stop it."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    reader = context.socket(zmq.SUB)
+    reader.connect(f"ipc://{served.directory.events_socket}")
+    for number in range(500):
+        reader.setsockopt(zmq.SUBSCRIBE, number.to_bytes(4, "big"))
+    served.ask(api.Ping())
+    context.destroy(0)
+
+
+def test_a_handshake_that_stops_halfway_is_ended(coordinators: Coordinators) -> None:
+    """Broken if connections that stop in the middle of a handshake stayed for ever."""
+    running = coordinators.start(NVSHARE_HELLO_TIMEOUT="50ms")
+    halves: list[bytes] = [b"", GREETING[:11], GREETING, GREETING + ready()[:9]]
+    for half in halves:
+        raw = socket.socket(socket.AF_UNIX)
+        raw.connect(str(running.directory.hooks_socket))
+        raw.sendall(half)
+        assert closed(raw)
+        raw.close()
+
+
+def test_connections_come_and_go_without_a_trace(served: Running) -> None:
+    """Broken if a client that ends right after its hello stayed as a ghost, or cost a descriptor."""
+    folder = Path(f"/proc/{served.process.pid}/fd")
+    hello = messages.encode(messages.Hello(1, "brief", "bad", os.getpid(), 0, 1, 0, ""))
+    attach = messages.encode(messages.AttachGpu(0, uuid_of(0), 1, 0, True, 0, 0, 0))
+    before = len(list(folder.iterdir()))
+    for _ in range(300):
+        link = Link(served.directory.hooks_socket)
+        link.socket.sendall(frame(hello) + frame(attach))
+        link.close()
+    until(lambda: served.ask(api.Ping())["clients"] == 1, "the end of all brief clients")
+    until(lambda: len(list(folder.iterdir())) <= before + 2, "their descriptors")

@@ -1,0 +1,256 @@
+"""A coordinator's own life: starting, refusing to start, stopping, leaving."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.protocol import messages
+from tests.daemon.made_up_gpus import uuid_of
+from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until
+
+Connect = Callable[..., Hook]
+
+
+def test_a_client_is_served_and_a_waiter_makes_the_holder_give_up(coordinator: Running, connect: Connect) -> None:
+    """Broken if the path from a frame to a grant, or the quantum's timer, were."""
+    first = connect(coordinator).hello("first").attach(wanted=True)
+    assert first.next(messages.Welcome).protocol == messages.PROTOCOL_VERSION
+    lease = first.next(messages.Grant)
+    second = connect(coordinator).hello("second").attach(wanted=True)
+    assert first.next(messages.Waiters).waiters == 1
+    assert first.next(messages.Revoke).lease_id == lease.lease_id
+    first.release(lease.lease_id)
+    assert second.next(messages.Grant).lease_id > lease.lease_id
+
+
+def test_only_one_coordinator_serves_a_directory(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a second one took the sockets away from the first."""
+    running = coordinators.start()
+    code, text = coordinators.refused()
+    assert code == 1
+    assert f"pid {running.process.pid}" in text
+    assert "--runtime-dir" in text
+    assert connect(running).hello().next(messages.Welcome)
+
+
+def test_sockets_of_a_dead_coordinator_are_replaced(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a killed coordinator's sockets kept the next one from starting."""
+    dead = coordinators.start()
+    dead.kill()
+    assert dead.directory.hooks_socket.exists()
+    running = coordinators.start()
+    assert connect(running).hello().next(messages.Welcome)
+
+
+def test_a_plain_file_where_a_socket_belongs_is_replaced(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if leftovers of another kind stopped the start."""
+    directory = coordinators.base / "run"
+    directory.mkdir(mode=0o700)
+    (directory / "hooks.sock").write_text("old")
+    assert connect(coordinators.start()).hello().next(messages.Welcome)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_in_order(coordinators: Coordinators, number: signal.Signals) -> None:
+    """Broken if stopping left sockets behind or reported a failure."""
+    running = coordinators.start()
+    running.process.send_signal(number)
+    assert running.process.wait(BOUND_S) == 0
+    left = {path.name for path in running.directory.path.iterdir()}
+    assert not {"hooks.sock", "control.sock", "events.sock"} & left
+
+
+def test_files_are_private(coordinator: Running) -> None:
+    """Broken if another user could reach a user's own coordinator."""
+    assert coordinator.directory.path.stat().st_mode & 0o777 == 0o700
+    for path in coordinator.directory.path.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_directories_that_cannot_be_used_are_refused_with_a_remedy(coordinators: Coordinators) -> None:
+    """Broken if a bad directory ended in a traceback, or was used."""
+    base = coordinators.base
+    (base / "file").write_text("")
+    (base / "open").mkdir()
+    (base / "open").chmod(0o777)
+    cases = {
+        base / "file": "not a directory",
+        base / "open": "chmod go-w",
+        base / ("x" * 120): "choose a shorter directory",
+        Path("/proc/nvshare"): "--runtime-dir",
+    }
+    if os.geteuid() == 0:
+        (base / "foreign").mkdir()
+        os.chown(base / "foreign", 12_345, 12_345)
+        cases[base / "foreign"] = "belongs to user 12345"
+    else:
+        (base / "closed").mkdir(mode=0o500)
+        cases[base / "closed"] = "no permission"
+    for directory, remedy in cases.items():
+        code, text = coordinators.refused(directory=directory)
+        assert code == 1, text
+        assert remedy in text
+        assert "Traceback" not in text
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(coordinators: Coordinators) -> None:
+    """Broken if somebody could make a coordinator overwrite another file."""
+    directory = coordinators.base / "run"
+    directory.mkdir(mode=0o700)
+    victim = coordinators.base / "victim"
+    victim.write_text("precious")
+    (directory / "coordinator.lock").symlink_to(victim)
+    code, text = coordinators.refused()
+    assert code == 1
+    assert "coordinator.lock" in text
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--quantum", "fast"], 2, "--quantum: 'fast' is no duration"),
+        (["--policy", "nobody"], 2, "no policy 'nobody'; known: "),
+        (["--sharing", "some"], 2, "--sharing: 'some' is neither exclusive nor concurrent"),
+        (["--capacity", "much"], 2, "--capacity: 'much' is no size"),
+        (["--config", "/nonexistent.toml"], 2, "/nonexistent.toml: No such file"),
+        (["--no-such-flag"], 2, "--no-such-flag"),
+        (["--metrics-port", "99999"], 2, "--metrics-port"),
+    ],
+)
+def test_bad_options_are_named(coordinators: Coordinators, words: list[str], code: int, said: str) -> None:
+    """Broken if a mistake on the command line did not say which one."""
+    got, text = coordinators.refused(*words)
+    assert got == code
+    assert said in text
+    assert "Traceback" not in text
+
+
+def test_without_a_driver_the_remedy_is_named(coordinators: Coordinators) -> None:
+    """Broken if a node without GPUs got a traceback; skipped where there is a driver."""
+    import subprocess
+    import sys
+
+    from tests.daemon.processes import environment
+
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a driver here")
+    words = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--runtime-dir", str(coordinators.base / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=BOUND_S, check=False)
+    assert done.returncode == 1
+    assert "--simulate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_gpu_of_the_settings_that_is_not_there_is_named(coordinators: Coordinators) -> None:
+    """Broken if settings for a misspelt GPU were silently without effect."""
+    settings = coordinators.base / "settings.toml"
+    settings.write_text('[gpu."GPU-nowhere"]\nquantum = "1s"\n')
+    code, text = coordinators.refused("--config", str(settings))
+    assert code == 2
+    assert "GPU-nowhere" in text
+    assert uuid_of(0) in text
+
+
+def test_settings_of_one_gpu_are_its_own(coordinators: Coordinators) -> None:
+    """Broken if an override changed other GPUs, or none."""
+    settings = coordinators.base / "settings.toml"
+    settings.write_text(
+        f'quantum = "300ms"\n[gpu."{uuid_of(1)}"]\nquantum = "auto"\npolicy = "priority"\n'
+        'capacity = "2GiB"\nsharing = "concurrent"\n'
+    )
+    first, second = coordinators.start("--config", str(settings), gpus=2).status()["gpus"]
+    assert (first["quantum_ns"], first["policy"], first["sharing"]) == (300_000_000, "round_robin", "exclusive")
+    assert first["capacity_bytes"] == 8 << 30
+    assert second["quantum_automatic"]
+    assert (second["policy"], second["sharing"], second["capacity_bytes"]) == ("priority", "concurrent", 2 << 30)
+
+
+def test_hangup_reads_the_settings_again(coordinators: Coordinators) -> None:
+    """Broken if SIGHUP ended the coordinator, ignored the file, or took a broken one."""
+    settings = coordinators.base / "settings.toml"
+    settings.write_text('quantum = "300ms"\n')
+    running = coordinators.start("--config", str(settings))
+    settings.write_text('quantum = "nonsense"\n')
+    running.process.send_signal(signal.SIGHUP)
+    until(lambda: "settings are unchanged" in running.log.read_text(), "the complaint")
+    assert running.status()["gpus"][0]["quantum_ns"] == 300_000_000
+    settings.write_text('quantum = "700ms"\n')
+    running.process.send_signal(signal.SIGHUP)
+    until(lambda: running.status()["gpus"][0]["quantum_ns"] == 700_000_000, "the new quantum")
+
+
+def test_hangup_leaves_what_was_set_live(coordinators: Coordinators) -> None:
+    """Broken if SIGHUP undid the operator's settings, or did not say which of the file's are not in force."""
+    settings = coordinators.base / "settings.toml"
+    settings.write_text('quantum = "300ms"\n')
+    running = coordinators.start("--config", str(settings), gpus=2)
+    running.ask(api.SetQuantum(quantum_ns=5_000_000, gpu="1"))
+    settings.write_text(f'quantum = "700ms"\nswitch_share = "7%"\n[gpu."{uuid_of(1)}"]\nquantum = "900ms"\n')
+    running.process.send_signal(signal.SIGHUP)
+    until(lambda: "settings are read again" in running.log.read_text(), "the file")
+    assert f"as set live, whatever the settings say: quantum of {uuid_of(1)} " in running.log.read_text()
+
+    def quanta() -> list[int]:
+        return [gpu["quantum_ns"] for gpu in running.status()["gpus"]]
+
+    assert quanta() == [700_000_000, 5_000_000]
+    assert [gpu["switch_share"] for gpu in running.status()["gpus"]] == [0.07, 0.07]
+    assert running.ask(api.Unset(setting="quantum"))["undone"][0]["value"] == 5_000_000
+    assert quanta() == [700_000_000, 900_000_000], "as the file says now, not as at the start"
+
+
+def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if it stayed for ever, or left while a program or a client wants it."""
+    directory = coordinators.base / "run"
+    directory.mkdir(mode=0o700)
+    keepalive = os.open(directory / "keepalive.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(keepalive, fcntl.LOCK_SH)
+    running = coordinators.start("--embedded", "--linger", "20ms", "--log-level", "debug")
+    running.ask(api.SetQuantum(quantum_ns=5_000_000))
+    assert running.directory.live_settings.exists()
+    client = connect(running).hello()
+    client.next(messages.Welcome)
+    os.close(keepalive)
+    assert running.ask(api.Ping())["clients"] == 1  # the client alone keeps it
+    client.close()
+    assert running.process.wait(BOUND_S) == 0
+    assert not running.directory.hooks_socket.exists()
+    assert not running.directory.live_settings.exists(), "what was set was for the programs that are gone"
+
+
+def test_an_idle_coordinator_sleeps(coordinator: Running, connect: Connect) -> None:
+    """Broken if the loop polled: with a holder alone, no timer is set, so the process makes no system call."""
+    client = connect(coordinator).hello().attach(wanted=True)
+    client.next(messages.Grant)
+    coordinator.ask(api.Ping())
+
+    def switches() -> int:
+        text = Path(f"/proc/{coordinator.process.pid}/status").read_text()
+        return int(next(line.split()[1] for line in text.splitlines() if line.startswith("voluntary_ctxt")))
+
+    def settled() -> bool:
+        before = switches()
+        assert not client.socket.poll(200)  # nothing is said to a holder alone
+        return switches() == before
+
+    until(settled, "a coordinator that does nothing for 200 ms")
+
+
+def test_half_open_connections_do_not_count_as_clients(coordinator: Running, connect: Connect) -> None:
+    """Broken if a connection without a hello became a client, or kept others out."""
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for connection in silent:
+        connection.connect(str(coordinator.directory.hooks_socket))
+    assert connect(coordinator).hello().next(messages.Welcome)
+    assert coordinator.ask(api.Ping())["clients"] == 1
+    for connection in silent:
+        connection.close()

@@ -1,0 +1,192 @@
+"""Annotations and priority classes: what they mean, who wins, and what is said about those that cannot be used.
+
+May not go here: the API server, reviews.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvshare.coordinator.kubernetes.cluster.annotations import (
+    ContainerSettings,
+    Finding,
+    Rules,
+    RulesError,
+    annotations_of,
+    findings,
+    rules_from,
+    settings_of,
+)
+from nvshare.coordinator.units import parse_size
+from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, RULES, Json, container, pod, pods
+
+
+def said(values: dict[str, str], container_name: str = "main", **spec: Any) -> ContainerSettings:
+    """Settings of a container of a pod with these annotations of ours."""
+    made = pod(annotations={f"nvshare.com/{key}": value for key, value in values.items()}, **spec)
+    return settings_of(made, container_name, RULES)
+
+
+def test_nothing_said_is_nothing_set() -> None:
+    """A pod without annotations must get the operator's defaults, not ours."""
+    assert settings_of(pod(), "main", RULES) == ContainerSettings()
+
+
+def test_all_of_them() -> None:
+    """Each annotation must reach its setting."""
+    found = said({"priority": "5", "weight": "3", "class": "standard", "gang": "pair", "memory-limit": "8Gi"})
+    assert found == ContainerSettings(5, 3, "standard", "ml/pair", 8 << 30, "8GiB")
+
+
+PRECEDENCE = {
+    "annotation over class and priority class": ({"priority": "7", "class": "production"}, "production", 7),
+    "class over priority class": ({"class": "opportunistic"}, "production", -100),
+    "priority class alone": ({}, "production", 10),
+    "priority class that only has a class": ({}, "batch", -100),
+    "priority class that only has a weight": ({}, "heavy", None),
+    "unknown priority class": ({}, "system-node-critical", None),
+    "bad annotation is as none": ({"priority": "high"}, "production", 10),
+    "out of the operator's range is as none": ({"priority": "1001"}, "production", 10),
+}
+
+
+@pytest.mark.parametrize(("values", "priority_class", "priority"), PRECEDENCE.values(), ids=PRECEDENCE.keys())
+def test_who_wins(values: dict[str, str], priority_class: str, priority: int | None) -> None:
+    """An order that differs from the documented one gives somebody else's turns away."""
+    assert said(values, priorityClassName=priority_class).priority == priority
+
+
+def test_a_class_cannot_say_what_a_number_may_not() -> None:
+    """An operator who lets pods step back only must not be overruled by `class: production`."""
+    rules = Rules(priority_min=-1000, priority_max=0, priority_classes=RULES.priority_classes)
+    made = pod(annotations={"nvshare.com/class": "production"})
+    assert settings_of(made, "main", rules) == ContainerSettings()
+    (finding,) = findings(made, rules)
+    assert finding.text.endswith("write one of standard, opportunistic")
+    assert settings_of(pod(priorityClassName="production"), "main", rules).priority == 10
+
+
+def test_container_s_own_limit_wins() -> None:
+    """A notebook and its worker in one pod have different limits."""
+    values = {"memory-limit": "1Gi", "memory-limit.main": "2Gi", "memory-limit.other": "3Gi"}
+    assert said(values).memory_limit_bytes == 2 << 30
+    assert said(values, "third").memory_limit_bytes == 1 << 30
+    assert said({**values, "memory-limit.main": "much"}).memory_limit_bytes == 1 << 30
+
+
+SIZES = {"8Gi": 8 << 30, "512Mi": 512 << 20, "1.5GiB": 3 << 29, "8GB": 8 * 10**9, "1Ti": 1 << 40, "1073741824": 1 << 30}
+
+
+@pytest.mark.parametrize(("text", "expected"), SIZES.items())
+def test_sizes(text: str, expected: int) -> None:
+    """Kubernetes' units and ours both work, and the hook reads the same number from its environment."""
+    found = said({"memory-limit": text})
+    assert found.memory_limit_bytes == expected
+    assert parse_size(found.memory_limit_text or "") == expected
+
+
+@pytest.mark.parametrize("text", ["8G", "8M", "8k", "0", "-8Gi", "8 Gi", "8gi", "0.5Gi", "1e9", "", "9999999Ti", "٨Gi"])
+def test_sizes_that_could_mean_two_things_are_refused(text: str) -> None:
+    """`8G` is 8 000 000 000 to Kubernetes and 8 GiB to CUDA's users: guessing would be wrong for one of them."""
+    made = pod(annotations={"nvshare.com/memory-limit": text})
+    assert settings_of(made, "main", RULES).memory_limit_bytes is None
+    (finding,) = findings(made, RULES)
+    assert "8Gi" in finding.text
+
+
+MESSAGES = {
+    "priority": ("high", "write a whole number from -1000 to 1000"),
+    "weight": ("0", "write a whole number from 1 to 1000"),
+    "class": ("gold", "write one of production, standard, opportunistic"),
+    "gang": ("My Gang", "small letters, digits and dashes"),
+    "memory-limit": ("8G", "write a size such as 8Gi"),
+    "memory-limit.nobody": ("8Gi", 'no container "nobody"; its containers are main, warm-up'),
+    "memory-limit.": ("8Gi", "no container"),
+    "priorty": ("1", "did you mean nvshare.com/priority?"),
+    "zzz": ("1", "known are nvshare.com/class, nvshare.com/gang"),
+}
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), [(key, *rest) for key, rest in MESSAGES.items()])
+def test_findings_name_annotation_value_and_what_is_allowed(key: str, value: str, allowed: str) -> None:
+    """A message that leaves one of the three out costs its reader an hour."""
+    made = pod(annotations={f"nvshare.com/{key}": value}, init=[container("warm-up", gpu=False)])
+    (finding,) = findings(made, RULES)
+    assert finding.text.startswith(f'metadata.annotations[nvshare.com/{key}]: "{value}" is not allowed: ')
+    assert allowed in finding.text
+
+
+def test_messages_are_short_and_have_no_control_characters() -> None:
+    """An annotation may hold 256 KiB of anything; it ends in a log and in somebody's terminal."""
+    (finding,) = findings(pod(annotations={"nvshare.com/class": "\x1b[2J\n" + "x" * 200_000}), RULES)
+    assert len(finding.text) < 300
+    assert finding.text.isprintable()
+
+
+def test_other_people_s_annotations_are_none_of_ours() -> None:
+    """A pod carries annotations of a dozen projects."""
+    made = pod(annotations={"other.example/priority": "high", "nvshare.community/priority": "high"})
+    assert annotations_of(made) == {}
+    assert findings(made, RULES) == []
+
+
+@given(pods())
+def test_what_is_found_is_not_used(made: Json) -> None:
+    """A setting that is both refused and applied would make the message a lie."""
+    bad = {finding.annotation for finding in findings(made, RULES)}
+    without = {key: text for key, text in annotations_of(made).items() if key not in bad}
+    clean = {**made, "metadata": {**made["metadata"], "annotations": without}}
+    assert findings(clean, RULES) == []
+    for name in ("main", "helper", "init"):
+        assert settings_of(clean, name, RULES) == settings_of(made, name, RULES)
+
+
+_STRUCTURE = ("metadata", "annotations", "spec", "containers", "initContainers", "name", "resources", "limits", "env")
+_KEYS = st.sampled_from((*_STRUCTURE, "namespace", "priorityClassName", "nvshare.com/gpu", "nvshare.com/priority"))
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(_KEYS, _JUNK))
+def test_any_object_is_read(made: dict[str, Any]) -> None:
+    """Whatever the API server hands us, it must not end the plugin or the webhook."""
+    assert isinstance(settings_of(made, "main", RULES), ContainerSettings)
+    assert all(isinstance(finding, Finding) and finding.text for finding in findings(made, RULES))
+
+
+def test_rules_from_the_chart_s_values() -> None:
+    """The chart writes its values into a file; what they say must arrive."""
+    values = {**PRIORITY_CLASS_VALUES, "short": 3}
+    rules = rules_from(priority_range="-5:5", priority_classes=values)
+    assert (rules.priority_min, rules.priority_max) == (-5, 5)
+    assert {name: entry for name, entry in rules.priority_classes.items() if name != "short"} == RULES.priority_classes
+    assert rules.priority_classes["short"].priority == 3
+
+
+BAD_RULES: dict[str, tuple[dict[str, Any], str]] = {
+    "range": ({"priority_range": "5"}, '--priority-range: "5": write MIN:MAX'),
+    "turned range": ({"priority_range": "5:-5"}, "--priority-range"),
+    "resource": ({"resource": "gpu"}, '--resource: "gpu": write DOMAIN/NAME'),
+    "no object": ({"priority_classes": [1]}, "--priority-classes: write an object"),
+    "class": ({"priority_classes": {"a": {"class": "gold"}}}, '--priority-classes: a.class: "gold" is none of'),
+    "weight": ({"priority_classes": {"a": {"weight": 0}}}, '--priority-classes: a.weight: "0": write a whole number'),
+    "truth": ({"priority_classes": {"a": {"priority": True}}}, "--priority-classes: a.priority"),
+    "truth for short": ({"priority_classes": {"a": True}}, "--priority-classes: a.priority"),
+    "text": ({"priority_classes": {"a": "10"}}, "--priority-classes: a: write a priority, or an object"),
+    "unknown": ({"priority_classes": {"a": {"wieght": 1}}}, "--priority-classes: a.wieght: no such setting"),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), BAD_RULES.values(), ids=BAD_RULES.keys())
+def test_bad_rules_name_the_entry(options: dict[str, Any], text: str) -> None:
+    """An operator's mistake must be said at the start, with its place."""
+    with pytest.raises(RulesError) as raised:
+        rules_from(**options)
+    assert str(raised.value).startswith(text)

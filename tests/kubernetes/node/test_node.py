@@ -1,0 +1,276 @@
+"""A whole node: kubelet double, coordinator, plugin and containers as real processes that share a simulated GPU.
+
+The other files of this folder look at the parts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvshare.coordinator.kubernetes.slots.slot import remove
+from nvshare.simulated_gpu.trace import overlaps
+from tests.kubernetes.node.kubelet import AdmissionError
+from tests.kubernetes.node.processes import GPU, Node, finish
+from tests.waiting import eventually
+
+MEMORY = "nvshare.com/gpu-memory-256mib"
+HOLD = str(Path(__file__).parent / "hold_memory.py")
+LONG = ["60", "1000000", "4"]
+
+
+def first_line(process: subprocess.Popen[str]) -> dict[str, int]:
+    """What a program that stays has said."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate(timeout=20)[1]
+    found: dict[str, int] = json.loads(line)
+    return found
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Before its time, in order."""
+    process.terminate()
+    finish(process)
+
+
+def test_two_pods_share_a_gpu(node: Node, saturate: Path) -> None:
+    """Else the product does not work on Kubernetes: slots, mounts, environment, turns, and figures by pod."""
+    node.start_plugin("--slots-per-gpu", "3")
+    node.kubelet.await_devices(GPU, 3)
+    grants = [node.kubelet.admit(pod, {GPU: 1}) for pod in ("first", "second")]
+    assert all(grant.environment["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-") for grant in grants)
+    running = [node.run(grant, [str(saturate), *LONG]) for grant in grants]
+    eventually(lambda: node.status()["gpus"][0]["handovers"] >= 4, f"hand-overs\n{node.log('coordinator')}")
+    eventually(lambda: {"first", "second"} <= set(node.slots()), "the pods' names")
+    for command in ("slots", "clients"):
+        shown = node.control(command)
+        assert "default/first/main" in shown
+        assert grants[1].annotations["nvshare.com/slot"] in shown
+    for process in running:
+        end(process)
+    assert not overlaps(node.trace())
+    for pod in ("first", "second"):
+        labels = {"namespace": "default", "pod": pod, "container": "main"}
+        assert node.series("coordinator", "nvshare_slot_leases_total", **labels)[0] >= 2
+        assert node.series("coordinator", "nvshare_slot_lease_seconds_total", **labels)[0] > 0
+        assert node.series("coordinator", "nvshare_slot_unregistered", **labels) == [0]
+
+
+def test_memory_units_become_the_slots_limit(node: Node) -> None:
+    """Else the cluster's scheduler packs by a figure that nobody keeps: not one process, nor several of a slot."""
+    node.start_plugin("--memory-resource", MEMORY)
+    node.kubelet.await_devices(GPU, 10)
+    node.kubelet.await_devices(MEMORY, 16)
+    grant = node.kubelet.admit("small", {GPU: 1, MEMORY: 4})
+    assert grant.environment["NVSHARE_MEMORY_LIMIT"] == str(1 << 30)
+    eventually(lambda: node.slots().get("small", {}).get("limit_bytes") == 1 << 30, "the limit of the slot")
+    # What the pod says itself does not count: the kubelet puts its environment behind ours.
+    grant.environment["NVSHARE_MEMORY_LIMIT"] = "3GiB"
+    holder = node.run(grant, [sys.executable, HOLD, "640", "stay"])
+    assert first_line(holder) == {"total_mib": 1024, "had_mib": 640, "result": 0}
+    second = finish(node.run(grant, [sys.executable, HOLD, "4096"]))
+    assert second["had_mib"] == 384
+    assert second["result"] == 2  # out of memory, as CUDA says it
+    unlimited = finish(node.run(node.kubelet.admit("other", {GPU: 1}), [sys.executable, HOLD, "2048"]))
+    assert unlimited["had_mib"] == 2048
+
+
+def test_bad_requests_name_the_field(node: Node) -> None:
+    """Else a user sees `UnexpectedAdmissionError` and nothing to act on."""
+    node.start_plugin("--memory-resource", MEMORY)
+    devices = list(node.kubelet.await_devices(GPU, 10))
+    node.kubelet.await_devices(MEMORY, 16)
+    field = r"container_requests\[0\].devices_ids: "
+    for resource, ids, text in (
+        (GPU, devices[:2], f"{GPU}: {field}2 slots of the same GPU .* --allow-several-slots"),
+        (GPU, ["GPU-nowhere::1"], f"{field}GPU-nowhere::1: this node has no such GPU; it has GPU-"),
+        (GPU, ["gpu"], f"{field}'gpu' is no slot"),
+        (GPU, [devices[0], devices[0]], f"{field}.* is named twice"),
+        (MEMORY, ["16"], f"{MEMORY}: {field}'16' is no unit of memory; they are 0 to 15"),
+    ):
+        with pytest.raises(AdmissionError, match=text):
+            node.kubelet.admit("bad", {resource: len(ids)}, ids={resource: ids})
+    assert not node.slot_files()
+    assert node.series("plugin", "nvshare_plugin_allocations_total", outcome="refused", resource=GPU) == [4]
+
+
+def test_a_restarted_kubelet_gets_everything_again(node: Node, saturate: Path) -> None:
+    """Else GPUs are gone from the node after each restart of its kubelet, and its containers cannot start again."""
+    node.start_plugin("--slots-per-gpu", "2")
+    node.kubelet.await_devices(GPU, 2)
+    grant = node.kubelet.admit("job", {GPU: 1})
+    node.kubelet.stop()
+    node.kubelet.refuse = 2
+    node.kubelet.start()
+    node.kubelet.await_devices(GPU, 2)
+    assert node.kubelet.registrations == [GPU] * 4  # one before, two refused, one after
+    assert node.kubelet.admit("job", {GPU: 1}) is grant  # the kubelet does not ask for what it has
+    finish(node.run(grant, [str(saturate), "0.05", "1000000", "2"]))
+    node.kubelet.admit("next", {GPU: 1})
+
+
+def test_upgrade_leaves_containers_what_they_mounted(node: Node, saturate: Path, tmp_path: Path) -> None:
+    """Else a container that starts again after an upgrade finds no library, or another one than it runs with."""
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    old = node.kubelet.admit("old", {GPU: 1})
+    running = node.run(old, [str(saturate), *LONG])
+    eventually(lambda: node.trace(), "work of the old pod")
+    versions = []
+    for number in (1, 2):
+        newer = tmp_path / str(number) / node.hook.name
+        newer.parent.mkdir()
+        shutil.copy(node.hook, newer)
+        with newer.open("ab") as file:
+            file.write(bytes([number]))  # behind the ELF file's end: the same library with another digest
+        versions.append(node.install(newer))
+    assert node.stop(node.plugin) == 0
+    assert running.poll() is None
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    new = node.kubelet.admit("new", {GPU: 1})
+    sources = [{inner: outer for outer, inner in grant.mounts}["/opt/nvshare"] for grant in (old, new)]
+    assert Path(sources[0]).name != versions[1]
+    assert Path(sources[1]).name == versions[1]
+    end(running)
+    for grant in (old, new):  # the old one from the kubelet's memory
+        finish(node.run(grant, [str(saturate), "0.05", "1000000", "2"]))
+
+
+def test_the_plugin_may_go_and_come(node: Node, saturate: Path) -> None:
+    """Else updating the DaemonSet disturbs who runs: containers keep their slots, and the slots their pods."""
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("job", {GPU: 1})
+    running = node.run(grant, [str(saturate), *LONG])
+    eventually(lambda: "job" in node.slots() and node.slots()["job"]["leases"], "the slot's lease")
+    before = node.slot_files()
+    assert node.stop(node.plugin) == 0
+    eventually(lambda: node.kubelet.endpoints[GPU].ended.is_set(), "the end of the stream")
+    assert node.slot_files() == before
+    node.start_plugin()
+    eventually(lambda: len(node.kubelet.registrations) == 2, "another registration")
+    node.kubelet.await_devices(GPU, 10)
+    assert node.slot_files() == before
+    end(running)
+
+
+def test_a_restarted_coordinator_serves_the_slots_again(node: Node, saturate: Path) -> None:
+    """Else an upgrade of the coordinator cuts running containers off for ever."""
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("job", {GPU: 1})
+    running = node.run(grant, [str(saturate), *LONG])
+    eventually(lambda: "job" in node.slots() and node.slots()["job"]["clients"] == 1, "the job's process")
+    assert node.stop(node.coordinator) == 0
+    node.start_coordinator()
+    eventually(lambda: node.slots()["job"]["clients"] == 1, "the job's process again")
+    end(running)
+
+
+def test_without_a_coordinator_no_slot_is_given_out(node: Node) -> None:
+    """Else pods are placed on a node where nobody will ever grant them the GPU."""
+    node.start_plugin("--coordinator-grace", "1ms", "--preferred", "pack")
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("early", {GPU: 1})
+    assert node.stop(node.coordinator) == 0
+    node.kubelet.await_devices(GPU, 0)
+    with pytest.raises(AdmissionError, match="1 wanted, 0 free"):
+        node.kubelet.admit("late", {GPU: 1})
+    node.start_coordinator()
+    node.kubelet.await_devices(GPU, 10)
+    assert node.kubelet.admit("late", {GPU: 1}).mounts != grant.mounts
+
+
+def test_slots_are_made_again_after_a_start_of_the_node(node: Node, saturate: Path) -> None:
+    """Else, with /run empty, containers that the kubelet starts from its memory wait for a socket for ever."""
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("job", {GPU: 1})
+    eventually(lambda: "job" in node.slots(), "the slot")
+    assert node.stop(node.plugin) == 0
+    assert node.stop(node.coordinator) == 0
+    shutil.rmtree(node.slots_dir)
+    node.start_coordinator()
+    early = node.run(grant, [str(saturate), "0.05", "1000000", "2"])  # before the plugin: its slot's directory is empty
+    node.start_plugin()
+    finish(early)
+    assert node.slots()["job"]["leases"] >= 1
+
+
+def test_a_slot_whose_pod_is_gone_goes_too(node: Node) -> None:
+    """Else figures of pods that ended long ago stay, and libraries that nobody uses."""
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("gone", {GPU: 1})
+    eventually(lambda: "gone" in node.slots(), "the slot")
+    node.kubelet.remove(grant)
+    again = node.kubelet.admit("next", {GPU: 1}, ids={GPU: grant.devices[GPU]})
+    assert again.mounts == grant.mounts
+    eventually(lambda: set(node.slots()) == {"next"}, "the slot's new owner")
+    remove(node.slots_dir, again.annotations["nvshare.com/slot"])
+    eventually(lambda: not node.slots(), "the coordinator to forget it")
+
+
+def test_a_container_cannot_change_its_slot(node: Node) -> None:
+    """Else a pod lifts its own limit; and a pod that is not root could not connect at all."""
+    if not node.real_mounts:
+        pytest.skip("needs root: the mounts are the protection")
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("curious", {GPU: 1})
+    grant.environment.pop("LD_PRELOAD")
+    eventually(lambda: "curious" in node.slots(), "the socket")
+    program = (
+        "import json, socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/nvshare/hooks.sock')\n"
+        "errors = []\n"
+        "for path in ('/run/nvshare/slot.json', '/run/nvshare/more', '/opt/nvshare/lib/libnvshare_hook.so'):\n"
+        "    try: open(path, 'a')\n"
+        "    except OSError as error: errors.append(error.errno)\n"
+        "print(json.dumps({'slot': json.load(open('/run/nvshare/slot.json'))['slot'], 'errors': errors}))"
+    )
+    for user in (None, 65534):
+        told = finish(node.run(grant, [sys.executable, "-c", program], user=user))
+        assert told["slot"] == grant.annotations["nvshare.com/slot"]
+        assert len(told["errors"]) == 3, told
+
+
+def test_an_image_with_another_libc_is_left_alone_and_seen(node: Node, tmp_path: Path) -> None:
+    """Else the hook, which musl loads but cannot resolve, ends every program in an Alpine image with code 127."""
+    musl = shutil.which("musl-gcc")
+    if musl is None:
+        pytest.skip("musl-gcc is missing (Debian: apt-get install musl-tools)")
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("alpine", {GPU: 1})
+    hello, source = tmp_path / "hello", tmp_path / "hello.c"
+    source.write_text('#include <stdio.h>\nint main(void) { return puts("{}") < 0; }\n')
+    subprocess.run([musl, "-o", str(hello), str(source)], check=True)
+    assert finish(node.run(grant, [str(hello)])) == {}
+    await_unregistered(node, "alpine")
+
+
+def await_unregistered(node: Node, pod: str) -> None:
+    """Until the metric shows that no hook came from this pod."""
+    labels = {"pod": pod, "namespace": "default", "container": "main"}
+    eventually(
+        lambda: node.series("coordinator", "nvshare_slot_unregistered", **labels) == [1], "the metric that shows it"
+    )
+
+
+def test_a_library_that_is_lost_is_harmless_and_seen(node: Node) -> None:
+    """Else nobody notices containers that run without the hook, or new ones are started without it."""
+    node.start_plugin()
+    node.kubelet.await_devices(GPU, 10)
+    grant = node.kubelet.admit("odd", {GPU: 1})
+    shutil.rmtree(node.library_dir)
+    assert finish(node.run(grant, [sys.executable, "-c", "print('{}')"])) == {}
+    await_unregistered(node, "odd")
+    with pytest.raises(AdmissionError, match=r"no hook library in .*: run `nvshare-install-library --to"):
+        node.kubelet.admit("later", {GPU: 1})

@@ -1,0 +1,195 @@
+"""A real coordinator with slots, and hooks that a test plays by hand: identity, rights, limits, end."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from nvshare.coordinator.cli.ctl_view import host_lines
+from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
+from nvshare.coordinator.protocol import messages
+from tests.daemon.made_up_gpus import uuid_of
+from tests.daemon.processes import Coordinators, Hook, Running
+from tests.waiting import eventually
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory whose sockets fit."""
+    place = Path(tempfile.mkdtemp(prefix="nvp-"))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def running(base: Path) -> Iterator[Running]:
+    """Two made-up GPUs, slots in base/slots."""
+    coordinators = Coordinators(base)
+    started = coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
+    yield started
+    for each in coordinators.started:
+        if each.process.poll() is None:
+            each.kill()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """For hooks."""
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def put(base: Path, name: str, **changes: object) -> Path:
+    """A slot of GPU 0; its socket, which the coordinator serves by then."""
+    facts = {"allocation": "1", "allocated_at_s": 1.0, "gpus": (uuid_of(0),), "device_ids": (f"{uuid_of(0)}::0",)}
+    slots.write(base / "slots", Slot.model_validate({"slot": name, **facts, **changes}))
+    path = base / "slots" / name / slots.SOCKET_FILE
+    eventually(path.exists, "the slot's socket")
+    return path
+
+
+def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a pod takes a GPU that it did not get, or sets its own terms; or hooks outside slots stop working."""
+    pod = PodRef(namespace="n", name="p", container="c")
+    path = put(base, "a", memory_limit_bytes=GIB, policy=SlotPolicy(priority=-5), pod=pod)
+    hook = Hook(context, path).hello(priority=99)
+    hook.attach(1)
+    refused = hook.next(messages.Rejected)
+    assert (refused.code, refused.final) == (messages.Rejection.UNKNOWN_GPU, False)
+    assert refused.text == f"no GPU {uuid_of(1)} in slot a; it has {uuid_of(0)}"
+    hook.attach(0)
+    settings = hook.next(messages.GpuSettings)
+    assert (settings.memory_limit_bytes, settings.reserve) == (GIB, True)
+    put(base, "a", memory_limit_bytes=2 * GIB, policy=SlotPolicy(priority=3), pod=pod)
+    assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 * GIB
+    outside = Hook(context, running.directory.hooks_socket).hello("outside", priority=99)
+    outside.attach(1)
+    outside.next(messages.GpuSettings)
+    status = running.ask(api.Status())
+    shown = {client["name"]: (client["group"], client["priority"]) for client in status["clients"]}
+    assert shown == {"test": ("a", 3), "outside": ("", 99)}
+    (slot,) = status["slots"]
+    assert (slot["namespace"], slot["pod"], slot["container"], slot["registered"]) == ("n", "p", "c", True)
+
+
+def test_what_the_operator_set_for_a_slot_lasts_as_long_as_its_allocation(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a paused pod runs after a restart of the coordinator or a new annotation; or the next pod is paused."""
+    path = put(base, "a", policy=SlotPolicy(priority=1))
+    hooks = [Hook(context, path).hello("one"), Hook(context, path).hello("two")]
+    for hook in hooks:
+        hook.next(messages.Welcome)
+    assert running.ask(api.Pause(client="one"))["slot"] == "a"
+    running.ask(api.SetPriority(client="two", priority=7))
+    put(base, "a", policy=SlotPolicy(priority=2, weight=5))
+
+    def clients() -> dict[str, tuple[object, ...]]:
+        keys = ("paused", "priority", "weight")
+        return {client["name"]: tuple(client[key] for key in keys) for client in running.status()["clients"]}
+
+    eventually(lambda: clients() == {"one": (True, 7, 5), "two": (True, 7, 5)}, "the new weight")
+    running.kill()
+    coordinators = Coordinators(base)
+    running = coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
+    try:
+        hooks[0].hello("one")
+        eventually(lambda: clients() == {"one": (True, 7, 5)}, "its return")
+        put(base, "a", allocation="2")
+        eventually(lambda: running.status()["live"] == [], "the next allocation")
+        hooks[1].hello("two")
+        eventually(lambda: clients().get("two") == (False, 0, 1), "another pod's program")
+    finally:
+        running.kill()
+
+
+def test_a_slot_cannot_fill_the_host_budget(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else one pod takes all host memory, and every other one is out of memory and is not told why."""
+    running.ask(api.SetHostBudget(budget_bytes=9 * GIB))
+    first, second = (Hook(context, put(base, name)).hello(name) for name in ("a", "b"))
+    for hook in (first, second):
+        hook.send(messages.ReserveHost(0, 0))  # as hooks do: what they have, soon after a start, is no question
+        hook.next(messages.HostReserved)
+    first.send(messages.ReserveHost(1, 9 * GIB))
+    assert first.next(messages.HostReserved).bytes == 0
+    first.send(messages.ReserveHost(2, 8 * GIB))
+    assert first.next(messages.HostReserved).bytes == 8 * GIB
+    second.send(messages.ReserveHost(1, GIB))
+    assert second.next(messages.HostReserved).bytes == 0
+    refused = second.next(messages.Rejected)
+    assert (refused.code, refused.final) == (messages.Rejection.NOT_ALLOWED, False)
+    assert "slot b has 0B, 1GiB of 9GiB are left" in refused.text
+    second.send(messages.ReserveHost(2, GIB // 2))
+    assert second.next(messages.HostReserved).bytes == GIB // 2
+    owners = {each["owner"]: each for each in running.status()["host_owners"]}
+    assert [owners[f"slot {name}"]["shared_bytes"] for name in "ab"] == [8 * GIB, GIB // 2]
+    assert (owners["slot a"]["spare_bytes"], owners["slot b"]["refused"]) == (0, 1)
+    assert "  slot a: 1 program with 8GiB, no more to be had; refused once" in host_lines(running.status())
+
+
+def test_a_removed_slot_takes_nobody_new_and_harms_nobody(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a wrong answer of the kubelet's about pods cuts off a job that runs."""
+    path = put(base, "a")
+    hook = Hook(context, path).hello()
+    hook.attach(0, wanted=True)
+    lease = hook.next(messages.Grant).lease_id
+    slots.remove(base / "slots", "a")
+    eventually(lambda: running.status()["slots"] == [], "the slot to go")
+    with pytest.raises(OSError, match="No such file"), socket.socket(socket.AF_UNIX) as late:
+        late.connect(str(path))
+    hook.release(lease, wanted=True)
+    assert hook.next(messages.Grant).lease_id > lease
+
+
+def test_a_slot_made_again_in_another_directory_is_served(
+    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Else a slot that goes and comes within a moment, or a cleaned /run, leaves a pod without a socket for ever."""
+    path = put(base, "a")
+    for round_number in range(20):
+        slots.remove(base / "slots", "a")
+        put(base, "a", allocation=str(round_number), memory_limit_bytes=GIB + round_number)
+    hooks = [Hook(context, path).hello("again")]
+    hooks[0].attach(0)
+    assert hooks[0].next(messages.GpuSettings).memory_limit_bytes == GIB + 19
+    put(base, "a", allocation="19", memory_limit_bytes=GIB)  # seen only if the new directory is watched
+    assert hooks[0].next(messages.GpuSettings).memory_limit_bytes == GIB
+    shutil.rmtree(base / "slots", ignore_errors=True)
+    eventually(lambda: running.status()["slots"] == [], "all slots to go")
+    put(base, "b")
+    hooks.append(Hook(context, base / "slots" / "b" / slots.SOCKET_FILE).hello("late"))
+    hooks[1].next(messages.Welcome)
+
+
+def test_a_directory_that_cannot_hold_slots_is_said_at_once(base: Path) -> None:
+    """Else the coordinator runs, and no pod ever reaches it."""
+    coordinators = Coordinators(base)
+    code, text = coordinators.refused("--slots-dir", str(base / ("d" * 60)))
+    assert code == 1
+    assert "--slots-dir: " in text
+    assert "at most 107 bytes" in text
+
+
+def test_without_slots_nothing_changes(base: Path) -> None:
+    """Else `nvshare-ctl` on an ordinary machine talks of slots."""
+    coordinators = Coordinators(base)
+    plain = coordinators.start()
+    assert "slots" not in plain.status()
+    assert plain.stop() == 0
