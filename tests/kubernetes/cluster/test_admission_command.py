@@ -21,10 +21,10 @@ import pytest
 import trustme
 
 from nvshare.coordinator.kubernetes.cluster import admission
+from tests.conftest import ROOT
 from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, container, pod, review
 from tests.waiting import eventually
 
-ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 60.0
 
 

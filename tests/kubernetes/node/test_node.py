@@ -1,7 +1,4 @@
-"""A whole node: kubelet double, coordinator, plugin and containers as real processes that share a simulated GPU.
-
-The other files of this folder look at the parts.
-"""
+"""A whole node: kubelet double, coordinator, plugin and containers as real processes that share a simulated GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +6,16 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nvshare.coordinator.kubernetes.slots.slot import remove
 from nvshare.simulated_gpu.trace import overlaps
+from tests.conftest import Built
 from tests.kubernetes.node.kubelet import AdmissionError
-from tests.kubernetes.node.processes import GPU, Node, finish
+from tests.kubernetes.node.processes import GPU, Node, finish, new_node
 from tests.waiting import eventually
 
 MEMORY = "nvshare.com/gpu-memory-256mib"
@@ -39,10 +38,38 @@ def end(process: subprocess.Popen[str]) -> None:
     finish(process)
 
 
-def test_two_pods_share_a_gpu(node: Node, saturate: Path) -> None:
+@pytest.fixture(scope="module")
+def serving(built: Built) -> Iterator[Node]:
+    """A node that serves slots and memory; tests only add pods to it."""
+    with new_node(built.hook) as node:
+        node.install()
+        node.start_coordinator()
+        node.start_plugin("--memory-resource", MEMORY)
+        node.kubelet.await_devices(GPU, 10)
+        node.kubelet.await_devices(MEMORY, 16)
+        yield node
+
+
+def test_bad_requests_name_the_field(serving: Node) -> None:
+    """Else a user sees `UnexpectedAdmissionError` and nothing to act on."""
+    before, devices = serving.slot_files(), list(serving.kubelet.devices(GPU))
+    field = r"container_requests\[0\].devices_ids: "
+    for resource, ids, text in (
+        (GPU, devices[:2], f"{GPU}: {field}2 slots of the same GPU .* --allow-several-slots"),
+        (GPU, ["GPU-nowhere::1"], f"{field}GPU-nowhere::1: this node has no such GPU; it has GPU-"),
+        (GPU, ["gpu"], f"{field}'gpu' is no slot"),
+        (GPU, [devices[0], devices[0]], f"{field}.* is named twice"),
+        (MEMORY, ["16"], f"{MEMORY}: {field}'16' is no unit of memory; they are 0 to 15"),
+    ):
+        with pytest.raises(AdmissionError, match=text):
+            serving.kubelet.admit("bad", {resource: len(ids)}, ids={resource: ids})
+    assert serving.slot_files() == before
+    assert serving.series("plugin", "nvshare_plugin_allocations_total", outcome="refused", resource=GPU) == [4]
+
+
+def test_two_pods_share_a_gpu(serving: Node, saturate: Path) -> None:
     """Else the product does not work on Kubernetes: slots, mounts, environment, turns, and figures by pod."""
-    node.start_plugin("--slots-per-gpu", "3")
-    node.kubelet.await_devices(GPU, 3)
+    node = serving
     grants = [node.kubelet.admit(pod, {GPU: 1}) for pod in ("first", "second")]
     assert all(grant.environment["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-") for grant in grants)
     running = [node.run(grant, [str(saturate), *LONG]) for grant in grants]
@@ -62,11 +89,9 @@ def test_two_pods_share_a_gpu(node: Node, saturate: Path) -> None:
         assert node.series("coordinator", "nvshare_slot_unregistered", **labels) == [0]
 
 
-def test_memory_units_become_the_slots_limit(node: Node) -> None:
+def test_memory_units_become_the_slots_limit(serving: Node) -> None:
     """Else the cluster's scheduler packs by a figure that nobody keeps: not one process, nor several of a slot."""
-    node.start_plugin("--memory-resource", MEMORY)
-    node.kubelet.await_devices(GPU, 10)
-    node.kubelet.await_devices(MEMORY, 16)
+    node = serving
     grant = node.kubelet.admit("small", {GPU: 1, MEMORY: 4})
     assert grant.environment["NVSHARE_MEMORY_LIMIT"] == str(1 << 30)
     eventually(lambda: node.slots().get("small", {}).get("limit_bytes") == 1 << 30, "the limit of the slot")
@@ -79,25 +104,6 @@ def test_memory_units_become_the_slots_limit(node: Node) -> None:
     assert second["result"] == 2  # out of memory, as CUDA says it
     unlimited = finish(node.run(node.kubelet.admit("other", {GPU: 1}), [sys.executable, HOLD, "2048"]))
     assert unlimited["had_mib"] == 2048
-
-
-def test_bad_requests_name_the_field(node: Node) -> None:
-    """Else a user sees `UnexpectedAdmissionError` and nothing to act on."""
-    node.start_plugin("--memory-resource", MEMORY)
-    devices = list(node.kubelet.await_devices(GPU, 10))
-    node.kubelet.await_devices(MEMORY, 16)
-    field = r"container_requests\[0\].devices_ids: "
-    for resource, ids, text in (
-        (GPU, devices[:2], f"{GPU}: {field}2 slots of the same GPU .* --allow-several-slots"),
-        (GPU, ["GPU-nowhere::1"], f"{field}GPU-nowhere::1: this node has no such GPU; it has GPU-"),
-        (GPU, ["gpu"], f"{field}'gpu' is no slot"),
-        (GPU, [devices[0], devices[0]], f"{field}.* is named twice"),
-        (MEMORY, ["16"], f"{MEMORY}: {field}'16' is no unit of memory; they are 0 to 15"),
-    ):
-        with pytest.raises(AdmissionError, match=text):
-            node.kubelet.admit("bad", {resource: len(ids)}, ids={resource: ids})
-    assert not node.slot_files()
-    assert node.series("plugin", "nvshare_plugin_allocations_total", outcome="refused", resource=GPU) == [4]
 
 
 def test_a_restarted_kubelet_gets_everything_again(node: Node, saturate: Path) -> None:
@@ -116,12 +122,13 @@ def test_a_restarted_kubelet_gets_everything_again(node: Node, saturate: Path) -
 
 
 def test_upgrade_leaves_containers_what_they_mounted(node: Node, saturate: Path, tmp_path: Path) -> None:
-    """Else a container that starts again after an upgrade finds no library, or another one than it runs with."""
+    """Else an upgrade of the plugin disturbs running containers, or a restarted one finds no or another library."""
     node.start_plugin()
     node.kubelet.await_devices(GPU, 10)
     old = node.kubelet.admit("old", {GPU: 1})
     running = node.run(old, [str(saturate), *LONG])
-    eventually(lambda: node.trace(), "work of the old pod")
+    eventually(lambda: "old" in node.slots() and node.slots()["old"]["leases"], "the slot's lease")
+    before = node.slot_files()
     versions = []
     for number in (1, 2):
         newer = tmp_path / str(number) / node.hook.name
@@ -131,9 +138,12 @@ def test_upgrade_leaves_containers_what_they_mounted(node: Node, saturate: Path,
             file.write(bytes([number]))  # behind the ELF file's end: the same library with another digest
         versions.append(node.install(newer))
     assert node.stop(node.plugin) == 0
+    eventually(lambda: node.kubelet.endpoints[GPU].ended.is_set(), "the end of the stream")
     assert running.poll() is None
     node.start_plugin()
+    eventually(lambda: len(node.kubelet.registrations) == 2, "another registration")
     node.kubelet.await_devices(GPU, 10)
+    assert node.slot_files() == before
     new = node.kubelet.admit("new", {GPU: 1})
     sources = [{inner: outer for outer, inner in grant.mounts}["/opt/nvshare"] for grant in (old, new)]
     assert Path(sources[0]).name != versions[1]
@@ -143,49 +153,22 @@ def test_upgrade_leaves_containers_what_they_mounted(node: Node, saturate: Path,
         finish(node.run(grant, [str(saturate), "0.05", "1000000", "2"]))
 
 
-def test_the_plugin_may_go_and_come(node: Node, saturate: Path) -> None:
-    """Else updating the DaemonSet disturbs who runs: containers keep their slots, and the slots their pods."""
-    node.start_plugin()
-    node.kubelet.await_devices(GPU, 10)
-    grant = node.kubelet.admit("job", {GPU: 1})
-    running = node.run(grant, [str(saturate), *LONG])
-    eventually(lambda: "job" in node.slots() and node.slots()["job"]["leases"], "the slot's lease")
-    before = node.slot_files()
-    assert node.stop(node.plugin) == 0
-    eventually(lambda: node.kubelet.endpoints[GPU].ended.is_set(), "the end of the stream")
-    assert node.slot_files() == before
-    node.start_plugin()
-    eventually(lambda: len(node.kubelet.registrations) == 2, "another registration")
-    node.kubelet.await_devices(GPU, 10)
-    assert node.slot_files() == before
-    end(running)
-
-
-def test_a_restarted_coordinator_serves_the_slots_again(node: Node, saturate: Path) -> None:
-    """Else an upgrade of the coordinator cuts running containers off for ever."""
-    node.start_plugin()
-    node.kubelet.await_devices(GPU, 10)
-    grant = node.kubelet.admit("job", {GPU: 1})
-    running = node.run(grant, [str(saturate), *LONG])
-    eventually(lambda: "job" in node.slots() and node.slots()["job"]["clients"] == 1, "the job's process")
-    assert node.stop(node.coordinator) == 0
-    node.start_coordinator()
-    eventually(lambda: node.slots()["job"]["clients"] == 1, "the job's process again")
-    end(running)
-
-
-def test_without_a_coordinator_no_slot_is_given_out(node: Node) -> None:
-    """Else pods are placed on a node where nobody will ever grant them the GPU."""
+def test_without_a_coordinator_no_slot_is_given_out(node: Node, saturate: Path) -> None:
+    """Else pods wait on a node without a coordinator, or a restart of it cuts running containers off for ever."""
     node.start_plugin("--coordinator-grace", "1ms", "--preferred", "pack")
     node.kubelet.await_devices(GPU, 10)
     grant = node.kubelet.admit("early", {GPU: 1})
+    running = node.run(grant, [str(saturate), *LONG])
+    eventually(lambda: "early" in node.slots() and node.slots()["early"]["clients"] == 1, "the pod's process")
     assert node.stop(node.coordinator) == 0
     node.kubelet.await_devices(GPU, 0)
     with pytest.raises(AdmissionError, match="1 wanted, 0 free"):
         node.kubelet.admit("late", {GPU: 1})
     node.start_coordinator()
     node.kubelet.await_devices(GPU, 10)
+    eventually(lambda: node.slots()["early"]["clients"] == 1, "the pod's process again")
     assert node.kubelet.admit("late", {GPU: 1}).mounts != grant.mounts
+    end(running)
 
 
 def test_slots_are_made_again_after_a_start_of_the_node(node: Node, saturate: Path) -> None:
@@ -204,8 +187,8 @@ def test_slots_are_made_again_after_a_start_of_the_node(node: Node, saturate: Pa
     assert node.slots()["job"]["leases"] >= 1
 
 
-def test_a_slot_whose_pod_is_gone_goes_too(node: Node) -> None:
-    """Else figures of pods that ended long ago stay, and libraries that nobody uses."""
+def test_what_goes_from_the_node_is_noticed(node: Node) -> None:
+    """Else figures of pods that ended long ago stay, or nobody notices that containers run without the hook."""
     node.start_plugin()
     node.kubelet.await_devices(GPU, 10)
     grant = node.kubelet.admit("gone", {GPU: 1})
@@ -216,14 +199,20 @@ def test_a_slot_whose_pod_is_gone_goes_too(node: Node) -> None:
     eventually(lambda: set(node.slots()) == {"next"}, "the slot's new owner")
     remove(node.slots_dir, again.annotations["nvshare.com/slot"])
     eventually(lambda: not node.slots(), "the coordinator to forget it")
+    # The library too: containers run without it, which a metric shows, and no new ones are admitted.
+    odd = node.kubelet.admit("odd", {GPU: 1})
+    shutil.rmtree(node.library_dir)
+    assert finish(node.run(odd, [sys.executable, "-c", "print('{}')"])) == {}
+    await_unregistered(node, "odd")
+    with pytest.raises(AdmissionError, match=r"no hook library in .*: run `nvshare-install-library --to"):
+        node.kubelet.admit("later", {GPU: 1})
 
 
-def test_a_container_cannot_change_its_slot(node: Node) -> None:
+def test_a_container_cannot_change_its_slot(serving: Node) -> None:
     """Else a pod lifts its own limit; and a pod that is not root could not connect at all."""
+    node = serving
     if not node.real_mounts:
         pytest.skip("needs root: the mounts are the protection")
-    node.start_plugin()
-    node.kubelet.await_devices(GPU, 10)
     grant = node.kubelet.admit("curious", {GPU: 1})
     grant.environment.pop("LD_PRELOAD")
     eventually(lambda: "curious" in node.slots(), "the socket")
@@ -241,13 +230,12 @@ def test_a_container_cannot_change_its_slot(node: Node) -> None:
         assert len(told["errors"]) == 3, told
 
 
-def test_an_image_with_another_libc_is_left_alone_and_seen(node: Node, tmp_path: Path) -> None:
+def test_an_image_with_another_libc_is_left_alone_and_seen(serving: Node, tmp_path: Path) -> None:
     """Else the hook, which musl loads but cannot resolve, ends every program in an Alpine image with code 127."""
     musl = shutil.which("musl-gcc")
     if musl is None:
         pytest.skip("musl-gcc is missing (Debian: apt-get install musl-tools)")
-    node.start_plugin()
-    node.kubelet.await_devices(GPU, 10)
+    node = serving
     grant = node.kubelet.admit("alpine", {GPU: 1})
     hello, source = tmp_path / "hello", tmp_path / "hello.c"
     source.write_text('#include <stdio.h>\nint main(void) { return puts("{}") < 0; }\n')
@@ -262,15 +250,3 @@ def await_unregistered(node: Node, pod: str) -> None:
     eventually(
         lambda: node.series("coordinator", "nvshare_slot_unregistered", **labels) == [1], "the metric that shows it"
     )
-
-
-def test_a_library_that_is_lost_is_harmless_and_seen(node: Node) -> None:
-    """Else nobody notices containers that run without the hook, or new ones are started without it."""
-    node.start_plugin()
-    node.kubelet.await_devices(GPU, 10)
-    grant = node.kubelet.admit("odd", {GPU: 1})
-    shutil.rmtree(node.library_dir)
-    assert finish(node.run(grant, [sys.executable, "-c", "print('{}')"])) == {}
-    await_unregistered(node, "odd")
-    with pytest.raises(AdmissionError, match=r"no hook library in .*: run `nvshare-install-library --to"):
-        node.kubelet.admit("later", {GPU: 1})
