@@ -5,6 +5,8 @@ Invariants: every wait has a bound and a condition.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import select
 import signal
@@ -15,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import zmq
 
-from nvshare.coordinator.cli.ctl import call
+from nvshare.coordinator.cli.ctl import call, main
 from nvshare.coordinator.daemon import control_api as api
 from nvshare.coordinator.daemon.control_sockets import EventReader
 from nvshare.coordinator.protocol import messages
@@ -36,6 +39,21 @@ def environment(**more: str) -> dict[str, str]:
     """Without settings of whoever runs the tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("NVSHARE_") and k != "LD_PRELOAD"}
     return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def ctl(directory: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """`nvshare-ctl` with these words, in this process: an interpreter's start would cost more than the command."""
+    out, errors, code = io.StringIO(), io.StringIO(), 0
+    with (
+        mock.patch.dict(os.environ, {"NVSHARE_RUNTIME_DIR": str(directory)}),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            main([*before, *words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

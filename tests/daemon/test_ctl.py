@@ -1,4 +1,4 @@
-"""nvshare-ctl from a shell's point of view: output, JSON, exit codes, against a running coordinator."""
+"""nvshare-ctl against a running coordinator: output, JSON, exit codes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, environment, until
+from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, ctl, environment, until
 
 Connect = Callable[..., Hook]
-
-
-def ctl(directory: Path, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *before, *words]
-    env = environment(NVSHARE_RUNTIME_DIR=str(directory))
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=BOUND_S, check=False)
 
 
 def answer(running: Running, *words: str) -> Any:
@@ -188,49 +179,46 @@ def test_a_command_says_when_its_effect_ends(coordinators: Coordinators) -> None
     assert answer(running, "status")["gpus"][0]["quantum_ns"] == 5_000_000
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["pause", "nobody"], 1, "no client 'nobody'"),
-        (["pause", "twin"], 1, "means 2 clients"),
-        (["set", "quantum", "1s", "--gpu", "9"], 1, "'9' is no GPU"),
-        (["set", "policy", "chaos"], 1, "no policy 'chaos'; known: "),
-        (["set", "quantum", "3"], 2, "no duration"),
-        (["set", "quantum", "2h"], 2, "1ms to 1h"),
-        (["set", "limit", "twin", "lots"], 2, "no size"),
-        (["limit", "twin"], 2, "--memory"),
-        (["limit", "nobody", "--memory", "1GiB"], 1, "no client 'nobody'"),
-        (["limit", "twin", "--memory", "lots"], 2, "no size"),
-        (["set", "switch-share", "70%"], 2, "0.1% to 50%"),
-        (["set", "host-budget", "0"], 2, "budget_bytes"),
-        (["set", "sharing", "sometimes"], 2, "exclusive"),
-        (["set", "priority", "twin", "9999999999"], 2, "priority"),
-        (["set", "weight", "twin", "0"], 2, "weight"),
-        (["set", "nothing"], 2, "nothing"),
-        (["unset"], 2, "name a setting or --all"),
-        (["unset", "--all", "quantum"], 2, "name a setting or --all"),
-        (["unset", "nothing"], 2, "setting"),
-        (["unset", "priority", "twin"], 1, "means 2 clients"),
-        (["unset", "quantum"], 1, "nothing of that was set live"),
-        (["frobnicate"], 2, "frobnicate"),
-    ],
+MISTAKES = (
+    (["pause", "nobody"], 1, "no client 'nobody'"),
+    (["pause", "twin"], 1, "means 2 clients"),
+    (["set", "quantum", "1s", "--gpu", "9"], 1, "'9' is no GPU"),
+    (["set", "policy", "chaos"], 1, "no policy 'chaos'; known: "),
+    (["set", "quantum", "3"], 2, "no duration"),
+    (["set", "quantum", "2h"], 2, "1ms to 1h"),
+    (["set", "limit", "twin", "lots"], 2, "no size"),
+    (["limit", "twin"], 2, "--memory"),
+    (["limit", "nobody", "--memory", "1GiB"], 1, "no client 'nobody'"),
+    (["limit", "twin", "--memory", "lots"], 2, "no size"),
+    (["set", "switch-share", "70%"], 2, "0.1% to 50%"),
+    (["set", "host-budget", "0"], 2, "budget_bytes"),
+    (["set", "sharing", "sometimes"], 2, "exclusive"),
+    (["set", "priority", "twin", "9999999999"], 2, "priority"),
+    (["set", "weight", "twin", "0"], 2, "weight"),
+    (["set", "nothing"], 2, "nothing"),
+    (["unset"], 2, "name a setting or --all"),
+    (["unset", "--all", "quantum"], 2, "name a setting or --all"),
+    (["unset", "nothing"], 2, "setting"),
+    (["unset", "priority", "twin"], 1, "means 2 clients"),
+    (["unset", "quantum"], 1, "nothing of that was set live"),
+    (["frobnicate"], 2, "frobnicate"),
 )
-def test_mistakes_are_named(
-    coordinators: Coordinators, connect: Connect, words: list[str], code: int, said: str
-) -> None:
+
+
+def test_mistakes_are_named(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if a refused command looked like a success, or did not say why."""
-    running = coordinators.start("--log-level", "error")
-    twins = [connect(running).hello("twin"), connect(running).hello("twin")]
+    where = coordinators.start("--log-level", "error").directory.path
+    twins = [connect(coordinators.started[0]).hello("twin") for _ in range(2)]
     for twin in twins:
         twin.next(messages.Welcome)
-    done = ctl(running.directory.path, *words)
-    assert done.returncode == code
-    assert said in " ".join(done.stderr.replace("│", " ").split())
-    assert "Traceback" not in done.stderr
-    if code == 1:
-        refused = ctl(running.directory.path, *words, "--json")
-        assert refused.returncode == 1
-        assert said in json.loads(refused.stdout)["error"]["text"]
+    for words, code, said in MISTAKES:
+        done = ctl(where, *words)
+        assert done.returncode == code, words
+        assert said in " ".join(done.stderr.replace("│", " ").split())
+        if code == 1:
+            refused = ctl(where, *words, "--json")
+            assert refused.returncode == 1, words
+            assert said in json.loads(refused.stdout)["error"]["text"]
 
 
 def test_without_a_coordinator_the_remedy_is_named(coordinators: Coordinators) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,9 +23,20 @@ from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until
 Connect = Callable[..., Hook]
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Running]:
+    """One coordinator for all tests that change nothing in it."""
+    with tempfile.TemporaryDirectory(prefix="nvs-") as base:
+        running = Coordinators(Path(base)).start()
+        yield running
+        running.kill()
+
+
 @pytest.fixture
-def served(coordinator: Running, connect: Connect) -> Iterator[Running]:
-    """A coordinator with a holder, who must still hold afterwards, and a newcomer must be heard."""
+def served(shared: Running, connect: Connect) -> Iterator[Running]:
+    """A coordinator with one client, which still holds its lease afterwards while a newcomer is served."""
+    coordinator = shared
+    until(lambda: coordinator.ask(api.Ping())["clients"] == 0, "the end of the test before")
     holder = connect(coordinator).hello("good").attach(wanted=True)
     lease = holder.next(messages.Grant)
     yield coordinator
@@ -242,22 +254,6 @@ def test_a_flood_costs_the_flooder_its_connection(coordinators: Coordinators, co
     assert connect(running).hello().next(messages.Welcome)
 
 
-def test_silent_connections_are_cut(coordinators: Coordinators) -> None:
-    """Broken if connections that never say hello stayed for ever."""
-    running = coordinators.start(NVSHARE_HELLO_TIMEOUT="50ms")
-    quiet = Link(running.directory.hooks_socket)
-    assert closed(quiet)
-
-
-def test_a_client_that_introduced_itself_is_not_cut(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if the time for a hello also ended those who said it."""
-    running = coordinators.start(NVSHARE_HELLO_TIMEOUT="50ms")
-    good = connect(running).hello()
-    good.next(messages.Welcome)
-    assert closed(Link(running.directory.hooks_socket))  # the time has passed for one that came later
-    assert good.attach().next(messages.GpuSettings)
-
-
 def test_more_clients_than_allowed_are_told_so(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if clients without bound were served, or turned away without a word."""
     running = coordinators.start("--max-clients", "2")
@@ -294,11 +290,10 @@ def test_a_client_that_does_not_read_is_cut_and_nobody_waits_for_it(
     assert connect(running).hello().next(messages.Welcome)
 
 
-def test_a_name_cannot_steer_a_terminal(coordinator: Running, connect: Connect) -> None:
+def test_a_name_cannot_steer_a_terminal(served: Running, connect: Connect) -> None:
     """Broken if a client's name could print escape sequences on an operator's terminal."""
-    hook = connect(coordinator).hello("\x1b[2Jx\nroot")
-    hook.next(messages.Welcome)
-    assert coordinator.status()["clients"][0]["name"] == "?[2Jx?root"
+    connect(served).hello("\x1b[2Jx\nroot").next(messages.Welcome)
+    assert {client["name"] for client in served.status()["clients"]} == {"good", "?[2Jx?root"}
 
 
 def test_garbage_on_the_control_socket_is_answered(served: Running) -> None:
@@ -331,16 +326,18 @@ def test_subscriptions_without_end_do_not_matter(served: Running) -> None:
     context.destroy(0)
 
 
-def test_a_handshake_that_stops_halfway_is_ended(coordinators: Coordinators) -> None:
-    """Broken if connections that stop in the middle of a handshake stayed for ever."""
+def test_connections_that_do_not_register_in_time_are_closed(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if connections without a hello or handshake stayed, or the bound hit a client that registered."""
     running = coordinators.start(NVSHARE_HELLO_TIMEOUT="50ms")
-    halves: list[bytes] = [b"", GREETING[:11], GREETING, GREETING + ready()[:9]]
-    for half in halves:
-        raw = socket.socket(socket.AF_UNIX)
-        raw.connect(str(running.directory.hooks_socket))
-        raw.sendall(half)
-        assert closed(raw)
-        raw.close()
+    good = connect(running).hello()
+    good.next(messages.Welcome)
+    assert closed(Link(running.directory.hooks_socket))
+    for half in (b"", GREETING[:11], GREETING, GREETING + ready()[:9]):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(running.directory.hooks_socket))
+            raw.sendall(half)
+            assert closed(raw)
+    assert good.attach().next(messages.GpuSettings)
 
 
 def test_connections_come_and_go_without_a_trace(served: Running) -> None:

@@ -89,18 +89,13 @@ def test_refused_connections_are_counted(coordinators: Coordinators) -> None:
     assert "is refused: it has not introduced itself in time (1 refusals so far)" in running.log.read_text()
 
 
-def test_a_port_that_is_taken_is_named(coordinators: Coordinators) -> None:
-    """Broken if the coordinator ran without the metrics that were asked for."""
+def test_a_port_that_is_taken_is_named_and_a_scraper_delays_no_stop(coordinators: Coordinators) -> None:
+    """Broken if the coordinator ran without the metrics that were asked for, or they kept it from ending."""
     running = coordinators.start("--metrics-port", "0")
     found = re.search(r"127\.0\.0\.1:(\d+)", running.log.read_text())
     assert found is not None
     code, text = coordinators.refused("--metrics-port", found[1], directory=coordinators.base / "other")
     assert code == 1
     assert "choose another --metrics-port" in text
-
-
-def test_stopping_does_not_wait_for_a_scraper(coordinators: Coordinators) -> None:
-    """Broken if the metrics server kept the coordinator from ending."""
-    running = coordinators.start("--metrics-port", "0")
     scrape(running)
     assert running.stop() == 0

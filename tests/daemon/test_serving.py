@@ -6,15 +6,18 @@ import fcntl
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.main import main
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until
+from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, environment, until
 
 Connect = Callable[..., Hook]
 
@@ -41,21 +44,16 @@ def test_only_one_coordinator_serves_a_directory(coordinators: Coordinators, con
     assert connect(running).hello().next(messages.Welcome)
 
 
-def test_sockets_of_a_dead_coordinator_are_replaced(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if a killed coordinator's sockets kept the next one from starting."""
+def test_what_a_dead_coordinator_left_is_replaced(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a killed coordinator's sockets, or a file in their place, kept the next one from starting."""
     dead = coordinators.start()
     dead.kill()
     assert dead.directory.hooks_socket.exists()
+    dead.directory.control_socket.unlink()
+    dead.directory.control_socket.write_text("old")
     running = coordinators.start()
     assert connect(running).hello().next(messages.Welcome)
-
-
-def test_a_plain_file_where_a_socket_belongs_is_replaced(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if leftovers of another kind stopped the start."""
-    directory = coordinators.base / "run"
-    directory.mkdir(mode=0o700)
-    (directory / "hooks.sock").write_text("old")
-    assert connect(coordinators.start()).hello().next(messages.Welcome)
+    assert running.status()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -114,33 +112,24 @@ def test_a_link_in_place_of_the_lock_is_not_followed(coordinators: Coordinators)
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--quantum", "fast"], 2, "--quantum: 'fast' is no duration"),
-        (["--policy", "nobody"], 2, "no policy 'nobody'; known: "),
-        (["--sharing", "some"], 2, "--sharing: 'some' is neither exclusive nor concurrent"),
-        (["--capacity", "much"], 2, "--capacity: 'much' is no size"),
-        (["--config", "/nonexistent.toml"], 2, "/nonexistent.toml: No such file"),
-        (["--no-such-flag"], 2, "--no-such-flag"),
-        (["--metrics-port", "99999"], 2, "--metrics-port"),
-    ],
-)
-def test_bad_options_are_named(coordinators: Coordinators, words: list[str], code: int, said: str) -> None:
+def test_bad_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken if a mistake on the command line did not say which one."""
-    got, text = coordinators.refused(*words)
-    assert got == code
-    assert said in text
-    assert "Traceback" not in text
+    for words, said in (
+        (["--quantum", "fast"], "--quantum: 'fast' is no duration"),
+        (["--sharing", "some"], "--sharing: 'some' is neither exclusive nor concurrent"),
+        (["--capacity", "much"], "--capacity: 'much' is no size"),
+        (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--metrics-port", "99999"], "--metrics-port"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["--runtime-dir", str(tmp_path), *words])
+        assert ended.value.code == 2, words
+        assert said in capsys.readouterr().err
 
 
 def test_without_a_driver_the_remedy_is_named(coordinators: Coordinators) -> None:
     """Broken if a node without GPUs got a traceback; skipped where there is a driver."""
-    import subprocess
-    import sys
-
-    from tests.daemon.processes import environment
-
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a driver here")
     words = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--runtime-dir", str(coordinators.base / "run")]
@@ -150,14 +139,17 @@ def test_without_a_driver_the_remedy_is_named(coordinators: Coordinators) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_a_gpu_of_the_settings_that_is_not_there_is_named(coordinators: Coordinators) -> None:
-    """Broken if settings for a misspelt GPU were silently without effect."""
+def test_a_gpu_or_policy_that_is_not_there_is_named(coordinators: Coordinators) -> None:
+    """Broken if settings for a misspelt GPU or policy were silently without effect."""
     settings = coordinators.base / "settings.toml"
     settings.write_text('[gpu."GPU-nowhere"]\nquantum = "1s"\n')
     code, text = coordinators.refused("--config", str(settings))
     assert code == 2
     assert "GPU-nowhere" in text
     assert uuid_of(0) in text
+    code, text = coordinators.refused("--policy", "nobody")
+    assert code == 2
+    assert "no policy 'nobody'; known: " in text
 
 
 def test_settings_of_one_gpu_are_its_own(coordinators: Coordinators) -> None:
