@@ -23,18 +23,27 @@ WAIT_S = 60.0
 Start = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@contextlib.contextmanager
+def runtime_directory() -> Iterator[RuntimeDir]:
+    """An empty directory with a short path, because socket paths are short; its coordinator ends with it."""
+    made = RuntimeDir(Path(tempfile.mkdtemp(prefix="nvs-")))
+    try:
+        yield made
+    finally:
+        pid = made.coordinator_pid()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just left
+                descriptor = os.pidfd_open(pid)
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                wait_for_end(descriptor)
+        shutil.rmtree(made.path)
+
+
 @pytest.fixture
 def runtime() -> Iterator[RuntimeDir]:
-    """An empty directory with a short path, for a socket's path is short; its coordinator ends with the test."""
-    made = RuntimeDir(Path(tempfile.mkdtemp(prefix="nvs-")))
-    yield made
-    pid = made.coordinator_pid()
-    if pid is not None:
-        with contextlib.suppress(ProcessLookupError):  # it has just left
-            descriptor = os.pidfd_open(pid)
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            wait_for_end(descriptor)
-    shutil.rmtree(made.path)
+    """A directory for one test; modules whose tests may share a coordinator override this fixture."""
+    with runtime_directory() as made:
+        yield made
 
 
 @pytest.fixture

@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from nvshare import client_hook
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from tests.launch.conftest import runtime_directory
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[RuntimeDir]:
+    """One coordinator for all tests: the first program starts it."""
+    with runtime_directory() as made:
+        yield made
 
 
 def test_without_the_hook_it_says_so() -> None:
@@ -70,7 +79,8 @@ def test_a_holder_sees_its_lease(nvshare_run: Run) -> None:
     done = nvshare_run("--memory", "device", "--", sys.executable, "-c", program)
     assert (done.returncode, done.stderr) == (0, "")
     active, lease, lease_id, calls, allocated_bytes, mismatches = json.loads(done.stdout)
-    assert (active, lease, lease_id) == (True, "HELD", 1)
+    assert (active, lease) == (True, "HELD")
+    assert lease_id > 0
     assert calls >= 6
     assert allocated_bytes >= 4096
     assert mismatches == 0

@@ -7,7 +7,7 @@ import shutil
 import stat
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from nvshare.client_hook.launcher import HOOK_NAME, names_hook_for_glibc_alone, preloadable, without_hook
 from nvshare.client_hook.obstacles import find_obstacle
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import Built
+from tests.launch.conftest import runtime_directory
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -24,6 +26,13 @@ SOURCE = Path(__file__).parent / "programs" / "look_around.c"
 WIDE, NARROW = 2, 1
 X86_64, ARM = 62, 40
 NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[RuntimeDir]:
+    """One coordinator for all tests: the first program starts it."""
+    with runtime_directory() as made:
+        yield made
 
 
 def compiled(compiler: str, out: Path, *flags: str) -> Path:

@@ -10,35 +10,35 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from nvshare.coordinator.cli import run
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from tests.launch.conftest import WAIT_S, finish, launch, run_command
+from tests.launch.conftest import WAIT_S, finish, launch, run_command, runtime_directory
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.mark.parametrize("status", [0, 7, 255])
-def test_the_commands_exit_code_is_ours(nvshare_run: Run, status: int) -> None:
-    """Else scripts and batch systems would take a failed job for a good one."""
-    assert nvshare_run("--", "sh", "-c", f"exit {status}").returncode == status
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[RuntimeDir]:
+    """One coordinator for all tests: the first program starts it."""
+    with runtime_directory() as made:
+        yield made
 
 
-def test_a_death_by_signal_is_seen_as_one(nvshare_run: Run) -> None:
-    """Else a killed job would look as if it had ended by itself."""
+def test_the_commands_end_is_ours(nvshare_run: Run) -> None:
+    """Broken: scripts and batch systems take a failed or killed job for a good one."""
+    for status in (0, 7, 255):
+        assert nvshare_run("--", "sh", "-c", f"exit {status}").returncode == status
     assert nvshare_run("--", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
-
-
-@pytest.mark.parametrize(("command", "status"), [("no-such-command", 127), ("/etc/passwd", 126), ("/etc", 126)])
-def test_what_cannot_be_executed_has_a_shells_exit_code(nvshare_run: Run, command: str, status: int) -> None:
-    """Else a caller could not tell a missing program from a failed one."""
-    done = nvshare_run("--", command)
-    assert done.returncode == status
-    assert done.stderr.startswith(f"nvshare-run: {command}: ")
-    assert "Traceback" not in done.stderr
+    for command, status in (("no-such-command", 127), ("/etc/passwd", 126), ("/etc", 126)):
+        done = nvshare_run("--", command)
+        assert done.returncode == status
+        assert done.stderr.startswith(f"nvshare-run: {command}: ")
+        assert "Traceback" not in done.stderr
 
 
 def test_a_script_without_an_interpreter_line_runs(nvshare_run: Run, tmp_path: Path) -> None:
@@ -111,19 +111,17 @@ def test_the_command_is_the_process_that_was_started(environ: dict[str, str]) ->
     assert seen == expected
 
 
-def test_a_start_without_standard_descriptors(environ: dict[str, str], runtime: RuntimeDir, tmp_path: Path) -> None:
+def test_a_start_without_standard_descriptors(environ: dict[str, str], tmp_path: Path) -> None:
     """Else a service manager or a cron job that closes them would get a coordinator with the wrong files."""
     seen = tmp_path / "seen"
     program = f"import os; open({str(seen)!r}, 'w').write(str(sorted(os.listdir('/proc/self/fd'), key=int)[:2]))"
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *run_command("--", sys.executable, "-c", program)]
-    assert subprocess.run(command, env=environ, timeout=WAIT_S, check=False).returncode == 0
-    assert runtime.answers()
-    pid = runtime.coordinator_pid()
-    assert [Path(f"/proc/{pid}/fd/{number}").readlink() for number in range(3)] == [
-        Path("/dev/null"),
-        runtime.path / "coordinator.log",
-        runtime.path / "coordinator.log",
-    ]
+    with runtime_directory() as runtime:
+        environ["NVSHARE_RUNTIME_DIR"] = str(runtime.path)
+        assert subprocess.run(command, env=environ, timeout=WAIT_S, check=False).returncode == 0
+        pid, log = runtime.coordinator_pid(), runtime.path / "coordinator.log"
+        assert [Path(f"/proc/{pid}/fd/{number}").readlink() for number in range(3)] == [Path("/dev/null"), log, log]
+        assert runtime.answers()
     assert seen.exists()
 
 
@@ -159,22 +157,13 @@ def _read_until(terminal: int, text: str) -> str:
     return seen
 
 
-def test_a_memory_mode_that_does_not_exist_is_refused(nvshare_run: Run) -> None:
-    """Else the program would run in a mode that nobody asked for."""
-    done = nvshare_run("--memory", "fast", "--", "true")
-    assert done.returncode == 2
-    assert "--memory" in done.stderr
-    assert "fast" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("spec", ["0x8GiB", "2x", "many", "2x1MBB"])
-def test_simulated_cards_that_make_no_sense_are_refused(nvshare_run: Run, spec: str) -> None:
+def test_simulated_cards_that_make_no_sense_are_refused(nvshare_run: Run) -> None:
     """Else a typing mistake would give other cards than were asked for."""
-    done = nvshare_run(f"--simulate={spec}", "--", "true", simulate=False)
-    assert done.returncode in (1, 2)
-    assert spec in done.stderr
-    assert "Traceback" not in done.stderr
+    for spec in ("0x8GiB", "2x", "many", "2x1MBB"):
+        done = nvshare_run(f"--simulate={spec}", "--", "true", simulate=False)
+        assert done.returncode in (1, 2)
+        assert spec in done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_directory_that_cannot_be_used_is_named_with_the_remedy(nvshare_run: Run, tmp_path: Path) -> None:
@@ -185,3 +174,47 @@ def test_a_directory_that_cannot_be_used_is_named_with_the_remedy(nvshare_run: R
         assert done.returncode == 1
         assert re.search(r"--runtime-dir", done.stderr)
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "ours", "command"),
+    [
+        (["--", "python", "x.py", "--name", "a"], [], ["python", "x.py", "--name", "a"]),
+        (["python", "x.py", "--priority", "3"], [], ["python", "x.py", "--priority", "3"]),
+        (["--name", "job", "python"], ["--name", "job"], ["python"]),
+        (["--name=job", "--simulate", "python", "-c", "1"], ["--name=job", "--simulate"], ["python", "-c", "1"]),
+        (["--simulate=2x8GiB", "--", "--odd"], ["--simulate=2x8GiB"], ["--odd"]),
+        (["--", "--", "x"], [], ["--", "x"]),
+        (["--simulate", "--memory", "device", "env"], ["--simulate", "--memory", "device"], ["env"]),
+        ([], [], []),
+    ],
+)
+def test_the_command_is_told_from_our_options(argv: list[str], ours: list[str], command: list[str]) -> None:
+    """Else an option of the command would be taken for ours, or `--simulate` would swallow the command."""
+    assert run.split_command(argv) == (ours, command)
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        ([], "no command"),
+        (["--priority", "high", "--", "true"], "whole number"),
+        (["--priority", "99999999999", "--", "true"], "out of range"),
+        (["--weight", "0", "--", "true"], "from 1 to 10000"),
+        (["--weight", "1e3", "--", "true"], "from 1 to 10000"),
+        (["--gang", "x" * 64, "--", "true"], "1 to 63 bytes"),
+        (["--gpu-memory-limit", "many", "--", "true"], "is no size"),
+        (["--memory", "fast", "--", "true"], "invalid choice"),
+        (["--name", "x" * 64, "--", "true"], "1 to 63 bytes"),
+        (["--nmae", "x", "--", "true"], "--nmae"),
+        (["--simulate", "2x8GiB", "--", "true"], "--simulate=2x8GiB"),
+    ],
+)
+def test_a_wrong_command_line_is_a_usage_error(
+    argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else a typing mistake would run the command with something else than was asked for."""
+    with pytest.raises(SystemExit) as ended:
+        run.main(argv)
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err

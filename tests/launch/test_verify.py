@@ -11,21 +11,29 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
 from tests.hook.interception_programs import PROGRAMS
-from tests.launch.conftest import command_lines, finish, launch, run_command
+from tests.launch.conftest import command_lines, finish, launch, run_command, runtime_directory
 from tests.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SHORT_S = 0.3
 """For what would be wrong to happen."""
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[RuntimeDir]:
+    """One coordinator for all tests: the first program starts it."""
+    with runtime_directory() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
