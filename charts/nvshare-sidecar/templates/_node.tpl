@@ -1,5 +1,5 @@
 {{/*
-For pods on nodes whose coordinator runs with advertise.mode: external, where nobody mounts anything for them:
+For pods on nodes whose coordinator runs with advertise.mode: external, without the plugin's mounts:
 "nvshare.node.env" (as "nvshare.sidecar.env"), "nvshare.node.volumeMounts" and "nvshare.node.volumes".
 They mount directories of the host, which Pod Security allows in privileged namespaces only.
 */}}

@@ -67,11 +67,11 @@ seccompProfile:
   securityContext:
     {{- include "nvshare.sidecar.security" . | nindent 4 }}
   volumeMounts:
-    # The directory in it is made by the same user that the coordinator runs as; the volume itself is root's.
+    # The volume is root's; the directory in it belongs to the coordinator's user.
     - name: nvshare-library
       mountPath: /nvshare/library
 - name: nvshare
-  # An init container that stays: it is there before the others start, and leaves after them.
+  # A native sidecar: it starts before the other containers and stops after them.
   restartPolicy: Always
   image: {{ include "nvshare.sidecar.image" $settings }}
   imagePullPolicy: {{ $settings.image.pullPolicy }}
@@ -81,7 +81,7 @@ seccompProfile:
   env:
     - name: NVSHARE_RUNTIME_DIR
       value: /run/nvshare
-    {{- /* The pod's author gives each container its priority, whoever its user is. */}}
+    {{- /* The pod's author sets each container's priority, whatever its user. */}}
     {{- range $key, $value := merge (deepCopy $settings.settings) (dict "max_priority" 1000) }}
     - name: {{ printf "NVSHARE_%s" (upper $key) }}
       value: {{ if kindIs "string" $value }}{{ $value | quote }}{{ else }}{{ int64 $value | quote }}{{ end }}
@@ -98,14 +98,14 @@ seccompProfile:
   securityContext:
     {{- include "nvshare.sidecar.security" . | nindent 4 }}
   volumeMounts:
-    # Its parent is mounted, so that the coordinator makes the directory itself, as its own user.
+    # The mount is the directory's parent, so that the coordinator creates the directory as its own user.
     - name: nvshare-run
       mountPath: /run
     - name: nvshare-tmp
       mountPath: /tmp
 {{- end }}
 
-{{/* Only without a claim: a claim's device comes by CDI, without variables. */}}
+{{/* Only without a claim: CDI provides a claim's device without variables. */}}
 {{- define "nvshare.sidecar.gpuEnv" -}}
 {{- if not .settings.gpu.claim -}}
 - name: NVIDIA_VISIBLE_DEVICES
@@ -133,7 +133,7 @@ seccompProfile:
 {{/* (dict "root" $ "name" how it is shown, "priority" optional, "memoryLimit" optional) */}}
 {{- define "nvshare.sidecar.env" -}}
 {{- $settings := include "nvshare.sidecar.settings" .root | fromYaml -}}
-# Only glibc's loader knows $LIB: in an image with musl the file is not found, and the program runs without the hook.
+# Only glibc's loader expands $LIB: a musl image finds no file and runs the program without the hook.
 - name: LD_PRELOAD
   value: /nvshare/library/lib/current/$LIB/libnvshare_hook.so
 - name: NVSHARE_SOCKET

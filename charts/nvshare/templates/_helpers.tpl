@@ -1,6 +1,5 @@
 {{/*
-Names, labels and pieces that several templates share, and the checks that a schema cannot make.
-Nothing here renders an object by itself.
+Names, labels and parts of several templates, and the checks of combined values.
 */}}
 
 {{- define "nvshare.name" -}}
@@ -105,7 +104,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- end }}
 {{- end }}
 
-{{/* Mistakes that only the combination of values shows.  Each message begins with the value's name. */}}
+{{/* Checks of combined values, which a schema cannot express.  Each message begins with the value's name. */}}
 {{- define "nvshare.validate" -}}
 {{- $values := .Values }}
 {{- $paths := $values.hostPaths }}
@@ -176,7 +175,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- end }}
 {{- end }}
 
-{{/* What makes the NVIDIA runtime show a container all GPUs of its node, for reading only. */}}
+{{/* Variables with which the NVIDIA runtime shows a container all GPUs of its node, for reading only. */}}
 {{- define "nvshare.gpuEnv" -}}
 - name: NVIDIA_VISIBLE_DEVICES
   value: all
@@ -187,8 +186,8 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- end }}
 {{- end }}
 
-{{/* A loop that does not answer its metrics does not serve its clients either.  They are not asked for often: writing them
-costs more than everything else that an idle coordinator does. */}}
+{{/* A coordinator that does not answer its metrics does not serve its clients.  The period is long because a scrape costs
+more than anything else that an idle coordinator does. */}}
 {{- define "nvshare.probes" -}}
 livenessProbe:
   httpGet:
