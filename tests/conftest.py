@@ -3,7 +3,7 @@
 Invariants: the libraries under test are those of this checkout, never those of an installed wheel; a build runs once at
 a time (file lock), so that xdist's workers share it; nothing outlives the test that made it.
 
-May not go here: fixtures of one folder's tests; those have a conftest of their own.
+Non-goals: fixtures of one folder's tests; those have a conftest of their own.
 """
 
 from __future__ import annotations

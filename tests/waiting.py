@@ -1,6 +1,6 @@
 """Waiting in tests: for a condition, with a bound, never for a time.
 
-May not go here: anything that knows what is waited for.
+Non-goals: anything that knows what is waited for.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants: nothing contacts a cluster or a network; what a test sees is what `helm template` prints, read as
 YAML 1.1, as Kubernetes reads it.
 
-May not go here: what the documents should say.
+Non-goals: what the documents should say.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one node's coordinator really exports, by its own collector: names, labels, number of series.
 
-May not go here: what dashboards or documents make of it.
+Non-goals: what dashboards or documents make of it.
 """
 
 from __future__ import annotations

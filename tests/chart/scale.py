@@ -5,7 +5,7 @@
 Invariants: nothing is measured here and no cluster is asked; what is assumed stands below as a
 constant with its reason.
 
-May not go here: what is recommended because of it.
+Non-goals: what is recommended because of it.
 """
 
 from __future__ import annotations

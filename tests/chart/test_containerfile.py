@@ -1,6 +1,6 @@
 """The image's recipe, as far as it can be judged where no image can be built.
 
-May not go here: the library's own symbols (tests/test_cuda_api.py), which the recipe checks again in the image.
+Non-goals: the library's own symbols (tests/test_cuda_api.py), which the recipe checks again in the image.
 """
 
 from __future__ import annotations

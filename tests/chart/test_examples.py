@@ -1,6 +1,6 @@
 """The examples: what they ask for exists, every Kubernetes accepts them, and their programs are Python.
 
-May not go here: the sidecar's processes (test_sidecar.py).
+Non-goals: the sidecar's processes (test_sidecar.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The numbers about large clusters in docs/reference/kubernetes-tested.md are those of the chart and of the exporters.
 
-May not go here: how they are computed (scale.py).
+Non-goals: how they are computed (scale.py).
 """
 
 from __future__ import annotations

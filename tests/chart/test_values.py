@@ -1,6 +1,6 @@
 """Values that must be refused, each with a message that names the value; and what values become for our own programs.
 
-May not go here: whether Kubernetes accepts what is rendered (test_render.py).
+Non-goals: whether Kubernetes accepts what is rendered (test_render.py).
 """
 
 from __future__ import annotations

@@ -147,9 +147,13 @@ def test_a_gpu_or_policy_that_is_not_there_is_named(coordinators: Coordinators) 
     assert code == 2
     assert "GPU-nowhere" in text
     assert uuid_of(0) in text
-    code, text = coordinators.refused("--policy", "nobody")
-    assert code == 2
-    assert "no policy 'nobody'; known: " in text
+    for words, said in (
+        (("--policy", "nobody"), "no policy 'nobody'; known: "),
+        (("--simulate=2xbig",), "[xCAPACITY]"),
+    ):
+        code, text = coordinators.refused(*words)
+        assert code == 2
+        assert said in text
 
 
 def test_settings_of_one_gpu_are_its_own(coordinators: Coordinators) -> None:

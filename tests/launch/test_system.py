@@ -17,6 +17,8 @@ import pytest
 
 from nvshare.client_hook import embedded
 from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.cli.ctl import call
+from nvshare.coordinator.daemon import control_api as api
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
@@ -147,6 +149,8 @@ def test_users_share_the_systems_simulation(system: System, own: dict[str, str],
     system.start("--simulate=1x1GiB")
     assert embedded.choose_directory(own, None, "") == system.directory
     assert stat.S_IMODE(system.directory.simulated_gpu.stat().st_mode) == 0o666
+    status = call(system.directory, api.Status())
+    assert (status["simulated"], [gpu["total_bytes"] for gpu in status["gpus"]]) == (True, [1 << 30])
     assert embedded.choose_directory(own, None, None).path == runtime.path / "nvshare", "real cards are not there"
 
 

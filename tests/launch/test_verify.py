@@ -133,7 +133,8 @@ def test_a_process_that_ends_by_quick_exit_is_counted(verified: Verified) -> Non
 
 def test_a_process_that_ends_without_a_word_is_not_taken_for_clean(verified: Verified) -> None:
     """A death by a signal lets nobody speak: silence is no proof."""
-    _, [report], errors = verified("killed")
+    code, [report], errors = verified("killed")
+    assert code == -signal.SIGTERM, "a scheduler sees the death by a signal"
     assert "ended without a report" in report["problem"]
     assert "ended without a report" in errors
 
@@ -143,13 +144,6 @@ def test_the_commands_own_failure_comes_first(verified: Verified) -> None:
     code, [report], _ = verified("raw-fails")
     assert code == 7
     assert escapes(report)["cuLaunchKernel", ""] == (1, 0)
-
-
-def test_a_death_by_signal_is_handed_on(verified: Verified) -> None:
-    """Else a killed job would look as if it had ended by itself."""
-    code, [report], _ = verified("killed")
-    assert code == -signal.SIGTERM
-    assert report["problem"] is not None
 
 
 def test_a_program_without_cuda(verified: Verified) -> None:

@@ -5,7 +5,7 @@ not pulled: a command of ours is this checkout's, anything else is run as it sta
 driver's libraries, is the simulated driver in LD_LIBRARY_PATH.  Started by root, containers run as the user that they
 name and without capabilities, so that volumes, which are root's, are as they would be in a cluster.
 
-May not go here: what the processes should do.
+Non-goals: what the processes should do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The admission Deployment as a real process, asked as the API server would ask: by the rendered configuration alone.
 
-May not go here: what reviews mean (tests/kubernetes).
+Non-goals: what reviews mean (tests/kubernetes).
 """
 
 from __future__ import annotations

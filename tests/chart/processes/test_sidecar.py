@@ -1,6 +1,6 @@
 """Sidecar mode, from the rendered pod to real processes: nothing of a cluster is needed.
 
-May not go here: the DaemonSet's way (tests/kubernetes).
+Non-goals: the DaemonSet's way (tests/kubernetes).
 """
 
 from __future__ import annotations

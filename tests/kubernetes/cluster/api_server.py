@@ -2,7 +2,7 @@
 
 Invariants: it answers with what a test has put into it, notes each request, and blocks no test for ever.
 
-May not go here: assertions about the watch.
+Non-goals: assertions about the watch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pods and AdmissionReviews for the tests of annotations, admission and the watch: made by hand, and made up.
 
-May not go here: assertions.
+Non-goals: assertions.
 """
 
 from __future__ import annotations

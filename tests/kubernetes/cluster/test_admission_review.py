@@ -1,6 +1,6 @@
 """Reviews and their answers: recorded ones, made-up ones, and some that are none.
 
-May not go here: HTTP, TLS; CEL (test_admission_policy.py).
+Non-goals: HTTP, TLS; CEL (test_admission_policy.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The webhook's server over real TLS: reviews, bounds, certificates that change, an end in order.
 
-May not go here: what reviews mean; the command line (test_admission_command.py).
+Non-goals: what reviews mean; the command line (test_admission_command.py).
 """
 
 from __future__ import annotations

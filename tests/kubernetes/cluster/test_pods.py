@@ -1,6 +1,6 @@
 """The watch of the node's pods, against a double of the API server over TLS.
 
-May not go here: what annotations mean.
+Non-goals: what annotations mean.
 """
 
 from __future__ import annotations

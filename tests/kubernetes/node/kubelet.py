@@ -7,7 +7,7 @@ answer.
 Invariants: like the kubelet it believes a plugin's last list, dials the endpoint that was registered, never asks twice
 for a container that it has an answer for, and empties the plugins' directory when it starts.
 
-May not go here: anything of the product but the messages' definitions.
+Non-goals: anything of the product but the messages' definitions.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ paths in the environment are replaced by the host's, which is said once in a war
 
 Invariants: everything that a test starts is gone after it; every wait has a bound.
 
-May not go here: anything that stands in for a part of the product.
+Non-goals: anything that stands in for a part of the product.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Annotations on a whole node: from the API server's double to processes that share a simulated GPU.
 
-May not go here: the watch by itself (test_pods.py), slots without annotations (test_plugin_node.py).
+Non-goals: the watch by itself (test_pods.py), slots without annotations (test_node.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Registration when a kubelet restarts under it, step by step.
 
-May not go here: a whole node (test_plugin_node.py).
+Non-goals: a whole node (test_node.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fixtures of a real control plane; without its programs these tests are skipped, which is what CI does.
 
-May not go here: what a control plane or a node is (control_plane.py, real_node.py).
+Non-goals: what a control plane or a node is (control_plane.py, real_node.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ ports, certificates and data of its own, on the loopback interface, and is gone 
 Invariants: what is sent is refused if the API server does not know a field of it; each answer keeps the server's
 warnings, which is where people see ours; every wait has a bound.
 
-May not go here: anything that stands in for a part of Kubernetes.
+Non-goals: anything that stands in for a part of Kubernetes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The real definitions are taken from the folder NVSHARE_TEST_CRDS, where there is one; they check every field.  Without
 it the kinds are there and take any field, and it is the schemas of tests/chart that check them.
 
-May not go here: what the chart says.
+Non-goals: what the chart says.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ the simulated driver, as the container runtime of a GPU node would bring the rea
 
 Invariants: everything that is started is gone afterwards; every wait has a bound.
 
-May not go here: the parts of the product.
+Non-goals: the parts of the product.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The pods are made up, and what comes back is compared with what the code says in Python; so policy, webhook and code
 cannot drift apart, and the evaluator in test_admission_policy.py is checked by the real one.
 
-May not go here: other people's ways of calling the server (test_admission_server.py).
+Non-goals: other people's ways of calling the server (test_admission_server.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A real API server takes what the chart renders: each object, and the pods that its controllers would make of it.
 
-May not go here: what admission does to pods (test_admission_live.py).
+Non-goals: what admission does to pods (test_admission_live.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The device plugin and the coordinator run beside it, as in the other tests of nodes; the kubelet's double is not there.
 
-May not go here: what the plugin answers (test_plugin_node.py).
+Non-goals: what the plugin answers (test_node.py).
 """
 
 from __future__ import annotations

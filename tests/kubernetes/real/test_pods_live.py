@@ -1,6 +1,6 @@
 """The watch of a node's pods against a real API server, as the chart's account, with the rights that the chart gives.
 
-May not go here: what annotations mean (test_annotations.py).
+Non-goals: what annotations mean (test_annotations.py).
 """
 
 from __future__ import annotations
