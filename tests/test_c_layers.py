@@ -1,8 +1,8 @@
 """The layers of the C sources, executable: a folder knows only folders below it, and no two files know each other.
 
-A unit is a source with its header.  It depends on the units whose headers it includes, and, by the symbols of its
-object file, on the units that define what it uses.  Functions that the library exports are exempt: tables name them, and the
-application may call them from anywhere.  So is data that `init.c` defines: with it the top wires the layers together.
+How: a unit is a source with its header.  It depends on the units whose headers it includes, and, by the symbols of its
+object file, on the units that define what it uses.  Functions that the library exports are exempt: tables name them, and
+the application may call them from anywhere.  So is data that `init.c` defines: with it the top wires the layers together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAYERS = {
 
 LIBRARIES = {"client_hook": "nvshare_hook", "simulated_gpu": "simulated_cuda"}
 
-CIRCULAR = {"swap", "ipc"}
+CIRCULAR = {"ipc"}
 """Folders whose files still know each other: what they know of one another is not looked at."""
 
 Graph = dict[str, set[str]]

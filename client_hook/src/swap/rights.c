@@ -2,13 +2,9 @@
  *
  * May not go here: the application's own rights, which are those of its views (view.c).
  */
-#include "base/port.h"
-#include "swap/swap.h"
-
 #include "base/log.h"
 #include "driver/cuda_api.h"
-#include "gate/gate.h"
-#include "memory/quota/pins.h"
+#include "swap/swap.h"
 
 CUresult nvs_rights_of_access(uint32_t owner, CUdeviceptr address, uint64_t bytes)
 {
@@ -32,128 +28,4 @@ void nvs_rights_of_attributes(const nvs_segment *segment, uint32_t chunk)
     nvs_swap_unlock();
     if (wanted && NVS_REAL(cuPointerSetAttribute)(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, nvs_segment_chunk_address(segment, chunk)) != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "CU_POINTER_ATTRIBUTE_SYNC_MEMOPS could not be set again on memory that came back");
-}
-
-/* The driver's cuCtxEnablePeerAccess does not reach this memory, so the rights are given chunk by chunk, now and at every
- * restoration.  A chunk is held by `users` meanwhile; one that moves gets them from who moves it. */
-void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
-{
-    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
-    nvs_swap_lock();
-    of->accessors |= UINT32_C(1) << accessor;
-    for (nvs_segment *segment = of->first; segment != NULL;) {
-        segment->users++;
-        nvs_swap_unlock();
-        for (uint32_t i = 0; i < segment->chunk_count; i++) {
-            nvs_swap_lock();
-            bool mapped = nvs_chunk_is_mapped(segment->chunks[i].state);
-            nvs_swap_unlock();
-            /* Moved away in this very moment: then it gets the rights when it comes back. */
-            if (mapped && nvs_rights_of_access(gpu, nvs_segment_chunk_address(segment, i), nvs_segment_chunk_bytes(segment, i)) != CUDA_SUCCESS)
-                NVS_LOG_ONCE(NVS_LOG_INFO, "peer access to a chunk could not be given now");
-        }
-        nvs_swap_lock();
-        nvs_segment *next = segment->next;
-        bool destroy = --segment->users == 0 && segment->doomed;
-        if (segment->doomed)
-            next = of->first; /* its place in the list is gone: once more from the start, which changes nothing */
-        if (destroy) {
-            nvs_swap_unlock();
-            nvs_segment_destroy(segment);
-            nvs_swap_lock();
-        }
-        segment = next;
-    }
-    of->granted |= UINT32_C(1) << accessor;
-    nvs_swap_unlock();
-}
-
-bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor)
-{
-    nvs_swap_lock();
-    const bool allowed = (nvs_swap_gpus[gpu].granted >> accessor & 1) != 0;
-    nvs_swap_unlock();
-    return allowed;
-}
-
-/* A lease is of one GPU, and so is a drain: nobody waits for what other GPUs do before this one's memory is moved, and nobody brings
- * it back before they go on.  So what they reach is not moved at all.  In the gate everything is on the card, and no move is under
- * way; what is allocated later is backed at once (backend.c). */
-void nvs_swap_reach(uint32_t gpu)
-{
-    if (gpu >= NVS_MAX_GPUS || nvs_swap_is_reached(gpu))
-        return;
-    nvs_usage usage;
-    nvs_slot *const slot = nvs_gate_enter(gpu);
-    nvs_memory_usage(gpu, &usage);
-    const uint64_t more = usage.resident_bytes - usage.pinned_bytes;
-    const bool may = nvs_pins_may(gpu, more);
-    nvs_swap_lock();
-    nvs_swap_gpus[gpu].reached = true;
-    nvs_swap_unlock();
-    if (may)
-        nvs_pins_settled(gpu, more);
-    nvs_gate_leave(slot, gpu);
-    if (!may) /* a copy between GPUs has no error that would mean this, and is under way below memory that must not move */
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "another GPU works on the memory of GPU %u, so it stays on the card, though other programs need more than it "
-                                      "leaves: they wait (nvshare-ctl memory)", gpu);
-    nvs_coordinator.memory_changed(gpu);
-    nvs_log(NVS_LOG_INFO, "another GPU works on the memory of GPU %u: from now on it stays on the card", gpu);
-}
-
-bool nvs_swap_is_reached(uint32_t gpu)
-{
-    nvs_swap_lock();
-    const bool reached = nvs_swap_gpus[gpu].reached;
-    nvs_swap_unlock();
-    return reached;
-}
-
-/* A segment that is still listed gets one user more; who asks may hold a pointer to one that is no more. */
-static bool hold_listed(uint32_t gpu, const nvs_segment *segment)
-{
-    nvs_swap_lock();
-    nvs_segment *at = nvs_swap_gpus[gpu].first;
-    while (at != NULL && at != segment)
-        at = at->next;
-    if (at != NULL)
-        at->users++;
-    nvs_swap_unlock();
-    return at != NULL;
-}
-
-CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned int on)
-{
-    CUresult result = CUDA_SUCCESS;
-    if (!hold_listed(gpu, segment))
-        return CUDA_ERROR_INVALID_VALUE;
-    nvs_segment_claim(segment, false);
-    nvs_swap_lock();
-    segment->sync_memops = on != 0;
-    nvs_swap_unlock();
-    for (uint32_t i = 0; i < segment->chunk_count && result == CUDA_SUCCESS; i++) {
-        nvs_swap_lock();
-        bool mapped = nvs_chunk_is_mapped(segment->chunks[i].state);
-        nvs_swap_unlock();
-        if (mapped)
-            result = NVS_REAL(cuPointerSetAttribute)(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, nvs_segment_chunk_address(segment, i));
-        nvs_swap_lock();
-        if (mapped && !nvs_chunk_is_mapped(segment->chunks[i].state))
-            result = CUDA_SUCCESS; /* moved away in this very moment: it gets the attribute when it comes back */
-        nvs_swap_unlock();
-    }
-    nvs_segment_unclaim(segment);
-    nvs_segment_let_go(segment);
-    return result;
-}
-
-bool nvs_swap_sync_memops(uint32_t gpu, const nvs_segment *segment)
-{
-    nvs_swap_lock();
-    const nvs_segment *at = nvs_swap_gpus[gpu].first;
-    while (at != NULL && at != segment)
-        at = at->next;
-    bool on = at != NULL && at->sync_memops;
-    nvs_swap_unlock();
-    return on;
 }

@@ -6,34 +6,8 @@
 #include "driver/cuda_api.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
-
-nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS];
-NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "swap" in the lock order of base/base.h */
-NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* of a claim */
-
-void nvs_swap_lock(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-void nvs_swap_unlock(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-void nvs_swap_wait(void)
-{
-    nvs_cond_wait(&changed, &lock, NULL);
-}
-
-void nvs_swap_wake(void)
-{
-    pthread_cond_broadcast(&changed);
-}
 
 static CUmemAllocationProp on_gpu(uint32_t gpu)
 {
@@ -68,16 +42,6 @@ uint64_t nvs_swap_unit(uint32_t gpu)
         unit = NONE;
     atomic_store_explicit(&known[gpu], unit, memory_order_relaxed);
     return unit == NONE ? 0 : unit;
-}
-
-uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk)
-{
-    return segment->chunks[chunk].grains * NVS_HOST_GRAIN;
-}
-
-CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk)
-{
-    return segment->base + segment->chunks[chunk].at * NVS_HOST_GRAIN;
 }
 
 /* One reservation for all segments of a GPU, twice as large as its memory: addresses cost nothing. */
@@ -197,6 +161,21 @@ out:
     return result;
 }
 
+bool nvs_share_possible(uint32_t gpu)
+{
+    enum { UNKNOWN, YES, NO };
+    static _Atomic uint8_t known[NVS_MAX_GPUS];
+    /* Relaxed: nothing else depends on the answer, and every thread finds the same one. */
+    uint8_t answer = atomic_load_explicit(&known[gpu], memory_order_relaxed);
+    if (NVS_UNLIKELY(answer == UNKNOWN)) {
+        int supported = 0;
+        CUresult result = NVS_REAL(cuDeviceGetAttribute)(&supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, (CUdevice)gpu);
+        answer = result == CUDA_SUCCESS && supported ? YES : NO;
+        atomic_store_explicit(&known[gpu], answer, memory_order_relaxed);
+    }
+    return answer == YES;
+}
+
 static CUresult map(const nvs_segment *segment, uint32_t chunk, CUmemGenericAllocationHandle handle)
 {
     const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
@@ -312,27 +291,6 @@ CUresult nvs_segment_back(nvs_segment *segment)
     return result; /* what is there when it fails is given back with the segment */
 }
 
-void nvs_segment_list(nvs_segment *segment)
-{
-    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    const bool arena = segment->used != NULL;
-    segment->next = arena ? of->first : NULL;
-    segment->previous = arena ? NULL : of->last;
-    *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment;
-    *(segment->next != NULL ? &segment->next->previous : &of->last) = segment;
-}
-
-void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
-{
-    nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
-    of->resident += (uint64_t)bytes; /* modulo 2^64: right in both directions */
-    segment->on_gpu += (uint64_t)bytes;
-    if (segment->doomed) {
-        of->committed += (uint64_t)bytes;
-        segment->counted += (uint64_t)bytes;
-    }
-}
-
 bool nvs_segment_doom(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
@@ -393,14 +351,4 @@ bool nvs_swap_patience(uint64_t *waited_ns)
     errno = saved;
     *waited_ns += NAP_NS;
     return true;
-}
-
-NVS_FORK_CODE void nvs_swap_segments_after_fork(void)
-{
-    static const nvs_swap_gpu none;
-    pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
-    pthread_cond_init(&changed, NULL);
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        if (memcmp(&nvs_swap_gpus[gpu], &none, sizeof none) != 0)
-            nvs_swap_gpus[gpu] = none;
 }

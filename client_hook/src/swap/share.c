@@ -9,21 +9,6 @@
 
 #include <stdatomic.h>
 
-bool nvs_share_possible(uint32_t gpu)
-{
-    enum { UNKNOWN, YES, NO };
-    static _Atomic uint8_t known[NVS_MAX_GPUS];
-    /* Relaxed: nothing else depends on the answer, and every thread finds the same one. */
-    uint8_t answer = atomic_load_explicit(&known[gpu], memory_order_relaxed);
-    if (NVS_UNLIKELY(answer == UNKNOWN)) {
-        int supported = 0;
-        CUresult result = NVS_REAL(cuDeviceGetAttribute)(&supported, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, (CUdevice)gpu);
-        answer = result == CUDA_SUCCESS && supported ? YES : NO;
-        atomic_store_explicit(&known[gpu], answer, memory_order_relaxed);
-    }
-    return answer == YES;
-}
-
 /* Locked.  A segment that is still listed; who asks may hold a pointer to one that is no more. */
 static bool is_listed(uint32_t gpu, const nvs_segment *segment)
 {

@@ -114,7 +114,7 @@ typedef struct nvs_swap_gpu {
     uint32_t failures;  /* restorations in a row that brought nothing, other than for want of room */
     uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */
     uint32_t granted; /* of the accessors, those that have their rights to all that is mapped */
-    bool reached; /* another GPU of this process works on its memory, whatever lease there is: it stays.  rights.c */
+    bool reached; /* another GPU of this process works on its memory, whatever lease there is: it stays.  peers.c */
 } nvs_swap_gpu;
 
 /* --- backend.c --- */
@@ -123,7 +123,7 @@ void nvs_swap_after_fork(void);
 /* The application has freed the memory that began at this address: nobody else may open it any more.  init.c */
 extern void (*const nvs_swap_freed)(uint32_t gpu, CUdeviceptr address) __attribute__((visibility("hidden")));
 
-/* --- segment.c --- */
+/* --- table.c, segment.c --- */
 extern nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS]; /* under the lock */
 void nvs_swap_lock(void);
 void nvs_swap_unlock(void);
@@ -135,6 +135,8 @@ void nvs_swap_segments_after_fork(void);
 uint64_t nvs_swap_unit(uint32_t gpu);
 uint64_t nvs_segment_chunk_bytes(const nvs_segment *segment, uint32_t chunk);
 CUdeviceptr nvs_segment_chunk_address(const nvs_segment *segment, uint32_t chunk);
+
+bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 
 /* A segment that nobody knows yet: addresses and host room, no memory.  `bytes` is a multiple of the unit.  `block_bytes` not 0: an
  * arena of such blocks. */
@@ -159,6 +161,8 @@ bool nvs_swap_patience(uint64_t *waited_ns);
 /* --- rights.c --- */
 CUresult nvs_rights_of_access(uint32_t owner, CUdeviceptr address, uint64_t bytes); /* for all who may reach the owner's memory */
 void nvs_rights_of_attributes(const nvs_segment *segment, uint32_t chunk);
+
+/* --- peers.c --- */
 /* Another GPU may now reach this one's memory. */
 void nvs_swap_allow(uint32_t gpu, uint32_t accessor);
 bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor);
@@ -188,7 +192,6 @@ bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocat
 CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real);
 
 /* --- share.c: chunks that other processes map too --- */
-bool nvs_share_possible(uint32_t gpu); /* the driver can export this GPU's memory as a descriptor */
 typedef struct nvs_share { /* the chunks that hold a range of addresses */
     nvs_segment *segment;
     uint32_t first, count;
