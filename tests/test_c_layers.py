@@ -1,8 +1,8 @@
 """The layers of the C sources, executable: a folder knows only folders below it, and no two files know each other.
 
 How: a unit is a source with its header.  It depends on the units whose headers it includes, and, by the symbols of its
-object file, on the units that define what it uses.  Functions that the library exports are exempt: tables name them, and
-the application may call them from anywhere.  So is data that `init.c` defines: with it the top wires the layers together.
+object file, on the units that define what it uses.  Exempt are functions that the library exports, as tables name them
+and the application may call them from anywhere, and data that `init.c` defines, which wires the layers together.
 """
 
 from __future__ import annotations
