@@ -51,7 +51,7 @@ void nvs_context_learn(void)
         return;
     nvs_fork_prepare();
     if (count == 1)
-        nvs_gate_alone();
+        nvs_gate_single_gpu();
     atomic_store_explicit(&device_count, (uint32_t)count, memory_order_relaxed);
 }
 
@@ -316,7 +316,7 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
         if (context == NULL || contexts[i].gpu != gpu)
             continue;
         if (contexts[i].leaving) {
-            /* acquire: pairs with nvs_gate_vacate; 0: its thread has died in the driver, and nobody will ever say how that ended */
+            /* acquire: pairs with nvs_gate_leave_nowait; 0: its thread has died in the driver, and nobody will ever say how that ended */
             all = all && (contexts[i].by == NULL || atomic_load_explicit(&contexts[i].by->active, memory_order_acquire) == 0);
             continue;
         }

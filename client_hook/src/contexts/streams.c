@@ -16,7 +16,7 @@ typedef struct stream_entry {
     CUstream stream; /* NULL: free */
     CUcontext context;
     uint32_t visitors;
-    bool doomed; /* destroyed by the application, or with its context (then NULL), during a visit */
+    bool dead; /* destroyed by the application, or with its context (then NULL), during a visit */
 } stream_entry;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -55,7 +55,7 @@ bool nvs_stream_leaving(CUstream stream, CUcontext *context)
         if (streams[i].stream == stream) {
             *context = streams[i].context;
             if (streams[i].visitors != 0) {
-                streams[i].doomed = true;
+                streams[i].dead = true;
                 destroy = false;
             } else {
                 streams[i].stream = NULL;
@@ -95,13 +95,13 @@ void nvs_each_stream(CUcontext context, bool (*visit)(CUstream stream, void *arg
     pthread_mutex_lock(&lock);
     for (size_t i = 0; go_on && i < stream_count; i++) {
         const CUstream stream = streams[i].stream;
-        if (stream == NULL || streams[i].context != context || streams[i].doomed)
+        if (stream == NULL || streams[i].context != context || streams[i].dead)
             continue;
         streams[i].visitors++;
         pthread_mutex_unlock(&lock);
         go_on = visit(stream, argument);
         pthread_mutex_lock(&lock);
-        if (--streams[i].visitors == 0 && streams[i].doomed) {
+        if (--streams[i].visitors == 0 && streams[i].dead) {
             const bool context_lives = streams[i].context != NULL;
             streams[i] = (stream_entry){0};
             pthread_mutex_unlock(&lock);

@@ -36,14 +36,14 @@ typedef struct order {
     uint64_t began_ns, told_ns, told_bytes;
 } order;
 
-typedef struct desk {
+typedef struct queue {
     order *first, *last; /* not answered yet, oldest first; changed by the agent thread, under the lock */
     bool has_mover;
-} desk;
+} queue;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "moves" in the lock order of base/base.h */
 NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-NVS_FORK_STATE static desk desks[NVS_MAX_GPUS];
+NVS_FORK_STATE static queue queues[NVS_MAX_GPUS];
 NVS_FORK_STATE static bool stopping;
 
 /* --- carrying out --- */
@@ -127,7 +127,7 @@ static void carry_out(order *o)
     nvs_agent_poke();
 }
 
-static order *oldest_open(const desk *at) /* locked */
+static order *oldest_open(const queue *at) /* locked */
 {
     order *o = at->first;
     while (o != NULL && o->ended)
@@ -137,7 +137,7 @@ static order *oldest_open(const desk *at) /* locked */
 
 static void *mover(void *argument)
 {
-    desk *mine = argument;
+    queue *mine = argument;
     (void)prctl(PR_SET_NAME, "nvshare-mover", 0, 0, 0);
     pthread_mutex_lock(&lock);
     for (;;) {
@@ -153,7 +153,7 @@ static void *mover(void *argument)
     return NULL;
 }
 
-static bool have_mover(desk *mine)
+static bool have_mover(queue *mine)
 {
     if (!mine->has_mover)
         mine->has_mover = nvs_thread_start(NULL, mover, mine) == 0;
@@ -172,7 +172,7 @@ static void refuse(const nvs_move_order *as, uint32_t error)
 
 void nvs_moves_begin(const nvs_move_order *as)
 {
-    desk *mine = &desks[as->gpu];
+    queue *mine = &queues[as->gpu];
     order *o = calloc(1, sizeof *o);
     if (o == NULL) {
         refuse(as, CUDA_ERROR_OUT_OF_MEMORY);
@@ -198,7 +198,7 @@ void nvs_moves_begin(const nvs_move_order *as)
 void nvs_moves_credit(uint32_t gpu, uint64_t order_id, uint64_t credit_bytes)
 {
     pthread_mutex_lock(&lock);
-    for (order *o = desks[gpu].first; o != NULL; o = o->next)
+    for (order *o = queues[gpu].first; o != NULL; o = o->next)
         if (o->as.order_id == order_id && order_id != 0 && o->as.credit_bytes < credit_bytes)
             o->as.credit_bytes = credit_bytes;
     pthread_cond_broadcast(&changed);
@@ -209,7 +209,7 @@ void nvs_moves_hurry(uint32_t gpu)
 {
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0; i < NVS_MAX_GPUS; i++)
-        for (order *o = i == gpu || gpu == NVS_NO_GPU ? desks[i].first : NULL; o != NULL; o = o->next)
+        for (order *o = i == gpu || gpu == NVS_NO_GPU ? queues[i].first : NULL; o != NULL; o = o->next)
             o->hurried = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -217,14 +217,14 @@ void nvs_moves_hurry(uint32_t gpu)
 
 bool nvs_moves_busy(uint32_t gpu)
 {
-    return desks[gpu].first != NULL; /* changed by this thread alone */
+    return queues[gpu].first != NULL; /* changed by this thread alone */
 }
 
 void nvs_moves_void(void)
 {
     pthread_mutex_lock(&lock);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        for (order *o = desks[gpu].first; o != NULL; o = o->next)
+        for (order *o = queues[gpu].first; o != NULL; o = o->next)
             o->void_ = o->void_ || o->as.order_id != 0;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
@@ -233,14 +233,14 @@ void nvs_moves_void(void)
 void nvs_moves_cut(uint32_t gpu)
 {
     pthread_mutex_lock(&lock);
-    for (order *o = desks[gpu].first; o != NULL; o = o->next)
+    for (order *o = queues[gpu].first; o != NULL; o = o->next)
         o->void_ = o->void_ || o->as.order_id == 0;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 
 /* The oldest order if it has ended, taken off; else a copy of what it has to say, in `news`. */
-static order *take_ended(desk *mine, order *news)
+static order *take_ended(queue *mine, order *news)
 {
     pthread_mutex_lock(&lock);
     order *o = mine->first;
@@ -269,9 +269,9 @@ static void answer(uint32_t gpu, const order *o)
 void nvs_moves_serve(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        while (desks[gpu].first != NULL) {
+        while (queues[gpu].first != NULL) {
             order news;
-            order *ended = take_ended(&desks[gpu], &news);
+            order *ended = take_ended(&queues[gpu], &news);
             if (ended == NULL) {
                 if (news.news && news.as.order_id != 0 && !news.void_)
                     NVS_LINK_SEND(move_progress, (uint8_t)gpu, news.as.order_id, news.moved_bytes, news.elapsed_ns, false, 0);
@@ -286,7 +286,7 @@ void nvs_moves_serve(void)
 static bool any_running(void) /* locked */
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        const order *o = oldest_open(&desks[gpu]);
+        const order *o = oldest_open(&queues[gpu]);
         if (o != NULL && o->running)
             return true;
     }
@@ -314,6 +314,6 @@ NVS_FORK_CODE void nvs_moves_after_fork(void)
     /* One thread, and no mover; the orders were the parent's. */
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&changed, NULL);
-    memset(desks, 0, sizeof desks);
+    memset(queues, 0, sizeof queues);
     stopping = false;
 }

@@ -223,7 +223,7 @@ void nvs_gate_also_leave(nvs_slot *slot)
         wake_closers();
 }
 
-nvs_slot *nvs_gate_occupy(uint32_t gpu)
+nvs_slot *nvs_gate_enter_nowait(uint32_t gpu)
 {
     nvs_slot *slot = nvs_self;
     if (gpu >= NVS_MAX_GPUS || (slot == NULL && (slot = nvs_slot_register()) == NULL) ||
@@ -233,7 +233,7 @@ nvs_slot *nvs_gate_occupy(uint32_t gpu)
     return slot;
 }
 
-void nvs_gate_vacate(nvs_slot *slot)
+void nvs_gate_leave_nowait(nvs_slot *slot)
 {
     if (slot == NULL)
         return;

@@ -40,7 +40,7 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
 }
 
 /* After it, as far as most calls get.  True: what nvs_gate_leave_slow says counts. */
-static inline __attribute__((always_inline)) bool nvs_gate_left(nvs_slot *slot, uint32_t gpu)
+static inline __attribute__((always_inline)) bool nvs_gate_leave_fast(nvs_slot *slot, uint32_t gpu)
 {
     atomic_store_explicit(&slot->calls[gpu], atomic_load_explicit(&slot->calls[gpu], memory_order_relaxed) + 1,
                           memory_order_relaxed);
@@ -55,7 +55,7 @@ static inline __attribute__((always_inline)) bool nvs_gate_left(nvs_slot *slot, 
 /* After it.  True when the caller must let nvs_pace_after() look at the stream. */
 static inline bool nvs_gate_leave(nvs_slot *slot, uint32_t gpu)
 {
-    return NVS_LIKELY(slot != NULL) && nvs_gate_left(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
+    return NVS_LIKELY(slot != NULL) && nvs_gate_leave_fast(slot, gpu) && nvs_gate_leave_slow(slot, gpu);
 }
 
 /* Inside of a gate: into those of other GPUs too, if all of them are open.  Never waits, as others wait for who is inside.  True: nvs_gate_also_leave
@@ -64,8 +64,8 @@ bool nvs_gate_also_enter(nvs_slot *slot, uint32_t gpus);
 void nvs_gate_also_leave(nvs_slot *slot);
 
 /* Into the gate, open or not, for what submits nothing and has to be waited for.  NULL: the thread is in one already, or the host has no memory. */
-nvs_slot *nvs_gate_occupy(uint32_t gpu);
-void nvs_gate_vacate(nvs_slot *slot);
+nvs_slot *nvs_gate_enter_nowait(uint32_t gpu);
+void nvs_gate_leave_nowait(nvs_slot *slot);
 
 /* After the launch of a graph, which may be much at once: pacing looks at each that is not the same as the one before, and at one in
  * NVS_GRAPH_STRIDE of those that are. */
@@ -83,14 +83,14 @@ static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void
 }
 
 /* --- the short way: all that most calls run through, few lines of code.  For a process that sees one GPU, which is number 0, holds its lease
- * and has nobody beside it: this, the call, nvs_gate_left.  NULL: nothing has happened, and everything above is needed. --- */
+ * and has nobody beside it: this, the call, nvs_gate_leave_fast.  NULL: nothing has happened, and everything above is needed. --- */
 
 #if defined(__x86_64__) && !defined(__ILP32__)
 #define NVS_SELF_BY_SEGMENT 1
 #endif
 
 /* The process sees one GPU, number 0: from now on. */
-static inline void nvs_gate_alone(void)
+static inline void nvs_gate_single_gpu(void)
 {
 #ifdef NVS_SELF_BY_SEGMENT
     char *thread;
@@ -101,7 +101,7 @@ static inline void nvs_gate_alone(void)
 }
 
 /* nvs_self, without the line on another page that has its place.  NULL too where the process does not see exactly one GPU. */
-static inline __attribute__((always_inline)) nvs_slot *nvs_self_alone(void)
+static inline __attribute__((always_inline)) nvs_slot *nvs_self_fast(void)
 {
 #ifdef NVS_SELF_BY_SEGMENT
     nvs_slot *slot;
@@ -116,9 +116,9 @@ static inline __attribute__((always_inline)) nvs_slot *nvs_self_alone(void)
 }
 
 /* `graph`: what is to be launched; NULL: no graph. */
-static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_alone(const void *graph)
+static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_fast(const void *graph)
 {
-    nvs_slot *slot = nvs_self_alone();
+    nvs_slot *slot = nvs_self_fast();
     if (NVS_UNLIKELY(slot == NULL) ||
         NVS_UNLIKELY(atomic_load_explicit(&slot->active, memory_order_relaxed) != 0)) /* written by this thread only */
         return NULL;

@@ -171,7 +171,7 @@ nvs_ipc_export_entry *nvs_ipc_hold(const nvs_ipc_secret *key)
     return entry;
 }
 
-void nvs_ipc_let_go(nvs_ipc_export_entry *held)
+void nvs_ipc_unref(nvs_ipc_export_entry *held)
 {
     pthread_mutex_lock(&lock);
     held->holders--;

@@ -25,19 +25,19 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef struct line { /* the connection to one exporter */
-    struct line *next;
+typedef struct connection { /* the connection to one exporter */
+    struct connection *next;
     nvs_ipc_secret process;
     int socket;        /* -1: not connected, or not any more */
     uint32_t users;    /* imports, and threads that talk; under the lock */
     uint32_t number;   /* of the last question */
     _Atomic uint32_t busy; /* futex: a thread talks.  Acquire and release: as a lock */
     int cancel;            /* of that thread, for nvs_cancel_allow */
-} line;
+} connection;
 
 typedef struct import {
     struct import *next;
-    line *from;
+    connection *from;
     nvs_ipc_secret key;
     CUdeviceptr base;  /* of the chunks */
     uint64_t bytes;
@@ -48,23 +48,23 @@ typedef struct import {
 } import;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "imports" in the lock order of base/base.h */
-NVS_FORK_STATE static line *lines;
+NVS_FORK_STATE static connection *connections;
 NVS_FORK_STATE static import *imports;
 static uint64_t last_serial;
 
 /* --- talking to an exporter --- */
 
 /* The connection to a process, kept by the caller; made when it is first used. */
-static line *take_line(const nvs_ipc_secret *process)
+static connection *connection_of(const nvs_ipc_secret *process)
 {
-    line *fresh = calloc(1, sizeof *fresh);
+    connection *fresh = calloc(1, sizeof *fresh);
     pthread_mutex_lock(&lock);
-    line *at = lines;
+    connection *at = connections;
     while (at != NULL && !nvs_ipc_same(&at->process, process))
         at = at->next;
     if (at == NULL && fresh != NULL) {
-        *fresh = (line){.next = lines, .process = *process, .socket = -1};
-        at = lines = fresh;
+        *fresh = (connection){.next = connections, .process = *process, .socket = -1};
+        at = connections = fresh;
         fresh = NULL;
     }
     if (at != NULL)
@@ -74,11 +74,11 @@ static line *take_line(const nvs_ipc_secret *process)
     return at;
 }
 
-static void drop_line(line *of)
+static void unref_connection(connection *of)
 {
     pthread_mutex_lock(&lock);
     const bool last = --of->users == 0;
-    line **link = &lines;
+    connection **link = &connections;
     while (last && *link != of)
         link = &(*link)->next;
     if (last)
@@ -91,9 +91,9 @@ static void drop_line(line *of)
     free(of);
 }
 
-static bool begin_talk(line *of, uint64_t deadline_ns)
+static bool lock_connection(connection *of, uint64_t deadline_ns)
 {
-    while (atomic_exchange_explicit(&of->busy, 1, memory_order_acquire) != 0) { /* pairs with end_talk */
+    while (atomic_exchange_explicit(&of->busy, 1, memory_order_acquire) != 0) { /* pairs with unlock_connection */
         if (nvs_now_ns() >= deadline_ns)
             return false;
         nvs_futex_wait(&of->busy, 1, deadline_ns);
@@ -102,15 +102,15 @@ static bool begin_talk(line *of, uint64_t deadline_ns)
     return true;
 }
 
-static void end_talk(line *of)
+static void unlock_connection(connection *of)
 {
     const int cancel = of->cancel;
-    atomic_store_explicit(&of->busy, 0, memory_order_release); /* pairs with begin_talk */
+    atomic_store_explicit(&of->busy, 0, memory_order_release); /* pairs with lock_connection */
     nvs_futex_wake(&of->busy, 1);
     nvs_cancel_allow(cancel);
 }
 
-static void hang_up(line *of)
+static void disconnect(connection *of)
 {
     const int socket = of->socket;
     of->socket = -1; /* before it is closed: a child that is forked just now must not close another's number */
@@ -119,7 +119,7 @@ static void hang_up(line *of)
 }
 
 /* Connects if need be.  False: the exporter is gone, or does not listen. */
-static bool say(line *of, nvs_ipc_request *what, uint64_t deadline_ns)
+static bool say(connection *of, nvs_ipc_request *what, uint64_t deadline_ns)
 {
     if (of->socket < 0)
         of->socket = nvs_ipc_connect(&of->process, deadline_ns);
@@ -127,7 +127,7 @@ static bool say(line *of, nvs_ipc_request *what, uint64_t deadline_ns)
     what->number = ++of->number;
     if (of->socket >= 0 && nvs_ipc_send(of->socket, what, sizeof *what, NULL, 0, deadline_ns))
         return true;
-    hang_up(of);
+    disconnect(of);
     return false;
 }
 
@@ -148,12 +148,12 @@ static bool is_sound(const nvs_ipc_answer *of, uint32_t count)
 }
 
 /* One part of an export, from a chunk on.  The descriptors are the caller's. */
-static CUresult ask(line *of, const nvs_ipc_secret *key, uint32_t first, nvs_ipc_answer *out, int *descriptors, uint64_t deadline_ns)
+static CUresult ask(connection *of, const nvs_ipc_secret *key, uint32_t first, nvs_ipc_answer *out, int *descriptors, uint64_t deadline_ns)
 {
     nvs_ipc_request what = {.what = NVS_IPC_OPEN, .first = first, .key = *key};
     CUresult result = NVS_IPC_STALE;
     uint32_t count = 0;
-    if (!begin_talk(of, deadline_ns))
+    if (!lock_connection(of, deadline_ns))
         return CUDA_ERROR_MAP_FAILED;
     bool asked = say(of, &what, deadline_ns);
     while (asked) {
@@ -168,23 +168,23 @@ static CUresult ask(line *of, const nvs_ipc_secret *key, uint32_t first, nvs_ipc
             continue; /* to a question that was given up */
         result = got == 0 ? NVS_IPC_STALE : CUDA_ERROR_MAP_FAILED;
         if (got != -1)
-            hang_up(of); /* its end, or something that it should not say */
+            disconnect(of); /* its end, or something that it should not say */
         break;
     }
-    end_talk(of);
+    unlock_connection(of);
     return result;
 }
 
 /* The exporter need not keep it for us any more. */
-static void tell_closed(line *of, const nvs_ipc_secret *key)
+static void tell_closed(connection *of, const nvs_ipc_secret *key)
 {
     nvs_ipc_request what = {.what = NVS_IPC_CLOSE, .key = *key};
     const uint64_t deadline = nvs_now_ns() + NVS_IPC_PATIENCE_NS / 10;
-    if (!begin_talk(of, deadline))
+    if (!lock_connection(of, deadline))
         return; /* it hears of it when the connection ends */
     if (of->socket >= 0)
         (void)say(of, &what, deadline);
-    end_talk(of);
+    unlock_connection(of);
 }
 
 /* --- mapping --- */
@@ -312,14 +312,14 @@ static void end(import *which)
 {
     unmap(which);
     tell_closed(which->from, &which->key);
-    drop_line(which->from);
+    unref_connection(which->from);
     free(which);
 }
 
 static CUresult open_new(const nvs_ipc_handle *handle, uint32_t gpu, CUcontext context)
 {
     import *made = calloc(1, sizeof *made);
-    if (made == NULL || (made->from = take_line(&handle->process)) == NULL) {
+    if (made == NULL || (made->from = connection_of(&handle->process)) == NULL) {
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -487,11 +487,11 @@ void nvs_ipc_prepare(void)
 
 NVS_FORK_CODE void nvs_ipc_imports_after_fork(void)
 {
-    for (const line *at = lines; at != NULL; at = at->next)
+    for (const connection *at = connections; at != NULL; at = at->next)
         if (at->socket >= 0)
             close(at->socket); /* else the exporter would not notice the parent's end */
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
-    lines = NULL;
+    connections = NULL;
     imports = NULL; /* CUDA is not usable here */
     atomic_store_explicit(&nvs_hot.imports, 0, memory_order_relaxed);
 }

@@ -88,10 +88,10 @@ CUresult nvs_ipc_export(const nvs_allocation *allocation, nvs_ipc_handle *out);
 /* What began at this address is freed: its handle is void.  Cheap where nothing was exported. */
 void nvs_ipc_withdraw(uint32_t gpu, CUdeviceptr address);
 
-/* For the server: what is exported under a key, which then lasts until nvs_ipc_let_go.  NULL: nothing, or not any more. */
+/* For the server: what is exported under a key, which then lasts until nvs_ipc_unref.  NULL: nothing, or not any more. */
 typedef struct nvs_ipc_export_entry nvs_ipc_export_entry;
 nvs_ipc_export_entry *nvs_ipc_hold(const nvs_ipc_secret *key);
-void nvs_ipc_let_go(nvs_ipc_export_entry *held);
+void nvs_ipc_unref(nvs_ipc_export_entry *held);
 void nvs_ipc_answer_open(const nvs_ipc_export_entry *held, uint32_t first, nvs_ipc_answer *out, int *descriptors);
 
 /* --- server.c --- */

@@ -24,32 +24,32 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_GUESTS = 512, SHORT_OF_DESCRIPTORS_MS = 50 };
+enum { MOST_CLIENTS = 512, SHORT_OF_DESCRIPTORS_MS = 50 };
 #define GOODBYE_NS 50000000u
 
-typedef struct opened { /* an export that a guest has open, each time that it opened it */
+typedef struct opened { /* an export that a client has open, each time that it opened it */
     struct opened *next;
     nvs_ipc_export_entry *export;
     nvs_ipc_secret key;
     uint64_t times;
 } opened;
 
-typedef struct guest {
+typedef struct client {
     int socket;
     opened *opens;
-} guest;
+} client;
 
-typedef struct house { /* of the thread alone */
+typedef struct server { /* of the thread alone */
     int listener;
     uint32_t count;
-    guest guests[MOST_GUESTS];
-    struct pollfd polled[MOST_GUESTS + 1];
-} house;
+    client clients[MOST_CLIENTS];
+    struct pollfd polled[MOST_CLIENTS + 1];
+} server;
 
 enum { NONE, STARTING, RUNNING };
 NVS_FORK_STATE static _Atomic uint32_t phase; /* futex.  RUNNING is released after `own_name`, acquired by who reads it */
 static nvs_ipc_secret own_name;
-NVS_FORK_STATE static house *open_house; /* for a forked child, which closes its copies */
+NVS_FORK_STATE static server *open_server; /* for a forked child, which closes its copies */
 
 /* At the end of the process.  seq_cst: either the thread sees that it is ending, or who ends it sees that it is busy. */
 NVS_FORK_STATE static _Atomic uint32_t ending, busy;
@@ -77,9 +77,9 @@ static void say_goodbye(void)
     errno = saved;
 }
 
-/* --- what a guest asks --- */
+/* --- what a client asks --- */
 
-static opened *find(const guest *of, const nvs_ipc_secret *key)
+static opened *find(const client *of, const nvs_ipc_secret *key)
 {
     opened *at = of->opens;
     while (at != NULL && !nvs_ipc_same(&at->key, key))
@@ -87,20 +87,20 @@ static opened *find(const guest *of, const nvs_ipc_secret *key)
     return at;
 }
 
-static void close_one(guest *of, opened *which)
+static void close_one(client *of, opened *which)
 {
     opened **link = &of->opens;
     while (*link != which)
         link = &(*link)->next;
     *link = which->next;
     if (begin_driver())
-        nvs_ipc_let_go(which->export);
+        nvs_ipc_unref(which->export);
     end_driver();
     free(which);
 }
 
-/* Its entry in what the guest has open, once more if it is the first part that is asked for. */
-static opened *open_one(guest *of, const nvs_ipc_request *asked)
+/* Its entry in what the client has open, once more if it is the first part that is asked for. */
+static opened *open_one(client *of, const nvs_ipc_request *asked)
 {
     opened *at = find(of, &asked->key);
     if (at == NULL && asked->first == 0) {
@@ -118,7 +118,7 @@ static opened *open_one(guest *of, const nvs_ipc_request *asked)
     return at;
 }
 
-static bool answer(guest *of, const nvs_ipc_request *asked)
+static bool answer(client *of, const nvs_ipc_request *asked)
 {
     nvs_ipc_answer said = {.number = asked->number, .result = NVS_IPC_STALE};
     int descriptors[NVS_IPC_CHUNKS];
@@ -132,8 +132,8 @@ static bool answer(guest *of, const nvs_ipc_request *asked)
     return sent;
 }
 
-/* False: this guest is done. */
-static bool serve(guest *of)
+/* False: this client is done. */
+static bool serve(client *of)
 {
     nvs_ipc_request asked;
     uint32_t ignored;
@@ -152,63 +152,63 @@ static bool serve(guest *of)
 
 /* --- the thread --- */
 
-static void see_off(house *of, uint32_t index)
+static void close_client(server *of, uint32_t index)
 {
-    guest *leaving = &of->guests[index];
+    client *leaving = &of->clients[index];
     const int socket = leaving->socket;
     while (leaving->opens != NULL)
         close_one(leaving, leaving->opens);
-    *leaving = of->guests[of->count - 1];
+    *leaving = of->clients[of->count - 1];
     of->count--;
     close(socket); /* once it stands nowhere: a child that is forked just now must not close another's number */
 }
 
 /* False: for want of descriptors nobody can come in just now. */
-static bool welcome(house *of)
+static bool accept_client(server *of)
 {
     bool wait;
     int socket = nvs_ipc_accept(of->listener, &wait);
     if (socket >= 0)
-        of->guests[of->count++] = (guest){.socket = socket};
+        of->clients[of->count++] = (client){.socket = socket};
     return !wait;
 }
 
 static void *run(void *argument)
 {
-    house *of = argument;
+    server *of = argument;
     bool receiving = true;
     (void)pthread_setname_np(pthread_self(), "nvshare-ipc");
     for (;;) {
-        const uint32_t guests = of->count;
-        for (uint32_t i = 0; i < guests; i++)
-            of->polled[i] = (struct pollfd){.fd = of->guests[i].socket, .events = POLLIN};
+        const uint32_t clients = of->count;
+        for (uint32_t i = 0; i < clients; i++)
+            of->polled[i] = (struct pollfd){.fd = of->clients[i].socket, .events = POLLIN};
         /* A negative descriptor is left out. */
-        of->polled[guests] = (struct pollfd){.fd = receiving && guests < MOST_GUESTS ? of->listener : -1, .events = POLLIN};
-        if (poll(of->polled, guests + 1, receiving ? -1 : SHORT_OF_DESCRIPTORS_MS) < 0)
+        of->polled[clients] = (struct pollfd){.fd = receiving && clients < MOST_CLIENTS ? of->listener : -1, .events = POLLIN};
+        if (poll(of->polled, clients + 1, receiving ? -1 : SHORT_OF_DESCRIPTORS_MS) < 0)
             continue; /* it takes no signals: for want of memory of the kernel's */
         receiving = true;
-        for (uint32_t i = guests; i-- > 0;) /* backwards: the last one takes the place of one that leaves */
-            if (of->polled[i].revents != 0 && !serve(&of->guests[i]))
-                see_off(of, i);
-        if (of->polled[guests].revents != 0)
-            receiving = welcome(of);
+        for (uint32_t i = clients; i-- > 0;) /* backwards: the last one takes the place of one that leaves */
+            if (of->polled[i].revents != 0 && !serve(&of->clients[i]))
+                close_client(of, i);
+        if (of->polled[clients].revents != 0)
+            receiving = accept_client(of);
     }
     return NULL;
 }
 
 static bool start(void)
 {
-    house *made = calloc(1, sizeof *made);
+    server *made = calloc(1, sizeof *made);
     if (made == NULL || !nvs_ipc_make_secret(&own_name) || (made->listener = nvs_ipc_listen(&own_name)) < 0) {
         free(made);
         return false;
     }
-    open_house = made;
+    open_server = made;
     if (nvs_thread_start(NULL, run, made) == 0) {
         (void)atexit(say_goodbye); /* registered after the driver's own handlers, so it runs before them */
         return true;
     }
-    open_house = NULL;
+    open_server = NULL;
     close(made->listener);
     free(made);
     return false;
@@ -246,12 +246,12 @@ bool nvs_ipc_is_own(const nvs_ipc_secret *process)
 
 NVS_FORK_CODE void nvs_ipc_server_after_fork(void)
 {
-    if (open_house != NULL) { /* else the parent's guests would not notice its end; the thread is not here */
-        for (uint32_t i = 0; i < open_house->count; i++)
-            close(open_house->guests[i].socket);
-        close(open_house->listener);
+    if (open_server != NULL) { /* else the parent's clients would not notice its end; the thread is not here */
+        for (uint32_t i = 0; i < open_server->count; i++)
+            close(open_server->clients[i].socket);
+        close(open_server->listener);
     }
-    open_house = NULL;
+    open_server = NULL;
     atomic_store_explicit(&phase, NONE, memory_order_relaxed);
     atomic_store_explicit(&ending, 0, memory_order_relaxed);
     atomic_store_explicit(&busy, 0, memory_order_relaxed);

@@ -82,7 +82,7 @@ static uint64_t drop_empty(uint32_t gpu)
         at = at != NULL && at->used != NULL ? at : NULL;
         uint64_t on_gpu = at != NULL ? at->on_gpu : 0;
         if (at != NULL)
-            nvs_segment_doom(at);
+            nvs_segment_mark_dead(at);
         nvs_swap_unlock();
         if (at == NULL)
             return freed;
@@ -308,7 +308,7 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
         nvs_arena_give(segment, pointer, bytes);
         ends = arena_ends(segment);
     }
-    bool destroy = ends && nvs_segment_doom(segment);
+    bool destroy = ends && nvs_segment_mark_dead(segment);
     nvs_swap_unlock();
     if (destroy)
         nvs_segment_destroy(segment);

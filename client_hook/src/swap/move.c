@@ -99,7 +99,7 @@ static bool gather(mover *m)
 
 static void let_go(const nvs_place *of)
 {
-    nvs_segment_let_go(of->segment);
+    nvs_segment_unref(of->segment);
 }
 
 static void let_all_go(mover *m)
@@ -233,7 +233,7 @@ static uint64_t lose(const nvs_place *of)
     nvs_swap_lock();
     if (state == NVS_CHUNK_RESIDENT)
         nvs_segment_moved(of->segment, -(int64_t)of->bytes);
-    if (!of->segment->doomed) { /* else the line above has done it */
+    if (!of->segment->dead) { /* else the line above has done it */
         gpu->committed -= of->bytes;
         of->segment->counted -= of->bytes;
     }

@@ -29,8 +29,8 @@ void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
         }
         nvs_swap_lock();
         nvs_segment *next = segment->next;
-        bool destroy = --segment->users == 0 && segment->doomed;
-        if (segment->doomed)
+        bool destroy = --segment->users == 0 && segment->dead;
+        if (segment->dead)
             next = of->first; /* its place in the list is gone: once more from the start, which changes nothing */
         if (destroy) {
             nvs_swap_unlock();
@@ -118,7 +118,7 @@ CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned i
         nvs_swap_unlock();
     }
     nvs_segment_unclaim(segment);
-    nvs_segment_let_go(segment);
+    nvs_segment_unref(segment);
     return result;
 }
 

@@ -95,9 +95,9 @@ static uint32_t grains_of(const nvs_place *of)
 static bool is_doomed(const nvs_place *of)
 {
     nvs_swap_lock();
-    bool doomed = of->segment->doomed;
+    bool dead = of->segment->dead;
     nvs_swap_unlock();
-    return doomed;
+    return dead;
 }
 
 static bool has_room(const pipeline *p, uint64_t bytes, bool wait)

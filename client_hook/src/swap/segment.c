@@ -291,13 +291,13 @@ CUresult nvs_segment_back(nvs_segment *segment)
     return result; /* what is there when it fails is given back with the segment */
 }
 
-bool nvs_segment_doom(nvs_segment *segment)
+bool nvs_segment_mark_dead(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     *(segment->previous != NULL ? &segment->previous->next : &of->first) = segment->next;
     *(segment->next != NULL ? &segment->next->previous : &of->last) = segment->previous;
     segment->next = segment->previous = NULL;
-    segment->doomed = true;
+    segment->dead = true;
     of->committed -= segment->counted - segment->on_gpu;
     segment->counted = segment->on_gpu;
     return segment->users == 0;
@@ -332,10 +332,10 @@ void nvs_segment_destroy(nvs_segment *segment)
     free(segment);
 }
 
-void nvs_segment_let_go(nvs_segment *segment)
+void nvs_segment_unref(nvs_segment *segment)
 {
     nvs_swap_lock();
-    bool destroy = --segment->users == 0 && segment->doomed;
+    bool destroy = --segment->users == 0 && segment->dead;
     nvs_swap_unlock();
     if (destroy)
         nvs_segment_destroy(segment);

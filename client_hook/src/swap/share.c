@@ -92,7 +92,7 @@ void nvs_share_end(const nvs_share *share)
         }
     }
     nvs_swap_unlock();
-    nvs_segment_let_go(segment);
+    nvs_segment_unref(segment);
 }
 
 int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk)

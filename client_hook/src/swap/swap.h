@@ -81,8 +81,8 @@ typedef struct nvs_segment {
     uint64_t bytes;
     uint32_t gpu;
     uint32_t users; /* moves under way */
-    bool doomed;    /* freed; not listed any more */
-    uint64_t counted; /* its part of `committed`; once it is doomed only what is on the GPU counts */
+    bool dead;    /* freed; not listed any more */
+    uint64_t counted; /* its part of `committed`; once it is dead only what is on the GPU counts */
     uint64_t on_gpu;  /* its part of `resident` */
     nvs_own *own;     /* NULL: it is no handle of the application */
     bool own_range; /* its addresses are a reservation of its own */
@@ -150,9 +150,9 @@ CUresult nvs_segment_back(nvs_segment *segment); /* gives all its chunks memory,
 void nvs_segment_list(nvs_segment *segment);                 /* locked */
 void nvs_segment_moved(nvs_segment *segment, int64_t bytes); /* locked: so much more of it is on the GPU */
 /* Locked: takes it off the list.  True: nobody uses it and the caller must destroy it, once unlocked. */
-bool nvs_segment_doom(nvs_segment *segment);
+bool nvs_segment_mark_dead(nvs_segment *segment);
 void nvs_segment_destroy(nvs_segment *segment); /* gives everything back and settles the figures; takes the lock itself */
-void nvs_segment_let_go(nvs_segment *segment);  /* one user less; destroys it if it was the last and it is doomed */
+void nvs_segment_unref(nvs_segment *segment);  /* one user less; destroys it if it was the last and it is dead */
 
 /* After the driver has said that there is no memory though there should be room: whose process has just ended gives it back a little
  * later.  Waits a moment; false: it has waited long enough in all, which `waited_ns` counts. */

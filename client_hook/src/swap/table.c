@@ -55,7 +55,7 @@ void nvs_segment_moved(nvs_segment *segment, int64_t bytes)
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
     of->resident += (uint64_t)bytes; /* modulo 2^64: right in both directions */
     segment->on_gpu += (uint64_t)bytes;
-    if (segment->doomed) {
+    if (segment->dead) {
         of->committed += (uint64_t)bytes;
         segment->counted += (uint64_t)bytes;
     }

@@ -58,9 +58,9 @@ static uint32_t expected_gpu;
 void nvs_moves_hurry(uint32_t gpu) {}
 void nvs_gate_set_dead(uint32_t gpu, bool dead) {}
 void nvs_agent_expect(uint32_t gpu) { expected++, expected_gpu = gpu; }
-nvs_slot *nvs_gate_occupy(uint32_t gpu) { return NULL; }
+nvs_slot *nvs_gate_enter_nowait(uint32_t gpu) { return NULL; }
 void nvs_swap_lanes_context_leaving(CUcontext context) {}
-void nvs_gate_vacate(nvs_slot *slot) {}
+void nvs_gate_leave_nowait(nvs_slot *slot) {}
 void nvs_agent_begin(void) {}
 void nvs_memory_context_gone(CUcontext context) { memory_gone = context; }
 void nvs_ipc_context_gone(CUcontext context) {}

@@ -1,4 +1,4 @@
-/* What operands.h says. */
+/* See operands.h. */
 #include "hooks/memory/operands.h"
 
 #include "base/log.h"
@@ -28,11 +28,11 @@ static uint32_t find(uint32_t gpu, CUdeviceptr address, unsigned *found)
         if (as.gpu != gpu)
             nvs_swap_reach(as.gpu);
         else
-            *found |= NVS_MOVES;
+            *found |= NVS_OPERANDS_MOVE;
         return as.gpu;
     }
     if (!nvs_ipc_reach(address, gpu))
-        *found |= NVS_APART;
+        *found |= NVS_OPERANDS_UNREACHABLE;
     return NVS_NO_GPU;
 }
 
@@ -46,22 +46,22 @@ static bool give(uint32_t owner, uint32_t accessor)
     return true;
 }
 
-unsigned nvs_meet(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
+unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
 {
     unsigned found = 0;
     const uint32_t owners[2] = {find(gpu, one, &found), find(gpu, other, &found)};
     /* Between GPUs the driver copies its own memory in any case, this only with rights; which of them copies is not known. */
     for (size_t i = 0; i < 2; i++)
         if (owners[i] != NVS_NO_GPU && (!give(owners[i], gpu) || (owners[1 - i] != NVS_NO_GPU && !give(owners[i], owners[1 - i]))))
-            found |= NVS_APART;
+            found |= NVS_OPERANDS_UNREACHABLE;
     return found;
 }
 
-unsigned nvs_meet_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, size_t count)
+unsigned nvs_operands_prepare_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, size_t count)
 {
     unsigned found = 0;
     for (size_t i = 0; targets != NULL && sources != NULL && i < count; i++)
-        found |= nvs_meet(gpu, targets[i], sources[i]);
+        found |= nvs_operands_prepare(gpu, targets[i], sources[i]);
     return found;
 }
 
@@ -69,47 +69,47 @@ static unsigned meet_shape(uint32_t gpu, CUmemorytype to, CUdeviceptr target, CU
 {
     const bool there = to == CU_MEMORYTYPE_DEVICE || to == CU_MEMORYTYPE_UNIFIED;
     const bool here = from == CU_MEMORYTYPE_DEVICE || from == CU_MEMORYTYPE_UNIFIED;
-    return nvs_meet(gpu, there ? target : 0, here ? source : 0);
+    return nvs_operands_prepare(gpu, there ? target : 0, here ? source : 0);
 }
 
-unsigned nvs_meet_2d(uint32_t gpu, const CUDA_MEMCPY2D *at)
+unsigned nvs_operands_prepare_2d(uint32_t gpu, const CUDA_MEMCPY2D *at)
 {
     return at != NULL ? meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
 }
 
-unsigned nvs_meet_3d(uint32_t gpu, const CUDA_MEMCPY3D *at)
+unsigned nvs_operands_prepare_3d(uint32_t gpu, const CUDA_MEMCPY3D *at)
 {
     return at != NULL ? meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
 }
 
 /* It names a context for each end, and needs no rights but theirs. */
-unsigned nvs_meet_peer(uint32_t gpu, const CUDA_MEMCPY3D_PEER *at)
+unsigned nvs_operands_prepare_peer(uint32_t gpu, const CUDA_MEMCPY3D_PEER *at)
 {
-    return at != NULL ? meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) & ~NVS_APART : 0;
+    return at != NULL ? meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) & ~NVS_OPERANDS_UNREACHABLE : 0;
 }
 
-unsigned nvs_meet_shapes(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *list, size_t count)
+unsigned nvs_operands_prepare_shapes(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *list, size_t count)
 {
     unsigned found = 0;
     for (size_t i = 0; list != NULL && i < count; i++) {
         const CUmemcpy3DOperand *to = &list[i].dst, *from = &list[i].src;
-        found |= nvs_meet(gpu, to->type == CU_MEMCPY_OPERAND_TYPE_POINTER ? to->op.ptr.ptr : 0,
+        found |= nvs_operands_prepare(gpu, to->type == CU_MEMCPY_OPERAND_TYPE_POINTER ? to->op.ptr.ptr : 0,
                           from->type == CU_MEMCPY_OPERAND_TYPE_POINTER ? from->op.ptr.ptr : 0);
     }
     return found;
 }
 
-unsigned nvs_meet_values(uint32_t gpu, const CUstreamBatchMemOpParams *list, size_t count)
+unsigned nvs_operands_prepare_values(uint32_t gpu, const CUstreamBatchMemOpParams *list, size_t count)
 {
     unsigned found = 0;
     for (size_t i = 0; list != NULL && i < count; i++)
         switch ((int)list[i].operation) {
         case CU_STREAM_MEM_OP_WAIT_VALUE_32:
-        case CU_STREAM_MEM_OP_WAIT_VALUE_64: found |= nvs_meet(gpu, list[i].waitValue.address, 0); break;
+        case CU_STREAM_MEM_OP_WAIT_VALUE_64: found |= nvs_operands_prepare(gpu, list[i].waitValue.address, 0); break;
         case CU_STREAM_MEM_OP_WRITE_VALUE_32:
-        case CU_STREAM_MEM_OP_WRITE_VALUE_64: found |= nvs_meet(gpu, list[i].writeValue.address, 0); break;
+        case CU_STREAM_MEM_OP_WRITE_VALUE_64: found |= nvs_operands_prepare(gpu, list[i].writeValue.address, 0); break;
 #if CUDA_VERSION >= 13050
-        case CU_STREAM_MEM_OP_ATOMIC_REDUCTION: found |= nvs_meet(gpu, list[i].atomicReduction.address, 0); break;
+        case CU_STREAM_MEM_OP_ATOMIC_REDUCTION: found |= nvs_operands_prepare(gpu, list[i].atomicReduction.address, 0); break;
 #endif
         default: break; /* it names no memory, or is newer than this list */
         }

@@ -31,7 +31,7 @@ static CUcontext context_of(CUdeviceptr pointer)
     return found;
 }
 
-static bool copy_line(CUdeviceptr to, CUdeviceptr from, size_t bytes, const nvs_apart *what, CUresult *result)
+static bool copy_line(CUdeviceptr to, CUdeviceptr from, size_t bytes, const nvs_peer_copy *what, CUresult *result)
 {
     const CUcontext there = context_of(to), here = context_of(from);
     if (there == NULL || here == NULL)
@@ -40,7 +40,7 @@ static bool copy_line(CUdeviceptr to, CUdeviceptr from, size_t bytes, const nvs_
     return true;
 }
 
-static bool copy_lines(const nvs_apart *what, CUresult *result)
+static bool copy_lines(const nvs_peer_copy *what, CUresult *result)
 {
     bool went = what->count != 0;
     *result = CUDA_SUCCESS;
@@ -51,7 +51,7 @@ static bool copy_lines(const nvs_apart *what, CUresult *result)
 
 static bool is_device(CUmemorytype type) { return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_UNIFIED; }
 
-static bool copy_solid(const CUDA_MEMCPY3D *as, const nvs_apart *what, CUresult *result)
+static bool copy_solid(const CUDA_MEMCPY3D *as, const nvs_peer_copy *what, CUresult *result)
 {
     CUDA_MEMCPY3D_PEER shape = {
         .srcXInBytes = as->srcXInBytes, .srcY = as->srcY, .srcZ = as->srcZ, .srcLOD = as->srcLOD, .srcMemoryType = as->srcMemoryType,
@@ -68,7 +68,7 @@ static bool copy_solid(const CUDA_MEMCPY3D *as, const nvs_apart *what, CUresult 
     return true;
 }
 
-static bool copy_flat(const CUDA_MEMCPY2D *as, const nvs_apart *what, CUresult *result)
+static bool copy_flat(const CUDA_MEMCPY2D *as, const nvs_peer_copy *what, CUresult *result)
 {
     const CUDA_MEMCPY3D shape = {
         .srcXInBytes = as->srcXInBytes, .srcY = as->srcY, .srcMemoryType = as->srcMemoryType, .srcDevice = as->srcDevice,
@@ -78,7 +78,7 @@ static bool copy_flat(const CUDA_MEMCPY2D *as, const nvs_apart *what, CUresult *
 }
 
 /* Lengths of pointers are in bytes, and 0 where there is nothing between rows or layers. */
-static bool copy_shapes(const nvs_apart *what, CUresult *result)
+static bool copy_shapes(const nvs_peer_copy *what, CUresult *result)
 {
     bool went = what->count != 0;
     *result = CUDA_SUCCESS;
@@ -101,7 +101,7 @@ static bool copy_shapes(const nvs_apart *what, CUresult *result)
 }
 
 /* Where the only device memory is of a call that waits; NULL: there is none, or more. */
-static CUcontext only_context(const nvs_apart *what)
+static CUcontext only_context(const nvs_peer_copy *what)
 {
     CUdeviceptr to = what->to, from = what->from;
     if (what->flat != NULL) {
@@ -117,7 +117,7 @@ static CUcontext only_context(const nvs_apart *what)
     return there != NULL ? there : here;
 }
 
-nvs_way nvs_around(const nvs_apart *what, CUresult *result)
+nvs_peer_copy_outcome nvs_peer_copy_try(const nvs_peer_copy *what, CUresult *result)
 {
     bool went = false;
     if (what->to != 0 && what->from != 0)
@@ -131,17 +131,17 @@ nvs_way nvs_around(const nvs_apart *what, CUresult *result)
     else if (what->shapes != NULL)
         went = copy_shapes(what, result);
     if (went)
-        return NVS_WENT;
+        return NVS_COPY_HANDLED;
     const CUcontext context = only_context(what);
     if (nvs_context_enter(context))
-        return NVS_BORROWED;
+        return NVS_COPY_CONTEXT_PUSHED;
     NVS_LOG_ONCE(NVS_LOG_WARNING, "work of one GPU names memory of another, which it cannot be given access to (cuDeviceCanAccessPeer), "
                                   "in a call that the driver refuses for memory that moves: run this program with --memory device "
                                   "(NVSHARE_MEMORY=device)");
-    return NVS_NO_WAY;
+    return NVS_COPY_FALLBACK;
 }
 
-void nvs_give_back(void)
+void nvs_peer_copy_pop(void)
 {
     CUcontext borrowed;
     NVS_REAL(cuCtxPopCurrent_v2)(&borrowed);

@@ -200,7 +200,7 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
 /* False: nothing has happened, and everything above is needed. */
 static inline bool admit_shortly(nvs_pool_memory *memory, const CUdeviceptr *dptr, size_t bytes)
 {
-    nvs_slot *slot = nvs_self_alone();
+    nvs_slot *slot = nvs_self_fast();
     /* All relaxed: see base/hot.h. */
     if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.pools, memory_order_relaxed) != NVS_POOLS_SHORT) || NVS_UNLIKELY(dptr == NULL || bytes == 0) ||
         NVS_UNLIKELY(nvs_capturing()) || NVS_UNLIKELY(slot == NULL) || NVS_UNLIKELY(slot->owner_uses == 0))

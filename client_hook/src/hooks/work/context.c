@@ -90,7 +90,7 @@ static void ended(CUcontext context, nvs_slot *held)
     nvs_streams_context_gone(context);
     nvs_marks_context_gone(context);
     nvs_captures_context_gone(context);
-    nvs_gate_vacate(held);
+    nvs_gate_leave_nowait(held);
     nvs_memory_context_gone(context);
     nvs_ipc_context_gone(context);
 }
@@ -99,13 +99,13 @@ static void lives_on(CUcontext context, uint32_t gpu, bool withdrawn, nvs_slot *
 {
     if (withdrawn)
         nvs_context_created(context, gpu);
-    nvs_gate_vacate(held);
+    nvs_gate_leave_nowait(held);
 }
 
 static CUresult destroy_context(CUresult (*real)(CUcontext), CUcontext context)
 {
     const uint32_t gpu = nvs_context_gpu(context);
-    nvs_slot *const held = nvs_gate_occupy(gpu);
+    nvs_slot *const held = nvs_gate_enter_nowait(gpu);
     const bool known = withdraw(context, gpu);
     const CUresult result = real(context);
     if (result == CUDA_SUCCESS)
@@ -130,7 +130,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
     const uint32_t gpu = nvs_context_gpu(ctx);
-    nvs_slot *const held = nvs_gate_occupy(gpu);
+    nvs_slot *const held = nvs_gate_enter_nowait(gpu);
     const bool known = withdraw(ctx, gpu);
     const CUresult result = NVS_REAL(cuCtxDetach)(ctx);
     if (result == CUDA_SUCCESS && !nvs_context_lives(ctx))
@@ -193,7 +193,7 @@ static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool re
     CUcontext context = nvs_primary_released((uint32_t)device, &last);
     if (context == NULL)
         context = hidden_primary(device);
-    nvs_slot *const held = nvs_gate_occupy((uint32_t)device);
+    nvs_slot *const held = nvs_gate_enter_nowait((uint32_t)device);
     const bool withdrawn = context != NULL && (last || reset) && withdraw(context, (uint32_t)device);
     const CUresult result = real(device);
     const bool lives = is_active(device);
@@ -254,7 +254,7 @@ NVS_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx hCtx)
     if (NVS_REAL(cuCtxFromGreenCtx)(&context, hCtx) != CUDA_SUCCESS)
         context = NULL;
     const uint32_t gpu = nvs_context_gpu(context);
-    nvs_slot *const held = nvs_gate_occupy(gpu);
+    nvs_slot *const held = nvs_gate_enter_nowait(gpu);
     const bool known = context != NULL && withdraw(context, gpu);
     const CUresult result = NVS_REAL(cuGreenCtxDestroy)(hCtx);
     if (result == CUDA_SUCCESS && context != NULL)

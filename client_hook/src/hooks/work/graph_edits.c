@@ -33,17 +33,17 @@ typedef struct named { /* what an edit says of memory; what it does not say is N
 
 static bool meet(uint32_t gpu, const named *what)
 {
-    unsigned found = nvs_meet_3d(gpu, what->copy);
+    unsigned found = nvs_operands_prepare_3d(gpu, what->copy);
     if (what->fill != 0)
-        found |= nvs_meet(gpu, what->fill, 0);
+        found |= nvs_operands_prepare(gpu, what->fill, 0);
     if (what->values != NULL)
-        found |= nvs_meet_values(gpu, what->values, what->count);
+        found |= nvs_operands_prepare_values(gpu, what->values, what->count);
     if (what->targets != NULL)
-        found |= nvs_meet_list(gpu, what->targets, what->sources, what->count);
-    if (found & NVS_APART)
+        found |= nvs_operands_prepare_list(gpu, what->targets, what->sources, what->count);
+    if (found & NVS_OPERANDS_UNREACHABLE)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "a graph names memory of a GPU that the one it runs on cannot be given access to (cuDeviceCanAccessPeer): run "
                                       "this program with --memory device (NVSHARE_MEMORY=device)");
-    return (found & NVS_MOVES) != 0;
+    return (found & NVS_OPERANDS_MOVE) != 0;
 }
 
 static bool note(CUcontext context, void *argument)
@@ -150,7 +150,7 @@ static CUresult added(CUresult result, named what)
 #define NVS_EDIT(symbol, parameters, arguments, of)                                                                     \
     static CUresult edit_##symbol parameters                                                                            \
     {                                                                                                                   \
-        if (NVS_LIKELY(!nvs_meets()))                                                                                   \
+        if (NVS_LIKELY(!nvs_operands_matter()))                                                                                   \
             return NVS_REAL(symbol) arguments;                                                                          \
         const named what = of;                                                                                          \
         const uint32_t gpu = gate_for(&what);                                                                           \

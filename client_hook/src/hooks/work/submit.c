@@ -34,29 +34,29 @@ static const size_t count = 0, numOps = 0;
 static const void *const pCopy = NULL, *const opList = NULL, *const op = NULL, *const paramArray = NULL;
 static unsigned meet_nothing(uint32_t gpu, const void *shape) { return 0; }
 static unsigned meet_no_list(uint32_t gpu, const void *list, size_t length) { return 0; }
-static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_meet_shapes(gpu, shape, 1); }
+static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_operands_prepare_shapes(gpu, shape, 1); }
 
-/* What nvs_meet says of a call.  A process that sees one GPU, or whose memory stays where it is, has nothing to meet. */
+/* What nvs_operands_prepare says of a call.  A process that sees one GPU, or whose memory stays where it is, has nothing to meet. */
 #define NVS_MEET(gpu, found)                                                                                    \
     do {                                                                                                        \
         if (NVS_LIKELY(dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || \
                        op != NULL || paramArray != NULL) && /* a constant for most */                           \
             NVS_UNLIKELY(nvs_only_gpu() == NVS_NO_GPU) && \
-            (gpu) != NVS_NO_GPU && nvs_meets()) {                                                               \
+            (gpu) != NVS_NO_GPU && nvs_operands_matter()) {                                                               \
             if (dst + src + dstDevice + srcDevice + addr != 0) /* a call has one pair or the other */           \
-                found |= nvs_meet(gpu, dst + dstDevice + addr, src + srcDevice);                                \
+                found |= nvs_operands_prepare(gpu, dst + dstDevice + addr, src + srcDevice);                                \
             if (dsts != NULL)                                                                                   \
-                found |= nvs_meet_list(gpu, dsts, srcs, count);                                                 \
-            found |= _Generic((pCopy), const CUDA_MEMCPY2D *: nvs_meet_2d, const CUDA_MEMCPY3D *: nvs_meet_3d,  \
-                              const CUDA_MEMCPY3D_PEER *: nvs_meet_peer, default: meet_nothing)(gpu, pCopy);    \
-            found |= _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: nvs_meet_shapes, default: meet_no_list)(gpu, opList, numOps); \
+                found |= nvs_operands_prepare_list(gpu, dsts, srcs, count);                                                 \
+            found |= _Generic((pCopy), const CUDA_MEMCPY2D *: nvs_operands_prepare_2d, const CUDA_MEMCPY3D *: nvs_operands_prepare_3d,  \
+                              const CUDA_MEMCPY3D_PEER *: nvs_operands_prepare_peer, default: meet_nothing)(gpu, pCopy);    \
+            found |= _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: nvs_operands_prepare_shapes, default: meet_no_list)(gpu, opList, numOps); \
             found |= _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: meet_one, default: meet_nothing)(gpu, op);        \
-            found |= _Generic((paramArray), CUstreamBatchMemOpParams *: nvs_meet_values, default: meet_no_list)(gpu, paramArray, count); \
+            found |= _Generic((paramArray), CUstreamBatchMemOpParams *: nvs_operands_prepare_values, default: meet_no_list)(gpu, paramArray, count); \
         }                                                                                                       \
     } while (0)
 
 #define NVS_AROUND(symbol, work_stream, no_stream, result)                                                      \
-    nvs_around(&(nvs_apart){.stream = (work_stream), .per_thread = NVS_PER_THREAD(#symbol), .waits = (no_stream), \
+    nvs_peer_copy_try(&(nvs_peer_copy){.stream = (work_stream), .per_thread = NVS_PER_THREAD(#symbol), .waits = (no_stream), \
                             .to = dst + dstDevice, .from = src + srcDevice, .bytes = ByteCount,                 \
                             .targets = dsts, .sources = srcs, .sizes = sizes,                                   \
                             .count = dsts != NULL ? count : op != NULL ? 1 : numOps,                            \
@@ -74,11 +74,11 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         unsigned found = 0;                                                        \
         NVS_MEET(gpu, found);                                                      \
         nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu) : nvs_gate_enter(gpu); \
-        const nvs_way way = NVS_LIKELY((found & NVS_APART) == 0) ? NVS_NO_WAY : NVS_AROUND(symbol, work_stream, no_stream, &result); \
-        if (way != NVS_WENT)                                                       \
+        const nvs_peer_copy_outcome way = NVS_LIKELY((found & NVS_OPERANDS_UNREACHABLE) == 0) ? NVS_COPY_FALLBACK : NVS_AROUND(symbol, work_stream, no_stream, &result); \
+        if (way != NVS_COPY_HANDLED)                                                       \
             result = NVS_REAL(symbol) arguments;                                   \
-        if (way == NVS_BORROWED)                                                   \
-            nvs_give_back();                                                       \
+        if (way == NVS_COPY_CONTEXT_PUSHED)                                                   \
+            nvs_peer_copy_pop();                                                       \
         if (NVS_IS_GRAPH(#symbol) && nvs_graphs_share_gpus() && result == CUDA_SUCCESS) \
             nvs_graph_mark(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
         if (NVS_IS_GRAPH(#symbol))                                                 \
@@ -93,11 +93,11 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         nvs_slot *slot;                                                             \
         const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: nothing has to be saved */ \
         if (NVS_UNLIKELY(real == NULL) ||                                           \
-            NVS_UNLIKELY((slot = nvs_gate_enter_alone(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL)) == NULL)) \
+            NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL)) == NULL)) \
             return long_##symbol arguments;                                         \
         const CUresult result = ((__typeof__(&symbol))real) arguments;              \
         nvs_capture_submitted(0, (work_stream), NVS_PER_THREAD(#symbol), result);   \
-        if (NVS_UNLIKELY(nvs_gate_left(slot, 0)))                                   \
+        if (NVS_UNLIKELY(nvs_gate_leave_fast(slot, 0)))                                   \
             pace_alone(slot, (work_stream), NVS_PER_THREAD(#symbol));               \
         return result;                                                              \
     }
