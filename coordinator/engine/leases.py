@@ -108,7 +108,7 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
             co_scheduled = gpu.switching.switch.co_scheduled
             switching.close(node, gpu, now_ns)
             grant(node, gpu, seat, quantum or _renew_quantum(node, gpu, seat, now_ns), now_ns)
-            if co_scheduled:  # its gang has given up meanwhile
+            if co_scheduled:  # its gang has had its turn meanwhile
                 seat.gang_turn.co_scheduled_at_ns = now_ns
             consider_preemption(node, gpu, now_ns)
     if len(gpu.wait_queue):
