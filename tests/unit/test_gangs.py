@@ -412,25 +412,25 @@ def test_calls_take_no_more_time_than_the_policys_turns() -> None:
 
 def test_a_member_that_comes_after_its_gangs_turn_runs_as_called() -> None:
     """Broken: its turn is neither the policy's nor owed, so such turns together keep others waiting without bound."""
-    desk = make_desk()
-    one = client(desk, A, gang="pair", wanted=False)
-    two = desk.client(attach=False, gang="pair", mode=messages.MemoryMode.SWAP)
+    harness = make_desk()
+    one = client(harness, A, gang="pair", wanted=False)
+    two = harness.client(attach=False, gang="pair", mode=messages.MemoryMode.SWAP)
     two.attach(B)
     two.report(allocated=1000, resident=0, host=1000)
-    client(desk, A)
-    desk.milliseconds(QUANTUM_MS // 2)
-    client(desk, B)
+    client(harness, A)
+    harness.milliseconds(QUANTUM_MS // 2)
+    client(harness, B)
     one.request()
     two.request()
-    pass_time(desk, QUANTUM_MS // 2)
+    pass_time(harness, QUANTUM_MS // 2)
     (order,) = two.take(messages.Restore)
-    pass_time(desk, 3 * QUANTUM_MS)
-    assert desk.notes("gang_gathered")[0]["missing"] == 1
+    pass_time(harness, 3 * QUANTUM_MS)
+    assert harness.notifications("gang_gathered")[0]["missing"] == 1
     two.moved(order.order_id, 1000)
     two.report(allocated=1000, resident=1000)
-    assert holder(desk, B) == two.client
-    pass_time(desk, QUANTUM_MS)
-    assert desk.scheduler._node.gpus[B].owed_ns > 0
+    assert holder(harness, B) == two.client
+    pass_time(harness, QUANTUM_MS)
+    assert harness.scheduler._node.gpus[B].gangs.debt_ns > 0
 
 
 def test_who_waits_long_for_its_gang_goes_without_it() -> None:
