@@ -1,15 +1,13 @@
-"""A gang's turn begins: its GPUs are freed, kept, and granted in one moment.
+"""A gang's turn begins: its GPUs are freed, reserved, and granted in one moment.
 
 Rules:
-- Kept GPUs wait for each other as long as drains and moves of memory take, and never longer than a quantum (or the
-  deadline of drains): then those that are ready are granted, and the others follow as they come.
-- A GPU is let go as soon as no member waits for it any more; then it is anybody's.
-- All leases of one turn end at one time (`Gang.ends_ns`); engine/leases.py revokes those for which others wait.
+- Reserved GPUs wait for each other as long as drains and moves take, and at most one quantum or the drain deadline.
+  Then those that are ready are granted, and the others follow as they become ready.
+- A GPU is released from the reservation as soon as no member waits for it.
+- All leases of one turn end at one time (`Gang.ends_ns`); turns.py revokes those for which others wait.
+- `advance_all` is level-triggered: it runs after each event and does what is due for the gangs that want a turn.
 
-`advance` is level-triggered: it is called after each event, looks at the gangs that want something, and does what is
-due.
-
-May not go here: whether a gang may have a GPU (gangs/coscheduling.py), the life of a lease (engine/leases.py).
+Non-goals: whether a gang may have a GPU (gangs/coscheduling.py), the life of a lease (leases.py).
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from nvshare.coordinator.engine import leases, sharing
-from nvshare.coordinator.gangs import coscheduling
+from nvshare.coordinator.engine import leases, sharing, turns
+from nvshare.coordinator.gangs import coscheduling, members
 from nvshare.coordinator.memory import switching
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.events import GangSet
@@ -28,12 +26,12 @@ from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, WAITING
 
 WORTH_RESUMING: Final = 4
-"""Who is interrupted with less than this part of the quantum left has had its turn."""
+"""An interrupted turn with less than this part of the quantum left is not resumed."""
 MOST_ROUNDS: Final = 1000
 
 
 def advance_all(node: Node, now_ns: int) -> dict[str, Gpu]:
-    """Do what is due for all gangs; the GPUs where that changed something."""
+    """Does what is due for all gangs; returns the GPUs where that changed something."""
     seen: dict[str, Gpu] = {}
     for _ in range(MOST_ROUNDS):
         _advance_once(node, now_ns)
@@ -42,7 +40,7 @@ def advance_all(node: Node, now_ns: int) -> dict[str, Gpu]:
             return seen
         seen.update(touched)
         for gpu in touched.values():
-            leases.advance(node, gpu, now_ns)
+            turns.advance(node, gpu, now_ns)
     if node.settings.check_invariants:
         raise AssertionError("gangs do not settle")
     _disband(node)
@@ -50,7 +48,7 @@ def advance_all(node: Node, now_ns: int) -> dict[str, Gpu]:
 
 
 def _disband(node: Node) -> None:
-    """A policy and the gangs contradict each other without end.  The node goes on without turns together for now."""
+    """A policy and the gangs contradict each other without end.  The node goes on without gang turns for now."""
     for gang in node.gangs.values():
         for gpu in list(gang.reserved.values()):
             coscheduling.unreserve(node, gang, gpu)
@@ -62,7 +60,7 @@ def _disband(node: Node) -> None:
 
 
 def _advance_once(node: Node, now_ns: int) -> None:
-    """One step of each gang that is due or gathering, longest due first."""
+    """One step of each gang that is pending or gathering, longest pending first."""
     due = [gang for gang in node.gangs.values() if gang.pending_since_ns is not None and not gang.reserved]
     for gang in sorted(due, key=lambda gang: (gang.pending_since_ns, gang.name)):
         _begin_if_possible(node, gang, now_ns)
@@ -72,13 +70,13 @@ def _advance_once(node: Node, now_ns: int) -> None:
 
 
 def _begin_if_possible(node: Node, gang: Gang, now_ns: int) -> None:
-    """It is due: begin if it can, forget about it if it wants no turn together any more."""
+    """A pending gang begins its turn if it can, and stops pending if it wants no common turn any more."""
     places = coscheduling.places_for(node, gang, now_ns)
-    running = {seat.gpu.uuid for seat in coscheduling.running_members(gang)}
+    running = {seat.gpu.uuid for seat in members.running_members(gang)}
     gang.chosen = {uuid: chosen for uuid, chosen in gang.chosen.items() if uuid in places or uuid in running}
     if not places or len(places.keys() | running) < 2 or not gang.chosen:
         gang.pending_since_ns = None
-        coscheduling.keep_chosen(gang)
+        members.keep_chosen(gang)
     elif coscheduling.all_available(node, gang, places, now_ns):
         coscheduling.start_gathering(node, gang, places, 0, now_ns)
 
@@ -92,7 +90,7 @@ def _advance_reserved(node: Node, gang: Gang, now_ns: int) -> None:
     here = [
         gpu
         for gpu in gang.reserved.values()
-        if coscheduling.waits_for_mates(gpu) and gpu.switching.switch is not None and gpu.switching.switch.done
+        if members.waits_for_mates(gpu) and gpu.switching.switch is not None and gpu.switching.switch.done
     ]
     gathering = gang.gathering_since_ns is not None
     if here and (not gathering or len(here) == len(gang.reserved) or now_ns >= gang.deadline_ns):
@@ -103,13 +101,13 @@ def _advance_reserved(node: Node, gang: Gang, now_ns: int) -> None:
     if not gang.reserved:
         if gang.gathering_since_ns is not None:
             _stop_gathering(gang, now_ns)
-        coscheduling.keep_chosen(gang)
+        members.keep_chosen(gang)
 
 
 def _stop_gathering(gang: Gang, now_ns: int) -> None:
-    """Nobody waits to begin a turn any more."""
+    """No member waits for a common turn any more."""
     gang.gathering_since_ns = None
-    for seat in coscheduling.running_members(gang):
+    for seat in members.running_members(gang):
         seat.lease.quantum_ends_ns = min(seat.lease.quantum_ends_ns, now_ns + seat.gpu.rules.quantum_ns)
 
 
@@ -117,24 +115,24 @@ def _still_wants(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> bool:
     """Whether the gang still wants this GPU, and has a turn to use it in."""
     if gang.gathering_since_ns is None and now_ns >= gang.ends_ns:
         return False
-    if coscheduling.waits_for_mates(gpu):
+    if members.waits_for_mates(gpu):
         return True
-    if coscheduling.is_running(gang, gpu):
+    if members.is_running(gang, gpu):
         return False
     return any(
-        s.gpu is gpu and coscheduling.can_be_granted(s) and coscheduling.could_run(node, s, now_ns) for s in gang.seats
+        s.gpu is gpu and members.can_be_granted(s) and coscheduling.could_run(node, s, now_ns) for s in gang.seats
     )
 
 
 def _free_gpu(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
-    """Whoever has the GPU, or is about to, gives it up and keeps its place."""
-    if gpu.switching.switch is not None and not coscheduling.waits_for_mates(gpu):
+    """The client that has the GPU, or is about to, gives it up and keeps its place."""
+    if gpu.switching.switch is not None and not members.waits_for_mates(gpu):
         sharing.cancel_switch(gpu, now_ns)
         node.changed_gpus[gpu.uuid] = gpu
     seat = gpu.leases.holder
     if seat is not None and seat.phase is HOLDING:
         left_ns = seat.lease.quantum_ends_ns - now_ns
-        if left_ns * WORTH_RESUMING >= gpu.rules.quantum_ns and not coscheduling.in_gang_turn(seat):
+        if left_ns * WORTH_RESUMING >= gpu.rules.quantum_ns and not members.in_gang_turn(seat):
             seat.gang_turn.remaining_ns = left_ns
         leases.revoke(node, gpu, seat, "gang", now_ns)
         node.changed_gpus[gpu.uuid] = gpu
@@ -147,7 +145,7 @@ def _free_gpu(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
 def _begin_turn(node: Node, gang: Gang, here: list[Gpu], now_ns: int) -> None:
     since_ns = gang.gathering_since_ns
     assert since_ns is not None
-    running = coscheduling.running_members(gang)
+    running = members.running_members(gang)
     due_since_ns, gang.pending_since_ns = gang.pending_since_ns, None
     gang.gathering_since_ns = None
     gang.ends_ns = now_ns + gang.quantum_ns
@@ -171,11 +169,11 @@ def _begin_turn(node: Node, gang: Gang, here: list[Gpu], now_ns: int) -> None:
 def _grant(node: Node, gang: Gang, gpu: Gpu, now_ns: int) -> None:
     assert gpu.switching.switch is not None
     seat = gpu.switching.switch.seat
-    co_scheduled = coscheduling.will_be_co_scheduled(seat)
+    co_scheduled = members.will_be_co_scheduled(seat)
     switching.close(node, gpu, now_ns)
     coscheduling.unreserve(node, gang, gpu)
     leases.grant(node, gpu, seat, gang.ends_ns - now_ns, now_ns)
-    assert coscheduling.in_gang_turn(seat), "its lease ends with the others'"
+    assert members.in_gang_turn(seat), "its lease ends with the others'"
     seat.gang_turn.protected_from_gangs = False
     if co_scheduled:
         seat.gang_turn.co_scheduled_at_ns = now_ns

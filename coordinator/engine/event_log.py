@@ -1,13 +1,11 @@
-"""What happened: a bounded log of events and commands, to read after a failure and to replay.
+"""A bounded log of events and commands, to read after a failure and to replay.
 
-The log has two halves.  Each begins with the core's state at that moment; when the newer half is full, the older one is
-dropped.  So the log always replays, however long the core has run.
-
-Invariants: recording costs one append, and one copy of the core's state per half; the log holds at least the last
-`length / 2` events.  `complete` is false when a state could not be copied: such a story does not replay.  Events are
-written as JSON, one a line, and read back equal.  Reading a file runs no code that the file names, whoever wrote it.
-
-May not go here: opinions on what happened.
+Rules:
+- The log has two halves.  Each begins with a copy of the core's state; when the newer half is full, the older one is
+  dropped.  So the log replays however long the core has run, and holds at least the last `length / 2` events.
+- Recording an event costs one append.
+- `complete` is false when a state could not be copied.  Such a log does not replay.
+- Events are written as JSON, one a line, and read back equal.  Reading a file runs no code that the file names.
 """
 
 from __future__ import annotations
@@ -51,14 +49,14 @@ _STATE_MODULES: Final = {
     "nvshare.coordinator.protocol.messages",
     *(f"nvshare.scheduler_policies.{name}" for name in ("api", "fair_share", "owner_turns", "priority", "round_robin")),
 }
-"""All classes of the core's state are in these; none of them does anything when it is made."""
+"""All classes of the core's state are in these modules.  Making one of their objects has no effect."""
 
 _EVENTS: Final[dict[str, type]] = {cls.__name__: cls for cls in events.Event.__args__}
 _HINTS: Final[dict[str, dict[str, object]]] = {name: get_type_hints(cls) for name, cls in _EVENTS.items()}
 
 
 class InvariantError(AssertionError):
-    """Our own mistake.  The message ends with the last events; `lines` is the story for `read` and `replay`."""
+    """A mistake of the core.  The message ends with the last events; `lines` is the log for `read` and `replay`."""
 
     def __init__(self, text: str, story: EventLog) -> None:
         lost = "the state before them is lost"
@@ -82,7 +80,7 @@ class _Half:
 
 
 class EventLog:
-    """The last events of one scheduler, with what each led to."""
+    """The last events of one scheduler, each with its commands."""
 
     def __init__(self, length: int) -> None:
         self._half_length = self._room = max(1, length // 2)
@@ -93,23 +91,26 @@ class EventLog:
 
     @property
     def complete(self) -> bool:
-        """It begins with a state, so it replays."""
+        """The log begins with a state, so it replays."""
         return self._halves[0].state is not None
 
     @property
     def full(self) -> bool:
-        """The newer half is: `begin` the next one."""
+        """The newer half is full: `begin` the next one."""
         return len(self._halves[-1].entries) >= self._room
 
     def begin(self, now_ns: int, state: bytes | None, at_least: int = 0) -> None:
-        """A new half, for `at_least` so many events; the oldest one goes.  `state` None: it could not be copied."""
+        """Begins a half, for at least `at_least` events, and drops the oldest one.
+
+        `state` None: it could not be copied.
+        """
         if not len(self):
             self._halves.clear()
         self._room = max(self._half_length, at_least)
         self._halves.append(_Half(now_ns, state))
 
     def record(self, now_ns: int, event: events.Event, outcome: Sequence[Command] | Exception) -> None:
-        """`outcome` is kept, not copied."""
+        """Keeps `outcome`, without a copy."""
         self._halves[-1].entries.append((now_ns, event, outcome))
 
     def _entries(self) -> Iterator[tuple[int, events.Event, Sequence[Command] | Exception]]:
@@ -117,7 +118,7 @@ class EventLog:
             yield from half.entries
 
     def describe(self, count: int) -> list[str]:
-        """The last entries for a human."""
+        """The last entries, for people."""
         told = []
         for now_ns, event, outcome in list(self._entries())[-count:]:
             told.append(f"{now_ns} {event!r}")
@@ -141,7 +142,7 @@ def freeze(state: object) -> bytes | None:
     """A copy of a core's state for `thaw`; None when something in it, such as a foreign class, cannot be copied."""
     try:
         return pickle.dumps(state, 5)
-    except Exception:  # whatever a foreign class raises
+    except Exception:  # a foreign class may raise anything
         return None
 
 
@@ -149,7 +150,7 @@ def thaw(state: bytes) -> Any:
     """What `freeze` was given.  Raises ValueError for anything else."""
     try:
         return _Unpickler(io.BytesIO(state)).load()
-    except Exception as error:  # damaged content raises many kinds
+    except Exception as error:  # damaged content raises many exceptions
         raise ValueError(f"not a state: {error!r}") from None
 
 
@@ -161,19 +162,19 @@ class _Unpickler(pickle.Unpickler):
             return deque
         found = super().find_class(module, name) if module in _STATE_MODULES and "." not in name else None
         if not isinstance(found, type) or found.__module__ != module:
-            raise pickle.UnpicklingError(f"{module}.{name} is no record of the core")
+            raise pickle.UnpicklingError(f"{module}.{name} is not a record of the core")
         return found
 
 
 def _write(now_ns: int, event: events.Event) -> str:
     values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     if isinstance(event, events.PolicySet):
-        values["policies"] = {}  # instances are made anew by the scheduler's factory
+        values["policies"] = {}  # the scheduler's factory makes new instances
     return json.dumps([now_ns, type(event).__name__, values])
 
 
 def read(lines: Iterable[str]) -> list[tuple[int, events.Event | Beginning]]:
-    """What `Story.lines` gave.  Raises ValueError for anything else."""
+    """Reads what `EventLog.lines` wrote.  Raises ValueError for anything else."""
     return [_read(line) for line in lines]
 
 
@@ -209,8 +210,10 @@ class Handles(Protocol):
 def replay(
     scheduler: Handles, story: Iterable[tuple[int, events.Event | Beginning]]
 ) -> list[list[Command] | Exception]:
-    """Run a complete story through a scheduler, whose state and settings become the story's; what each event led to.
-    An InvariantError comes out as it is."""
+    """Runs a complete log through a scheduler, whose state and settings become the log's.
+
+    Returns what each event led to.  An InvariantError is raised as it is.
+    """
     outcomes: list[list[Command] | Exception] = []
     for now_ns, event in story:
         if isinstance(event, Beginning):

@@ -1,11 +1,8 @@
-"""The invariants of docs/explanation/architecture.md, as far as the core alone can see them, checked after each event.
+"""The invariants of the core, checked after each event.
 
-`cheap` looks at one GPU in time that does not grow with its clients, and runs always.  `Thorough` looks at everything
-and remembers since when each client waits; tests run it.
-
-Invariants: a check changes nothing, and raises AssertionError with what it found.
-
-May not go here: repairing what is broken.
+`cheap` looks at one GPU, at a cost that does not grow with its clients, and runs always.  `Thorough` looks at
+everything and remembers since when each client waits; tests run it.  A check changes nothing, and raises
+AssertionError.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvshare.coordinator.engine import leases
-from nvshare.coordinator.gangs import coscheduling
+from nvshare.coordinator.gangs import coscheduling, members
 from nvshare.coordinator.memory import room, switching
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
@@ -24,7 +21,7 @@ from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
 
 def cheap(gpu: Gpu) -> None:
-    """Invariant 1 for this GPU.  Exclusive leases are few, so looking at them all is quick."""
+    """Invariant 1 for this GPU.  Exclusive leases are few, so looking at all of them is quick."""
     holder = gpu.leases.holder
     if gpu.rules.sharing is Sharing.EXCLUSIVE:
         for seat in gpu.leases.by_client.values():
@@ -57,7 +54,7 @@ class Thorough:
         """Of host memory, by client, after the last event."""
 
     def check(self, node: Node, now_ns: int) -> None:
-        """Everything, after an event."""
+        """Checks everything, after an event."""
         for gpu in node.gpus.values():
             cheap(gpu)
             self._leases(node, gpu)
@@ -91,7 +88,7 @@ class Thorough:
             assert (seat.phase is OVERDUE) <= (seat.lease.drain_deadline_ns is None)
         assert set(gpu.leases.by_client) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"
         if len(gpu.wait_queue) and gpu.switching.switch is None and not gpu.recovering and not leases.blocked(gpu):
-            # Invariant 10: overdue leases alone hold up only those whose memory does not fit beside them.
+            # Invariant 10: beside overdue leases only clients wait whose memory does not fit.
             shut_out = not any(switching.fits_beside_overdue(gpu, seat) for seat in gpu.wait_queue.seats())
             idle = gpu.leases.policy_wakes_at_ns is not None or shut_out
             assert idle, f"{gpu.uuid} is free, somebody waits, and nobody is granted"
@@ -113,7 +110,7 @@ class Thorough:
                 assert order.credit_bytes <= order.bytes <= gpu.memory.capacity_bytes, f"invariant 4: {order}"
 
     def _immovable(self, node: Node, gpu: Gpu) -> None:
-        """Invariant 5, for those to whom turns are of no use: they have been named, and nobody else is passed over."""
+        """Invariant 5 for clients that lack room: they are named, and no other client is unschedulable."""
         whole, seats = gpu.memory.immovable, gpu.seats.values()
         assert whole.bytes == sum(seat.room.immovable_bytes for seat in seats), "invariant 6: sums of immovable memory"
         assert whole.unschedulable == sum(seat.room.unschedulable for seat in seats), (
@@ -128,7 +125,7 @@ class Thorough:
             assert why or not seat.room.unschedulable, f"{seat.client.client_id} is shut out, and fits"
 
     def _host(self, node: Node) -> None:
-        """Sums of shares; and the rule by which they grow, put as it is meant and not as it is computed."""
+        """Sums of shares, and the rule by which they grow, stated as it is meant and not as it is computed."""
         asking = [client for client in node.clients.values() if client.host.asked]
         shared = sum(client.host.share_bytes for client in node.clients.values())
         assert shared == node.host.shared_bytes, "invariant 6: sums of host memory"
@@ -141,7 +138,7 @@ class Thorough:
         before, self._shares = self._shares, {client.client_id: client.host.share_bytes for client in asking}
         for client in asking:
             has = sum(owned[client.owner])
-            # What is asked for first may be pinned already, so it is counted whatever the rule says.
+            # A first question counts whatever the rule says: its memory may be pinned already.
             if client.client_id in before and client.host.share_bytes > before[client.client_id]:
                 assert left >= 0, "more host memory is given than there is"
                 assert not times or has <= times * left, (
@@ -155,7 +152,7 @@ class Thorough:
                 assert more > left or (times and has > times * (left - more)), f"{command}: it is within the rule"
 
     def _gangs(self, node: Node, now_ns: int) -> None:
-        """A gang's leases end together, and nothing is kept for a gang that does not want it."""
+        """A gang's leases end together, and no GPU is reserved for a gang that does not want it."""
         assert not node.changed_gpus, "something was to be done, and is not"
         for gang in node.gangs.values():
             assert gang.seats, f"{gang.name}: a gang without members"
@@ -163,7 +160,7 @@ class Thorough:
             assert all(gpu.gangs.reserved_for is gang for gpu in gang.reserved.values()), f"{gang.name}: kept for two"
             assert (gang.gathering_since_ns is None) or gang.reserved, f"{gang.name} gathers nothing"
             for gpu in gang.reserved.values():
-                wants = coscheduling.waits_for_mates(gpu) or coscheduling.next_member(node, gpu, now_ns) is not None
+                wants = members.waits_for_mates(gpu) or coscheduling.next_member(node, gpu, now_ns) is not None
                 assert wants, f"{gpu.uuid} is kept for {gang.name}, and nobody of it waits there"
         for gpu in node.gpus.values():
             assert gpu.gangs.reserved_for is None or gpu.gangs.reserved_for.reserved.get(gpu.uuid) is gpu
@@ -171,14 +168,14 @@ class Thorough:
         assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
 
     def _bound_ns(self, node: Node, gpu: Gpu) -> int | None:
-        """What the policy states; with gangs, what is proved at the top of gangs/coscheduling.py."""
+        """The bound that the policy states; with gangs, the one of gangs/coscheduling.py."""
         bound = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
         if bound is None or not node.gangs:
             return bound
         return coscheduling.wait_bound_ns(node, -(-bound // gpu.rules.quantum_ns))
 
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
-        """Invariant 5, on a clock that stands still while somebody drains or memory moves."""
+        """Invariant 5, on a clock that stands still during drains and moves of memory."""
         clock = gpu.turn_clock_ns(now_ns)
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
         usual = self._bound_ns(node, gpu)

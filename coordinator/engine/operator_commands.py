@@ -1,9 +1,7 @@
 """What the operator changes while clients run: quantum, policy, sharing, priority, weight, limits, pauses.
 
-Invariants: every change keeps the leases' invariants by going through leases.py; an order for a client or GPU that is
-not there (any more) changes nothing and is logged.
-
-May not go here: parsing of what the operator typed (cli/ctl.py).
+A command for a client or GPU that is not there changes nothing and is logged.
+Non-goals: parsing of what the operator typed (cli/ctl.py).
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def _client(node: Node, client: int) -> Client | None:
 
 
 def set_quantum(node: Node, event: events.QuantumSet, now_ns: int) -> Iterable[Gpu]:
-    """For the lease at hand too: its end moves with the new quantum."""
+    """The end of the present lease moves with the new quantum."""
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
         gpu.rules.quantum_setting_ns = event.quantum_ns
@@ -54,7 +52,7 @@ def set_quantum(node: Node, event: events.QuantumSet, now_ns: int) -> Iterable[G
 
 
 def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: PolicyFactory) -> Iterable[Gpu]:
-    """From the next decision on.  A policy that cannot be made leaves the old one in place."""
+    """In force from the next decision on.  A policy that cannot be made leaves the old one in place."""
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
         try:
@@ -73,7 +71,7 @@ def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: Policy
 
 
 def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[Gpu]:
-    """Side by side only as long as memory allows it; see engine/sharing.py."""
+    """Concurrent sharing is in force only while memory allows it; see sharing.py."""
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
         gpu.rules.sharing_wanted = event.sharing
@@ -94,7 +92,7 @@ def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable
 
 
 def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu]:
-    """Matters to policies that divide time; what was used before was paid at the weight of then."""
+    """Concerns policies that divide time.  Time that was used before counts at the old weight."""
     client = _client(node, event.client)
     if client is None:
         return []
@@ -103,7 +101,7 @@ def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu
 
 
 def _rank_changed(node: Node, client: Client, what: str, value: int) -> list[Gpu]:
-    """What policies go by has changed for a client, on each of its GPUs."""
+    """The policy's view of a client has changed, on each of its GPUs."""
     node.out.append(Notify(what, {"client": client.client_id, what: value}))
     for seat in client.seats.values():
         seat.gpu.wait_queue.changed(seat)
@@ -112,7 +110,7 @@ def _rank_changed(node: Node, client: Client, what: str, value: int) -> list[Gpu
 
 
 def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
-    """A limit below what is in use lets nothing more be allocated."""
+    """A limit below what is in use prevents further allocations."""
     client = _client(node, event.client)
     if client is None:
         return []
@@ -128,7 +126,7 @@ def set_limit(node: Node, event: events.LimitSet, now_ns: int) -> Iterable[Gpu]:
 
 
 def set_switch_share(node: Node, event: events.SwitchShareSet, now_ns: int) -> Iterable[Gpu]:
-    """Matters where the quantum is automatic; there it follows at once."""
+    """Concerns an automatic quantum, which follows at once."""
     assert 0.0 < event.share < 1.0, event.share
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
@@ -142,7 +140,7 @@ def set_switch_share(node: Node, event: events.SwitchShareSet, now_ns: int) -> I
 
 
 def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
-    """It is granted nothing any more, and gives back what it has."""
+    """The client is granted nothing, and its leases are revoked."""
     client = _client(node, event.client)
     if client is None or client.paused:
         return []
@@ -159,7 +157,7 @@ def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
 
 
 def resume(node: Node, event: events.Resumed, now_ns: int) -> Iterable[Gpu]:
-    """It waits from now on; the pause does not count as waiting."""
+    """The client waits from now on; the pause does not count as waiting."""
     client = _client(node, event.client)
     if client is None or not client.paused:
         return []

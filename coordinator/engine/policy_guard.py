@@ -1,10 +1,7 @@
 """Stands between the core and one GPU's policy: asks, checks every answer, and replaces a policy that breaks the rules.
 
-Invariants: no exception of a policy passes; no answer that names a client which does not wait passes; after the first
-breach the policy is replaced by the fallback (round robin) and asked no more.  An operation that a policy does not
-override is not called at all.
-
-May not go here: what a grant does.
+No exception of a policy passes, and no answer that names a client which does not wait.  After the first breach round
+robin replaces the policy.  An operation that a policy does not override is not called.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, 
 T = TypeVar("T")
 FALLBACK: Final = "round_robin"
 QUANTUM_BOUNDS_NS: Final = (100_000, 3_600_000_000_000)
-"""What a policy may ask for: 100 us to an hour."""
+"""A policy may choose a quantum from 100 us to an hour."""
 
 PolicyFactory = Callable[[str, str], Policy]
 """(name, uuid) -> a new policy for that GPU; raises for a name that it does not know."""
@@ -42,7 +39,7 @@ class PolicyGuard:
         self.replace(name, policy)
 
     def __getstate__(self) -> tuple[str, str, int, int, Policy | None]:
-        """For the event log.  Policies of other packages are left out: nobody knows what copying one does."""
+        """For the event log.  Policies of other packages are left out: copying them may have effects."""
         own = type(self.policy).__module__.startswith("nvshare.scheduler_policies.")
         return self._uuid, self.name, self.failures, self.replaced, self.policy if own else None
 
@@ -53,7 +50,7 @@ class PolicyGuard:
             self.replace(self.name, policy)
 
     def restored(self, factory: PolicyFactory) -> None:
-        """Complete again after `__setstate__`."""
+        """Completes the guard after `__setstate__`."""
         self._factory = factory
         if not hasattr(self, "policy"):
             self.replace(self.name, factory(self.name, self._uuid))
@@ -72,7 +69,7 @@ class PolicyGuard:
     def choose(
         self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int, out: list[Command]
     ) -> tuple[Choice | None, int | None]:
-        """Who is next, or nobody and when to ask again.  Always somebody or a time in the future."""
+        """The next client, or none and when to ask again.  There is always a client or a time in the future."""
         try:
             choice = self.policy.choose(waiting, gpu, now_ns)
             if choice is not None:
@@ -109,7 +106,7 @@ class PolicyGuard:
         return self._ask("renew", lambda p: p.renew(holder(), waiting, gpu, now), bool, False, out)
 
     def order(self, waiting: Sequence[ClientView], gpu: GpuView, now: int, out: list[Command]) -> list[int]:
-        """Expected order of turns; always a permutation of those who wait."""
+        """Expected order of turns; always a permutation of the waiting clients."""
         expected = [view.client for view in waiting]
         if "order" not in self._has:
             return expected
@@ -121,7 +118,7 @@ class PolicyGuard:
         return expected
 
     def expected(self, waiting: Sequence[ClientView], gpu: GpuView, now: int, out: list[Command]) -> int:
-        """Who will probably be next of those who wait."""
+        """The waiting client that will probably be next."""
         if "order" not in self._has:
             return waiting[0].client
         return self.order(waiting, gpu, now, out)[0]
@@ -137,7 +134,7 @@ class PolicyGuard:
             self._ask("gone", lambda p: p.gone(client), type(None), None, out)
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int | None:
-        """For tests and documentation; a policy that cannot say has no bound."""
+        """The longest wait that the policy states; None: it states none."""
         if "wait_bound_ns" not in self._has:
             return None
         bound: int | None = self.policy.wait_bound_ns(clients, gpu)  # type: ignore[attr-defined]
@@ -147,13 +144,13 @@ class PolicyGuard:
         wake = self.policy.wake_at_ns(now_ns) if "wake_at_ns" in self._has else None  # type: ignore[attr-defined]
         if type(wake) is not int or wake <= now_ns:
             raise ValueError(f"choose() left the GPU idle, but wake_at_ns() is {wake!r}: no time in the future")
-        return min(wake, now_ns + QUANTUM_BOUNDS_NS[1])  # an operating system's timer has a bound
+        return min(wake, now_ns + QUANTUM_BOUNDS_NS[1])  # timers of the operating system have a bound
 
     def _checked(self, choice: object, waiting: Sequence[ClientView]) -> Choice:
         if type(choice) is not Choice:
             raise TypeError(f"choose() answered {choice!r}, not a Choice")
         client = choice.client
-        # The usual answer is the first in line; look further only for others.
+        # The usual answer is the first client of the queue.
         if waiting[0].client != client and not any(view.client == client for view in waiting):
             raise ValueError(f"choose() named client {client!r}, which does not wait")
         quantum = choice.quantum_ns

@@ -1,22 +1,19 @@
-"""Clients that come to a GPU: attaching, and what becomes of a lease that they claim to hold already.
+"""Attaching a GPU, and claims of clients that say that they hold its lease already.
 
-A claim is made by a hook that has connected again.  The rule, from which "never two holders" follows:
+A hook makes a claim when it connects again.  "Never two holders" follows from one rule.  A claim is confirmed only if
+its id is near the last one that was given (`NEAR_IDS`), this coordinator has no holder on the GPU and no grant under
+way, and one of these holds:
+(a) the journal names the client's process, and the GPU waits for exactly this process;
+(b) no lease is out, no process is waited for, and the id is one that neither this coordinator nor its journal has
+    given: it is a lease of an earlier coordinator whose journal is lost.
 
-    a claim is confirmed only if its id is near the last one that was given (`NEAR_IDS`), this coordinator has no holder
-    on this GPU and no grant on its way, and either
-      (a) the journal names this process and the GPU waits for exactly it (recovery), or
-      (b) no lease of any kind is out, nobody is waited for, and the claimed id is one that this coordinator and its
-          journal have never given: the lease of an earlier coordinator whose journal is lost.
+Further rules:
+- A process that has the claimed lease by an older connection keeps it: the lease moves to the new connection.
+- In concurrent sharing a claim is confirmed unless another client holds that very id.
+- Every other claim is *stray*: it is revoked at once and the client is not the holder.  The client may be at work, so
+  the GPU is granted to others only after its release or its drain deadline.
 
-Before that, one case is no claim against anybody: the process (as the kernel names it) has this very lease already,
-by an older connection whose end has not been noticed yet.  Then the lease moves to the new connection.
-
-In concurrent sharing there is nothing to protect, and a claim is confirmed unless another holds that very id.  Every
-other claim is *stray*: the client is told to give it up at once and is not the holder; but as it may be at work,
-nobody else is granted the GPU until it has released or its drain is overdue.  That is no more than any holder can do
-by draining slowly.
-
-May not go here: ordinary grants (engine/leases.py).
+Non-goals: ordinary grants (leases.py).
 """
 
 from __future__ import annotations
@@ -37,14 +34,15 @@ from nvshare.coordinator.model.seat import HOLDING, OVERDUE, Place, Seat
 from nvshare.coordinator.protocol.messages import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
 
 NEAR_IDS: Final = 1 << 20
-"""The journal is written before a grant is sent, so it knows the last id: a later one is honest only if the journal is
-lost or could not be written.  Numbering goes on behind a claim, also behind a stray one: its hook takes a later grant
-of that id for a confirmation that its release has crossed, and ignores it.  The bound keeps clients from exhausting the
-ids."""
+"""The journal is written before a grant is sent, so it knows the last id.  A later id is honest only if the journal is
+lost or could not be written.  Numbering continues behind every claim, stray ones included: a hook takes a later grant
+of that id for a confirmation that its release has crossed, and ignores it.  The bound keeps clients from using up the
+ids.
+"""
 
 
 def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu | None:
-    """The client uses this GPU from now on.  None: there is no such GPU, and it has been told so."""
+    """The client uses this GPU from now on.  None: there is no such GPU, and the client was told."""
     gpu = node.gpus.get(event.uuid)
     known = client.seats.get(event.gpu)
     if known is not None:
@@ -65,7 +63,7 @@ def attach(node: Node, client: Client, event: GpuAttached, now_ns: int) -> Gpu |
         raise RemoteProtocolError(f"{event.uuid} is attached under another ordinal already")
     seat = _add_seat(node, client, gpu, event, now_ns)
     _resolve_claim(node, gpu, seat, event, now_ns)
-    if client.paused and seat.phase is HOLDING:  # paused when it came back, before it claimed
+    if client.paused and seat.phase is HOLDING:  # paused between hello and claim
         leases.revoke(node, gpu, seat, "paused", now_ns)
     if event.wanted:
         leases.request_lease(node, gpu, seat, now_ns)
@@ -107,7 +105,7 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
         and gpu.recovery.expected_holder == seat.client.identity.process_id
     )
     if expected:
-        # Whatever it claims or does not claim, the question that recovery waits for is answered.
+        # The expected process has come back, so recovery ends, whatever it claims.
         gpu.recovery.expected_holder = None
     if event.lease_id == 0:
         return
@@ -135,7 +133,7 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
 
 
 def _transfer_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) -> bool:
-    """Take the lease over from an older connection of the same process, with what is left of its quantum."""
+    """Moves the lease from an older connection of the same process, with the rest of its quantum."""
     process_id = seat.client.identity.process_id
     old = next(
         (
@@ -146,7 +144,7 @@ def _transfer_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int
         None,
     )
     if old is None or not (old.phase is HOLDING or old is gpu.leases.holder):
-        return False  # it is being revoked together with others, or stray itself: then so is the new one
+        return False  # the old lease is being revoked or stray, and so is the new one
     left_ns = max(0, old.lease.quantum_ends_ns - now_ns) if old.phase is HOLDING else 0
     called_at_ns = None if old.gang_turn.co_scheduled_at_ns is None else now_ns
     leases.end_lease(node, gpu, old, now_ns)
@@ -165,8 +163,7 @@ def _is_confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
     if gpu.rules.sharing is Sharing.CONCURRENT:
         return all(seat.lease.lease_id != lease_id for seat in gpu.leases.by_client.values())
     if expected:
-        # Others may be out if they are stray or overdue: they are not the holder.  Those who were let in while the
-        # GPU was shared concurrently during recovery are.
+        # Stray and overdue leases are not the holder's.  Leases of concurrent sharing during recovery are.
         others = all(seat.lease.stray or seat.phase is OVERDUE for seat in gpu.leases.by_client.values())
         return others and gpu.switching.switch is None
     return (

@@ -1,17 +1,17 @@
 """The core: `handle(event, now_ns) -> commands` is the only thing that changes it.
 
-Invariants:
-- No clock, socket, thread, randomness: the same events at the same times lead to the same commands, so a story replays.
-- What a client can cause never harms: nonsense (an ordinal that it has not attached, a lease that it does not have, a
-  second hello, an order that it was not given) raises `wire.RemoteProtocolError`, before anything has changed, and
-  the shell then disconnects that peer and reports `ClientGone`.  What is no breach of the protocol but cannot be had
-  (an unknown GPU, too many clients) is answered with `wire.Rejected`.  After `Rejected(final)` to a hello the client
-  is not registered.
-- What we did wrong raises `InvariantError` with the story.
-- There is one timer, the least deadline of all GPUs; it is set only while something is due.
+Rules:
+- No clock, socket, thread or randomness: the same events at the same times lead to the same commands, so a log of
+  events replays.
+- A client that breaks the protocol (an ordinal that it has not attached, a lease that it does not have, a second
+  hello, an order that it was not given) causes `RemoteProtocolError`, before anything has changed.  The shell then
+  disconnects that client and reports `ClientGone`.
+- A request that is correct and cannot be met (an unknown GPU, too many clients) is answered with `Rejected`.  After
+  `Rejected(final)` to a hello the client is not registered.
+- A mistake of the core raises `InvariantError` with the event log.
+- There is one timer, for the earliest deadline of all GPUs.  It is set only while a deadline exists.
 
-May not go here: what to do with a lease (leases.py), memory (switching.py), the operator's wishes
-(operator_commands.py).
+Non-goals: leases (leases.py, turns.py), memory (memory/), commands of the operator (operator_commands.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,18 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nvshare.coordinator.engine import assembly, invariants, leases, operator_commands, recovery, sharing, snapshot
+from nvshare.coordinator.engine import (
+    assembly,
+    invariants,
+    leases,
+    operator_commands,
+    recovery,
+    sharing,
+    snapshot,
+    turns,
+)
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
-from nvshare.coordinator.engine.recovery_record import record
 from nvshare.coordinator.memory import admission, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
@@ -48,7 +56,7 @@ __all__ = ["InvariantError", "OverdueAction", "PolicyFactory", "Scheduler", "Set
 
 
 class Scheduler:
-    """The coordinator's mind.  `policy_factory(name, uuid)` makes a policy for a GPU; it must know `round_robin`."""
+    """The core's state and its entry points.  `policy_factory(name, uuid)` makes policies; it knows `round_robin`."""
 
     def __init__(self, policy_factory: PolicyFactory, settings: Settings | None = None) -> None:
         self._factory = policy_factory
@@ -94,24 +102,26 @@ class Scheduler:
 
     @property
     def settings(self) -> Settings:
-        """As given."""
+        """The settings as given."""
         return self._node.settings
 
     @property
     def event_log(self) -> EventLog:
-        """The last events and what they led to."""
+        """The last events and their commands."""
         return self._event_log
 
     def _begin_log_part(self) -> None:
-        """A new part of the story.  The copy costs some 40 us a client, hence the length of the part."""
+        """Begins a part of the log.  The copy of the state costs about 40 us a client, hence the length of a part."""
         node = self._node
         node.out = []
         state = freeze((node, self._deadlines, self._timer_ns, self._now_ns, self._thorough))
         self._event_log.begin(self._now_ns, state, at_least=8 * len(node.clients))
 
     def restore(self, state: bytes) -> None:
-        """Becomes the scheduler of which this is the state, settings included, for a replay.  A policy of another
-        package begins afresh.  Raises ValueError for what is no state."""
+        """Takes over a state from an event log, settings included, for a replay.
+
+        A policy of another package begins afresh.  Raises ValueError for what is no state.
+        """
         self._node, self._deadlines, self._timer_ns, self._now_ns, self._thorough = thaw(state)
         for gpu in self._node.gpus.values():
             gpu.policy_guard.restored(self._factory)
@@ -120,18 +130,18 @@ class Scheduler:
 
     def client_snapshot(self, client: int, now_ns: int) -> snapshot.ClientSnapshot | None:
         """One client; None when it is not registered."""
-        record = self._node.clients.get(client)
-        return None if record is None else snapshot.take_client(record, max(now_ns, self._now_ns))
+        found = self._node.clients.get(client)
+        return None if found is None else snapshot.take_client(found, max(now_ns, self._now_ns))
 
     def snapshot(self, now_ns: int) -> snapshot.Snapshot:
         """A frozen picture; O(clients)."""
         return snapshot.take(self._node, max(now_ns, self._now_ns))
 
     def handle(self, event: events.Event, now_ns: int) -> list[Command]:
-        """What the event leads to, in the order in which the shell must do it.
+        """Handles one event; returns commands in the order in which the shell must carry them out.
 
-        Times that go backwards are taken as standing still.  Raises RemoteProtocolError for a client's nonsense,
-        having changed nothing, and InvariantError for our own.
+        A time before the last one counts as the last one.  Raises RemoteProtocolError when a client broke the protocol,
+        with nothing changed, and InvariantError for a mistake of the core.
         """
         node = self._node
         if self._event_log.full:
@@ -145,14 +155,13 @@ class Scheduler:
                 if pinning.update(node, gpu, now_ns):
                     leases.consider_preemption(node, gpu, now_ns)
                 sharing.update(node, gpu, now_ns)
-                leases.advance(node, gpu, now_ns)
+                turns.advance(node, gpu, now_ns)
             if node.gangs or node.changed_gpus:
                 gpus.update(assembly.advance_all(node, now_ns))
             for gpu in gpus.values():
-                gpu.leases.free_since_ns = None  # nobody took over at once: no hand-over to measure
-                record(node, gpu)
-                record(node, gpu)
-                self._deadlines[gpu.uuid] = leases.next_deadline_ns(node, gpu, now_ns)
+                gpu.leases.free_since_ns = None  # no lease followed at once: no hand-over to measure
+                leases.record(node, gpu)
+                self._deadlines[gpu.uuid] = turns.deadline_ns(node, gpu, now_ns)
                 invariants.cheap(gpu)
             self._set_timer(out, fired=type(event) is events.TimerFired)
             self._event_log.record(now_ns, event, out)
@@ -289,7 +298,7 @@ class Scheduler:
 
     def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
         client = self._node.clients.pop(event.client, None)
-        if client is None:  # it was never registered, or was refused
+        if client is None:  # never registered, or refused
             return ()
         for seat in client.seats.values():
             leases.client_left(self._node, seat.gpu, seat, now_ns)

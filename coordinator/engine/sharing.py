@@ -1,13 +1,10 @@
-"""How a GPU is shared: as the operator wants it, and, where memory does not allow that, in turns.
+"""How a GPU is shared: concurrently as long as memory allows it, otherwise in turns.
 
-Side by side everybody's memory must be on the GPU at the same time.  So concurrent sharing is in force only while all
-of it fits; what grows beyond that is not out of memory, but from then on the clients take turns, in which memory can
-move, until everything fits again with some room to spare.
+Concurrent clients need all of their memory on the GPU at the same time.  So concurrent sharing is in force only while
+all of it fits.  When memory grows beyond that, clients take turns, in which memory can move, until everything fits
+again with some room to spare.  Exclusive sharing is always in force when the operator wants it.
 
-Invariants: `Gpu.sharing` is what is in force and changes here only; exclusive sharing that the operator wants is always
-in force.
-
-May not go here: leases (engine/leases.py), what moves (memory/switching.py).
+Non-goals: leases (leases.py), what moves (memory/switching.py).
 """
 
 from __future__ import annotations
@@ -25,11 +22,11 @@ from nvshare.coordinator.model.seat import HOLDING, WAITING
 from nvshare.coordinator.protocol.messages import Sharing
 
 SPARE_SHARE: Final = 16
-"""One part in so many of the capacity must be free before clients that took turns run side by side again."""
+"""Clients run concurrently again once capacity / 16 is free."""
 
 
 def update(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Put in force what is wanted, if memory allows it.  O(1) while nothing grows."""
+    """Puts in force what is wanted, if memory allows it.  O(1) while nothing grows."""
     wanted = gpu.rules.sharing_wanted
     if wanted is Sharing.CONCURRENT and _oversubscribed(gpu):
         wanted = Sharing.EXCLUSIVE
@@ -48,10 +45,10 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 
 def _oversubscribed(gpu: Gpu) -> bool:
-    """What clients have, and what they are asking for, is more than there is.
+    """What clients have, and what they are asking for, exceeds the capacity.
 
-    While somebody asks, what others may come to have without asking again counts as well: a promise that its client
-    does not use ends with its lease, and side by side leases do not end by themselves.
+    While a client asks, promises to others count as well: an unused promise ends with its lease, and concurrent leases
+    do not end by themselves.
     """
     if gpu.leases.active_seats < 2:
         return False
@@ -71,12 +68,12 @@ def _start_concurrent(gpu: Gpu, now_ns: int) -> None:
 
 
 def _start_exclusive(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """One holder may stay, several are revoked, and nobody is granted until all have released."""
+    """A single holder may stay.  Several are revoked, and no lease is granted until all have released."""
     holding = [seat for seat in gpu.leases.by_client.values() if seat.phase is HOLDING]
-    # The holder of an earlier coordinator, who has not come back yet, is at work too.
+    # A holder of an earlier coordinator that has not come back yet is at work too.
     if len(gpu.leases.by_client) == 1 and holding and not gpu.recovering:
         seat = gpu.leases.holder = holding[0]
-        # Its turn begins now, for the others who could run all the time until now.
+        # Its turn begins now: until now the others could run too.
         gpu.leases.turns_closed_ns -= now_ns - (seat.lease.granted_at_ns or now_ns)
         seat.gang_turn.accounted_until_ns = now_ns
         seat.lease.quantum_ends_ns = now_ns + gpu.rules.quantum_ns
@@ -86,7 +83,7 @@ def _start_exclusive(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 
 def cancel_switch(gpu: Gpu, now_ns: int) -> None:
-    """The seat for which memory moves goes back to the others who wait."""
+    """Cancels the switch and requeues its client."""
     if gpu.switching.switch is None:
         return
     seat = gpu.switching.switch.seat

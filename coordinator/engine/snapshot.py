@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nvshare.coordinator.gangs import coscheduling
+from nvshare.coordinator.gangs import members
 from nvshare.coordinator.memory import host_budget, room
 from nvshare.coordinator.memory.quantum import switch_cost_ns
 from nvshare.coordinator.model.client import Client, Identity
@@ -205,7 +205,7 @@ class Snapshot:
 
 def _gang(gang: Gang, now_ns: int) -> GangSnapshot:
     state = "idle"
-    if coscheduling.members_in_turn(gang, now_ns):
+    if members.members_in_turn(gang, now_ns):
         state = "running"
     elif gang.gathering_since_ns is not None:
         state = "gathering"

@@ -1,13 +1,9 @@
-"""Waking those who take part in a hand-over before it comes.
+"""Wakes the clients that take part in a hand-over shortly before it comes.
 
-A processor that has slept for a millisecond takes up to 150 us to wake (docs/decisions/standby.md), and a hand-over is
-three messages in a row.  So shortly before a quantum ends the holder is alerted, to hear the revocation at once, and
-the client that is expected next, to hear the grant at once.  The shell stays awake as long as it has told a client to.
-
-Invariants: an alert changes nothing that anybody decides by; one goes out for each lease at most, and only while
-somebody waits; a wrong guess costs its receiver some wake-ups.
-
-May not go here: leases (engine/leases.py).
+A processor that has slept for a millisecond takes up to 150 us to wake, and a hand-over is three messages in a row.  So
+shortly before a quantum ends its holder is alerted, to hear the revocation at once, and so is the client that will
+probably be next.  An alert changes no decision.  There is at most one for each lease, and only while others wait.  A
+wrong guess costs its receiver some wake-ups.
 """
 
 from __future__ import annotations
@@ -22,11 +18,11 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing, Standby
 
 LEAD_NS: Final = 1_500_000
-"""How long before the end of a quantum; the shell's timer is only as fine as a millisecond."""
+"""Time between an alert and the end of the quantum.  The shell's timer has a resolution of a millisecond."""
 SHORTEST_QUANTUM_NS: Final = 4 * LEAD_NS
-"""In a shorter one nobody falls asleep."""
+"""In a shorter quantum no processor falls asleep."""
 LONGEST_NS: Final = 20 * MILLISECOND_NS
-"""How long a client may be asked to stay awake at each turn of another."""
+"""The longest time that a client is asked to stay awake at each turn of another."""
 
 
 def next_due_ns(holder: Seat) -> int:
@@ -36,7 +32,7 @@ def next_due_ns(holder: Seat) -> int:
 
 
 def alert_before_end(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
-    """Called with somebody waiting; does something once for each lease, when its quantum is about to end."""
+    """Called while others wait.  Acts once for each lease, shortly before its quantum ends."""
     end_ns = holder.lease.quantum_ends_ns
     if _no_alert(holder) or not end_ns - LEAD_NS <= now_ns < end_ns:
         return
@@ -45,7 +41,7 @@ def alert_before_end(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
 
 
 def alert_next(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
-    """Whoever will probably be next should be awake when the holder has drained."""
+    """Alerts the client that will probably be next, so that it is awake when the holder has drained."""
     waiting = gpu.wait_queue.views()
     if holder.lease.alerted or not waiting or gpu.rules.sharing is Sharing.CONCURRENT:
         return

@@ -1,16 +1,19 @@
-"""Which growth of memory is allowed.
+"""Which growth of memory is allowed, and room for a client that grows while it holds the lease.
 
 Rules:
-- A client's own limit is never exceeded; 0 means none.  A limit below what is in use lets nothing more be allocated.
-  Clients of one group have their limit together.
-- What cannot be moved must fit: the reservations of clients in `device` mode and the pinned memory of the others
-  together are at most the GPU's capacity; and beside it there is room for what each client in `swap` mode needs
-  (memory/room.py).
-- Memory that can be moved is admitted beyond capacity, as far as the host has room for it: what a client that asks for
-  host memory has and can move is at most what it may have there (`host_budget.most_bytes`).
-- Giving memory back is always allowed, and so is having back on the GPU what was moved away from it.
+- A client's own limit is never exceeded.  Clients of one group have their limit together.
+- What cannot move must fit: reservations of clients in `device` mode and pinned memory of the others are together at
+  most the capacity, and leave each client in `swap` mode what it needs (memory/room.py).
+- Memory that can move is admitted beyond capacity, as far as the host has room for it (`host_budget.most_bytes`).
+- Giving memory back is always allowed, and so is bringing back to the GPU what was moved away from it.
 
-May not go here: moving memory.
+A client in `swap` mode asks for room before it allocates under the lease (`ReserveMemory`).  Where that does not fit,
+clients whose turn is farthest away are evicted, no more than is missing, and the answer waits for them.
+- Growth goes before prefetch: nothing more is brought in meanwhile, and what has come is evicted if nothing is farther.
+- Every question is answered: when there is room, when no client is left that could make some, at the deadline, or
+  when the lease ends.  Then the client needs no physical memory, and the next switch brings it in.
+
+Non-goals: what an order's end means (memory/orders.py).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from nvshare.coordinator.protocol.messages import MemoryMode, MemoryReserved
 
 
 def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
-    """Whether the client could put everything on the host that it can move, if it had `total_bytes` on this GPU."""
+    """Whether the client could put all movable memory on the host, if it had `total_bytes` on this GPU."""
     client = seat.client
     if not client.host.asked:
         return True
@@ -38,7 +41,7 @@ def _host_has_room(node: Node, seat: Seat, total_bytes: int) -> bool:
 
 
 def _group_bytes(seat: Seat) -> int:
-    """What the others of its group have on this GPU."""
+    """What the other clients of its group have on this GPU."""
     group = seat.client.identity.group
     if not group:
         return 0
@@ -50,7 +53,7 @@ def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
     """Why the client may not have `total_bytes` in all; None: it may."""
     has = seat.memory.allocated_bytes if seat.client.memory_mode is not MemoryMode.DEVICE else 0
     if total_bytes <= max(seat.memory.reserved_bytes, has):
-        return None  # what it has only comes back to the GPU: nothing grows
+        return None  # nothing grows: memory that it has comes back to the GPU
     if seat.memory.limit_bytes and total_bytes + _group_bytes(seat) > seat.memory.limit_bytes:
         return "limit"
     if seat.client.memory_mode is not MemoryMode.DEVICE:
@@ -59,7 +62,7 @@ def refusal(node: Node, seat: Seat, total_bytes: int) -> str | None:
 
 
 def immovable_refusal(seat: Seat, total_bytes: int) -> str | None:
-    """Why so much of the client's memory may not be immovable; None: it may."""
+    """Why the client may not make this much memory immovable; None: it may."""
     gpu = seat.gpu
     if gpu.memory.immovable.bytes - seat.room.immovable_bytes + total_bytes > gpu.memory.capacity_bytes:
         return "capacity"
@@ -67,7 +70,7 @@ def immovable_refusal(seat: Seat, total_bytes: int) -> str | None:
 
 
 def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
-    """Answer a reservation."""
+    """Answers a reservation."""
     why = refusal(node, seat, total_bytes)
     if why is not None:
         refuse(node, seat, sequence, total_bytes, why)
@@ -78,14 +81,14 @@ def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
 
 
 def refuse(node: Node, seat: Seat, sequence: int, total_bytes: int, why: str) -> None:
-    """Say no; the reservation stays what it is."""
+    """Refuses; the reservation stays what it is."""
     seat.gpu.memory.statistics.refused_reservations += 1
     notify_refusal(node, seat.gpu, seat.client, total_bytes, why)
     send_reservation(node, seat, sequence, by_limit=why == "limit")
 
 
 def notify_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) -> None:
-    """So that somebody sees it."""
+    """An event for the operator."""
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": client.client_id,
@@ -96,22 +99,22 @@ def notify_refusal(node: Node, gpu: Gpu, client: Client, size: int, why: str) ->
 
 
 def send_reservation(node: Node, seat: Seat, sequence: int, *, by_limit: bool = False) -> None:
-    """Tell the client what its reservation is now."""
+    """Tells the client what its reservation is now."""
     node.out.append(
         Send(seat.client.client_id, MemoryReserved(seat.ordinal, sequence, seat.memory.reserved_bytes, by_limit))
     )
 
 
 def ask_growth(node: Node, seat: Seat, sequence: int, total_bytes: int, now_ns: int) -> None:
-    """The holder of a lease wants `total_bytes` resident in all.  Answered by `settle`."""
+    """The holder of a lease wants `total_bytes` resident in all.  Answered by `answer_growth`."""
     seat.memory.growth = Growth(sequence, total_bytes, now_ns + node.settings.memory.move_deadline_ns)
     seat.gpu.memory.growing[seat.client.client_id] = seat
 
 
 def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Answer whoever can be answered; ask others for room where that is missing."""
+    """Answers the questions that can be answered; evicts others where room is missing."""
     for client, seat in list(gpu.memory.growing.items()) if gpu.memory.growing else ():
-        if gpu.seats.get(client) is not seat:  # it is gone
+        if gpu.seats.get(client) is not seat:  # the client is gone
             seat.memory.growth = None
         elif seat.memory.growth is not None:
             _answer_one(node, gpu, seat, seat.memory.growth, now_ns)
@@ -120,7 +123,7 @@ def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 
 def _leases_are_ending(gpu: Gpu) -> bool:
-    """Clients that ran side by side are giving their leases back, because memory does not fit: then it can move."""
+    """Concurrent clients give their leases back because memory does not fit.  Then it can move."""
     if gpu.rules.sharing_wanted is gpu.rules.sharing:
         return False
     return any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())

@@ -1,8 +1,6 @@
-"""What a client must know of a GPU's settings, and telling it only when something in it changed.
+"""What a client must know of a GPU's settings, sent only when something in it changed.
 
-Invariant: `Seat.told_settings` is what the client was sent last.
-
-May not go here: changing a setting (engine/operator_commands.py).
+Non-goals: changing a setting (engine/operator_commands.py).
 """
 
 from __future__ import annotations
@@ -18,14 +16,16 @@ from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.protocol.messages import GpuSettings, MemoryMode, Sharing
 
 TIMES_FOR_MATES: Final = 8
-"""A member of a gang may be idle so many times as long as others."""
+"""Gang members get a longer idle timeout, by this factor."""
 PREPARE_STEP_BYTES: Final = 64 << 20
-"""What clients are told to have ready of host memory comes in such steps: each change is a message."""
+"""Granularity of the host memory that clients are told to have ready: each change is a message."""
 
 
 def _idle_release_ns(node: Node, seat: Seat) -> int:
-    """How long this holder may be idle.  A member of a gang that waits for another one does not give up the turn that
-    they have together: its GPU would be somebody else's for a quantum."""
+    """How long this holder may be idle.
+
+    Gang members get longer: a member that waits for another one keeps the common turn.
+    """
     usual_ns = idle_release_ns(seat.gpu, node)
     gang = seat.gang_turn.gang
     if gang is None or all(mate.gpu is seat.gpu for mate in gang.seats):
@@ -34,7 +34,7 @@ def _idle_release_ns(node: Node, seat: Seat) -> int:
 
 
 def settings_for(node: Node, seat: Seat) -> GpuSettings:
-    """As they are now."""
+    """The settings as they are now."""
     gpu = seat.gpu
     alone = gpu.leases.active_seats < 2 or gpu.rules.sharing is Sharing.CONCURRENT
     swap = seat.client.memory_mode is MemoryMode.SWAP
@@ -56,7 +56,7 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
 
 
 def send_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) -> None:
-    """Send the settings if they differ from what the client knows."""
+    """Sends the settings if they differ from what the client knows."""
     if seat.sent.epoch == seat.gpu.rules.settings_epoch and not even_if_unchanged:
         return
     seat.sent.epoch = seat.gpu.rules.settings_epoch
@@ -78,14 +78,13 @@ def _steps(size: int) -> int:
 
 
 def _in_steps(told: int, size: int) -> int:
-    """In whole steps: up at once, down by two steps or to nothing, so that it does not flicker at an edge."""
+    """Rounds up to whole steps: up at once, down by two steps or to nothing, so that it does not flicker."""
     steps = _steps(max(0, size))
     return told if told > steps > 0 and told - steps <= PREPARE_STEP_BYTES else steps
 
 
 def _update_prepare(seat: Seat) -> bool:
-    """How much will probably be evicted from it at a time: the overflow, at most what it has and can move.  Returns
-    whether that has changed."""
+    """Computes how much will probably be evicted from the client at a time.  Returns whether that has changed."""
     gpu = seat.gpu
     size = 0
     if seat.client.memory_mode is MemoryMode.SWAP and gpu.leases.active_seats >= 2:
@@ -95,7 +94,7 @@ def _update_prepare(seat: Seat) -> bool:
 
 
 def send_overflow(node: Node, gpu: Gpu) -> None:
-    """Clients hear how much host memory to have ready when that changes.  O(1) while everything fits."""
+    """Tells clients how much host memory to have ready when that changes.  O(1) while everything fits."""
     excess = gpu.memory.allocated_bytes - gpu.memory.capacity_bytes if gpu.leases.active_seats >= 2 else 0
     if excess <= 0 and not gpu.memory.overflow_bytes:
         return

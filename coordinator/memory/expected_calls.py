@@ -1,14 +1,10 @@
-"""When a gang will be called to a GPU before the policy there chooses one of its members.
+"""When a gang will be co-scheduled on a GPU before the policy there chooses one of its members.
 
-A policy knows the order of turns on its own GPU.  A gang's turn begins with the turn of any of its GPUs
-(coscheduling.py), so
-on the others its member comes earlier than the policy foresees: its memory is what should be brought in next, and the
-last that should be evicted.
+A gang's turn begins with the turn of any of its GPUs, so on the others its member runs earlier than the policy
+foresees.  Its memory is brought in next, and evicted last.  Asked only where memory is short.  A wrong guess costs
+bytes that move twice, never a turn.
 
-Invariants: pure; O(members and waiting clients), and asked only where memory is short; a wrong guess costs bytes that
-move twice, never a turn.
-
-May not go here: whether a gang may have its GPUs (gangs/coscheduling.py), which bytes move (memory/planner.py).
+Non-goals: whether a gang may have its GPUs (gangs/coscheduling.py), which bytes move (memory/planner.py).
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ class Call:
 
 
 def next_call(node: Node, gpu: Gpu, now_ns: int) -> Call | None:
-    """The first call that comes before the turn at hand is over.  None: the policy's order holds."""
+    """The first co-scheduled turn that begins before the present turn is over.  None: the policy's order holds."""
     holder = gpu.leases.holder
     if (
         not node.gangs
@@ -42,7 +38,7 @@ def next_call(node: Node, gpu: Gpu, now_ns: int) -> Call | None:
         or holder.phase is not HOLDING
         or holder.gang_turn.co_scheduled_at_ns is not None
     ):
-        return None  # after a turn to which a gang was called the next one is the policy's
+        return None  # a co-scheduled turn is followed by one of the policy
     best: Call | None = None
     seen: set[str] = set()
     for seat in gpu.wait_queue.seats():
@@ -57,7 +53,7 @@ def next_call(node: Node, gpu: Gpu, now_ns: int) -> Call | None:
 
 
 def _begins_at_ns(node: Node, gang: Gang, here: Gpu, now_ns: int) -> int | None:
-    """When its turn has come on one of its other GPUs, and those that are not to be interrupted are free."""
+    """When the gang's turn comes on one of its other GPUs, and uninterruptible turns there are over."""
     come_ns = None if gang.pending_since_ns is None else now_ns
     free_ns = now_ns
     for gpu in {seat.gpu.uuid: seat.gpu for seat in gang.seats if seat in seat.gpu.wait_queue}.values():

@@ -1,12 +1,9 @@
-"""What the switch at the end of a turn will have to move, foreseen when the turn begins to matter.
+"""What the switch at the end of a turn will have to move, predicted when the turn begins to matter.
 
-The automatic quantum has to be right in the very first turn: with nothing measured yet, or with figures of programs
-that are not there any more, a quantum that is too short costs a move of gigabytes each time.  Everything that it takes
-is known: who is next, what that client lacks, and who but the holder could make room for it meanwhile.
+The automatic quantum must be right in the first turn, with nothing measured: a quantum that is too short costs a move
+of gigabytes each time.  The prediction needs the next client, what it lacks, and what others than the holder can give.
 
-Invariant: O(1) while everything fits.
-
-May not go here: how long moving takes (model/switch_cost.py), how long a quantum is (memory/quantum.py).
+Non-goals: how long moving takes (model/switch_cost.py), how long a quantum is (memory/quantum.py).
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from nvshare.coordinator.protocol.messages import MemoryMode
 
 
 def update(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
-    """`holder` has the lease or is about to get it, and somebody waits."""
+    """`holder` has the lease or is about to get it, and others wait.  O(1) while everything fits."""
     cost = gpu.switching.cost
     if gpu.memory.allocated_bytes <= gpu.memory.capacity_bytes and gpu.memory.host_bytes == 0:
         cost.clear_forecasts()

@@ -1,32 +1,23 @@
 """Shares of the node's budget of pinned host memory.
 
-What leaves a GPU lies in pinned host memory, which the whole machine has to do without.  So hooks ask before they pin
-more (`ReserveHost`), and all shares together stay within the budget.  Whether there is room on the host is asked here
-only: by hooks, by memory/admission.py (may it grow?) and by memory/orders.py (can it be evicted?).
-
-An *owner* is a user, or a Kubernetes slot: all its programs count together, so starting more of them gives nobody more.
+Evicted memory lies in pinned host memory, which the whole machine does without.  So hooks ask before they pin more
+(`ReserveHost`).  An *owner* is a user or a Kubernetes slot; all its programs count together.
 
 Rules:
 - A question is answered at once: the share is then what was asked for, or what it was before.
-- A share grows only within the budget, and only as long as its owner has at most `host_fair_times` times what is left
-  then.  With 8: one owner alone can have 8/9 of the budget; two who want all they can get have 8/17 each, and n of them
-  8/(1 + 8n).  Whoever comes later always finds something, 8/9 of what is left; and what is given back goes to those who
-  have less, until all who want it have the same.  (A. K. Choudhury and E. L. Hahne, Dynamic queue length thresholds for
-  shared-memory packet switches, 1998.)  It needs no number of owners, no part for each, no memory of who came first.
-- A share that was given is a promise: nothing takes it away.  An owner who has more than he could get now, because
-  others have come or the budget was lowered, keeps it, and is given more when he has come below.
-- Giving back is always allowed; the share of a client that is gone is free at once.
-- Hooks ask again when they have connected again, and what they ask for first is pinned already: refusing it would
-  unpin nothing, and give it away a second time.  So it is counted before the rule is asked: in the time after a start
-  in which they come back (`SETTLE_NS`), as far as the rule could have led there: one owner to `t / (1 + t)` of the
-  budget, and n owners together to all but `1 / (1 + t)^n`; and of a process that has lost its connection and is back
-  within `RETURN_NS`, as much as it had.  Beyond that it is a wish as any other, for anybody could say so.
-- The amount of the first question (`host_claim_bytes`) can be evicted, whatever the share is: the hook has room for it
-  already.  Shares can exceed the budget after a reconnection or a lower budget, and the next coordinator counts less of
-  them.  Memory that nobody may evict then would block its GPU for ever.  A claim never grows.
-- A budget below what is out already takes nothing away; nothing more is given until enough has come back.
+- A share grows only within the budget, and only while its owner has at most `host_fair_times` times what is left then.
+  With 8, one owner can have 8/9 of the budget, n owners 8/(1 + 8n) each, and a newcomer always finds some.
+  (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
+- A share is a promise: it is never taken away.  An owner above its bound gets more once it is below.
+- Giving back is always allowed.  The share of a client that is gone is free at once.
+- What a hook asks for first after it connects is pinned already, so it counts before the rule is asked.  In the time
+  after a start (`RECONNECT_NS`) this holds as far as the rule could have led; for a process that lost its connection
+  and is back within `RETURN_NS`, up to the share that it had.
+- The amount of the first question (`claim_bytes`) can be evicted whatever the share is, because the hook has room for
+  it.  Otherwise memory that has no share after a restart would block its GPU for ever.  A claim never grows.
+- A budget below what is given takes nothing away; nothing more is given until enough has come back.
 
-May not go here: what a client uses its share for (memory/orders.py, memory/admission.py).
+Non-goals: what a client uses its share for (memory/orders.py, memory/admission.py).
 """
 
 from __future__ import annotations
@@ -44,17 +35,14 @@ from nvshare.coordinator.protocol.messages import MOST_BYTES, HostReserved, Reje
 from nvshare.coordinator.units import format_size
 
 RETURN_NS: Final = 5 * SECOND_NS
-"""Hooks that have lost their connection try again several times a second."""
+"""A hook that has lost its connection tries again several times a second."""
 
 
 # --- is there room on the host? ---------------------------------------------------------------------------------------
 
 
 def spare_bytes(node: Node, owner: str) -> int:
-    """How much more the owner could be given now.
-
-    The most that leaves him with at most `host_fair_times` times what is left after it.
-    """
+    """The most that the owner could be given now within the rule."""
     left = node.host.budget_bytes - node.host.shared_bytes
     times = node.settings.memory.host_fair_times
     if times and left > 0:
@@ -66,12 +54,12 @@ def spare_bytes(node: Node, owner: str) -> int:
 def most_bytes(node: Node, client: Client) -> int:
     """What the client may have on the host in all: its share, and what it could be given now."""
     if not client.host.asked:
-        return MOST_BYTES  # it takes no part in the budget
+        return MOST_BYTES  # outside the budget
     return client.host.share_bytes + spare_bytes(node, client.owner)
 
 
 def room_bytes(node: Node, client: Client) -> int:
-    """How much it may still put there: of that, or of what it had when it connected."""
+    """How much more the client may put on the host, of `most_bytes` or of its claim."""
     used = sum(seat.memory.host_bytes for seat in client.seats.values())
     return max(0, max(most_bytes(node, client), client.host.claim_bytes) - used)
 
@@ -80,7 +68,7 @@ def room_bytes(node: Node, client: Client) -> int:
 
 
 def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[Gpu]:
-    """Answer a question for a share of so many bytes in all."""
+    """Answers a question for a share of this size in all."""
     if not client.host.asked:
         client.host.asked = True
         client.host.claim_bytes = event.total_bytes
@@ -96,12 +84,12 @@ def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[G
         owner.refused += 1
         node.host.refused += 1
         _explain_refusal(node, client, owner, event.total_bytes)
-    # Others may have to move, or may do so again, now that there is less or more room for what they have.
+    # The room on the host has changed, and with it what can be evicted.
     return [seat.gpu for seat in client.seats.values()]
 
 
 def _set_share(node: Node, client: Client, size: int) -> None:
-    """The client has so much from now on; keeps the sums."""
+    """Changes the client's share, and the sums."""
     more = size - client.host.share_bytes
     client.host.share_bytes = size
     node.host.owners[client.owner].shared_bytes += more
@@ -109,19 +97,18 @@ def _set_share(node: Node, client: Client, size: int) -> None:
 
 
 def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
-    """At most so much of its first question is there already."""
+    """At most this much of the client's first question is pinned already."""
     if now_ns < node.host.reconnected_at_ns:
         budget, times, owners = node.host.budget_bytes, node.settings.memory.host_fair_times, node.host.owners
-        own = budget - (budget // (1 + times) if times else 0)  # most for one owner
-        all_own = budget - (budget // (1 + times) ** len(owners) if times else 0)  # and for so many of them
+        own = budget - (budget // (1 + times) if times else 0)  # the most for one owner
+        all_own = budget - (budget // (1 + times) ** len(owners) if times else 0)  # and for all owners
         return max(0, min(own - owners[client.owner].shared_bytes, all_own - node.host.shared_bytes))
     size, until_ns = node.host.departed.pop(client.identity.process_id, (0, 0))
     return size if now_ns < until_ns else 0
 
 
 def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) -> None:
-    """To whom it concerns: the operator's events, and the program's own log.  After the answer, which nobody waits for
-    any longer then."""
+    """Tells the operator, and the program's own log.  It follows the answer, so no program waits for it."""
     left = max(0, node.host.budget_bytes - node.host.shared_bytes)
     fair = size - client.host.share_bytes <= left
     name = client.owner
@@ -160,7 +147,7 @@ def client_left(node: Node, client: Client, now_ns: int) -> None:
 
 
 def set_budget(node: Node, event: HostBudgetSet) -> Iterable[Gpu]:
-    """From now on."""
+    """The budget from now on."""
     node.host.budget_bytes = event.budget_bytes
     values: dict[str, int | str | bool | float | None] = {
         "budget_bytes": event.budget_bytes,

@@ -1,13 +1,13 @@
-"""Memory figures of a GPU, and memory orders: sent, followed, finished, failed.
+"""Memory usage of seats, and memory orders: sent, followed, finished, failed.
 
 Rules:
-- An order goes only to a seat without a lease: its work is drained, so its memory can move.  A seat has one order at a
-  time, and keeps it until the client says that it is finished, also when nobody waits for it any more.
-- What an eviction has moved so far is free at once; what a restoration has credit for is taken at once.  So the sum of
-  what everybody may come to have resident (`claimed_bytes`) is known at every moment, whichever messages are under way.
-- A client that could not move as it was told is not told again before the next grant.
+- An order goes only to a seat without a lease: its work is drained, so its memory can move.
+- A seat has one order at a time, and keeps it until the client reports its end, also when nobody waits for it.
+- What an eviction has moved is free at once; what a restoration has credit for is taken at once.  So the most that all
+  clients may come to have resident (`claimed_bytes`) is always known, whichever messages are under way.
+- A client whose order fell short gets no further one before the next grant.
 
-May not go here: which bytes (memory/planner.py), when (memory/switching.py, memory/prefetch.py).
+Non-goals: which bytes (memory/planner.py), when (memory/switching.py, memory/prefetch.py).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from nvshare.coordinator.protocol.messages import (
 )
 
 SAMPLE_BYTES: Final = 1 << 20
-"""Smaller moves say nothing about the link's speed."""
+"""The shortest move whose time measures the speed of the link."""
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
 def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: int) -> None:
-    """The only way in which a seat's memory figures change; keeps the GPU's sums.
+    """Changes a seat's memory usage and the GPU's sums; nothing else does.
 
-    They are a client's word, so they are bounded here to what can be.
+    The client reports the figures, so they are bounded to what is possible.
     """
     gpu = seat.gpu
     allocated = min(allocated, MOST_BYTES)
@@ -62,12 +62,15 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
 
 
 def wanted_bytes(seat: Seat) -> int:
-    """What should be on the GPU while it runs."""
+    """What should be on the GPU while the client runs."""
     return min(seat.memory.allocated_bytes, seat.gpu.memory.capacity_bytes)
 
 
 def missing_bytes(seat: Seat) -> int:
-    """What must come in before it runs.  With room for everybody, memory that was never evicted comes by itself."""
+    """What must come in before the client runs.
+
+    While all clients fit, memory that was never evicted comes by itself.
+    """
     gpu = seat.gpu
     if seat.memory.host_bytes == 0 and gpu.memory.allocated_bytes <= gpu.memory.capacity_bytes:
         return 0
@@ -75,7 +78,7 @@ def missing_bytes(seat: Seat) -> int:
 
 
 def claimed_bytes(seat: Seat) -> int:
-    """What it has resident, or may come to have without asking again."""
+    """What the client has resident, or may come to have without asking again."""
     claimed = seat.memory.resident_bytes
     order = seat.moves.order
     if order is not None and not order.evict:
@@ -102,18 +105,17 @@ def free_room(gpu: Gpu) -> Room:
 
 
 def restore_is_stuck(seat: Seat, credit: int) -> bool:
-    """Whether it has left as much credit as this unused since the last grant: for want of memory, or because what it
-    could bring in is cut into larger pieces."""
+    """Whether a restoration since the last grant has left this much credit unused."""
     return seat.moves.restore_failed_at == seat.gpu.statistics.grants and credit <= seat.moves.unused_credit_bytes
 
 
 def any_moving(gpu: Gpu) -> bool:
-    """Whether anything moves; not an order that waits for credit."""
+    """Whether anything moves; an order that waits for credit does not."""
     return any(seat.moves.order is not None and seat.moves.order.moving for seat in gpu.memory.moving.values())
 
 
 def eviction_candidate(node: Node, seat: Seat) -> Candidate:
-    """What it may be asked to give now."""
+    """What the client may be asked to give now."""
     movable = 0
     if (
         seat.client.memory_mode is not MemoryMode.DEVICE
@@ -139,7 +141,7 @@ def evict(node: Node, gpu: Gpu, orders: tuple[Eviction, ...], now_ns: int) -> No
 
 
 def restore(node: Node, seat: Seat, size: int, credit: int, now_ns: int) -> None:
-    """Bring `size` bytes in, `credit` of them at once."""
+    """Brings `size` bytes in, `credit` of them at once."""
     order = _new_order(node, seat, size, credit, now_ns, evict=False)
     seat.gpu.memory.statistics.restore_orders += 1
     node.out.append(Send(seat.client.client_id, Restore(seat.ordinal, order.order_id, size, credit)))
@@ -147,7 +149,7 @@ def restore(node: Node, seat: Seat, size: int, credit: int, now_ns: int) -> None
 
 
 def give_credit(node: Node, seat: Seat, order: Order, credit: int, now_ns: int) -> None:
-    """So much of the order has room now; less than before changes nothing."""
+    """Raises the credit of an order; never lowers it."""
     credit = min(credit, order.bytes)
     if credit > order.credit_bytes:
         if not order.moving:
@@ -190,7 +192,7 @@ def _notify(node: Node, gpu: Gpu, order: Order, kind: str) -> None:
 
 
 def progress(node: Node, seat: Seat, event: MoveProgressed, now_ns: int) -> None:
-    """A client says how far an order is."""
+    """A client reports how far an order is."""
     order = seat.moves.order
     if order is None or order.order_id != event.order_id:
         raise RemoteProtocolError(f"progress of order {event.order_id}, which client {event.client} does not have")
@@ -203,8 +205,8 @@ def progress(node: Node, seat: Seat, event: MoveProgressed, now_ns: int) -> None
 
 
 def _count_moved(seat: Seat, order: Order, moved: int) -> None:
-    # The report of the new figures may have come before this or may come after it: counting from what was resident when
-    # the order was given makes both right.
+    # The report of the new figures comes before or after this.  Counting from what was resident when the order was
+    # given is right in both cases.
     gpu = seat.gpu
     more = moved - order.moved_bytes
     order.moved_bytes = moved
@@ -264,7 +266,7 @@ def _finish(node: Node, seat: Seat, order: Order, event: MoveProgressed, now_ns:
 
 
 def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Give up waiting for clients that hang: others are asked instead, though their memory stays where it is."""
+    """Stops waiting for clients that hang: others are asked instead, though the memory stays where it is."""
     for seat in gpu.memory.moving.values():
         order = seat.moves.order
         if order is not None and order.moving and now_ns >= order.heard_ns + node.settings.memory.move_stall_ns:
@@ -272,7 +274,7 @@ def mark_stalled(node: Node, gpu: Gpu, now_ns: int) -> None:
             gpu.memory.statistics.failed_orders += 1
             seat.moves.statistics.failed_orders += 1
             client = seat.client
-            text = f"{gpu.uuid}: {client.identity} does not move its memory; not waited for"
+            text = f"{gpu.uuid}: {client.identity} does not move its memory; it is not waited for"
             node.out.append(Log(logging.WARNING, text))
             values: dict[str, int | str | bool | float | None] = {
                 "uuid": gpu.uuid,
@@ -300,7 +302,7 @@ def end_order(gpu: Gpu, seat: Seat) -> None:
 
 
 def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:
-    """Account for the time of an order that is over; returns how much of it was hidden."""
+    """Accounts for the time of an order that is over; returns how much of it was hidden."""
     whole_ns = now_ns - order.started_ns
     exposed_ns = min(whole_ns, gpu.exposed_clock_ns(now_ns) - order.exposed_before_ns)
     hidden_ns = whole_ns - exposed_ns
@@ -321,7 +323,7 @@ def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:
 
 
 def close_turn(gpu: Gpu) -> None:
-    """The lease goes on: what was moved beside the turn that ends is one sample for the automatic quantum."""
+    """What was moved during the turn that ends is one sample for the automatic quantum."""
     sample_ns = max(gpu.switching.turn_hidden_out_ns, gpu.switching.turn_hidden_in_ns)
     gpu.switching.turn_hidden_out_ns = gpu.switching.turn_hidden_in_ns = 0
     if sample_ns or gpu.switching.hidden_average_ns:

@@ -1,21 +1,18 @@
-"""Memory that cannot move, and those who do not fit beside it.
+"""Memory that cannot move, and clients that do not fit beside it.
 
-Memory that other processes map, that another GPU reaches or that the driver alone knows stays on the card whoever has
-the lease.  Where it leaves less than a program needs, that program could never run; and if those who have the memory
-wait for it, nobody could.  So hooks ask before memory becomes immovable (`ReservePins`).
+Memory that other processes map, that another GPU reaches or that only the driver knows stays on the GPU, whichever
+client has the lease.  A program that needs more than the rest could never run.  So hooks ask before memory becomes
+immovable (`ReservePins`).
 
 Rules:
-- What would leave somebody less than it needs is refused, at once; see memory/room.py for who needs what.
-- Clients in mode `swap` are told how much can be theirs, so that they allocate no more than that.
-- A client that does not fit all the same (an older hook has asked nobody, or two messages crossed) is named in the log,
-  in events and by `nvshare-ctl status`, with the clients that are in its way.
-- A client that does not fit is shut out: it gets no turn until it fits.
-- A client that was refused room, and gives its lease back unused, is shut out for `RETRY_NS`, because no message tells
-  when another client's memory can move again.
+- A question is refused at once if another client would have less than it needs (memory/room.py).
+- Clients in mode `swap` are told how much room they have, so that they allocate no more.
+- A client that does not fit all the same (an older hook has not asked, or two messages crossed) is unschedulable until
+  it fits.  The log, an event and `nvshare-ctl status` name it, and the clients that are in its way.
+- A client that was refused room, and gives its lease back unused, is unschedulable for `RETRY_NS`, because no message
+  tells when another client's memory can move again.
 
-So nobody waits for memory that cannot move without being named, and a refusal comes from the call that causes it.
-
-May not go here: what one client may reserve (memory/admission.py), leases (engine/leases.py).
+Non-goals: what one client may reserve (memory/admission.py), leases (engine/leases.py).
 """
 
 from __future__ import annotations
@@ -36,14 +33,16 @@ from nvshare.coordinator.units import format_size
 
 RETRY_NS: Final = 5 * SECOND_NS
 """A client that was refused room is tried again after this time."""
-SAY_AGAIN_NS: Final = 60 * SECOND_NS
+LOG_AGAIN_NS: Final = 60 * SECOND_NS
 NAMED: Final = 3
-"""So many of those whose memory cannot move are named in one line."""
+"""One log line names this many clients with immovable memory."""
 
 
 def ask(node: Node, seat: Seat, event: PinsAsked, now_ns: int) -> None:
-    """Whether so much of the client's memory may become immovable.  Answered at once; but not as long as clients may be
-    missing, after a restart, who need room too."""
+    """Answers whether the client may make this much memory immovable.
+
+    After a restart the answer waits until clients have connected again, because they need room too.
+    """
     if seat.gpu.reconnecting(now_ns):
         seat.gpu.memory.immovable.questions[seat.client.client_id] = event
     else:
@@ -63,7 +62,7 @@ def _answer(node: Node, seat: Seat, event: PinsAsked) -> None:
 
 
 def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
-    """Look again at those whose room, or need of it, has changed.  Returns who is better off, for engine/leases.py."""
+    """Computes the room of seats again where it may have changed.  Returns those that are better off."""
     whole = gpu.memory.immovable
     better: list[Seat] = []
     if whole.questions and not gpu.reconnecting(now_ns):
@@ -78,7 +77,7 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
             if _update_lacking(node, gpu, seat, now_ns):
                 better.append(seat)
             if seat.room.lacking_bytes and seat.phase in (IDLE, WAITING):
-                _shut_out(node, seat)
+                _make_unschedulable(node, seat)
             send_settings(node, seat)
     for seat in list(whole.swapping.values()) if whole.unschedulable else ():
         again = changed or now_ns >= seat.room.retry_at_ns or not orders.missing_bytes(seat)
@@ -89,7 +88,7 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> list[Seat]:
 
 
 def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
-    """Whether it has come to fit."""
+    """Whether the seat fits now and did not before."""
     before, seat.room.lacking_bytes = seat.room.lacking_bytes, room.lacking_bytes(seat)
     lacking = seat.room.lacking_bytes
     if bool(before) is bool(lacking):
@@ -102,7 +101,7 @@ def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
         "room_bytes": room.room_bytes(seat),
     }
     node.out.append(Notify("lacks_room" if lacking else "has_room", values))
-    if lacking and (seat.room.logged_at_ns is None or now_ns >= seat.room.logged_at_ns + SAY_AGAIN_NS):
+    if lacking and (seat.room.logged_at_ns is None or now_ns >= seat.room.logged_at_ns + LOG_AGAIN_NS):
         seat.room.logged_at_ns = now_ns
         text = f"{gpu.uuid}: {_reason(seat)}; it waits for room"
         node.out.append(Log(logging.WARNING, text))
@@ -110,7 +109,7 @@ def _update_lacking(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
 
 
 def _reason(seat: Seat) -> str:
-    """For people: who needs what, and who has what."""
+    """For people: what the client needs, and which clients have what."""
     client = seat.client
     needs, there = format_size(room.needs_bytes(seat)), format_size(room.room_bytes(seat))
     others = [other for other in seat.gpu.seats.values() if other is not seat and other.room.immovable_bytes]
@@ -120,24 +119,24 @@ def _reason(seat: Seat) -> str:
     return f"{client.identity} needs {needs}, room for it is {there}; immovable: {named}{more}"
 
 
-# --- those who cannot run -------------------------------------------------------------------------------------------
+# --- clients that cannot run ----------------------------------------------------------------------------------------
 
 
-def lease_ended(node: Node, seat: Seat, event: Released, *, asked: bool, now_ns: int) -> None:
-    """A lease ends.  What was promised under it has happened or never will."""
+def lease_ended(node: Node, seat: Seat, event: Released, *, revoked: bool, now_ns: int) -> None:
+    """A lease ends, and with it what was promised under it."""
     seat.room.promised_bytes = 0
     room.update(seat)
     refused, seat.room.refused = seat.room.refused, False
-    unused = event.wanted and event.submissions == 0 and not (asked or event.idle)
+    unused = event.wanted and event.submissions == 0 and not (revoked or event.idle)
     if seat.room.lacking_bytes:
-        _shut_out(node, seat)
+        _make_unschedulable(node, seat)
     elif refused and unused:
         seat.room.refused = True
         seat.room.retry_at_ns = now_ns + RETRY_NS
-        _shut_out(node, seat)
+        _make_unschedulable(node, seat)
 
 
-def _shut_out(node: Node, seat: Seat) -> None:
+def _make_unschedulable(node: Node, seat: Seat) -> None:
     if seat.room.unschedulable:
         return
     seat.room.unschedulable = True
@@ -164,6 +163,6 @@ def deadline_ns(gpu: Gpu) -> int | None:
     whole = gpu.memory.immovable
     due = [gpu.recovery.reconnected_at_ns] if whole.questions else []
     if whole.unschedulable:
-        shut_out = [seat.room for seat in whole.swapping.values() if seat.room.unschedulable]
-        due += [each.retry_at_ns for each in shut_out if not each.lacking_bytes]
+        rooms = [seat.room for seat in whole.swapping.values() if seat.room.unschedulable]
+        due += [each.retry_at_ns for each in rooms if not each.lacking_bytes]
     return min(due) if due else None

@@ -1,24 +1,17 @@
-"""Who is evicted and what is restored for the client that runs next: at a switch, and ahead of one.  Pure.
+"""Which clients are evicted, and what is restored for the next client: at a switch, and ahead of one.  Pure.
 
-Belady's rule: room is made by those whose next turn is farthest away; under round robin that is the one that just ran,
-the opposite of least recently used (L. A. Belady, A study of replacement algorithms for a virtual-storage computer,
-1966).
+Belady's rule: clients whose next turn is farthest away make room.  Under round robin that is the client that just ran
+(L. A. Belady, A study of replacement algorithms for a virtual-storage computer, 1966).
 
-At a switch nobody computes, so what moves is exposed: everything is ordered at once, and the restoration begins with
-the room that there is and gets credit as the evictions free more, so that both directions of the link are busy.
+Rules:
+- At a switch nothing computes, so everything is ordered at once.  The restoration begins with the free room and gets
+  credit as evictions free more, so both directions of the link are busy.
+- Ahead of a switch, moves are hidden behind computation and go in pieces.  The holder cannot give room and is the
+  farthest of all, so moving ahead costs up to twice the bytes.  It is done only where all of it ends before the switch.
+- Never more bytes are evicted than the next client lacks room for.  Nothing is ordered when everything fits.
+- Credit is at most what is free, so the sum of resident bytes stays within capacity if clients do as told.
 
-Ahead of a switch somebody computes, and what moves is hidden.  It goes in pieces, so that a change of mind costs
-little.  Whoever computes cannot give room, and it is the farthest of all; so moving ahead costs more bytes than moving
-at the switch would, up to twice as many, and none of the time in which nobody computes.  It is done only where all of
-it can be done before the switch: half of it would cost both the bytes and the time.
-
-Invariants:
-- never more bytes are evicted than the next client lacks room for;
-- what is restored fits: credit is at most what is free, so that the sum of resident bytes stays within capacity at
-  every moment, if the clients do as told;
-- nothing is ordered when everything fits.
-
-May not go here: when orders are sent and what became of them (memory/switching.py, memory/prefetch.py).
+Non-goals: when orders are sent, and their end (memory/switching.py, memory/prefetch.py).
 """
 
 from __future__ import annotations
@@ -29,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One client that may give room: `movable_bytes` is the resident part that can be evicted now."""
+    """A client that may give room: `movable_bytes` is the resident part that can be evicted now."""
 
     client: int
     movable_bytes: int
@@ -37,8 +30,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """`free_bytes` that nobody has or was promised, below zero when too much was; `leaving_bytes` that evictions under
-    way will add."""
+    """`free_bytes` that no client has or was promised, below zero when too much was promised; `leaving_bytes` that
+    evictions under way will add.
+    """
 
     free_bytes: int
     leaving_bytes: int = 0
@@ -54,7 +48,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The evictions and the restoration go on at the same time; of the latter, `credit_bytes` have room now."""
+    """Evictions and the restoration go on at the same time; `credit_bytes` of the latter have room now."""
 
     evictions: tuple[Eviction, ...] = ()
     restore_bytes: int = 0
@@ -62,7 +56,7 @@ class Plan:
 
 
 def evictions(excess_bytes: int, farthest_first: Iterable[Candidate]) -> tuple[Eviction, ...]:
-    """Make room for `excess_bytes`, as far as that is possible, from those whose turn is farthest away."""
+    """Makes room for `excess_bytes`, as far as possible, from clients whose turn is farthest away."""
     orders = []
     for figures in farthest_first:
         if excess_bytes <= 0:
@@ -77,7 +71,7 @@ def evictions(excess_bytes: int, farthest_first: Iterable[Candidate]) -> tuple[E
 def plan_switch(missing_bytes: int, farthest_first: Iterable[Candidate], room: Room) -> Plan:
     """What must move before the next client runs, which lacks `missing_bytes`.
 
-    A client larger than what it can have is brought in as far as there is room; the rest stays where it is.
+    A client larger than its room is brought in as far as there is room.
     """
     orders = evictions(missing_bytes - room.free_bytes - room.leaving_bytes, farthest_first)
     coming = room.free_bytes + room.leaving_bytes + sum(order.bytes for order in orders)
@@ -92,10 +86,10 @@ def plan_ahead(
     piece_bytes: int,
     affordable_bytes: int | None = None,
 ) -> Plan:
-    """The next pieces to move for the client whose turn is next, while another computes.
+    """The next pieces to move for the next client while another one computes.
 
-    `farthest_first` must name neither of the two.  `affordable_bytes` is what the link moves each way until the switch;
-    None: as much as need be.  One piece goes out at a time, and one comes in as soon as there is room for it.
+    `farthest_first` names neither of the two.  `affordable_bytes` is what the link moves each way until the switch;
+    None: unlimited.  One piece goes out at a time, and one comes in as soon as there is room for it.
     """
     free, leaving = room.free_bytes, room.leaving_bytes
     if missing_bytes <= 0 or free < 0:

@@ -1,21 +1,15 @@
-"""What moves while somebody computes: room for one that grows, what is above a resident limit, and the memory of
-whoever is next.
+"""What moves while a client computes: room for a client that grows, and memory of the next client.
 
 Rules:
-- Only with one holder at a time and somebody waiting: with nobody waiting nothing moves.
-- First those that grow are served.  While one waits for room, nothing is brought in.
-- The next in the policy's order is brought in, or whoever will be called before (expected_calls.py), into free
-  memory; where
-  that is not enough, those farthest away are evicted, never the holder and never the next, and no more than the next
-  lacks.
-- Nobody is evicted for it unless all of it can be moved before the holder's turn ends, at the speed at which memory
-  was seen to move on this GPU.  In shorter quanta everything moves at the switch, and no byte more than there.
-- It goes in pieces of `PIECE_BYTES`, each an order of its own.  When the order of turns changes, no further piece is
-  ordered, and what has moved already is used or moved back as the new order wants it.
-- Not in the first second after a restart, in which clients may be missing whose memory is on the GPU.
-- A client above its resident limit is brought down to it as soon as it has no lease.
+- Memory is brought in only with one holder at a time and others waiting, and not while a client waits for room.
+- The next client in the policy's order is brought in, or one that is co-scheduled before it (expected_calls.py).
+- Where free memory is not enough, clients farthest away are evicted, no more than the next client lacks; and only if
+  all of it can move before the holder's turn ends, at the measured speed of this GPU.
+- Moves go in pieces of `PIECE_BYTES`, each an order of its own.  When the order of turns changes, no further piece is
+  ordered.
+- Nothing moves in the first second after a restart, while clients may be missing whose memory is on the GPU.
 
-May not go here: which bytes (memory/planner.py), what is needed before a grant (memory/switching.py).
+Non-goals: which bytes (memory/planner.py), what is needed before a grant (memory/switching.py).
 """
 
 from __future__ import annotations
@@ -31,11 +25,11 @@ from nvshare.coordinator.model.seat import HOLDING
 from nvshare.coordinator.protocol.messages import Sharing
 
 PIECE_BYTES: Final = 512 << 20
-"""10 ms of the link: the longest that a change of mind has to wait."""
+"""10 ms of the link: the longest that a change of the order of turns waits."""
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Order what is due.  O(1) while everything fits."""
+    """Orders what is due.  O(1) while everything fits."""
     client_settings.send_overflow(node, gpu)
     fits = gpu.memory.allocated_bytes <= gpu.memory.capacity_bytes
     if fits and gpu.memory.host_bytes == 0 and not gpu.memory.growing:
@@ -59,7 +53,7 @@ def _bring_next(node: Node, gpu: Gpu, now_ns: int) -> None:
         or (seat.moves.order is not None and seat.moves.order.evict)
     ):
         return
-    missing -= orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised, and not arrived yet
+    missing -= orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised and under way
     left_ns = holder.lease.quantum_ends_ns - now_ns if holder.phase is HOLDING else 0
     call = expected_calls.next_call(node, gpu, now_ns)
     if call is not None:

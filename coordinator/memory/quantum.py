@@ -1,16 +1,13 @@
 """The automatic quantum: long enough that switching costs at most a target share, short enough to be fair.
 
-With a share s of the time for switching and a cost c per switch, c / (c + q) = s gives q = c (1 - s) / s.  What a
-switch costs is measured: the drain, the hand-over, and the time that the grant waited for memory.  Of the latter the
-plain average over the last switches counts, so that one that was dear (the first eviction) is made up for; but no less
-than what the next ones will have to move at the link's speed, and no more than twice that: so the first quantum is
-right, what is not true any more is forgotten at once, and nobody waits long for what was dear once.  What moved beside
-the one who computed costs nothing; but there must be time for it, so a quantum is at least twice what moves beside it.
+With a share s of the time for switching and a cost c per switch, c / (c + q) = s gives q = c (1 - s) / s.
 
-Invariants: pure; the result is within the bounds that the settings give; before anything is measured or foreseen it is
-`INITIAL_NS`.
-
-May not go here: who is granted what.
+Rules:
+- The cost is measured: drain, hand-over, and the average wait for memory over the last switches.
+- The wait counts at least as what the next switches must move at the speed of the link, and at most twice that.  So the
+  first quantum is right, and old figures do not outlive their cause.
+- A quantum is at least twice what moves during it, so that there is time for prefetch.
+- The result is within the bounds of the settings.  Before anything is measured or predicted it is `INITIAL_NS`.
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS, Settings
 
 INITIAL_NS: Final = 100 * MILLISECOND_NS
 WEIGHT: Final = 0.125
-"""Of the newest sample in the moving averages."""
+"""Weight of the newest sample in moving averages."""
 
 ROOM_FOR_HIDDEN: Final = 2
 MOST_OVER_FORESEEN: Final = 2
 DEFAULT_RATE: Final = 8.0
-"""Bytes a nanosecond that move beside a program that computes, before anything has been measured."""
+"""Assumed bytes a nanosecond of one order while a program computes, before anything is measured."""
 
 
 def moving_average(average: float, sample: int) -> float:
@@ -56,7 +53,7 @@ def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
     hidden_ns = max(gpu.switching.hidden_average_ns, gpu.switching.cost.hidden_bytes() / move_rate(gpu))
     share = gpu.rules.switch_share
     quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
-    # Steps of a millisecond, so that the figure does not flicker.
+    # Steps of a millisecond keep the figure stable.
     quantum_ns -= quantum_ns % MILLISECOND_NS
     return max(settings.quantum.quantum_min_ns, min(settings.quantum.quantum_max_ns, quantum_ns))
 
@@ -64,8 +61,8 @@ def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
 def idle_release_ns(gpu: Gpu, node: Node) -> int:
     """How long an idle holder may keep others waiting; 0: as long as its quantum lasts.
 
-    Giving up the lease costs a memory move both ways when working sets do not fit, so then it takes twice the usual
-    move time; in powers of two, because each change is a message to each client.
+    When working sets do not fit, each release costs a move both ways, so the timeout is twice the usual wait for
+    memory. It is a power of two, because each change is a message to each client.
     """
     base_ns = node.settings.leases.idle_release_ns
     wanted_ns = 2 * gpu.switching.cost.average_ns

@@ -1,15 +1,14 @@
-"""How much of a GPU can be a client's at all: what there is, less what others have there that cannot move.  Pure.
+"""The room of a client on a GPU: the capacity less immovable memory of others.  Pure.
 
 Rules:
-- Of a client in mode `device` nothing can move; of the others what is pinned, or was allowed to become so.
-- A client in mode `swap` runs when all of its memory is there.  So that is what it needs, and nothing of others may
-  become immovable that would leave less (`locked_out`).
-- Nobody but those in mode `swap` needs room in this sense: pages of managed memory fault in as there is room.
+- All memory of a client in mode `device` is immovable.  Of the others, what is pinned or was allowed to become so.
+- A client in mode `swap` runs when all of its memory is on the GPU.  So that is what it needs, and nothing of others
+  may become immovable that would leave less (`starved_by`).
+- Clients in other modes need no room: pages of managed memory fault in as there is room.
 - Room is told in steps, so that not each byte is a message.
+- `Immovable.bytes` is the sum over the seats; only `update` and `remove_seat` change it.
 
-Invariant: `Immovable.bytes` is the sum over the seats; it changes in `follow` only.
-
-May not go here: answers, messages, turns (memory/pinning.py).
+Non-goals: answers, messages, turns (memory/pinning.py).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
 
 STEPS: Final = 256
-"""Of the capacity."""
+"""Granularity of room: capacity / 256."""
 
 
 def _immovable_bytes(seat: Seat) -> int:
@@ -33,7 +32,7 @@ def _immovable_bytes(seat: Seat) -> int:
 
 
 def update(seat: Seat, *, needs: bool = False) -> None:
-    """What the seat has, or was promised, is different now; `needs`: and what it needs may be."""
+    """What the seat has, or was promised, has changed; `needs`: what it needs may have changed too."""
     own, whole = seat.room, seat.gpu.memory.immovable
     if seat.memory.pinned_bytes >= own.promised_bytes:
         own.promised_bytes = 0
@@ -53,7 +52,7 @@ def add_seat(seat: Seat) -> None:
 
 
 def remove_seat(seat: Seat) -> None:
-    """It has gone, its memory with it."""
+    """The client has gone, its memory with it."""
     whole = seat.gpu.memory.immovable
     whole.swapping.pop(seat.client.client_id, None)
     whole.questions.pop(seat.client.client_id, None)
@@ -65,7 +64,7 @@ def remove_seat(seat: Seat) -> None:
 
 
 def room_bytes(seat: Seat, *, more_bytes: int = 0) -> int:
-    """The most of it that can ever be on the GPU; if `more_bytes` of others could not move, besides what cannot now."""
+    """The most that the seat can have on the GPU, if `more_bytes` of others became immovable."""
     gpu = seat.gpu
     others = gpu.memory.immovable.bytes - seat.room.immovable_bytes + more_bytes
     step = max(1, gpu.memory.capacity_bytes // STEPS)
@@ -73,20 +72,20 @@ def room_bytes(seat: Seat, *, more_bytes: int = 0) -> int:
 
 
 def needs_bytes(seat: Seat) -> int:
-    """The least that must be on the GPU while it runs."""
+    """The least that must be on the GPU while the client runs."""
     if seat.client.memory_mode is not MemoryMode.SWAP:
         return 0
     return min(seat.memory.allocated_bytes, seat.gpu.memory.capacity_bytes)
 
 
 def lacking_bytes(seat: Seat) -> int:
-    """What it needs beyond what there can ever be; 0: it fits.  Exact, unlike `room_bytes`."""
+    """What the client needs beyond what it can have; 0: it fits.  Exact, unlike `room_bytes`."""
     others = seat.gpu.memory.immovable.bytes - seat.room.immovable_bytes
     return max(0, needs_bytes(seat) + others - seat.gpu.memory.capacity_bytes)
 
 
 def starved_by(seat: Seat, immovable_bytes: int) -> Seat | None:
-    """Who could not have what it needs if so much of this seat's memory could not move; None: nobody."""
+    """A client that would not have what it needs if this much of the seat's memory were immovable."""
     more = immovable_bytes - seat.room.immovable_bytes
     if more <= 0:
         return None
@@ -97,6 +96,6 @@ def starved_by(seat: Seat, immovable_bytes: int) -> Seat | None:
 
 
 def _claims_bytes(seat: Seat) -> int:
-    """What it needs, and under a lease what it may allocate without asking again."""
+    """What the client needs, and under a lease what it may allocate without asking again."""
     needs = needs_bytes(seat)
     return max(needs, seat.memory.reserved_bytes) if seat.lease.lease_id else needs

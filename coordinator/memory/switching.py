@@ -1,15 +1,14 @@
 """The switch of a lease that waits for memory.
 
 Rules:
-- A client is granted the lease when what it lacks is there, or when nothing more can come; and never while an order of
-  its own is being carried out.
-- Evictions and the restoration go on at the same time; with each piece that has left, credit is given for as much.
-- A switch never waits longer than its deadline: then the next client is granted with what is there, for pages can
-  still fault in.
-- A client that cannot move what it was told to is passed over, and the next one is asked; a dead one's memory is free.
+- A client is granted the lease when what it lacks is there or when nothing more can come, and never during an order of
+  its own.
+- Evictions and the restoration go on at the same time; each piece that has left gives credit for as much.
+- A switch ends at its deadline: the next client is granted with what is there, for pages can still fault in.
+- A client that cannot move as told is passed over, and the next one is asked.  A dead client's memory is free.
 
-May not go here: which bytes (planner.py), what an order means (orders.py), who is next (leases.py), what moves while
-somebody computes (memory/prefetch.py).
+Non-goals: which bytes (planner.py), what an order means (orders.py), which client is next (engine/turns.py), what moves
+while a client computes (prefetch.py).
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ from nvshare.coordinator.protocol.messages import MemoryMode
 
 
 def eviction_candidates(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Candidate]:
-    """First those who do not ask for the GPU, longest idle first; then those who wait, last in the policy's order
-    first."""
+    """Clients that may give room, farthest turn first.
+
+    First clients that do not ask for the GPU, longest idle first; then waiting ones, last in the policy's order first.
+    """
     asking = {seat.client.client_id for seat in gpu.wait_queue.seats()}
     switching = gpu.switching.switch.seat if gpu.switching.switch is not None else None
     out = (
@@ -42,14 +43,14 @@ def eviction_candidates(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> I
         yield orders.eviction_candidate(node, seat)
     order = expected_order(node, gpu, now_ns)
     ordered = set(order)
-    demoted = asking - ordered  # they come after all others
+    demoted = asking - ordered  # demoted clients run after all others
     for client in (*sorted(demoted), *reversed(order)):
         if client not in out:
             yield orders.eviction_candidate(node, gpu.seats[client])
 
 
 def expected_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
-    """Those who wait, as they will probably run: as the policy says, and before them whose gang is called here."""
+    """Waiting clients as they will probably run: a co-scheduled one first, then the policy's order."""
     waiting = gpu.wait_queue.views()
     if not waiting:
         return []
@@ -62,7 +63,7 @@ def expected_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
 
 
 def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
-    """Whether a client may run beside one whose drain is overdue, whose memory therefore cannot be moved."""
+    """Whether a client may run beside one whose drain is overdue, whose memory cannot move."""
     if seat.client.memory_mode is MemoryMode.MANAGED:
         return True  # pages fault in as there is room
     stuck = sum(other.memory.resident_bytes for other in gpu.leases.by_client.values() if other.phase is OVERDUE)
@@ -70,7 +71,7 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
 
 
 def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> bool:
-    """Start what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
+    """Starts what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
     if seat.moves.order is not None or orders.missing_bytes(seat) > 0:
         deadline_ns = now_ns + node.settings.memory.move_deadline_ns
         before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
@@ -93,7 +94,7 @@ def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int)
 
 
 def wait_for_mates(gpu: Gpu, seat: Seat, now_ns: int) -> None:
-    """Nothing must move, but the grant waits for something else; see engine/assembly.py."""
+    """Nothing must move, but the grant waits for other members of the gang; see engine/assembly.py."""
     before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
     gpu.switching.switch = Switch(
         seat, None, gpu.policy_guard.policy, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns
@@ -101,7 +102,7 @@ def wait_for_mates(gpu: Gpu, seat: Seat, now_ns: int) -> None:
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """Order what can be ordered now; say when the switch is done, or give up at the deadline."""
+    """Orders what can be ordered now, and ends the switch when it is done or at its deadline."""
     switch = gpu.switching.switch
     if switch is None or switch.done:
         return
@@ -116,25 +117,25 @@ def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
     if gpu.reconnecting(now_ns) or (
         seat.moves.order is not None and seat.moves.order.evict and seat.moves.order.moving
     ):
-        return  # the latter: it was far away when that began
+        return  # the latter: the eviction began when its turn was far away
     missing = orders.missing_bytes(seat)
     if seat.moves.order is None and (missing == 0 or orders.restore_is_stuck(seat, missing)):
         switch.done = True
         return
     _make_room(node, gpu, seat, missing, now_ns)
-    # Its own order may wait for credit that nobody will make room for.
+    # Its own order may wait for credit for which no client makes room.
     switch.done = not orders.any_moving(gpu)
 
 
 def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> None:
-    own = orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised, and not arrived yet
+    own = orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised and under way
     free = orders.free_room(gpu)
     free = Room(free.free_bytes + own, free.leaving_bytes)
     plan = plan_switch(missing, eviction_candidates(node, gpu, seat, now_ns), free)
     orders.evict(node, gpu, plan.evictions, now_ns)
     order = seat.moves.order
     if order is not None and order.evict:
-        return  # it hangs in that, and nothing can come in before it has ended
+        return  # nothing can come in before this eviction has ended
     if order is not None:
         orders.give_credit(
             node, seat, order, seat.memory.resident_bytes + plan.credit_bytes - order.resident_before, now_ns
@@ -155,20 +156,20 @@ def client_left(node: Node, seat: Seat, now_ns: int) -> None:
 
 
 def cancel(gpu: Gpu, now_ns: int) -> None:
-    """Nobody waits for the switch any more; orders go on."""
+    """Ends the switch without a grant; orders go on."""
     gpu.switching.exposed_closed_ns = gpu.exposed_clock_ns(now_ns)
     gpu.switching.switch = None
 
 
 def close(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """The switch is over: account for the time it took."""
+    """Ends the switch with a grant, and accounts for the time it took."""
     switch = gpu.switching.switch
     assert switch is not None
     cancel(gpu, now_ns)
     elapsed_ns = (now_ns if switch.ready_ns is None else switch.ready_ns) - switch.started_ns
     gpu.memory.statistics.moved_ns += elapsed_ns
     out_bytes = gpu.memory.statistics.evicted_bytes - switch.out_before
-    if out_bytes or not switch.fresh:  # making memory that is new is not switching
+    if out_bytes or not switch.fresh:  # allocating new memory is no cost of switching
         in_bytes = 0 if switch.fresh else gpu.memory.statistics.restored_bytes - switch.in_before
         _count_switch(node, gpu, elapsed_ns, max(out_bytes, in_bytes))
 

@@ -1,9 +1,7 @@
 """Frozen outputs of the core: what the shell must do, in order.
 
-Invariants: a command names clients by the shell's ids and GPUs by the client's ordinal; carrying it out never
-fails in a way that the core must know at once (a dead client comes back as `events.ClientGone`).
-
-May not go here: how a command is carried out (daemon/loop.py).
+A command names clients by the shell's ids and GPUs by the client's ordinal.  A failure to carry it out comes back as an
+event (`events.ClientGone`).  Non-goals: how a command is carried out (daemon/loop.py).
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Fire `TimerFired` at this time; replaces the earlier deadline.  None: no timer, nothing is due."""
+    """Fire `TimerFired` at this time; replaces the earlier deadline.  None: no timer."""
 
     deadline_ns: int | None
 
@@ -35,8 +33,7 @@ MANY_HOLDERS: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class RecordLease:
-    """Write to the journal: `process_id` 0 means that nobody holds this GPU's lease.  `lease_id` is the last id that
-    was given; a successor numbers on from it.
+    """Write to the journal.  `process_id` 0: no process holds the lease.  `lease_id` is the last id that was given.
 
     `MANY_HOLDERS` must come back as `GpuAdded.expected_holder` after a restart, without a check whether it lives.
     """
@@ -48,8 +45,7 @@ class RecordLease:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Publish a trace event: `kind` (granted, revoked, released, ...), and plain values that msgpack and JSON can
-    carry."""
+    """Publish a trace event: `kind` (granted, revoked, ...) and plain values for msgpack and JSON."""
 
     kind: str
     values: dict[str, int | str | bool | float | None] = field(default_factory=dict)
@@ -65,8 +61,10 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the client's process (SIGKILL, by the pidfd or the kernel's identity of its connection): its drain is long
-    overdue and the operator configured so.  Its death comes back as `events.ClientGone`."""
+    """End the client's process (SIGKILL, by its pidfd): its drain is overdue and the operator configured so.
+
+    Its death comes back as `events.ClientGone`.
+    """
 
     client: int
     process_id: int

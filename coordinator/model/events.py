@@ -1,9 +1,7 @@
-"""Frozen inputs of the core: everything that can happen, as the shell tells it.
+"""Frozen inputs of the core: everything that can happen, as the shell reports it.
 
-Invariants: no event carries a socket, a clock or a callback; `client` is the id that the shell gave to a
-connection, never reused.  Times are integer nanoseconds of the node's CLOCK_MONOTONIC.
-
-May not go here: what an event does (engine/scheduler.py).
+An event carries no socket, clock or callback.  `client` is the id that the shell gave to a connection; ids are never
+reused.  Times are integer nanoseconds of CLOCK_MONOTONIC.  Non-goals: what an event does (engine/scheduler.py).
 """
 
 from __future__ import annotations
@@ -15,12 +13,12 @@ from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
 @dataclass(frozen=True, slots=True)
 class GpuAdded:
-    """A scheduling domain exists.  `capacity_bytes` is what clients may have resident (the card's size by default).
+    """A scheduling domain exists.  `capacity_bytes` is what clients may have resident.
 
-    `next_lease_id` continues the numbering of an earlier coordinator.  `expected_holder` is the process that
-    held the lease when that one went away and still lives: nothing is granted until it has claimed its lease, is
-    reported gone (`HolderGone`), or `recovery_deadline_ns` passed.  `commands.MANY_HOLDERS`: several may have
-    held one, so nothing exclusive is granted until the deadline.
+    `next_lease_id` continues the numbering of an earlier coordinator.  `expected_holder` is the process that held the
+    lease then and still lives.  No lease is granted until it claims its lease, is reported gone (`HolderGone`), or
+    `recovery_deadline_ns` has passed.  `commands.MANY_HOLDERS`: several processes may have held one, so nothing
+    exclusive is granted until the deadline.
     """
 
     uuid: str
@@ -41,10 +39,10 @@ class HolderGone:
 
 @dataclass(frozen=True, slots=True)
 class HolderStopped:
-    """The process that `GpuAdded.expected_holder` named cannot come back yet: a signal or a debugger has stopped it.
+    """The process that `GpuAdded.expected_holder` named is stopped by a signal or a debugger.
 
-    The GPU waits for it until `recovery_deadline_ns`; this event comes again as long as the process is `stopped`, and
-    once more when it runs again.
+    The GPU waits for it until `recovery_deadline_ns`.  The event comes again while the process is `stopped`, and once
+    more when it runs again.
     """
 
     uuid: str
@@ -54,10 +52,10 @@ class HolderStopped:
 
 @dataclass(frozen=True, slots=True)
 class ClientRegistered:
-    """A hook said hello.  `process_id`, `user_id` as the kernel says.
+    """A hook said hello.  The kernel reports `process_id` and `user_id`.
 
-    Clients of one `group` (other than "") have their memory limit together, not each for itself, and one share of time.
-    Clients of one `gang` (other than "") run at the same time on their GPUs; see gangs/coscheduling.py.
+    Clients of one `group` (other than "") share their memory limit and count as one for time.  Clients of one `gang`
+    (other than "") run at the same time on their GPUs.
     """
 
     client: int
@@ -131,7 +129,7 @@ class MemoryReported:
 
 @dataclass(frozen=True, slots=True)
 class PinsAsked:
-    """The client wants `total_bytes` in all of what it has on this GPU to be immovable."""
+    """The client wants `total_bytes` in all of its memory on this GPU to be immovable."""
 
     client: int
     gpu: int
@@ -173,7 +171,7 @@ class MoveProgressed:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The deadline that the last `SetTimer` asked for has come."""
+    """The deadline of the last `SetTimer` has come."""
 
 
 # --- administration ------------------------------------------------------------------------------------------------
@@ -189,8 +187,10 @@ class QuantumSet:
 
 @dataclass(frozen=True, slots=True)
 class PolicySet:
-    """`name` must be known to the registry; the shell has made the instances, one for each GPU (by UUID).  Where one
-    is missing the core asks its policy factory."""
+    """The registry knows `name`.  The shell has made an instance for each GPU (by UUID).
+
+    Where one is missing the core asks its policy factory.
+    """
 
     name: str
     policies: dict[str, object] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class GangSet:
 
 @dataclass(frozen=True, slots=True)
 class LimitSet:
-    """Memory limit of one client, on one GPU or all it uses; 0 lifts it."""
+    """Memory limit of one client, on one GPU or all that it uses; 0 lifts it."""
 
     client: int
     limit_bytes: int
@@ -240,7 +240,7 @@ class LimitSet:
 
 @dataclass(frozen=True, slots=True)
 class HostBudgetSet:
-    """Pinned host memory that all clients may have together.  What is out already stays."""
+    """Pinned host memory that all clients may have together.  Shares that are given stay."""
 
     budget_bytes: int
 

@@ -44,7 +44,7 @@ class GpuRules:
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Leases of an earlier coordinator.  Changed by engine/recovery.py, engine/recovery_record.py and the scheduler."""
+    """Leases of an earlier coordinator.  Changed by engine/recovery.py, engine/leases.py and the scheduler."""
 
     expected_holder: int | None = None
     """The process whose claim is waited for, or `commands.MANY_HOLDERS`."""

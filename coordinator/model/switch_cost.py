@@ -1,13 +1,10 @@
-"""What switches of a GPU's lease have cost in waiting for memory, and what the next ones will.
+"""What switches of a GPU's lease have cost in waiting for memory, and what the next ones will cost.
 
-Two figures, because neither is enough.  What was waited for is the truth, but of other times: of programs that have
-ended, or of the first eviction, whose host memory had to be made first.  What must move next is known beforehand, but
-not how long it takes.  So the quantum follows what was waited for, within bounds that what must move next sets
-(memory/quantum.py).
+A measured wait is exact, and of other times: of programs that have ended, or of a first eviction, whose host memory had
+to be made.  What must move next is known beforehand, but not how long it takes.  So the quantum follows measured waits,
+within bounds that the next moves set (memory/quantum.py).  All figures are 0 while nothing waits or would have to.
 
-Invariants: pure; bounded memory; without anything that waited or would have to, all figures are 0.
-
-May not go here: which bytes those are (memory/forecast.py), the quantum (memory/quantum.py).
+Non-goals: which bytes move (memory/forecast.py), the quantum (memory/quantum.py).
 """
 
 from __future__ import annotations
@@ -17,21 +14,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 WAITS: Final = 16
-"""Switches whose waits are averaged, each as much as any other: all of them together should cost their share."""
+"""Switches whose waits are averaged with equal weight: all of them together should cost their share."""
 RATES: Final = 5
 TURNS: Final = 32
 ASSUMED_RATE: Final = 40.0
-"""Bytes a nanosecond that a switch moves each way, as long as fewer than `ENOUGH_RATES` were measured."""
+"""Bytes a nanosecond that a switch moves each way, while fewer than `ENOUGH_RATES` are measured."""
 ENOUGH_RATES: Final = 3
 SLOWER_AT_FIRST: Final = 4.0
-"""The first moves, for which host memory has to be made, are not slower than the link by more than this."""
+"""First moves, for which host memory must be made, are at most this much slower than the link."""
 SAMPLE_BYTES: Final = 16 << 20
-"""Smaller moves say nothing about the link's speed."""
+"""The smallest move that measures the speed of the link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """At the end of one turn: bytes that the next client lacks, and those of them that cannot come while it lasts."""
+    """At the end of one turn: bytes that the next client lacks, and those that cannot come during the turn."""
 
     lease_id: int
     missing_bytes: int
@@ -40,14 +37,14 @@ class Forecast:
 
 @dataclass(slots=True, eq=False)
 class SwitchCost:
-    """Of one GPU."""
+    """Costs on one GPU.  Changed by memory/switching.py and memory/forecast.py."""
 
     waits_ns: deque[int] = field(default_factory=lambda: deque(maxlen=WAITS))
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=RATES))
     forecasts: deque[Forecast] = field(default_factory=lambda: deque(maxlen=TURNS))
 
     def add_wait(self, wait_ns: int, moved_bytes: int) -> None:
-        """A switch is over; so much moved in the busier direction.  O(1) while nobody ever waits."""
+        """A switch is over that moved this much in the busier direction.  O(1) while no switch ever waits."""
         if wait_ns == 0 and not any(self.waits_ns):
             self.waits_ns.clear()
             return
@@ -57,19 +54,19 @@ class SwitchCost:
 
     @property
     def average_ns(self) -> float:
-        """What a switch waited for memory."""
+        """Average wait of a switch for memory."""
         return sum(self.waits_ns) / len(self.waits_ns) if self.waits_ns else 0.0
 
     @property
     def rate(self) -> float:
-        """Bytes a nanosecond in a switch that nothing slows down: the best of late."""
+        """Bytes a nanosecond in a switch that nothing slows down: the best of the last ones."""
         if not self.rates:
             return ASSUMED_RATE
         best = max(self.rates)
         return best if len(self.rates) >= ENOUGH_RATES else max(best, min(ASSUMED_RATE, SLOWER_AT_FIRST * best))
 
     def forecast(self, lease_id: int, missing_bytes: int, exposed_bytes: int) -> None:
-        """What the switch at the end of this lease will have to move; a later word on it replaces an earlier one."""
+        """What the switch at the end of this lease will move; replaces an earlier forecast for it."""
         if self.forecasts and self.forecasts[-1].lease_id == lease_id:
             self.forecasts.pop()
         self.forecasts.append(Forecast(lease_id, missing_bytes, exposed_bytes))
@@ -79,7 +76,7 @@ class SwitchCost:
         self.forecasts.clear()
 
     def bounds_ns(self, turns: int) -> tuple[float, float]:
-        """What a switch will cost on average over so many turns: if what can be hidden is, and if nothing is."""
+        """The average cost of this many switches: if everything that can be hidden is, and if nothing is."""
         if not self.forecasts:
             return 0.0, 0.0
         last = list(self.forecasts)[-max(1, turns) :]
@@ -87,5 +84,5 @@ class SwitchCost:
         return sum(f.exposed_bytes for f in last) / each, sum(f.missing_bytes for f in last) / each
 
     def hidden_bytes(self) -> int:
-        """What must come beside the turn at hand, if nobody is to wait for it."""
+        """What must move during the present turn, if no grant is to wait for it."""
         return self.forecasts[-1].missing_bytes - self.forecasts[-1].exposed_bytes if self.forecasts else 0

@@ -14,7 +14,7 @@ import pytest
 
 from nvshare.bench import soak
 from nvshare.coordinator.daemon import dispatch
-from nvshare.coordinator.engine import leases
+from nvshare.coordinator.engine import turns
 from nvshare.coordinator.model.commands import MANY_HOLDERS
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
@@ -189,26 +189,26 @@ def test_a_torn_record_is_not_believed(tmp_path: Path) -> None:
 
 def test_a_timer_in_the_past_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a coordinator that spins would pass all worlds."""
-    real = leases.next_deadline_ns
+    real = turns.deadline_ns
 
     def past(node: Any, gpu: Any, now_ns: int) -> int | None:
         found = real(node, gpu, now_ns)
         return None if found is None else min(found, now_ns - 1)
 
-    monkeypatch.setattr(leases, "deadline_ns", past)
+    monkeypatch.setattr(turns, "deadline_ns", past)
     with pytest.raises(Exception, match=r"due again|fired"):
         world(Plan(gpus=1, processes=3)).run()
 
 
 def test_a_timer_that_fires_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken: a coordinator that polls would pass all worlds."""
-    real = leases.next_deadline_ns
+    real = turns.deadline_ns
 
     def soon(node: Any, gpu: Any, now_ns: int) -> int | None:
         found = real(node, gpu, now_ns)
         return None if found is None else min(found, now_ns + 100_000)
 
-    monkeypatch.setattr(leases, "deadline_ns", soon)
+    monkeypatch.setattr(turns, "deadline_ns", soon)
     with pytest.raises(Exception, match="times for nothing"):
         world(Plan(gpus=1, processes=3)).run()
 
