@@ -63,7 +63,7 @@ def _end_switch(node: Node, gpu: Gpu, now_ns: int) -> None:
         quantum_ns = min(quantum_ns, gpu.rules.quantum_ns)
     switching.close(node, gpu, now_ns)
     leases.grant(node, gpu, seat, quantum_ns or leases.renew_quantum(node, gpu, seat, now_ns), now_ns)
-    if switch.co_scheduled:  # its gang has given up meanwhile
+    if switch.co_scheduled:  # its gang has had its turn meanwhile
         seat.gang_turn.co_scheduled_at_ns = now_ns
     leases.consider_preemption(node, gpu, now_ns)
 
