@@ -287,7 +287,7 @@ def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connec
     (other,) = (client for client in running.status()["clients"] if client["name"] != "train")
     assert (other["priority"], other["weight"], other["limit_bytes"], other["paused"]) == (0, 1, 0, False)
     # What is undone is as if it had never been set; also for the next coordinator.
-    assert len(running.ask(api.Unset())["undone"]) == 10
+    assert len(running.ask(api.Unset())["undone"]) == 9
     assert what_is_set(running) == before
     running.kill()
     running = coordinators.start(*options, gpus=2)
