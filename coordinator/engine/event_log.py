@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
+import gc
 import io
 import json
 import pickle
@@ -140,10 +141,15 @@ class EventLog:
 
 def freeze(state: object) -> bytes | None:
     """A copy of a core's state for `thaw`; None when something in it, such as a foreign class, cannot be copied."""
+    collects = gc.isenabled()
+    gc.disable()  # the pickler's temporary objects would cause full collections
     try:
         return pickle.dumps(state, 5)
     except Exception:  # a foreign class may raise anything
         return None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def thaw(state: bytes) -> Any:
