@@ -59,11 +59,11 @@ _HINTS: Final[dict[str, dict[str, object]]] = {name: get_type_hints(cls) for nam
 class InvariantError(AssertionError):
     """A mistake of the core.  The message ends with the last events; `lines` is the log for `read` and `replay`."""
 
-    def __init__(self, text: str, story: EventLog) -> None:
+    def __init__(self, text: str, log: EventLog) -> None:
         lost = "the state before them is lost"
-        whole = "`replay(scheduler, read(error.lines))` runs them" if story.complete else lost
-        super().__init__(f"{text}\n\nThe last of {len(story)} events ({whole}):\n" + "\n".join(story.describe(SHOWN)))
-        self.lines = list(story.lines())
+        whole = "`replay(scheduler, read(error.lines))` runs them" if log.complete else lost
+        super().__init__(f"{text}\n\nThe last of {len(log)} events ({whole}):\n" + "\n".join(log.describe(SHOWN)))
+        self.lines = list(log.lines())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _read(line: str) -> tuple[int, events.Event | Beginning]:
                 values[field] = kind(value)
         event: events.Event = cls(**values)
     except (KeyError, TypeError, ValueError, zlib.error) as error:
-        raise ValueError(f"not a line of a story: {line[:200]!r}: {error!r}") from None
+        raise ValueError(f"not a line of an event log: {line[:200]!r}: {error!r}") from None
     return now_ns, event
 
 
@@ -213,15 +213,13 @@ class Handles(Protocol):
         ...
 
 
-def replay(
-    scheduler: Handles, story: Iterable[tuple[int, events.Event | Beginning]]
-) -> list[list[Command] | Exception]:
+def replay(scheduler: Handles, log: Iterable[tuple[int, events.Event | Beginning]]) -> list[list[Command] | Exception]:
     """Runs a complete log through a scheduler, whose state and settings become the log's.
 
     Returns what each event led to.  An InvariantError is raised as it is.
     """
     outcomes: list[list[Command] | Exception] = []
-    for now_ns, event in story:
+    for now_ns, event in log:
         if isinstance(event, Beginning):
             scheduler.restore(event.state)
             continue

@@ -1,6 +1,6 @@
 """Alert rules, dashboard and monitors: Prometheus' own tool reads them, and every metric in them is exported.
 
-Non-goals: how metrics are made (tests/unit/test_metrics.py).
+Non-goals: how metrics are made (tests/unit/daemon/test_metrics.py).
 """
 
 from __future__ import annotations

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
+from nvshare.coordinator.simulation.harness import ScriptedClient
 from nvshare.scheduler_policies.api import ClientView, GpuView
 from nvshare.scheduler_policies.fair_share import DEBT, FairShare
-from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu, play_turn
 
 QUANTUM_MS = 100
 VIEW = GpuView("GPU-0", 1, QUANTUM_MS * MILLISECOND_NS, True)
 
 
-def make_desk() -> Harness:
-    """One GPU under fair shares, every check on."""
-    harness = Harness(create, policy="fair_share")
-    harness.gpu()
-    return harness
-
-
-def step(harness: Harness, drain_ms: float = 0.5) -> int:
-    """Let the holder have its turn out, and want again at once; who it was."""
-    (holder,) = harness.gpu_snapshot().leases.holders
-    harness.until(lambda: harness.clients[holder].seat().phase == "revoking")
-    harness.milliseconds(drain_ms)
-    harness.clients[holder].release(wanted=True)
-    return holder
+make_harness = partial(one_gpu, policy="fair_share")
+step = partial(play_turn, drain_ms=0.5)
 
 
 def used(client: ScriptedClient) -> int:
@@ -42,7 +30,7 @@ def used(client: ScriptedClient) -> int:
 @pytest.mark.parametrize("weights", [(1, 1), (3, 1), (1, 2, 5), (10, 1, 1, 1), (7, 7, 2)])
 def test_time_follows_the_weights(weights: tuple[int, ...]) -> None:
     """Broken: a weight would mean something else than a part of the time."""
-    harness = make_desk()
+    harness = make_harness()
     clients = [harness.client(wanted=True, weight=weight) for weight in weights]
     while harness.clock.now_ns < 30_000 * MILLISECOND_NS:
         step(harness)
@@ -54,29 +42,29 @@ def test_time_follows_the_weights(weights: tuple[int, ...]) -> None:
 
 def test_equal_weights_take_turns_whatever_the_drains_take() -> None:
     """Broken: who drains a little faster would have two turns in a row, and the other one wait twice as long."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client(wanted=True)
     drains = {a.client: 3.0, b.client: 0.1}
     order = []
     for _ in range(20):
         (holder,) = harness.gpu_snapshot().leases.holders
-        order.append(step(harness, drains[holder]))
+        order.append(step(harness, drain_ms=drains[holder]))
     assert order == [a.client, b.client] * 10
 
 
 def test_long_drains_are_paid_for() -> None:
     """Broken: work that cannot be interrupted would be a way to more time than the others have."""
-    harness = make_desk()
+    harness = make_harness()
     slow, quick = harness.client(wanted=True), harness.client(wanted=True)
     for _ in range(60):
         (holder,) = harness.gpu_snapshot().leases.holders
-        step(harness, 150.0 if holder == slow.client else 0.1)
+        step(harness, drain_ms=150.0 if holder == slow.client else 0.1)
     assert used(slow) / used(quick) == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_heavy_client_keeps_the_gpu_for_its_turns() -> None:
     """Broken: each quantum of its share would end in a drain and a switch for nothing."""
-    harness = make_desk()
+    harness = make_harness()
     heavy = harness.client(wanted=True, weight=4)
     harness.client(wanted=True)
     harness.milliseconds(3 * QUANTUM_MS)
@@ -87,7 +75,7 @@ def test_a_heavy_client_keeps_the_gpu_for_its_turns() -> None:
 
 def test_a_newcomer_cannot_claim_the_past() -> None:
     """Broken: whoever comes late would have the GPU for as long as the others had it before."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client(wanted=True)
     for _ in range(50):
         step(harness)
@@ -101,7 +89,7 @@ def test_a_newcomer_cannot_claim_the_past() -> None:
 
 def test_who_was_alone_owes_nothing() -> None:
     """Broken: a job that had the GPU to itself for an hour would then have to wait for an hour."""
-    harness = make_desk()
+    harness = make_harness()
     alone = harness.client(wanted=True)
     harness.milliseconds(3_600_000)
     late = harness.client(wanted=True)
@@ -113,7 +101,7 @@ def test_who_was_alone_owes_nothing() -> None:
 
 def test_a_returner_has_no_credit() -> None:
     """Broken: a client that thought for a minute would then have the GPU for a minute."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client(wanted=True)
     step(harness)
     b.release(idle=True)
@@ -127,7 +115,7 @@ def test_a_returner_has_no_credit() -> None:
 
 def test_processes_of_one_group_share_one_share() -> None:
     """Broken: a container would get more time by starting more processes."""
-    harness = make_desk()
+    harness = make_harness()
     crowd = [harness.client(wanted=True, group="slot-1", weight=2) for _ in range(5)]
     single = harness.client(wanted=True, weight=1)
     for _ in range(150):
@@ -139,7 +127,7 @@ def test_processes_of_one_group_share_one_share() -> None:
 
 def test_processes_that_come_and_go_do_not_shed_their_debt() -> None:
     """Broken: a shell loop of short programs in one container would have each of its turns at once."""
-    harness = make_desk()
+    harness = make_harness()
     single = harness.client(wanted=True)
     had = 0
     process = harness.client(wanted=True, group="slot-1")
@@ -154,7 +142,7 @@ def test_processes_that_come_and_go_do_not_shed_their_debt() -> None:
 
 def test_a_changed_weight_counts_from_then_on() -> None:
     """Broken: `set weight` would do nothing, or charge the past again."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client(wanted=True)
     for _ in range(20):
         step(harness)
@@ -168,7 +156,7 @@ def test_a_changed_weight_counts_from_then_on() -> None:
 
 def test_who_is_gone_is_forgotten() -> None:
     """Broken: the policy would grow with each client that ever was."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client(wanted=True, group="slot-1")
     for _ in range(4):
         step(harness)
@@ -197,37 +185,9 @@ def test_the_order_names_everybody_and_changes_nothing() -> None:
     assert policy.order(views, VIEW, 3)[0] == first.client
 
 
-SCRIPT = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 400), st.booleans(), st.integers(1, 9)), max_size=70)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=6), st.booleans(), SCRIPT)
-def test_the_stated_bound_holds(weights: list[int], grouped: bool, script: list[tuple[int, int, bool, int]]) -> None:
-    """Broken: invariant 5 for fair shares; the core's check measures each wait."""
-    harness = make_desk()
-    group = "slot" if grouped else ""
-    clients = [
-        harness.client(wanted=True, weight=weight, group=group if number % 2 else "")
-        for number, weight in enumerate(weights)
-    ]
-    for which, pause_ms, wanted, weight in script:
-        place = which % len(clients)
-        phase = clients[place].seat().phase
-        if phase == "idle" and not wanted:
-            clients[place].die()  # somebody else takes its place
-            clients[place] = harness.client(wanted=True, weight=weight)
-        elif phase == "idle":
-            clients[place].request()
-        elif phase in ("holding", "revoking"):
-            clients[place].release(idle=phase == "holding", wanted=wanted)
-        harness.milliseconds(pause_ms)
-    assert harness.gpu_snapshot().statistics.grants >= 1
-    assert harness.gpu_snapshot().rules.policy_failures == 0
-
-
 def test_the_lightest_is_granted_within_the_bound_under_full_load() -> None:
     """Broken: the bound would not be the truth for the one that needs it; or it would be no bound worth stating."""
-    harness = make_desk()
+    harness = make_harness()
     for _ in range(3):
         harness.client(wanted=True, weight=8)
     light = harness.client(wanted=True, weight=1)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from typing import Any
 
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
-from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu, play_turn
 
 QUANTUM_MS = 100
 
 
-def crowd(count: int, **settings: object) -> tuple[Harness, list[ScriptedClient]]:
+def crowd(count: int, **settings: Any) -> tuple[Harness, list[ScriptedClient]]:
     """So many clients that all want the GPU all the time; every check on, the wait bound among them."""
-    harness = Harness(create, **settings)
-    harness.gpu()
+    harness = one_gpu(**settings)
     return harness, [harness.client(wanted=True) for _ in range(count)]
 
 
 def turns(harness: Harness, count: int) -> list[int]:
     """Who holds the lease, for so many full quanta; each wants again at once."""
-    held = []
-    for _ in range(count):
-        (holder,) = harness.gpu_snapshot().leases.holders
-        held.append(holder)
-        harness.until(lambda h=holder: harness.clients[h].seat().phase == "revoking")  # type: ignore[misc]
-        harness.clients[holder].release(wanted=True)
-    return held
+    return [play_turn(harness) for _ in range(count)]
 
 
 def test_turns_go_round() -> None:
@@ -63,20 +55,3 @@ def test_one_that_was_away_is_before_those_who_ran_meanwhile() -> None:
     c.release(idle=True, wanted=True)
     (holder,) = harness.gpu_snapshot().leases.holders
     assert holder == a.client
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(2, 6), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 150), st.booleans()), max_size=40))
-def test_the_stated_bound_holds(count: int, script: list[tuple[int, int, bool]]) -> None:
-    """Broken: invariant 5 for round robin, whoever comes and goes when; the core's check measures each wait."""
-    harness, clients = crowd(count)
-    for which, pause_ms, wanted in script:
-        client = clients[which % count]
-        phase = client.seat().phase
-        if phase == "idle":
-            client.request()
-        elif phase in ("holding", "revoking"):
-            client.release(idle=phase == "holding", wanted=wanted)
-        harness.milliseconds(pause_ms)
-    grants = harness.gpu_snapshot().statistics.grants
-    assert grants >= 1

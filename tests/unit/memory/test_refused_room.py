@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from nvshare.coordinator.cli.ctl_view import room_lines
@@ -12,17 +13,13 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
-from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu
 
 PATIENCE_NS = 200 * MILLISECOND_NS
 """How long a hook keeps a lease that it can do nothing with, after the first attempts."""
 
 
-def make_desk(sharing: Sharing = Sharing.EXCLUSIVE) -> Harness:
-    """A GPU of 100, every check on."""
-    harness = Harness(create, sharing=sharing)
-    harness.gpu(capacity=100)
-    return harness
+make_harness = partial(one_gpu, capacity=100)
 
 
 def swapping(harness: Harness, *, resident: int, host: int = 0) -> ScriptedClient:
@@ -62,7 +59,7 @@ def beside_one_that_hangs(harness: Harness) -> tuple[ScriptedClient, ScriptedCli
 
 def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
     """Broken: one stopped program, and another one is granted and gives back several times a second, for ever."""
-    harness = make_desk()
+    harness = make_harness()
     _, willing, _ = beside_one_that_hangs(harness)
     harness.commands.clear()
     began_ns, tries = harness.clock.now_ns, 0
@@ -76,7 +73,7 @@ def test_what_cannot_be_had_is_not_asked_for_again_and_again() -> None:
 
 def test_it_is_tried_again_after_a_while() -> None:
     """Broken: a program that found no room waits for ever, though others can be moved by now."""
-    harness = make_desk()
+    harness = make_harness()
     stopped, willing, evict = beside_one_that_hangs(harness)
     assert willing.seat().memory.shut_out
     (line,) = room_lines(shown(harness))
@@ -91,7 +88,7 @@ def test_it_is_tried_again_after_a_while() -> None:
 
 def test_the_death_of_the_one_that_hangs_is_enough() -> None:
     """Broken: nobody looks again when the last one that had memory is gone."""
-    harness = make_desk()
+    harness = make_harness()
     stopped, willing, _ = beside_one_that_hangs(harness)
     assert willing.seat().memory.shut_out
     stopped.die()
@@ -100,7 +97,7 @@ def test_the_death_of_the_one_that_hangs_is_enough() -> None:
 
 def test_the_others_have_their_turns_meanwhile() -> None:
     """Broken: who cannot run takes turns from those who can, or is preferred to them by its priority."""
-    harness = make_desk()
+    harness = make_harness()
     _, willing, _ = beside_one_that_hangs(harness)
     other = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert other.take(messages.Grant)
@@ -111,7 +108,7 @@ def test_the_others_have_their_turns_meanwhile() -> None:
 
 def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
     """Broken: side by side, one that was large once keeps its room for ever, and who needs it asks for ever."""
-    harness = make_desk(Sharing.CONCURRENT)
+    harness = make_harness(sharing=Sharing.CONCURRENT)
     large, small = swapping(harness, resident=10), swapping(harness, resident=0, host=50)
     large.request()
     assert large.reserve(90) == 90
@@ -130,7 +127,7 @@ def test_a_promise_that_nobody_uses_does_not_keep_others_out() -> None:
 
 def test_one_that_hangs_in_an_eviction_gets_no_credit_for_it() -> None:
     """Broken: its hook is told of credit for an order that brings nothing in."""
-    harness = make_desk()
+    harness = make_harness()
     hanging, other = swapping(harness, resident=60, host=20), swapping(harness, resident=40, host=20)
     other.request()
     assert hanging.take(messages.Evict)

@@ -15,7 +15,7 @@ from nvshare.scheduler_policies.registry import create
 HOLDER = 77
 
 
-def make_desk(**settings: object) -> Harness:
+def make_harness(**settings: object) -> Harness:
     """No GPU yet; every check on."""
     return Harness(create, drain_deadline_ns=SECOND_NS, **settings)
 
@@ -32,7 +32,7 @@ def records(harness: Harness) -> list[tuple[int, int]]:
 
 def test_nothing_is_granted_until_the_holder_has_claimed() -> None:
     """Broken: invariant 7, a restart would make two holders."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     waiter = harness.client(wanted=True)
     assert waiter.granted() is None
@@ -52,7 +52,7 @@ def test_nothing_is_granted_until_the_holder_has_claimed() -> None:
 
 def test_a_holder_that_died_meanwhile_is_not_waited_for() -> None:
     """Broken: all would wait for the whole recovery window."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     waiter = harness.client(wanted=True)
     harness.handle(events.HolderGone(GPU))
@@ -61,7 +61,7 @@ def test_a_holder_that_died_meanwhile_is_not_waited_for() -> None:
 
 def test_the_window_ends() -> None:
     """Broken: a holder that never connects again would block the GPU for ever."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     waiter = harness.client(wanted=True)
     harness.advance(2 * SECOND_NS - 1)
@@ -73,7 +73,7 @@ def test_the_window_ends() -> None:
 
 def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
     """Broken: a holder that goes on after the window would submit beside the next one (invariant 7)."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     waiter = harness.client(wanted=True)
     for stopped in (True, True, False):
@@ -91,7 +91,7 @@ def test_the_window_begins_anew_for_a_holder_that_is_stopped() -> None:
 
 def test_a_holder_that_comes_back_without_a_claim_ends_the_wait() -> None:
     """Broken: a release that was lost with the coordinator would cost everybody the window."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     waiter = harness.client(wanted=True)
     harness.client(process_id=HOLDER)
@@ -100,7 +100,7 @@ def test_a_holder_that_comes_back_without_a_claim_ends_the_wait() -> None:
 
 def test_a_claim_of_another_process_is_stray() -> None:
     """Broken: any client could take the GPU by claiming it, or two would hold it."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     liar = harness.client(process_id=5, attach=False)
     liar.attach(lease_id=6)
@@ -115,7 +115,7 @@ def test_a_claim_of_another_process_is_stray() -> None:
 
 def test_a_stray_holds_up_the_next_grant_until_its_drain_is_overdue_at_most() -> None:
     """Broken: a stray that is really at work would overlap with the next holder, or a liar would block the GPU."""
-    harness = make_desk()
+    harness = make_harness()
     harness.gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
@@ -130,7 +130,7 @@ def test_a_stray_holds_up_the_next_grant_until_its_drain_is_overdue_at_most() ->
 
 def test_a_stray_that_obeys_waits_like_anybody() -> None:
     """Broken: a process whose connection broke while it held the lease would be lost."""
-    harness = make_desk()
+    harness = make_harness()
     harness.gpu()
     a = harness.client(wanted=True)
     a.granted()
@@ -147,7 +147,7 @@ def test_a_stray_that_obeys_waits_like_anybody() -> None:
 
 def test_a_claim_from_before_a_lost_journal_is_confirmed_while_the_gpu_is_free() -> None:
     """Broken: losing the journal would interrupt a process for nothing; or ids would be used twice."""
-    harness = make_desk()
+    harness = make_harness()
     harness.gpu()
     holder = harness.client(attach=False)
     holder.attach(lease_id=57)
@@ -167,7 +167,7 @@ def test_a_claim_from_before_a_lost_journal_is_confirmed_while_the_gpu_is_free()
 
 def test_an_id_that_a_stray_has_released_is_not_given_again() -> None:
     """Broken: the hook takes the grant for its confirmed claim, stays closed, and waits for ever."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     stray = harness.client(attach=False)
     stray.attach(lease_id=7, wanted=True)
@@ -184,7 +184,7 @@ def test_an_id_that_a_stray_has_released_is_not_given_again() -> None:
 @pytest.mark.parametrize("named", [False, True])
 def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: messages.Sharing, named: bool) -> None:
     """Broken: one claim of a huge id exhausts the ids, and after a restart the honest holder's claim is refused."""
-    harness = make_desk(sharing=sharing)
+    harness = make_harness(sharing=sharing)
     if named:
         recovering(harness)
     else:
@@ -203,7 +203,7 @@ def test_a_claim_far_from_the_last_id_is_stray_and_moves_no_numbers(sharing: mes
 
 def test_an_old_claim_is_never_confirmed_outside_recovery() -> None:
     """Broken: a lease that has been given to others since would come back to life."""
-    harness = make_desk()
+    harness = make_harness()
     harness.gpu(next_lease_id=10)
     late = harness.client(attach=False)
     late.attach(lease_id=9)
@@ -213,7 +213,7 @@ def test_an_old_claim_is_never_confirmed_outside_recovery() -> None:
 
 def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
     """Broken: one of several holders of a concurrent GPU would overlap with the first exclusive lease."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness, MANY_HOLDERS)
     waiter = harness.client(wanted=True)
     one = harness.client(attach=False)
@@ -228,7 +228,7 @@ def test_after_concurrent_sharing_the_whole_window_is_waited() -> None:
 
 def test_concurrent_claims_are_confirmed_together() -> None:
     """Broken: a restart would interrupt processes that share concurrently anyway."""
-    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness = make_harness(sharing=messages.Sharing.CONCURRENT)
     recovering(harness, MANY_HOLDERS)
     one, two, thief = (harness.client(attach=False) for _ in range(3))
     one.attach(lease_id=3)
@@ -242,7 +242,7 @@ def test_concurrent_claims_are_confirmed_together() -> None:
 
 def test_the_journal_numbers_on_from_the_newest_lease() -> None:
     """Broken: after a restart an id would be given twice, because an older lease ended last."""
-    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness = make_harness(sharing=messages.Sharing.CONCURRENT)
     harness.gpu()
     one = harness.client(wanted=True)
     two = harness.client(wanted=True)
@@ -253,7 +253,7 @@ def test_the_journal_numbers_on_from_the_newest_lease() -> None:
 
 def test_the_journal_keeps_the_expected_holder_through_recovery() -> None:
     """Broken: after a second crash there would be two holders, because a stray's release wiped the first one's name."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     stray = harness.client(attach=False)
     stray.attach(lease_id=2)
@@ -268,7 +268,7 @@ def test_the_journal_keeps_the_expected_holder_through_recovery() -> None:
 
 def test_the_journal_covers_all_who_are_let_in_during_recovery() -> None:
     """Broken: sharing concurrently while the old holder has not claimed yet, a second crash would forget it."""
-    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness = make_harness(sharing=messages.Sharing.CONCURRENT)
     recovering(harness)
     a = harness.client(wanted=True)
     assert a.granted() is not None
@@ -280,7 +280,7 @@ def test_the_journal_covers_all_who_are_let_in_during_recovery() -> None:
 
 def test_the_journal_names_several_until_the_last_has_released() -> None:
     """Broken: a crash while a concurrent GPU becomes exclusive would forget those who still drain."""
-    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness = make_harness(sharing=messages.Sharing.CONCURRENT)
     harness.gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
@@ -294,7 +294,7 @@ def test_the_journal_names_several_until_the_last_has_released() -> None:
 
 def test_a_process_of_many_that_died_does_not_end_the_window() -> None:
     """Broken: with several possible holders, the death of one would be taken for the death of all."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness, MANY_HOLDERS)
     waiter = harness.client(wanted=True)
     harness.handle(events.HolderGone(GPU))
@@ -303,7 +303,7 @@ def test_a_process_of_many_that_died_does_not_end_the_window() -> None:
 
 def test_who_was_let_in_during_recovery_gives_way_when_the_gpu_becomes_exclusive() -> None:
     """Broken: invariant 1, it would stay the holder beside the one whom the GPU waits for and who is at work."""
-    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness = make_harness(sharing=messages.Sharing.CONCURRENT)
     recovering(harness)
     early = harness.client(wanted=True)
     assert early.granted() is not None
@@ -318,7 +318,7 @@ def test_who_was_let_in_during_recovery_gives_way_when_the_gpu_becomes_exclusive
 
 def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> None:
     """Broken: invariant 1, its claim would make it the holder beside those who still drain from concurrent sharing."""
-    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness = make_harness(sharing=messages.Sharing.CONCURRENT)
     recovering(harness)
     a, b = harness.client(wanted=True), harness.client(wanted=True)
     harness.handle(events.SharingSet(messages.Sharing.EXCLUSIVE))
@@ -338,7 +338,7 @@ def test_the_expected_holder_is_stray_where_others_were_let_in_meanwhile() -> No
 @pytest.mark.parametrize("sharing", list(messages.Sharing))
 def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: messages.Sharing) -> None:
     """Broken: a process that connects again before its old connection is seen to end would be cut short as a stray."""
-    harness = make_desk(sharing=sharing)
+    harness = make_harness(sharing=sharing)
     harness.gpu()
     old = harness.client(wanted=True)
     lease = old.seat().lease_id
@@ -358,7 +358,7 @@ def test_a_lease_moves_to_the_new_connection_of_its_process(sharing: messages.Sh
 
 def test_a_lease_that_is_being_revoked_moves_over_and_is_revoked_again() -> None:
     """Broken: a revocation that went to the dead connection would be lost, and the process keep the GPU."""
-    harness = make_desk()
+    harness = make_harness()
     harness.gpu()
     old = harness.client(wanted=True)
     waiter = harness.client(wanted=True)
@@ -374,7 +374,7 @@ def test_a_lease_that_is_being_revoked_moves_over_and_is_revoked_again() -> None
 
 def test_another_process_cannot_take_a_lease_over() -> None:
     """Broken: any client could take the holder's lease by naming it."""
-    harness = make_desk()
+    harness = make_harness()
     harness.gpu()
     holder = harness.client(wanted=True)
     thief = harness.client(attach=False)
@@ -386,7 +386,7 @@ def test_another_process_cannot_take_a_lease_over() -> None:
 
 def test_a_paused_client_that_claims_its_lease_is_told_to_give_it_back() -> None:
     """Broken: a program that was paused before a restart would go on after it for as long as it is alone."""
-    harness = make_desk()
+    harness = make_harness()
     recovering(harness)
     holder = harness.client(process_id=HOLDER, attach=False)
     harness.handle(events.Paused(holder.client))

@@ -54,7 +54,7 @@ class Wild(PolicyBase):
         self._do("gone", None, client)
 
 
-def wild_desk(policy: Policy, **settings: object) -> Harness:
+def wild_harness(policy: Policy, **settings: object) -> Harness:
     """A harness whose first policy is this one."""
 
     def factory(name: str, uuid: str) -> Policy:
@@ -112,7 +112,7 @@ def test_a_policy_that_breaks_the_rules_is_replaced(breach: str) -> None:
     """Broken: invariant 8, a bad policy could stop the GPU or crash the coordinator."""
     operation, act = BREACHES[breach]
     policy = Wild(operation, act)
-    harness = wild_desk(policy)
+    harness = wild_harness(policy)
     live(harness)
     assert operation in policy.calls
     assert harness.gpu_snapshot().rules.policy == "round_robin"
@@ -127,7 +127,7 @@ def test_a_policy_that_breaks_the_rules_is_replaced(breach: str) -> None:
 def test_a_good_policy_stays() -> None:
     """Broken: the test above would also pass if every policy were replaced."""
     policy = Wild("none", fail)
-    harness = wild_desk(policy)
+    harness = wild_harness(policy)
     live(harness)
     assert harness.gpu_snapshot().rules.policy == "wild"
     assert set(policy.calls) >= {"choose", "preempt", "renew", "order", "released", "gone"}
@@ -151,7 +151,7 @@ class Throttle(PolicyBase):
 
 def test_a_policy_may_leave_the_gpu_idle_until_a_time() -> None:
     """Broken: policies that throttle would be impossible, or the GPU would stay idle for ever."""
-    harness = wild_desk(Throttle())
+    harness = wild_harness(Throttle())
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     a.release(idle=True)
@@ -166,7 +166,7 @@ def test_a_wake_up_time_has_a_bound() -> None:
     """Broken: a policy's time beyond what the operating system's timer can hold ends the coordinator."""
     policy = Throttle()
     policy.free_at_ns = 1 << 90
-    harness = wild_desk(policy)
+    harness = wild_harness(policy)
     harness.client(wanted=True)
     assert harness.timer_ns is not None
     assert harness.timer_ns - harness.clock.now_ns == 3_600_000 * MILLISECOND_NS
@@ -181,7 +181,7 @@ class ChooseOnly:
 
 def test_choose_alone_is_enough() -> None:
     """Broken: a policy would have to inherit from the project's class."""
-    harness = wild_desk(ChooseOnly())
+    harness = wild_harness(ChooseOnly())
     live(harness)
     assert harness.gpu_snapshot().rules.policy_failures == 0
 
@@ -194,7 +194,7 @@ def test_what_a_policy_sees() -> None:
         seen.append(tuple(waiting))
         return Choice(waiting[0].client)
 
-    harness = wild_desk(Wild("choose", look))
+    harness = wild_harness(Wild("choose", look))
     a = harness.client("first", wanted=True, priority=3, memory=10)
     b = harness.client("second", wanted=True)
     c = harness.client("third", wanted=True)

@@ -15,7 +15,7 @@ QUANTUM_MS = 100
 A, B, C = "GPU-0", "GPU-1", "GPU-2"
 
 
-def make_desk(policy: str = "round_robin", gpus: int = 2, **more: object) -> Harness:
+def make_harness(policy: str = "round_robin", gpus: int = 2, **more: object) -> Harness:
     """Some GPUs, every check on."""
     harness = Harness(create, policy=policy, **more)
     for number in range(gpus):
@@ -56,7 +56,7 @@ def pass_time(harness: Harness, milliseconds: int, see: object = None) -> None:
 
 def test_members_are_granted_and_revoked_in_one_moment() -> None:
     """Broken: one member would compute while the other waits for its GPU."""
-    harness = make_desk()
+    harness = make_harness()
     client(harness, A)
     client(harness, B)
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
@@ -75,7 +75,7 @@ def test_members_are_granted_and_revoked_in_one_moment() -> None:
 
 def test_a_gang_waits_for_nobody_who_does_not_want() -> None:
     """Broken: an idle member would keep the others from their turns."""
-    harness = make_desk()
+    harness = make_harness()
     one, idle = client(harness, A, gang="pair"), client(harness, B, gang="pair", wanted=False)
     rival = client(harness, A)
     pass_time(harness, 1000)
@@ -87,7 +87,7 @@ def test_a_gang_waits_for_nobody_who_does_not_want() -> None:
 @pytest.mark.parametrize("trouble", ["dead", "paused", "hung"])
 def test_a_member_in_trouble_blocks_nobody(trouble: str) -> None:
     """Broken: one process that hangs, dies or is paused would stop the others of its gang, and who waits for them."""
-    harness = make_desk(drain_deadline_ns=300 * MILLISECOND_NS)
+    harness = make_harness(drain_deadline_ns=300 * MILLISECOND_NS)
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     rivals = client(harness, A), client(harness, B)
     pass_time(harness, 50)
@@ -111,7 +111,7 @@ def test_a_member_in_trouble_blocks_nobody(trouble: str) -> None:
 def test_a_member_runs_alone_where_nobody_comes_back(comes_back: bool) -> None:
     """Broken: a rival that gives its lease back and asks again with its next launch finds a member at work that can do
     nothing without its mates; or the GPU stays idle beside a member that waits."""
-    harness = make_desk(gpus=3)
+    harness = make_harness(gpus=3)
     harness.handle(events.QuantumSet(100 * QUANTUM_MS * MILLISECOND_NS, C))
     client(harness, B, gang="other"), client(harness, C, gang="other")
     rival = client(harness, A)
@@ -131,7 +131,7 @@ def test_a_member_runs_alone_where_nobody_comes_back(comes_back: bool) -> None:
 
 def test_others_keep_their_turns() -> None:
     """Broken: a gang that is alone on one GPU would always be next on the other one."""
-    harness = make_desk()
+    harness = make_harness()
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     rivals = [client(harness, B) for _ in range(3)]
     pass_time(harness, 8000)
@@ -144,7 +144,7 @@ def test_others_keep_their_turns() -> None:
 
 def test_who_is_interrupted_keeps_its_place_and_has_the_rest() -> None:
     """Broken: a gang's call would cost whoever computes there its turn."""
-    harness = make_desk()
+    harness = make_harness()
     rival, patient = client(harness, B), client(harness, B)
     two = client(harness, B, gang="pair")
     client(harness, A)
@@ -153,7 +153,7 @@ def test_who_is_interrupted_keeps_its_place_and_has_the_rest() -> None:
     pass_time(harness, 71)
     assert (holder(harness, A), holder(harness, B)) == (one.client, two.client)
     assert rival.seat().statistics.used_ns == QUANTUM_MS * MILLISECOND_NS
-    desk2 = make_desk()
+    desk2 = make_harness()
     rival = client(desk2, B)
     patient = client(desk2, B)
     two = client(desk2, B, gang="pair")
@@ -173,7 +173,7 @@ def test_who_is_interrupted_keeps_its_place_and_has_the_rest() -> None:
 
 def test_two_gangs_that_want_the_same_gpus_take_turns() -> None:
     """Broken: a deadlock: each would hold one GPU and wait for the other one."""
-    harness = make_desk()
+    harness = make_harness()
     first = client(harness, A, gang="x"), client(harness, B, gang="x")
     second = client(harness, B, gang="y"), client(harness, A, gang="y")
     halves = 0
@@ -192,7 +192,7 @@ def test_two_gangs_that_want_the_same_gpus_take_turns() -> None:
 
 def test_a_ring_of_gangs_does_not_lock() -> None:
     """Broken: three gangs on three pairs of GPUs would wait for each other in a circle, or one of them for ever."""
-    harness = make_desk(gpus=3)
+    harness = make_harness(gpus=3)
     ring = []
     for name, pair in (("x", (A, B)), ("y", (B, C)), ("z", (C, A))):
         ring += [client(harness, uuid, gang=name) for uuid in pair]
@@ -205,7 +205,7 @@ def test_a_ring_of_gangs_does_not_lock() -> None:
 
 def test_one_program_on_two_gpus_is_a_gang_if_it_asks() -> None:
     """Broken: a program that exchanges data between its GPUs would have them at different times."""
-    harness = make_desk()
+    harness = make_harness()
     wide = harness.client(attach=False, gang="wide")
     wide.attach(A, gpu=0, wanted=True)
     wide.attach(B, gpu=1, wanted=True)
@@ -224,7 +224,7 @@ def test_one_program_on_two_gpus_is_a_gang_if_it_asks() -> None:
 
 def test_members_on_one_gpu_take_turns() -> None:
     """Broken: invariant 1: a gang would put two holders on one GPU."""
-    harness = make_desk()
+    harness = make_harness()
     one, also, two = (client(harness, uuid, gang="trio") for uuid in (A, A, B))
     pass_time(harness, 2000)
     for each in (one, also, two):
@@ -233,7 +233,7 @@ def test_members_on_one_gpu_take_turns() -> None:
 
 def test_a_member_that_comes_late_joins_the_turn() -> None:
     """Broken: it would wait for a turn of its own while the others compute without it."""
-    harness = make_desk()
+    harness = make_harness()
     client(harness, A)
     rival = client(harness, B)
     one = client(harness, A, gang="pair")
@@ -256,7 +256,7 @@ def test_a_member_that_comes_late_joins_the_turn() -> None:
 
 def test_leases_end_in_one_moment() -> None:
     """Broken: one member would compute on while the other is out."""
-    harness = make_desk()
+    harness = make_harness()
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     rival = client(harness, A)
     late = client(harness, B)
@@ -275,7 +275,7 @@ def test_leases_end_in_one_moment() -> None:
 
 def test_a_changed_gang_counts_at_once() -> None:
     """Broken: an annotation that is changed while the pod runs would do nothing, or leave the old gang behind."""
-    harness = make_desk()
+    harness = make_harness()
     one, two = client(harness, A, gang="pair"), client(harness, B)
     client(harness, A), client(harness, B)
     pass_time(harness, 500)
@@ -293,7 +293,7 @@ def test_a_changed_gang_counts_at_once() -> None:
 
 def test_nobody_waits_for_a_hung_rival() -> None:
     """Broken: a GPU would idle until another GPU's client has drained, for ten seconds if that hangs."""
-    harness = make_desk(drain_deadline_ns=5000 * MILLISECOND_NS)
+    harness = make_harness(drain_deadline_ns=5000 * MILLISECOND_NS)
     one = client(harness, A, gang="pair")
     hung = client(harness, B)
     two = client(harness, B, gang="pair")
@@ -314,7 +314,7 @@ def test_nobody_waits_for_a_hung_rival() -> None:
 
 def test_memory_comes_before_the_common_grant() -> None:
     """Broken: a member whose memory is there would run while the other one's still moves."""
-    harness = make_desk()
+    harness = make_harness()
     one = client(harness, A, gang="pair", wanted=False)
     two = harness.client(attach=False, gang="pair", mode=messages.MemoryMode.SWAP)
     two.attach(B)
@@ -338,7 +338,7 @@ def test_memory_comes_before_the_common_grant() -> None:
 
 def test_a_preempted_member_takes_the_others_along() -> None:
     """Broken: the others would compute without it for the rest of their turn though somebody else waits."""
-    harness = make_desk("priority")
+    harness = make_harness("priority")
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     client(harness, A)
     pass_time(harness, 10)
@@ -349,7 +349,7 @@ def test_a_preempted_member_takes_the_others_along() -> None:
 
 def test_a_snapshot_tells_what_a_gang_does() -> None:
     """Broken: nobody could see why a GPU is kept, or whether a gang works at all."""
-    harness = make_desk()
+    harness = make_harness()
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     client(harness, A), client(harness, B)
     pass_time(harness, 10)
@@ -362,7 +362,7 @@ def test_a_snapshot_tells_what_a_gang_does() -> None:
 
 def test_a_gang_is_not_called_where_it_would_be_preempted() -> None:
     """Broken: a member of low class would be granted and revoked in one moment, again and again."""
-    harness = make_desk("priority")
+    harness = make_harness("priority")
     low = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     high = client(harness, B, priority=5)
     pass_time(harness, 500)
@@ -374,7 +374,7 @@ def test_a_gang_is_not_called_where_it_would_be_preempted() -> None:
 @pytest.mark.parametrize("policy", ["round_robin", "priority", "fair_share"])
 def test_members_overlap_under_every_policy(policy: str) -> None:
     """Broken: gangs would work with one policy only."""
-    harness = make_desk(policy)
+    harness = make_harness(policy)
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     client(harness, A), client(harness, A), client(harness, B)
     apart = together = 0
@@ -394,7 +394,7 @@ def test_members_overlap_under_every_policy(policy: str) -> None:
 
 def test_calls_take_no_more_time_than_the_policys_turns() -> None:
     """Broken: beside programs of short turns a gang would have most of a GPU to which it is only called."""
-    harness = make_desk()
+    harness = make_harness()
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     brief = client(harness, A), client(harness, B)
     patient = client(harness, B)
@@ -412,7 +412,7 @@ def test_calls_take_no_more_time_than_the_policys_turns() -> None:
 
 def test_a_member_that_comes_after_its_gangs_turn_runs_as_called() -> None:
     """Broken: its turn is neither the policy's nor owed, so such turns together keep others waiting without bound."""
-    harness = make_desk()
+    harness = make_harness()
     one = client(harness, A, gang="pair", wanted=False)
     two = harness.client(attach=False, gang="pair", mode=messages.MemoryMode.SWAP)
     two.attach(B)
@@ -435,7 +435,7 @@ def test_a_member_that_comes_after_its_gangs_turn_runs_as_called() -> None:
 
 def test_who_waits_long_for_its_gang_goes_without_it() -> None:
     """Broken: a member would be passed over for as long as somebody hangs on a GPU that its mate wants."""
-    harness = make_desk(gpus=3, drain_deadline_ns=60_000 * MILLISECOND_NS)
+    harness = make_harness(gpus=3, drain_deadline_ns=60_000 * MILLISECOND_NS)
     client(harness, A), client(harness, B), client(harness, B), client(harness, C)
     hung = client(harness, B, gang="other")
     client(harness, C, gang="other")
@@ -451,7 +451,7 @@ def test_who_waits_long_for_its_gang_goes_without_it() -> None:
 
 def test_members_that_come_and_go_prolong_nobodys_turn() -> None:
     """Broken: each mate that asks and dies would give the one at work another quantum, and its rival none."""
-    harness = make_desk()
+    harness = make_harness()
     client(harness, B), client(harness, B)
     one, rival = client(harness, A, gang="pair"), client(harness, A)
     for step in range(1000):
@@ -468,7 +468,7 @@ def test_members_that_come_and_go_prolong_nobodys_turn() -> None:
 def test_who_was_alone_until_its_mate_came_is_called() -> None:
     """Broken: members whose drains wait for each other (a kernel of a collective ends when the other GPU's has begun)
     would have their turns alternately ever after, and compute nothing."""
-    harness = make_desk()
+    harness = make_harness()
     one, two = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     rivals = client(harness, A), client(harness, B)
 
@@ -506,7 +506,7 @@ def test_who_was_alone_until_its_mate_came_is_called() -> None:
 
 def test_a_turn_that_is_renewed_may_be_interrupted() -> None:
     """Broken: who cannot be interrupted once would keep a gang out for as long as its policy renews."""
-    harness = make_desk("priority")
+    harness = make_harness("priority")
     low = client(harness, A, gang="pair"), client(harness, B, gang="pair")
     high = client(harness, B, priority=1, wanted=False)
     client(harness, A)
@@ -537,7 +537,7 @@ def test_a_favour_that_a_gang_cannot_take_yet_is_no_favour() -> None:
 
 def test_who_waits_for_its_mates_may_be_idle_longer() -> None:
     """Broken: a rank that waits some milliseconds for another one would lose the turn of both to a rival."""
-    harness = make_desk(idle_release_ns=2 * MILLISECOND_NS)
+    harness = make_harness(idle_release_ns=2 * MILLISECOND_NS)
     one, two = client(harness, A, gang="pair"), client(harness, B, wanted=False)
     assert one.take(messages.GpuSettings)[-1].idle_release_ns == 2 * MILLISECOND_NS, "it has no mates"
     harness.handle(events.GangSet(two.client, "pair"))

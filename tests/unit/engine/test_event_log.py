@@ -26,7 +26,7 @@ SETTINGS = core_settings(event_log_length=1_000_000)
 
 @pytest.mark.parametrize("policy", ["round_robin", "priority", "fair_share"])
 @pytest.mark.parametrize("length", [1_000_000, 300])
-def test_a_story_replays_to_the_same_commands(policy: str, length: int) -> None:
+def test_a_log_replays_to_the_same_commands(policy: str, length: int) -> None:
     """Broken: a failure could not be run again from what was logged; or something hidden feeds the core."""
     settings = core_settings(policy=policy, event_log_length=length)
     world = World(5, Plan(memory_bytes=600, admin_every_ns=SECOND_NS, death_chance=0.05), create, settings)
@@ -34,7 +34,7 @@ def test_a_story_replays_to_the_same_commands(policy: str, length: int) -> None:
     assert world.scheduler is not None
     told = world.scheduler.event_log
     assert told.complete
-    again = Scheduler(create)  # the settings are the story's
+    again = Scheduler(create)  # the settings are the log's
     lines = list(told.lines())
     assert len(lines) == len(told) + 1
     replay(again, read(lines))
@@ -79,7 +79,7 @@ class _Foreign:
 
 
 def test_a_policy_of_another_package_begins_afresh_in_a_replay() -> None:
-    """Broken: with such a policy no story would replay, or a copy would run its code."""
+    """Broken: with such a policy no log would replay, or a copy would run its code."""
 
     def factory(name: str, uuid: str) -> Policy:
         return create(name, uuid) if name == "round_robin" else _Foreign()
@@ -99,13 +99,13 @@ def test_a_policy_of_another_package_begins_afresh_in_a_replay() -> None:
 
 @pytest.mark.parametrize("content", [pickle.dumps(os.getcwd), pickle.dumps(Path("/")), b"", b"junk"])
 def test_a_state_makes_records_and_runs_nothing(content: bytes) -> None:
-    """Broken: whoever replays a stranger's story would run what the stranger likes."""
+    """Broken: whoever replays a stranger's log would run what the stranger likes."""
     with pytest.raises(ValueError, match="not a state"):
         Scheduler(create).restore(content)
 
 
 def test_every_event_reads_back_equal() -> None:
-    """Broken: a new kind of event or field would make stories unreadable."""
+    """Broken: a new kind of event or field would make logs unreadable."""
     harness = Harness(create, SETTINGS)
     harness.gpu()
     a = harness.client(wanted=True)
@@ -132,26 +132,26 @@ def test_every_event_reads_back_equal() -> None:
         "[1",
     ],
 )
-def test_what_is_no_story_is_refused(line: str) -> None:
+def test_what_is_no_log_is_refused(line: str) -> None:
     """Broken: a damaged file would end in a riddle instead of a message."""
-    with pytest.raises(ValueError, match="not a line of a story"):
+    with pytest.raises(ValueError, match="not a line of an event log"):
         read([line])
 
 
-def test_a_story_is_bounded_and_says_so() -> None:
+def test_a_log_is_bounded_and_says_so() -> None:
     """Broken: the log would grow without end, or a replay from its middle be trusted."""
-    story = EventLog(4)
-    story.begin(0, b"state")
+    log = EventLog(4)
+    log.begin(0, b"state")
     for time in range(20):
-        if story.full:
-            story.begin(time, None)  # nothing can be copied any more
-        story.record(time, events.TimerFired(), [])
-        assert story.complete == (time < 4)
-    assert 2 <= len(story) <= 4
-    assert len(list(story.lines())) == len(story)
+        if log.full:
+            log.begin(time, None)  # nothing can be copied any more
+        log.record(time, events.TimerFired(), [])
+        assert log.complete == (time < 4)
+    assert 2 <= len(log) <= 4
+    assert len(list(log.lines())) == len(log)
 
 
-def test_our_own_mistake_shows_the_story() -> None:
+def test_our_own_mistake_shows_the_log() -> None:
     """Broken: a breach of an invariant would go unseen, or be reported without what led to it."""
     harness = Harness(create, SETTINGS)
     harness.gpu()
@@ -167,7 +167,7 @@ def test_our_own_mistake_shows_the_story() -> None:
     assert len(read(caught.value.lines)) == len(caught.value.lines) > 3
 
 
-def test_any_failure_of_ours_shows_the_story() -> None:
+def test_any_failure_of_ours_shows_the_log() -> None:
     """Broken: a plain bug would come out without the events that led to it."""
     harness = Harness(create, SETTINGS)
     with pytest.raises(InvariantError, match="KeyError"):

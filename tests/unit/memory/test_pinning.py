@@ -5,6 +5,7 @@ May not go here: what other growth is allowed (test_admission.py, test_growth.py
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from nvshare.coordinator.cli import ctl_view
@@ -15,13 +16,9 @@ from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu
 
-
-def make_desk() -> Harness:
-    """One GPU of 100 bytes, every check on."""
-    harness = Harness(create)
-    harness.gpu(capacity=100)
-    return harness
+make_harness = partial(one_gpu, capacity=100)
 
 
 def swapping(harness: Harness, memory: int, **more: int | str | bool) -> ScriptedClient:
@@ -54,7 +51,7 @@ def stuck(harness: Harness) -> tuple[ScriptedClient, ScriptedClient]:
 
 def test_pins_that_leave_room_are_allowed() -> None:
     """Broken: nothing can be shared between processes in mode `swap`."""
-    harness = make_desk()
+    harness = make_harness()
     a, _ = swapping(harness, 60), swapping(harness, 70)
     assert pins(a, 30) == 30
     assert harness.gpu_snapshot().moves.refused_reservations == 0
@@ -62,7 +59,7 @@ def test_pins_that_leave_room_are_allowed() -> None:
 
 def test_pins_that_would_lock_somebody_out_are_refused() -> None:
     """Broken: a program waits for ever for room that another's exported memory takes."""
-    harness = make_desk()
+    harness = make_harness()
     a, _ = swapping(harness, 60), swapping(harness, 70)
     assert pins(a, 20) == 20
     assert pins(a, 31) == 20
@@ -72,7 +69,7 @@ def test_pins_that_would_lock_somebody_out_are_refused() -> None:
 
 def test_promised_pins_count_before_they_are_reported() -> None:
     """Broken: two programs that ask one after the other get more than there is."""
-    harness = make_desk()
+    harness = make_harness()
     a, c, _ = swapping(harness, 40), swapping(harness, 40), swapping(harness, 50)
     assert pins(a, 30) == 30
     assert pins(c, 30) == 0
@@ -81,7 +78,7 @@ def test_promised_pins_count_before_they_are_reported() -> None:
 
 def test_a_promise_ends_with_the_lease() -> None:
     """Broken: pins that failed in the driver are counted for as long as their program lives."""
-    harness = make_desk()
+    harness = make_harness()
     a, c, _ = swapping(harness, 40), swapping(harness, 40), swapping(harness, 50)
     a.report(allocated=40, resident=40)
     a.request()
@@ -93,7 +90,7 @@ def test_a_promise_ends_with_the_lease() -> None:
 
 def test_less_is_always_allowed() -> None:
     """Broken: a program that has given memory back is told to be out of it, or what it does not want is kept for it."""
-    harness = make_desk()
+    harness = make_harness()
     c = swapping(harness, 0)
     assert pins(c, 100) == 100
     assert pins(c, 0) == 0
@@ -106,7 +103,7 @@ def test_less_is_always_allowed() -> None:
 
 def test_what_may_be_allocated_counts() -> None:
     """Broken: room that a holder was promised for an allocation is given away to pins before it is reported."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = swapping(harness, 30), swapping(harness, 20)
     b.report(allocated=20, resident=20)
     b.request()
@@ -117,7 +114,7 @@ def test_what_may_be_allocated_counts() -> None:
 
 def test_pins_of_all_fit_the_card() -> None:
     """Broken: arrays of several programs are promised more memory than the card has."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = swapping(harness, 0), swapping(harness, 0)
     assert pins(a, 70) == 70
     assert pins(b, 40) == 0
@@ -126,7 +123,7 @@ def test_pins_of_all_fit_the_card() -> None:
 
 def test_device_memory_leaves_room_too() -> None:
     """Broken: a program in mode `device` locks one in mode `swap` out, which then waits for ever."""
-    harness = make_desk()
+    harness = make_harness()
     swapping(harness, 70)
     a = harness.client(mode=MemoryMode.DEVICE)
     assert a.reserve(31) == 0
@@ -136,7 +133,7 @@ def test_device_memory_leaves_room_too() -> None:
 
 def test_room_is_told() -> None:
     """Broken: programs allocate without a lease what can never be on the GPU."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = swapping(harness, 60), swapping(harness, 0)
     told = settings(b)
     assert (told.room_bytes, told.ask_pins) == (100, True)
@@ -148,7 +145,7 @@ def test_room_is_told() -> None:
 
 def test_who_does_not_fit_is_named() -> None:
     """Broken: a program that lacks room because an older hook asked nobody waits silently."""
-    harness = make_desk()
+    harness = make_harness()
     _, b = stuck(harness)
     assert b.seat().memory.lacking_bytes == 30
     assert harness.notifications("lacks_room")[0]["client"] == b.client
@@ -157,7 +154,7 @@ def test_who_does_not_fit_is_named() -> None:
 
 def test_who_lacks_room_is_shut_out() -> None:
     """Broken: half of the turns go to a program that can do nothing with them."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = stuck(harness)
     assert b.seat().memory.shut_out
     a.request()
@@ -170,7 +167,7 @@ def test_who_lacks_room_is_shut_out() -> None:
 
 def test_who_is_shut_out_comes_back_with_the_room() -> None:
     """Broken: a program waits though there is room for it now."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = stuck(harness)
     assert b.granted() is None
     a.report(allocated=10, resident=10)
@@ -182,7 +179,7 @@ def test_who_is_shut_out_comes_back_with_the_room() -> None:
 
 def test_a_death_and_a_pause_while_shut_out() -> None:
     """Broken: the figures of who is shut out outlive them, or a pause puts them back into the line."""
-    harness = make_desk()
+    harness = make_harness()
     _, b = stuck(harness)
     harness.handle(events.Paused(b.client))
     harness.handle(events.Resumed(b.client))
@@ -230,7 +227,7 @@ def test_who_asked_may_die() -> None:
 
 def test_people_are_told_why() -> None:
     """Broken: `nvshare-ctl status` shows that a program waits, and not for what."""
-    harness = make_desk()
+    harness = make_harness()
     stuck(harness)
     (line,) = ctl_view.room_lines(_status(harness))
     assert line.startswith("c2 (1002) needs 70B of GPU 0 and has room for 40B: it waits")

@@ -14,7 +14,7 @@ from nvshare.coordinator.system.host_memory import LEAST_BYTES, default_budget_b
 from nvshare.scheduler_policies.registry import create
 
 
-def make_desk(budget: int = 100, times: int = 8) -> Harness:
+def make_harness(budget: int = 100, times: int = 8) -> Harness:
     """A GPU of 100, and a budget."""
     harness = Harness(create, host_budget_bytes=budget, host_fair_times=times)
     harness.gpu(capacity=100)
@@ -48,7 +48,7 @@ def shared(harness: Harness) -> int:
 
 def test_all_shares_together_stay_within_the_budget() -> None:
     """Broken: programs pin more memory than the node has."""
-    harness = make_desk(times=0)
+    harness = make_harness(times=0)
     a, b = harness.client(), harness.client()
     assert ask(a, 70) == 70
     assert ask(b, 40) == 0, "refused: unchanged"
@@ -61,24 +61,24 @@ def test_all_shares_together_stay_within_the_budget() -> None:
 
 def test_one_user_alone_has_nearly_all_of_it() -> None:
     """Broken: fairness towards people who are not there costs the one who is."""
-    assert all_it_gets(make_desk(900).client()) == 800
+    assert all_it_gets(make_harness(900).client()) == 800
 
 
 def test_where_there_can_be_no_other_user_one_has_all_of_it() -> None:
     """Broken: somebody's own coordinator keeps a part for users whom it does not let in."""
-    assert all_it_gets(make_desk(900, times=0).client()) == 900
+    assert all_it_gets(make_harness(900, times=0).client()) == 900
 
 
 def test_who_comes_later_finds_something() -> None:
     """Broken: one user fills the budget, and nobody else can allocate anything any more."""
-    harness = make_desk(81_000)
+    harness = make_harness(81_000)
     found = [all_it_gets(harness.client(user_id=user)) for user in range(3)]
     assert found == [72_000, 8_000, 888], "eight ninths of what was left, each"
 
 
 def test_starting_more_programs_gives_nobody_more() -> None:
     """Broken: the rule is evaded by a second process."""
-    harness = make_desk(900)
+    harness = make_harness(900)
     first, second = harness.client(user_id=7), harness.client(user_id=7)
     assert all_it_gets(first) == 800
     assert all_it_gets(second) == 0
@@ -88,7 +88,7 @@ def test_starting_more_programs_gives_nobody_more() -> None:
 
 def test_the_containers_of_a_node_are_owners_whoever_their_users_are() -> None:
     """Broken: in Kubernetes, where everybody is root, one pod takes all."""
-    harness = make_desk(900)
+    harness = make_harness(900)
     first, mate, other = (harness.client(group=group) for group in ("a", "a", "b"))
     assert all_it_gets(first) == 800
     assert all_it_gets(mate) == 0
@@ -97,7 +97,7 @@ def test_the_containers_of_a_node_are_owners_whoever_their_users_are() -> None:
 
 def test_what_is_given_back_goes_to_those_who_have_less() -> None:
     """Broken: who came first keeps his advantage for ever, though he gives memory back and takes it again."""
-    harness = make_desk(1_700)
+    harness = make_harness(1_700)
     a, b = harness.client(user_id=1), harness.client(user_id=2)
     has, other = all_it_gets(a), all_it_gets(b)
     assert (has, other) == (1_511, 168)
@@ -110,7 +110,7 @@ def test_what_is_given_back_goes_to_those_who_have_less() -> None:
 
 def test_a_refusal_says_why_to_the_program_too() -> None:
     """Broken: who may not ask the coordinator is out of memory and cannot find out by what."""
-    harness = make_desk(9 << 30)
+    harness = make_harness(9 << 30)
     a, b = harness.client(user_id=1), harness.client(user_id=2)
     assert ask(a, 4 << 30) == 4 << 30
     b.take(messages.Rejected)
@@ -124,7 +124,7 @@ def test_a_refusal_says_why_to_the_program_too() -> None:
 
 def test_a_promise_is_kept_when_others_come() -> None:
     """Broken: a share that data lies in is taken away, or given back and lost."""
-    harness = make_desk(900)
+    harness = make_harness(900)
     a, b = harness.client(user_id=1), harness.client(user_id=2)
     assert all_it_gets(a) == 800
     assert all_it_gets(b) == 88
@@ -136,7 +136,7 @@ def test_a_promise_is_kept_when_others_come() -> None:
 
 def test_the_share_of_the_dead_is_free_at_once() -> None:
     """Broken: invariant 6 for host memory."""
-    harness = make_desk(900)
+    harness = make_harness(900)
     a, b = harness.client(user_id=1), harness.client(user_id=2)
     ask(a, 800)
     a.die()
@@ -173,7 +173,7 @@ def test_the_first_second_of_ones_own_coordinator_gives_no_more_than_the_budget(
 
 def test_a_process_that_comes_back_has_what_it_had() -> None:
     """Broken: a lost connection makes memory that is pinned be given to others."""
-    harness = make_desk(900)
+    harness = make_harness(900)
     a, b = harness.client(user_id=1, process_id=50), harness.client(user_id=2)
     assert ask(a, 800) == 800
     a.die()
@@ -185,7 +185,7 @@ def test_a_process_that_comes_back_has_what_it_had() -> None:
 
 def test_that_is_soon_forgotten() -> None:
     """Broken: who gets the number of a process that died has what that had."""
-    harness = make_desk(900)
+    harness = make_harness(900)
     a, b = harness.client(user_id=1, process_id=50), harness.client(user_id=2)
     ask(a, 800)
     a.die()
@@ -196,7 +196,7 @@ def test_that_is_soon_forgotten() -> None:
 
 def test_the_budget_changes_while_programs_run() -> None:
     """Broken: lowering it takes memory away that holds data, or lets more be given."""
-    harness = make_desk(100)
+    harness = make_harness(100)
     a, b = harness.client(user_id=1), harness.client(user_id=2)
     ask(a, 80)
     harness.handle(events.HostBudgetSet(50))
@@ -210,7 +210,7 @@ def test_the_budget_changes_while_programs_run() -> None:
 
 def test_what_the_host_has_no_room_for_is_not_admitted() -> None:
     """Broken: invariant 9, what is admitted could not be evicted."""
-    harness = make_desk(budget=90)
+    harness = make_harness(budget=90)
     a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     assert a.reserve(85) == 85, "it takes no part in the budget"
     b = harness.client(mode=MemoryMode.SWAP)
@@ -222,7 +222,7 @@ def test_what_the_host_has_no_room_for_is_not_admitted() -> None:
 
 def test_what_was_moved_away_may_come_back_whatever_the_limits_are_now() -> None:
     """Broken: a lowered limit or budget shuts a program out of its own memory, and it tries again for ever."""
-    harness = make_desk(budget=900)
+    harness = make_harness(budget=900)
     a = harness.client(mode=MemoryMode.SWAP, wanted=True)
     ask(a, 60)
     a.report(allocated=60, resident=20, host=40)
@@ -235,7 +235,7 @@ def test_what_was_moved_away_may_come_back_whatever_the_limits_are_now() -> None
 
 def test_nobody_is_told_to_evict_what_the_host_has_no_room_for() -> None:
     """Broken: orders that must fail, while others could make the room."""
-    harness = make_desk(budget=9)
+    harness = make_harness(budget=9)
     a, b = harness.client(mode=MemoryMode.SWAP, wanted=True), harness.client(mode=MemoryMode.SWAP)
     ask(a, 8)
     a.report(allocated=60, resident=60)
@@ -280,7 +280,7 @@ def test_a_claim_of_memory_from_before_a_restart_never_grows() -> None:
 
 def test_a_share_before_hello_is_nonsense() -> None:
     """Broken: a stranger could use up the budget."""
-    harness = make_desk()
+    harness = make_harness()
     with pytest.raises(messages.RemoteProtocolError):
         harness.handle(events.HostAsked(99, 1, 100))
 

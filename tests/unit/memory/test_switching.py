@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from nvshare.coordinator.model.events import Paused, Resumed
@@ -9,20 +11,17 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu
 
 QUANTUM_MS = 100
 
 
-def make_desk(capacity: int = 100, **settings: object) -> Harness:
-    """One small GPU, every check on."""
-    harness = Harness(create, move_deadline_ns=SECOND_NS, **settings)
-    harness.gpu(capacity=capacity)
-    return harness
+make_harness = partial(one_gpu, capacity=100, move_deadline_ns=SECOND_NS)
 
 
 def oversubscribed(idle_release_ns: int = 2 * MILLISECOND_NS) -> tuple[Harness, ScriptedClient, ScriptedClient]:
     """`a` has run with 60 of 100 bytes resident and gives way to `b`, which has 40 of its 60."""
-    harness = make_desk(idle_release_ns=idle_release_ns)
+    harness = make_harness(idle_release_ns=idle_release_ns)
     a = harness.client(wanted=True)
     b = harness.client()
     a.report(allocated=60, resident=60)
@@ -75,7 +74,7 @@ def test_reports_and_progress_count_once(report_first: bool) -> None:
 
 def test_nothing_is_ordered_when_everything_fits() -> None:
     """Broken: hand-overs without memory pressure would pay for memory."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client(wanted=True)
     b = harness.client()
     a.report(allocated=50, resident=50)
@@ -89,7 +88,7 @@ def test_nothing_is_ordered_when_everything_fits() -> None:
 
 def test_what_was_evicted_comes_back_when_there_is_room_again() -> None:
     """Broken: after a neighbour has left, page faults would bring back what a bulk copy brings eight times faster."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()
@@ -101,7 +100,7 @@ def test_what_was_evicted_comes_back_when_there_is_room_again() -> None:
 
 def test_one_that_moves_less_is_passed_over() -> None:
     """Broken: a client that cannot move its memory would keep the next one from its turn."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client(wanted=True)
     b = harness.client()
     c = harness.client()
@@ -194,7 +193,7 @@ def test_a_move_that_takes_too_long_is_not_waited_for() -> None:
 
 def test_device_memory_is_never_ordered_out() -> None:
     """Broken: a client that cannot evict would be asked to."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=60)
     b = harness.client()
     b.report(allocated=60, resident=10, host=50)
@@ -207,7 +206,7 @@ def test_device_memory_is_never_ordered_out() -> None:
 
 def test_the_last_in_turn_order_gives_first() -> None:
     """Broken: under round robin, memory would be taken from the one that runs next."""
-    harness = make_desk(capacity=90)
+    harness = make_harness(capacity=90)
     a, b, c = (harness.client() for _ in range(3))
     a.report(allocated=45, resident=45)
     b.report(allocated=45, resident=0, host=45)
@@ -225,7 +224,7 @@ def test_the_last_in_turn_order_gives_first() -> None:
 
 def test_of_those_who_do_not_ask_the_longest_idle_gives_first() -> None:
     """Broken: memory would be taken from one that paused a moment ago, not from one that has been idle for hours."""
-    harness = make_desk(capacity=90)
+    harness = make_harness(capacity=90)
     recent = harness.client()
     old = harness.client(memory=45)
     following = harness.client()
@@ -279,7 +278,7 @@ def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
 
 def test_a_client_that_hangs_is_not_waited_for() -> None:
     """Broken: one stopped process would keep everybody else from their turns, one deadline after the other."""
-    harness = make_desk(move_stall_ns=100 * MILLISECOND_NS)
+    harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
     a, b, stopped = harness.client(wanted=True), harness.client(), harness.client()
     a.report(allocated=50, resident=50)
     b.report(allocated=50, resident=20, host=30)
@@ -309,7 +308,7 @@ def test_a_client_that_hangs_is_not_waited_for() -> None:
 
 def test_a_next_client_that_hangs_gets_its_turn_and_its_deadline() -> None:
     """Broken: the GPU would wait for memory of a process that does not move it."""
-    harness = make_desk(move_stall_ns=100 * MILLISECOND_NS)
+    harness = make_harness(move_stall_ns=100 * MILLISECOND_NS)
     a = harness.client()
     a.report(allocated=60, resident=20, host=40)
     a.request()

@@ -13,18 +13,12 @@ from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.simulation.harness import GPU, Harness
 from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
 from nvshare.scheduler_policies.registry import create
-
-
-def make_desk(**settings: object) -> Harness:
-    """One GPU, every check on."""
-    harness = Harness(create, **settings)
-    harness.gpu()
-    return harness
+from tests.harness import one_gpu
 
 
 def test_a_new_quantum_holds_for_the_lease_at_hand() -> None:
     """Broken: `set quantum` would take effect only after the old, perhaps very long, quantum."""
-    harness = make_desk(quantum_ns=60 * SECOND_NS)
+    harness = one_gpu(quantum_ns=60 * SECOND_NS)
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(300)
@@ -76,7 +70,7 @@ def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
 
 def test_a_quantum_may_be_for_one_gpu() -> None:
     """Broken: setting one GPU's quantum would change the others."""
-    harness = make_desk()
+    harness = one_gpu()
     harness.gpu("GPU-1")
     harness.handle(events.QuantumSet(5 * MILLISECOND_NS, "GPU-1"))
     assert harness.gpu_snapshot().rules.quantum_ns == 100 * MILLISECOND_NS
@@ -85,7 +79,7 @@ def test_a_quantum_may_be_for_one_gpu() -> None:
 
 def test_the_automatic_quantum_follows_the_measured_cost() -> None:
     """Broken: `auto` would be fair at any price, or cheap at any wait."""
-    harness = make_desk(quantum_ns=None)
+    harness = one_gpu(quantum_ns=None)
     assert harness.gpu_snapshot().rules.quantum_automatic
     assert harness.gpu_snapshot().rules.quantum_ns == 100 * MILLISECOND_NS, "before anything is measured"
     a = harness.client(wanted=True)
@@ -103,7 +97,7 @@ def test_the_automatic_quantum_follows_the_measured_cost() -> None:
 
 def test_the_automatic_quantum_is_bounded() -> None:
     """Broken: with quick switches it would go to nothing."""
-    harness = make_desk(quantum_ns=None)
+    harness = one_gpu(quantum_ns=None)
     a = harness.client(wanted=True)
     harness.client(wanted=True)
     harness.milliseconds(100)
@@ -113,7 +107,7 @@ def test_the_automatic_quantum_is_bounded() -> None:
 
 def test_paused_means_granted_nothing_and_giving_back() -> None:
     """Broken: `pause` would leave the client running, or lose it for ever."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.handle(events.Paused(b.client))
@@ -133,7 +127,7 @@ def test_paused_means_granted_nothing_and_giving_back() -> None:
 
 def test_a_client_that_is_paused_while_it_asks_waits_on() -> None:
     """Broken: a request in the pause would be lost or granted."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client()
     harness.handle(events.Paused(a.client))
     a.request()
@@ -144,7 +138,7 @@ def test_a_client_that_is_paused_while_it_asks_waits_on() -> None:
 
 def test_a_paused_client_may_die() -> None:
     """Broken: invariant 6 for those who are paused."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.handle(events.Paused(a.client))
     a.die()
@@ -153,7 +147,7 @@ def test_a_paused_client_may_die() -> None:
 
 def test_to_concurrent_all_who_wait_are_let_in() -> None:
     """Broken: switching would leave those who wait waiting."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     a.take(messages.GpuSettings)
@@ -167,7 +161,7 @@ def test_to_concurrent_all_who_wait_are_let_in() -> None:
 
 def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
     """Broken: invariant 1 across the switch."""
-    harness = make_desk(sharing=Sharing.CONCURRENT)
+    harness = one_gpu(sharing=Sharing.CONCURRENT)
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     c = harness.client()
@@ -185,7 +179,7 @@ def test_to_exclusive_all_must_have_released_before_the_first_grant() -> None:
 
 def test_to_exclusive_a_holder_alone_goes_on() -> None:
     """Broken: a process alone would be interrupted for nothing, or the journal would not know it."""
-    harness = make_desk(sharing=Sharing.CONCURRENT)
+    harness = one_gpu(sharing=Sharing.CONCURRENT)
     a = harness.client(wanted=True)
     harness.advance(SECOND_NS)
     harness.handle(events.SharingSet(Sharing.EXCLUSIVE))
@@ -202,7 +196,7 @@ def test_to_exclusive_a_holder_alone_goes_on() -> None:
 
 def test_a_limit_is_told_and_held() -> None:
     """Broken: `set limit` would show and not limit."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(mode=messages.MemoryMode.MANAGED)
     a.take(messages.GpuSettings)
     harness.handle(events.LimitSet(a.client, 500))
@@ -218,7 +212,7 @@ def test_a_limit_is_told_and_held() -> None:
 
 def test_a_policy_changes_while_clients_wait() -> None:
     """Broken: `set policy` would need a restart, or forget who waits."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True, priority=0)
     low = harness.client(wanted=True, priority=0)
     high = harness.client(wanted=True, priority=5)
@@ -233,7 +227,7 @@ def test_a_policy_changes_while_clients_wait() -> None:
 
 def test_a_policy_that_cannot_be_made_leaves_the_old_one() -> None:
     """Broken: a typing mistake would leave a GPU without a policy."""
-    harness = make_desk()
+    harness = one_gpu()
     harness.handle(events.PolicySet("no_such"))
     assert harness.gpu_snapshot().rules.policy == "round_robin"
     assert harness.logged("no_such")
@@ -241,7 +235,7 @@ def test_a_policy_that_cannot_be_made_leaves_the_old_one() -> None:
 
 def test_orders_for_what_is_gone_are_logged() -> None:
     """Broken: an operator's order that crosses a death would crash the coordinator."""
-    harness = make_desk()
+    harness = one_gpu()
     for event in (
         events.QuantumSet(1, "GPU-x"),
         events.SharingSet(Sharing.CONCURRENT, "GPU-x"),

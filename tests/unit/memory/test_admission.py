@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
-from nvshare.scheduler_policies.registry import create
+from nvshare.coordinator.simulation.harness import ScriptedClient
+from tests.harness import one_gpu
 
-
-def make_desk(capacity: int = 100) -> Harness:
-    """One small GPU, every check on."""
-    harness = Harness(create)
-    harness.gpu(capacity=capacity)
-    return harness
+make_harness = partial(one_gpu, capacity=100)
 
 
 def test_device_memory_of_all_clients_fits_the_card() -> None:
     """Broken: admitted allocations would fail in the driver, or push out others' memory."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client(mode=MemoryMode.DEVICE)
     b = harness.client(mode=MemoryMode.DEVICE)
     assert a.reserve(70) == 70
@@ -32,7 +29,7 @@ def test_device_memory_of_all_clients_fits_the_card() -> None:
 
 def test_pinned_memory_of_movable_clients_counts() -> None:
     """Broken: memory that cannot move would be promised to somebody else."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client()
     a.report(allocated=80, resident=80, pinned=40)
     b = harness.client(mode=MemoryMode.DEVICE)
@@ -42,7 +39,7 @@ def test_pinned_memory_of_movable_clients_counts() -> None:
 
 def test_movable_memory_is_admitted_beyond_capacity() -> None:
     """Broken: no oversubscription."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client()
     b = harness.client()
     assert a.reserve(90) == 90
@@ -51,7 +48,7 @@ def test_movable_memory_is_admitted_beyond_capacity() -> None:
 
 def test_only_device_mode_must_ask() -> None:
     """Broken: each allocation of a managed client would wait for an answer."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client()
     b = harness.client(mode=MemoryMode.DEVICE)
     assert [s.reserve for s in a.take(messages.GpuSettings)][-1] is False
@@ -60,7 +57,7 @@ def test_only_device_mode_must_ask() -> None:
 
 def test_the_limit_of_the_hello_holds() -> None:
     """Broken: `--gpu-memory-limit` would be ignored."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client(limit=50, mode=MemoryMode.DEVICE)
     (told,) = a.take(messages.GpuSettings)
     assert told.memory_limit_bytes == 50
@@ -70,7 +67,7 @@ def test_the_limit_of_the_hello_holds() -> None:
 
 def test_what_a_reconnecting_client_has_is_reserved() -> None:
     """Broken: after a restart of the coordinator the card would be promised twice."""
-    harness = make_desk()
+    harness = make_harness()
     harness.client(mode=MemoryMode.DEVICE, memory=80)
     b = harness.client(mode=MemoryMode.DEVICE)
     assert b.reserve(21) == 0
@@ -78,7 +75,7 @@ def test_what_a_reconnecting_client_has_is_reserved() -> None:
 
 def test_impossible_figures_are_bounded() -> None:
     """Broken: a client's report of 2**64 - 1 bytes would upset the sums for everybody."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client()
     a.report(allocated=5, resident=(1 << 64) - 1, pinned=(1 << 64) - 1)
     gpu = harness.gpu_snapshot()
@@ -89,7 +86,7 @@ def test_impossible_figures_are_bounded() -> None:
 
 def test_a_refusal_names_the_limit() -> None:
     """Broken: a program that its slot's limit refuses cannot say why, or one on a full card blames its limit."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = (harness.client(mode=MemoryMode.DEVICE, limit=60, group="slot") for _ in range(2))
     alone = harness.client(mode=MemoryMode.DEVICE, limit=90)
     assert [[s.limit_of_slot for s in each.take(messages.GpuSettings)][-1] for each in (a, b, alone)] == [

@@ -9,22 +9,15 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Kill, RecordLease, SetTimer
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.harness import GPU, Harness
-from nvshare.scheduler_policies.registry import create
+from nvshare.coordinator.simulation.harness import GPU
+from tests.harness import one_gpu
 
 QUANTUM_MS = 100
 
 
-def make_desk(**settings: object) -> Harness:
-    """One GPU, every check on."""
-    harness = Harness(create, **settings)
-    harness.gpu()
-    return harness
-
-
 def test_a_free_gpu_is_granted_at_once() -> None:
     """Broken: a process alone would wait for something."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     grant = a.granted()
     assert grant is not None
@@ -34,7 +27,7 @@ def test_a_free_gpu_is_granted_at_once() -> None:
 
 def test_settings_come_before_the_grant() -> None:
     """Broken: a hook would open its gate without knowing its budget."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     kinds = [type(message) for message in a.inbox]
     assert kinds == [messages.Welcome, messages.GpuSettings, messages.Grant]
@@ -42,7 +35,7 @@ def test_settings_come_before_the_grant() -> None:
 
 def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
     """Broken: a process alone would be interrupted."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.advance(3600 * SECOND_NS)
     assert not a.take(messages.Revoke)
@@ -51,7 +44,7 @@ def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
 
 def test_the_quantum_counts_from_the_grant() -> None:
     """Broken: a holder would be cut short, or keep others waiting longer than its quantum."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.milliseconds(40)
     b = harness.client(wanted=True)
@@ -71,7 +64,7 @@ def test_the_quantum_counts_from_the_grant() -> None:
 
 def test_a_holder_past_its_quantum_is_revoked_when_somebody_comes() -> None:
     """Broken: a newcomer would wait a whole quantum for one who has long had his."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.milliseconds(5 * QUANTUM_MS)
     harness.client(wanted=True)
@@ -80,7 +73,7 @@ def test_a_holder_past_its_quantum_is_revoked_when_somebody_comes() -> None:
 
 def test_waiters_are_told_when_contention_ends() -> None:
     """Broken: a holder would stay paced and release early for nobody."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     assert [message.waiters for message in a.take(messages.Waiters)] == [1]
@@ -95,7 +88,7 @@ def test_waiters_are_told_when_contention_ends() -> None:
 
 def test_an_idle_release_hands_over_without_a_revocation() -> None:
     """Broken: early release would not pass the GPU on."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     a.release(idle=True)
@@ -107,7 +100,7 @@ def test_an_idle_release_hands_over_without_a_revocation() -> None:
 
 def test_a_release_may_be_a_request() -> None:
     """Broken: a client whose threads wait would be forgotten after its quantum."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS)
@@ -121,7 +114,7 @@ def test_a_release_may_be_a_request() -> None:
 
 def test_a_request_that_crosses_a_grant_or_a_revocation_says_nothing_new() -> None:
     """Broken: a client would be granted again what it gave back for good."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     a.request()
     assert a.seat().phase == "holding"
@@ -136,7 +129,7 @@ def test_a_request_that_crosses_a_grant_or_a_revocation_says_nothing_new() -> No
 
 def test_an_idle_release_that_crosses_the_revocation_is_accepted() -> None:
     """Broken: an honest client would be cut off for a race."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS)
@@ -147,7 +140,7 @@ def test_an_idle_release_that_crosses_the_revocation_is_accepted() -> None:
 
 def test_a_dead_holders_lease_is_free_at_once() -> None:
     """Broken: invariant 6, a SIGKILL would block the GPU."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     a.die()
@@ -157,7 +150,7 @@ def test_a_dead_holders_lease_is_free_at_once() -> None:
 
 def test_a_dead_client_in_the_middle_of_its_drain_frees_the_lease() -> None:
     """Broken: invariant 6, the drain deadline would have to pass first."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS)
@@ -169,7 +162,7 @@ def test_a_dead_client_in_the_middle_of_its_drain_frees_the_lease() -> None:
 
 def test_a_dead_waiter_is_granted_nothing() -> None:
     """Broken: a lease would go to nobody, and the GPU stand still."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     c = harness.client(wanted=True)
@@ -180,7 +173,7 @@ def test_a_dead_waiter_is_granted_nothing() -> None:
 
 def test_each_gpu_has_its_own_lease() -> None:
     """Broken: work on one GPU would wait for another GPU."""
-    harness = make_desk()
+    harness = one_gpu()
     harness.gpu("GPU-1")
     a = harness.client(wanted=True)
     b = harness.client(attach=False)
@@ -193,7 +186,7 @@ def test_each_gpu_has_its_own_lease() -> None:
 
 def test_the_journal_follows_the_lease() -> None:
     """Broken: a restarted coordinator would wait for the wrong process, or for none."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     a.release(idle=True)
@@ -204,7 +197,7 @@ def test_the_journal_follows_the_lease() -> None:
 
 def test_the_journal_is_written_before_the_grant_is_sent() -> None:
     """Broken: after a crash between the two, two processes could hold the GPU."""
-    harness = make_desk()
+    harness = one_gpu()
     harness.client(wanted=True)
     kinds = [type(c) if not hasattr(c, "message") else type(c.message) for c in harness.commands]
     assert kinds.index(RecordLease) < kinds.index(messages.Grant)
@@ -212,7 +205,7 @@ def test_the_journal_is_written_before_the_grant_is_sent() -> None:
 
 def test_a_drain_past_its_deadline_lets_others_on() -> None:
     """Broken: invariant 10, a hung client would hang the others."""
-    harness = make_desk(drain_deadline_ns=SECOND_NS)
+    harness = one_gpu(drain_deadline_ns=SECOND_NS)
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     c = harness.client(wanted=True)
@@ -231,7 +224,7 @@ def test_a_drain_past_its_deadline_lets_others_on() -> None:
 
 def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
     """Broken: a client in device mode would be let on a card that is full of a hung client's memory."""
-    harness = make_desk(drain_deadline_ns=SECOND_NS)
+    harness = one_gpu(drain_deadline_ns=SECOND_NS)
     a = harness.client(wanted=True, memory=1 << 29)
     big = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=(1 << 29) + 1)
     small = harness.client(wanted=True, mode=messages.MemoryMode.DEVICE, memory=1)
@@ -246,7 +239,7 @@ def test_a_late_client_must_fit_beside_what_cannot_move() -> None:
 
 def test_a_release_that_says_not_drained_counts_as_overdue_once() -> None:
     """Broken: work that still runs would be taken for finished, or counted twice."""
-    harness = make_desk(drain_deadline_ns=SECOND_NS)
+    harness = one_gpu(drain_deadline_ns=SECOND_NS)
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS + 500)
@@ -257,7 +250,7 @@ def test_a_release_that_says_not_drained_counts_as_overdue_once() -> None:
 
 def test_demotion_lasts_until_a_release_in_time() -> None:
     """Broken: the action `demote` would do nothing, or never end."""
-    harness = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.DEMOTE)
+    harness = one_gpu(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.DEMOTE)
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS + 1000)
@@ -278,7 +271,7 @@ def test_demotion_lasts_until_a_release_in_time() -> None:
 
 def test_the_action_kill_names_the_process() -> None:
     """Broken: the action `kill` would do nothing, or hit another."""
-    harness = make_desk(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.KILL)
+    harness = one_gpu(drain_deadline_ns=SECOND_NS, overdue_action=OverdueAction.KILL)
     a = harness.client(wanted=True)
     harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS + 1000)
@@ -288,7 +281,7 @@ def test_the_action_kill_names_the_process() -> None:
 
 def test_times_and_counts_add_up() -> None:
     """Broken: status and metrics would show what did not happen."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.milliseconds(10)
     b = harness.client(wanted=True)
@@ -312,7 +305,7 @@ def test_times_and_counts_add_up() -> None:
 @pytest.mark.parametrize("opened_at_ns", [0, 1, (1 << 64) - 1])
 def test_impossible_times_of_a_client_are_dropped(opened_at_ns: int) -> None:
     """Broken: a client could put nonsense into everybody's figures."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS)
@@ -325,7 +318,7 @@ def test_impossible_times_of_a_client_are_dropped(opened_at_ns: int) -> None:
 
 def test_time_that_goes_backwards_stands_still() -> None:
     """Broken: a clock's hiccup would make negative times."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.clock.now_ns -= SECOND_NS
     a.release(idle=True)
@@ -334,7 +327,7 @@ def test_time_that_goes_backwards_stands_still() -> None:
 
 def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
     """Broken: a client alone would be slowed down, or a crowd would have unbounded drains."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     assert [s.pacing_budget_ns for s in a.take(messages.GpuSettings)] == [0]
     harness.client()
@@ -351,7 +344,7 @@ def test_pacing_begins_with_the_second_client_and_ends_with_it() -> None:
 
 def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
     """Broken: every hand-over would wait for processors that sleep; or all who wait would be kept awake."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     b, c = harness.client(wanted=True), harness.client(wanted=True)
     harness.milliseconds(QUANTUM_MS - 2)
@@ -369,7 +362,7 @@ def test_holder_and_next_in_line_are_alerted_before_the_quantum_ends() -> None:
 
 def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
     """Broken: whoever comes to a holder past its quantum waits for his own processor."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.milliseconds(5 * QUANTUM_MS)
     b = harness.client(wanted=True)
@@ -380,7 +373,7 @@ def test_the_next_in_line_is_alerted_when_a_lease_ends_early() -> None:
 
 def test_concurrent_sharing_grants_everybody() -> None:
     """Broken: `--sharing concurrent` would still take turns."""
-    harness = make_desk(sharing=messages.Sharing.CONCURRENT)
+    harness = one_gpu(sharing=messages.Sharing.CONCURRENT)
     clients = [harness.client(wanted=True) for _ in range(3)]
     grants = [client.granted() for client in clients]
     assert [grant.lease_id for grant in grants if grant] == [1, 2, 3]
@@ -392,7 +385,7 @@ def test_concurrent_sharing_grants_everybody() -> None:
 
 def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
     """Broken: after a timer that fired early the end of the quantum would never come."""
-    harness = make_desk()
+    harness = one_gpu()
     a = harness.client(wanted=True)
     harness.client(wanted=True)
     due_ns = harness.timer_ns
@@ -405,7 +398,7 @@ def test_a_timer_that_fires_for_nothing_is_set_again() -> None:
 
 def test_the_timer_is_the_least_of_all_gpus_and_is_set_only_when_it_changes() -> None:
     """Broken: one GPU's deadline would hide another's, or every event would set the timer."""
-    harness = make_desk()
+    harness = one_gpu()
     harness.gpu("GPU-1")
     first = harness.client(wanted=True)
     harness.client(wanted=True)

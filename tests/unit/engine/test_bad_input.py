@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,15 +13,11 @@ from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, RemoteProtocolError
-from nvshare.coordinator.simulation.harness import GPU, Harness, core_settings
+from nvshare.coordinator.simulation.harness import GPU, core_settings
 from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu
 
-
-def make_desk(**more: object) -> Harness:
-    """One GPU, every check on."""
-    harness = Harness(create, **more)
-    harness.gpu(capacity=1000)
-    return harness
+make_harness = partial(one_gpu, capacity=1000)
 
 
 NONSENSE: dict[str, Callable[[int], events.Event]] = {
@@ -41,7 +38,7 @@ NONSENSE: dict[str, Callable[[int], events.Event]] = {
 @pytest.mark.parametrize("what", NONSENSE)
 def test_nonsense_costs_the_peer_its_connection_and_nobody_else_anything(what: str) -> None:
     """Broken: a client could harm others, or crash the coordinator, by breaking the protocol."""
-    harness = make_desk()
+    harness = make_harness()
     harness.gpu("GPU-1")
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
@@ -55,7 +52,7 @@ def test_nonsense_costs_the_peer_its_connection_and_nobody_else_anything(what: s
 
 def test_speaking_before_hello_is_refused() -> None:
     """Broken: an unknown connection would reach the records."""
-    harness = make_desk()
+    harness = make_harness()
     for event in (events.Requested(9, 0), events.GpuAttached(9, 0, GPU, 0, True)):
         with pytest.raises(RemoteProtocolError):
             harness.handle(event)
@@ -63,7 +60,7 @@ def test_speaking_before_hello_is_refused() -> None:
 
 def test_an_unknown_gpu_is_answered_with_those_that_there_are() -> None:
     """Broken: a user with a wrong GPU would see a hang instead of a reason."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client(attach=False)
     a.attach("GPU-nowhere")
     (rejected,) = a.take(messages.Rejected)
@@ -76,7 +73,7 @@ def test_an_unknown_gpu_is_answered_with_those_that_there_are() -> None:
 
 def test_a_client_too_many_is_told_so_and_not_registered() -> None:
     """Broken: clients would not be bounded."""
-    harness = make_desk(max_clients=1)
+    harness = make_harness(max_clients=1)
     harness.client()
     late = harness.client(attach=False)
     (rejected,) = late.take(messages.Rejected)
@@ -88,7 +85,7 @@ def test_a_client_too_many_is_told_so_and_not_registered() -> None:
 
 def test_attaching_again_repeats_the_settings() -> None:
     """Broken: a hook that lost its settings could not get them again."""
-    harness = make_desk()
+    harness = make_harness()
     a = harness.client()
     a.take(messages.GpuSettings)
     a.attach(wanted=True)

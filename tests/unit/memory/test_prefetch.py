@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nvshare.coordinator.memory.prefetch import PIECE_BYTES
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
@@ -9,21 +11,18 @@ from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.simulation.harness import GPU, Harness, ScriptedClient
 from nvshare.scheduler_policies.registry import create
+from tests.harness import one_gpu
 
 QUANTUM_MS = 100
 MIB = 1 << 20
 
 
-def make_desk(capacity: int = 100, **settings: object) -> Harness:
-    """One GPU, every check on."""
-    harness = Harness(create, **settings)
-    harness.gpu(capacity=capacity)
-    return harness
+make_harness = partial(one_gpu, capacity=100)
 
 
 def three(unit: int = 1, *, priority: int = 0, **settings: object) -> tuple[Harness, list[ScriptedClient]]:
     """Three of 45 on 100: the first holds, the second waits and has 10, the third waits behind it and has 45."""
-    harness = make_desk(100 * unit, **settings)
+    harness = make_harness(capacity=100 * unit, **settings)
     clients = [harness.client(mode=MemoryMode.SWAP, priority=priority) for _ in range(3)]
     for client, resident in zip(clients, (45, 10, 45), strict=True):
         client.report(allocated=45 * unit, resident=resident * unit, host=(45 - resident) * unit)
@@ -60,7 +59,7 @@ def test_the_next_is_brought_in_beside_the_holder_and_its_switch_moves_nothing()
 
 def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
     """Broken: room that nobody has is left empty."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client()
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=20, host=40)
@@ -72,7 +71,7 @@ def test_free_memory_is_filled_although_there_is_no_time_to_evict() -> None:
 
 def test_room_that_is_smaller_than_a_piece_of_memory_is_no_reason_to_grant_without_it() -> None:
     """Broken: after a little was left over ahead, the switch moves nothing, and both have all of theirs on the GPU."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True, mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=20, host=40)
@@ -117,7 +116,7 @@ def test_nothing_is_evicted_ahead_without_time_for_all_of_it() -> None:
 
 def test_with_nobody_waiting_nothing_moves() -> None:
     """Broken: idle programs' memory is moved back and forth."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client()
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=0, host=60)
@@ -129,7 +128,7 @@ def test_with_nobody_waiting_nothing_moves() -> None:
 
 def test_who_does_not_ask_gives_before_those_who_wait() -> None:
     """Broken: memory goes out that is needed sooner."""
-    harness = make_desk()
+    harness = make_harness()
     quiet = harness.client(memory=30)
     a, b = harness.client(wanted=True), harness.client()
     a.report(allocated=50, resident=50)
@@ -169,7 +168,7 @@ def test_a_holder_that_grows_goes_first() -> None:
 
 def test_what_was_brought_in_ahead_makes_room_again() -> None:
     """Broken: growth is refused although what was brought in for later could go."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True, mode=MemoryMode.SWAP), harness.client(mode=MemoryMode.SWAP)
     a.report(allocated=60, resident=60)
     b.report(allocated=60, resident=0, host=60)
@@ -293,7 +292,7 @@ def prepared(client: ScriptedClient) -> list[int]:
 
 def test_clients_hear_how_much_host_memory_to_have_ready() -> None:
     """Broken: the first eviction pins its memory while everybody waits, or nobody will ever need what was pinned."""
-    harness = make_desk(capacity=1000 * MIB)
+    harness = make_harness(capacity=1000 * MIB)
     a = harness.client(wanted=True, mode=MemoryMode.SWAP)
     a.report(allocated=900 * MIB, resident=900 * MIB)
     assert prepared(a)[-1] == 0, "it is alone"
@@ -312,7 +311,7 @@ def test_clients_hear_how_much_host_memory_to_have_ready() -> None:
 
 def test_others_than_swap_prepare_nothing() -> None:
     """Broken: memory is pinned that is never used."""
-    harness = make_desk()
+    harness = make_harness()
     a, b = harness.client(wanted=True), harness.client(wanted=True, mode=MemoryMode.DEVICE)
     a.report(allocated=90, resident=90)
     b.report(allocated=50, resident=10)
