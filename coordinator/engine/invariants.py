@@ -30,7 +30,7 @@ def cheap(gpu: Gpu) -> None:
         f"{gpu.uuid}: the holder has no lease"
     )
     assert gpu.switching.switch is None or gpu.switching.switch.seat.phase is NEXT, (
-        f"{gpu.uuid}: memory moves for nobody"
+        f"{gpu.uuid}: the switch has no next client"
     )
 
 
@@ -84,14 +84,14 @@ class Thorough:
             assert node.clients.get(client) is seat.client, f"invariant 6: gone client {client} has a seat"
             assert (seat.phase in WITH_LEASE) == (client in gpu.leases.by_client), f"{client}: lease and phase differ"
             in_line = seat.phase is WAITING and not seat.client.paused and not seat.room.unschedulable
-            assert in_line == (seat in gpu.wait_queue), f"{client}: waits and is not in line, or the other way round"
+            assert in_line == (seat in gpu.wait_queue), f"{client}: waiting and the wait queue differ"
             assert (seat.phase is OVERDUE) <= (seat.lease.drain_deadline_ns is None)
         assert set(gpu.leases.by_client) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"
         if len(gpu.wait_queue) and gpu.switching.switch is None and not gpu.recovering and not leases.blocked(gpu):
             # Invariant 10: beside overdue leases only clients wait whose memory does not fit.
-            shut_out = not any(switching.fits_beside_overdue(gpu, seat) for seat in gpu.wait_queue.seats())
-            idle = gpu.leases.policy_wakes_at_ns is not None or shut_out
-            assert idle, f"{gpu.uuid} is free, somebody waits, and nobody is granted"
+            none_fits = not any(switching.fits_beside_overdue(gpu, seat) for seat in gpu.wait_queue.seats())
+            idle = gpu.leases.policy_wakes_at_ns is not None or none_fits
+            assert idle, f"{gpu.uuid} is free, clients wait, and none is granted"
 
     def _memory(self, gpu: Gpu) -> None:
         seats = gpu.seats.values()
@@ -105,7 +105,9 @@ class Thorough:
         assert set(gpu.memory.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
         for seat in seats:
             order = seat.moves.order
-            assert (order is not None) == (seat.client.client_id in gpu.memory.moving), "an order that nobody knows of"
+            assert (order is not None) == (seat.client.client_id in gpu.memory.moving), (
+                "an open order that its GPU does not know"
+            )
             if order is not None and not order.evict:
                 assert order.credit_bytes <= order.bytes <= gpu.memory.capacity_bytes, f"invariant 4: {order}"
 
@@ -114,15 +116,17 @@ class Thorough:
         whole, seats = gpu.memory.immovable, gpu.seats.values()
         assert whole.bytes == sum(seat.room.immovable_bytes for seat in seats), "invariant 6: sums of immovable memory"
         assert whole.unschedulable == sum(seat.room.unschedulable for seat in seats), (
-            "invariant 6: a gone client is shut out"
+            "invariant 6: a gone client is unschedulable"
         )
         swapping = [seat for seat in seats if seat.client.memory_mode is MemoryMode.SWAP]
-        assert list(whole.swapping.values()) == swapping, "somebody's room is not looked at"
+        assert list(whole.swapping.values()) == swapping, "a seat in mode swap is not checked for room"
         for seat in swapping:
             lacking = room.lacking_bytes(seat)
-            assert seat.room.lacking_bytes == lacking, f"{seat.client.client_id} lacks {lacking} bytes of room, unnamed"
+            assert seat.room.lacking_bytes == lacking, (
+                f"{seat.client.client_id} lacks {lacking} bytes of room, which the seat does not say"
+            )
             why = lacking or seat.room.refused
-            assert why or not seat.room.unschedulable, f"{seat.client.client_id} is shut out, and fits"
+            assert why or not seat.room.unschedulable, f"{seat.client.client_id} is unschedulable, and fits"
 
     def _host(self, node: Node) -> None:
         """Sums of shares, and the rule by which they grow, stated as it is meant and not as it is computed."""
@@ -153,15 +157,17 @@ class Thorough:
 
     def _gangs(self, node: Node, now_ns: int) -> None:
         """A gang's leases end together, and no GPU is reserved for a gang that does not want it."""
-        assert not node.changed_gpus, "something was to be done, and is not"
+        assert not node.changed_gpus, "a change is left over"
         for gang in node.gangs.values():
             assert gang.seats, f"{gang.name}: a gang without members"
             assert all(seat.gang_turn.gang is gang and seat.client.gang == gang.name for seat in gang.seats)
-            assert all(gpu.gangs.reserved_for is gang for gpu in gang.reserved.values()), f"{gang.name}: kept for two"
+            assert all(gpu.gangs.reserved_for is gang for gpu in gang.reserved.values()), (
+                f"{gang.name}: reserved for two"
+            )
             assert (gang.gathering_since_ns is None) or gang.reserved, f"{gang.name} gathers nothing"
             for gpu in gang.reserved.values():
                 wants = members.waits_for_mates(gpu) or coscheduling.next_member(node, gpu, now_ns) is not None
-                assert wants, f"{gpu.uuid} is kept for {gang.name}, and nobody of it waits there"
+                assert wants, f"{gpu.uuid} is reserved for {gang.name}, and no member waits there"
         for gpu in node.gpus.values():
             assert gpu.gangs.reserved_for is None or gpu.gangs.reserved_for.reserved.get(gpu.uuid) is gpu
         count = sum(client.gang != "" for client in node.clients.values() for _ in client.seats)

@@ -47,10 +47,10 @@ def alert_next(node: Node, gpu: Gpu, holder: Seat, now_ns: int) -> None:
         return
     holder.lease.alerted = True
     gang = gpu.gangs.reserved_for
-    called = (
+    member = (
         None if gang is None else next((seat for seat in gpu.wait_queue.seats() if seat.gang_turn.gang is gang), None)
     )
-    following = called or gpu.seats[gpu.policy_guard.expected(waiting, gpu.view(), now_ns, node.out)]
+    following = member or gpu.seats[gpu.policy_guard.expected(waiting, gpu.view(), now_ns, node.out)]
     until_end_ns = max(0, holder.lease.quantum_ends_ns - now_ns)
     within_ns = min(LONGEST_NS, until_end_ns + MILLISECOND_NS + 2 * int(gpu.switching.drain_average_ns))
     node.out.append(Send(following.client.client_id, Standby(following.ordinal, within_ns)))
