@@ -105,9 +105,7 @@ class Thorough:
         assert set(gpu.memory.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
         for seat in seats:
             order = seat.moves.order
-            assert (order is not None) == (seat.client.client_id in gpu.memory.moving), (
-                "an open order that its GPU does not know"
-            )
+            assert (order is not None) == (seat.client.client_id in gpu.memory.moving), "the GPU's open orders differ"
             if order is not None and not order.evict:
                 assert order.credit_bytes <= order.bytes <= gpu.memory.capacity_bytes, f"invariant 4: {order}"
 
@@ -122,9 +120,7 @@ class Thorough:
         assert list(whole.swapping.values()) == swapping, "a seat in mode swap is not checked for room"
         for seat in swapping:
             lacking = room.lacking_bytes(seat)
-            assert seat.room.lacking_bytes == lacking, (
-                f"{seat.client.client_id} lacks {lacking} bytes of room, which the seat does not say"
-            )
+            assert seat.room.lacking_bytes == lacking, f"{seat.client.client_id} lacks {lacking} bytes of room"
             why = lacking or seat.room.refused
             assert why or not seat.room.unschedulable, f"{seat.client.client_id} is unschedulable, and fits"
 
@@ -161,9 +157,7 @@ class Thorough:
         for gang in node.gangs.values():
             assert gang.seats, f"{gang.name}: a gang without members"
             assert all(seat.gang_turn.gang is gang and seat.client.gang == gang.name for seat in gang.seats)
-            assert all(gpu.gangs.reserved_for is gang for gpu in gang.reserved.values()), (
-                f"{gang.name}: reserved for two"
-            )
+            assert all(gpu.gangs.reserved_for is gang for gpu in gang.reserved.values()), f"{gang.name}: reserved twice"
             assert (gang.gathering_since_ns is None) or gang.reserved, f"{gang.name} gathers nothing"
             for gpu in gang.reserved.values():
                 wants = members.waits_for_mates(gpu) or coscheduling.next_member(node, gpu, now_ns) is not None

@@ -36,7 +36,7 @@ def core_settings(**values: Any) -> Settings:
     for part, record in parts.items():
         names = {field.name for field in fields(record)} & values.keys()
         found[part] = record(**{name: values.pop(name) for name in names})
-    return Settings(**found, **values)
+    return Settings(**found | values)
 
 
 @dataclass(slots=True)
