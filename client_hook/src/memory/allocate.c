@@ -10,6 +10,7 @@
 #include "memory/quota/deferred.h"
 #include "memory/quota/quota.h"
 #include "memory/records/entries.h"
+#include "memory/records/registry.h"
 
 #include <stdatomic.h>
 
@@ -102,7 +103,7 @@ CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t byt
     nvs_allocation wanted = {.gpu = gpu, .freed_on = stream};
     CUevent event;
     uint64_t pointer;
-    if (stream != 0 && nvs_allocation_deferred(gpu) != 0) {
+    if (stream != 0 && nvs_registry_deferred(gpu) != 0) {
         wanted.charged_bytes = nvs_memory_grains(bytes);
         wanted.context = nvs_owner_context();
         if (wanted.context != NULL && nvs_allocation_revive(&wanted, bytes, &pointer, &event)) {

@@ -15,6 +15,7 @@
 #include "gate/gate.h"
 #include "memory/backends/backend.h"
 #include "memory/records/entries.h"
+#include "memory/records/registry.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

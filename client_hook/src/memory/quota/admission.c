@@ -6,6 +6,7 @@
 #include "memory/quota/graph_memory.h"
 #include "memory/quota/quota.h"
 #include "memory/records/ledger.h"
+#include "memory/records/registry.h"
 
 #include <stdlib.h>
 
@@ -15,7 +16,7 @@ static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
  * allocation of its size on that stream (nvs_memory_allocate_in_order), until it outweighs what is in use. */
 static bool too_much_deferred(uint32_t gpu)
 {
-    uint64_t deferred = nvs_allocation_deferred_bytes(gpu), charged = atomic_load_explicit(&nvs_ledgers[gpu].charged, memory_order_relaxed); /* see ledger.h */
+    uint64_t deferred = nvs_registry_deferred_bytes(gpu), charged = atomic_load_explicit(&nvs_ledgers[gpu].charged, memory_order_relaxed); /* see ledger.h */
     return deferred > KEEP_DEFERRED && deferred > charged / 2;
 }
 

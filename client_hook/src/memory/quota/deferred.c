@@ -8,6 +8,7 @@
 #include "driver/cuda_api.h"
 #include "memory/backends/mode.h"
 #include "memory/records/entries.h"
+#include "memory/records/registry.h"
 
 #include <errno.h>
 
@@ -77,22 +78,22 @@ static bool reap_some(uint32_t gpu)
 
 bool nvs_memory_reap(uint32_t gpu, bool wait)
 {
-    if (NVS_LIKELY(nvs_allocation_deferred(gpu) == 0))
+    if (NVS_LIKELY(nvs_registry_deferred(gpu) == 0))
         return false;
     /* Another stream of this thread may be capturing: nothing here touches that one, so it must not be disturbed. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    uint32_t before = nvs_allocation_deferred(gpu);
+    uint32_t before = nvs_registry_deferred(gpu);
     bool any = reap_some(gpu);
     if (wait) {
         int saved = errno; /* the application's, whatever a nap does */
         uint64_t deadline = nvs_now_ns() + REAP_BOUND_NS;
         /* Fewer, though this thread freed none: another one did. */
-        while (!any && nvs_allocation_deferred(gpu) >= before && nvs_now_ns() < deadline) {
+        while (!any && nvs_registry_deferred(gpu) >= before && nvs_now_ns() < deadline) {
             nvs_nap(REAP_NAP_NS);
             any = reap_some(gpu);
         }
-        any |= nvs_allocation_deferred(gpu) < before;
+        any |= nvs_registry_deferred(gpu) < before;
         errno = saved;
     }
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);

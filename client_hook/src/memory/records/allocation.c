@@ -1,31 +1,9 @@
 /* Registry of allocations: see allocation.h for what it promises. */
 #include "memory/records/allocation.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
+#include "memory/records/registry.h"
+
 #include <stdlib.h>
-
-/* Everything below is protected by `lock`, except where a comment says otherwise. */
-NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-NVS_FORK_STATE static nvs_allocation *roots[NVS_SPACES]; /* treaps: ordered by key, heaps by priority */
-NVS_FORK_STATE static nvs_allocation *of_gpu[NVS_MAX_GPUS];
-NVS_FORK_STATE static nvs_allocation *first_deferred[NVS_MAX_GPUS], *last_deferred[NVS_MAX_GPUS];
-static uint64_t last_serial;
-static uint32_t dice = 0x9e3779b9u; /* any non-zero start: it only balances the trees */
-
-/* Written under the lock; read without it, where being a moment late only means that a free is reaped a moment later. */
-NVS_FORK_STATE static _Atomic uint32_t deferred_count[NVS_MAX_GPUS];
-NVS_FORK_STATE static _Atomic uint64_t deferred_bytes[NVS_MAX_GPUS];
-
-void nvs_registry_lock(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-void nvs_registry_unlock(void)
-{
-    pthread_mutex_unlock(&lock);
-}
 
 nvs_allocation *nvs_allocation_new(nvs_space space, nvs_memory_kind kind, uint32_t gpu)
 {
@@ -36,180 +14,6 @@ nvs_allocation *nvs_allocation_new(nvs_space space, nvs_memory_kind kind, uint32
     allocation->kind = (uint8_t)kind;
     allocation->gpu = gpu;
     return allocation;
-}
-
-/* --- treap --- */
-
-/* Splits by key: all of `tree` below `key` into *low, the others into *high. */
-static void split(nvs_allocation *tree, uint64_t key, nvs_allocation **low, nvs_allocation **high)
-{
-    while (tree != NULL) {
-        if (tree->key < key) {
-            *low = tree;
-            low = &tree->right;
-            tree = tree->right;
-        } else {
-            *high = tree;
-            high = &tree->left;
-            tree = tree->left;
-        }
-    }
-    *low = NULL;
-    *high = NULL;
-}
-
-/* The reverse, for two trees of which every key in `low` is smaller. */
-static nvs_allocation *merge(nvs_allocation *low, nvs_allocation *high)
-{
-    nvs_allocation *root = NULL, **link = &root;
-    while (low != NULL && high != NULL) {
-        if (low->priority >= high->priority) {
-            *link = low;
-            link = &low->right;
-            low = low->right;
-        } else {
-            *link = high;
-            link = &high->left;
-            high = high->left;
-        }
-    }
-    *link = low != NULL ? low : high;
-    return root;
-}
-
-static uint64_t extent_of(const nvs_allocation *allocation)
-{
-    return allocation->length != 0 ? allocation->length : 1;
-}
-
-nvs_allocation *nvs_registry_find(nvs_space space, uint64_t key)
-{
-    nvs_allocation *best = NULL;
-    for (nvs_allocation *at = roots[space]; at != NULL;) {
-        if (at->key <= key) {
-            best = at;
-            at = at->right;
-        } else {
-            at = at->left;
-        }
-    }
-    return best != NULL && key - best->key < extent_of(best) ? best : NULL;
-}
-
-nvs_allocation *nvs_registry_next(nvs_space space, uint64_t key)
-{
-    nvs_allocation *best = NULL;
-    for (nvs_allocation *at = roots[space]; at != NULL;) {
-        if (at->key >= key) {
-            best = at;
-            at = at->left;
-        } else {
-            at = at->right;
-        }
-    }
-    return best;
-}
-
-static void unlink_deferred(nvs_allocation *allocation)
-{
-    uint32_t gpu = allocation->gpu;
-    if (allocation->earlier_free != NULL)
-        allocation->earlier_free->later_free = allocation->later_free;
-    else
-        first_deferred[gpu] = allocation->later_free;
-    if (allocation->later_free != NULL)
-        allocation->later_free->earlier_free = allocation->earlier_free;
-    else
-        last_deferred[gpu] = allocation->earlier_free;
-    allocation->later_free = allocation->earlier_free = NULL;
-    allocation->dying = false;
-    /* Pair with the loads in nvs_allocation_deferred and _bytes; only hints. */
-    atomic_fetch_sub_explicit(&deferred_count[gpu], 1, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&deferred_bytes[gpu], allocation->charged_bytes, memory_order_relaxed);
-}
-
-void nvs_registry_remove(nvs_allocation *allocation)
-{
-    if (!allocation->linked)
-        return;
-    nvs_allocation **link = &roots[allocation->space];
-    while (*link != allocation)
-        link = (*link)->key < allocation->key ? &(*link)->right : &(*link)->left;
-    *link = merge(allocation->left, allocation->right);
-    allocation->left = allocation->right = NULL;
-    if (allocation->previous != NULL)
-        allocation->previous->next = allocation->next;
-    else
-        of_gpu[allocation->gpu] = allocation->next;
-    if (allocation->next != NULL)
-        allocation->next->previous = allocation->previous;
-    allocation->next = allocation->previous = NULL;
-    allocation->linked = false;
-    if (allocation->dying)
-        unlink_deferred(allocation);
-}
-
-void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list)
-{
-    nvs_allocation *handle = mapping->backing;
-    mapping->backing = NULL;
-    mapping->next = *list;
-    *list = mapping;
-    if (handle != NULL && --handle->mappings == 0 && handle->references == 0) {
-        nvs_registry_remove(handle);
-        handle->next = *list;
-        *list = handle;
-    }
-}
-
-/* What a new entry covers is gone: unlinks it, and adds what nobody else still has a use for to a list. */
-static void displace(nvs_allocation *other, nvs_allocation **list)
-{
-    nvs_registry_remove(other);
-    if (other->held) { /* a reaper has it, and will see that it is nobody's any more */
-        other->orphaned = true;
-    } else if (other->kind == NVS_MEMORY_MAPPING) {
-        nvs_registry_end_mapping(other, list);
-    } else if (other->mappings != 0) {
-        other->references = 0; /* a handle that lives on through its mappings */
-    } else {
-        other->next = *list;
-        *list = other;
-    }
-}
-
-nvs_allocation *nvs_registry_insert(nvs_allocation *allocation)
-{
-    nvs_space space = allocation->space;
-    nvs_allocation *stale = NULL;
-    uint64_t end = allocation->key + extent_of(allocation);
-    for (nvs_allocation *other = nvs_registry_find(space, allocation->key);;) {
-        if (other == NULL)
-            other = nvs_registry_next(space, allocation->key);
-        if (other == NULL || other->key >= end)
-            break;
-        displace(other, &stale);
-        other = NULL;
-    }
-
-    allocation->serial = ++last_serial;
-    dice ^= dice << 13; /* xorshift32 */
-    dice ^= dice >> 17;
-    dice ^= dice << 5;
-    allocation->priority = dice;
-    nvs_allocation **link = &roots[space];
-    while (*link != NULL && (*link)->priority >= allocation->priority)
-        link = (*link)->key < allocation->key ? &(*link)->right : &(*link)->left;
-    nvs_allocation *below = *link;
-    split(below, allocation->key, &allocation->left, &allocation->right);
-    *link = allocation;
-    allocation->previous = NULL;
-    allocation->next = of_gpu[allocation->gpu];
-    if (allocation->next != NULL)
-        allocation->next->previous = allocation;
-    of_gpu[allocation->gpu] = allocation;
-    allocation->linked = true;
-    return stale;
 }
 
 /* --- one step each, under the lock --- */
@@ -258,11 +62,11 @@ nvs_allocation *nvs_allocation_take_context(CUcontext context)
         return NULL;
     nvs_registry_lock();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        for (nvs_allocation *at = of_gpu[gpu], *next; at != NULL; at = next) {
+        for (nvs_allocation *at = nvs_registry_first(gpu), *next; at != NULL; at = next) {
             next = at->next;
             if (at->context != context)
                 continue;
-            displace(at, &taken);
+            nvs_registry_displace(at, &taken);
         }
     }
     nvs_registry_unlock();
@@ -300,7 +104,7 @@ uint64_t nvs_allocation_charged(uint32_t gpu, nvs_memory_kind kind)
 {
     uint64_t sum = 0;
     nvs_registry_lock();
-    for (const nvs_allocation *at = of_gpu[gpu]; at != NULL; at = at->next)
+    for (const nvs_allocation *at = nvs_registry_first(gpu); at != NULL; at = at->next)
         sum += at->kind == kind ? at->charged_bytes : 0;
     nvs_registry_unlock();
     return sum;
@@ -310,7 +114,7 @@ size_t nvs_allocation_extents(uint32_t gpu, bool resident, nvs_extent *out, size
 {
     size_t count = 0;
     nvs_registry_lock();
-    for (const nvs_allocation *at = of_gpu[gpu]; at != NULL; at = at->next) {
+    for (const nvs_allocation *at = nvs_registry_first(gpu); at != NULL; at = at->next) {
         if (!at->movable || at->dying || (resident ? at->evicted_bytes >= at->charged_bytes : at->evicted_bytes == 0))
             continue;
         if (count < room)
@@ -344,20 +148,10 @@ nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on)
     if (found != NULL && found->key == key) {
         result = found->dying ? NVS_DYING : NVS_FOUND;
         if (result == NVS_FOUND) {
-            uint32_t gpu = found->gpu;
             found->dying = true;
             found->freed_event = event;
             found->freed_on = freed_on;
-            found->later_free = NULL;
-            found->earlier_free = last_deferred[gpu];
-            if (last_deferred[gpu] != NULL)
-                last_deferred[gpu]->later_free = found;
-            else
-                first_deferred[gpu] = found;
-            last_deferred[gpu] = found;
-            /* Pair with the loads in nvs_allocation_deferred and _bytes; only hints. */
-            atomic_fetch_add_explicit(&deferred_count[gpu], 1, memory_order_relaxed);
-            atomic_fetch_add_explicit(&deferred_bytes[gpu], found->charged_bytes, memory_order_relaxed);
+            nvs_registry_defer(found);
         }
     }
     nvs_registry_unlock();
@@ -369,7 +163,7 @@ bool nvs_allocation_revive(const nvs_allocation *wanted, size_t bytes, uint64_t 
     enum { LOOK_AT = 256 }; /* the newest: a loop frees and allocates the same few again and again */
     bool found = false;
     nvs_registry_lock();
-    nvs_allocation *at = last_deferred[wanted->gpu];
+    nvs_allocation *at = nvs_registry_last_deferred(wanted->gpu);
     for (unsigned seen = 0; at != NULL && seen < LOOK_AT && !found; seen++) {
         found = !at->held && at->freed_on == wanted->freed_on && at->context == wanted->context &&
                 at->charged_bytes == wanted->charged_bytes && at->length >= bytes;
@@ -379,7 +173,7 @@ bool nvs_allocation_revive(const nvs_allocation *wanted, size_t bytes, uint64_t 
     if (found) {
         *key = at->key;
         *event = at->freed_event;
-        unlink_deferred(at);
+        nvs_registry_undefer(at);
     }
     nvs_registry_unlock();
     return found;
@@ -389,7 +183,7 @@ size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t r
 {
     size_t count = 0;
     nvs_registry_lock();
-    for (nvs_allocation *at = first_deferred[gpu]; at != NULL && count < room; at = at->later_free) {
+    for (nvs_allocation *at = nvs_registry_first_deferred(gpu); at != NULL && count < room; at = at->later_free) {
         if (at->held)
             continue;
         at->held = true;
@@ -416,30 +210,4 @@ bool nvs_allocation_end_deferred(nvs_allocation *held)
     nvs_registry_remove(held);
     nvs_registry_unlock();
     return alive;
-}
-
-uint32_t nvs_allocation_deferred(uint32_t gpu)
-{
-    /* Pairs with the updates in nvs_allocation_defer and unlink_deferred; only a hint. */
-    return atomic_load_explicit(&deferred_count[gpu], memory_order_relaxed);
-}
-
-uint64_t nvs_allocation_deferred_bytes(uint32_t gpu)
-{
-    /* As above. */
-    return atomic_load_explicit(&deferred_bytes[gpu], memory_order_relaxed);
-}
-
-NVS_FORK_CODE void nvs_allocation_after_fork(void)
-{
-    /* The parent's other threads do not exist here and one of them may have held the lock.  The entries stand for
-     * memory that this process cannot use; they are left where they are, unreachable. */
-    pthread_mutex_init(&lock, NULL);
-    for (uint32_t space = 0; space < NVS_SPACES; space++)
-        roots[space] = NULL;
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        of_gpu[gpu] = first_deferred[gpu] = last_deferred[gpu] = NULL;
-        atomic_store_explicit(&deferred_count[gpu], 0, memory_order_relaxed); /* one thread: no pair */
-        atomic_store_explicit(&deferred_bytes[gpu], 0, memory_order_relaxed);
-    }
 }

@@ -15,65 +15,7 @@
 #ifndef NVS_ALLOCATION_H
 #define NVS_ALLOCATION_H
 
-#include "base/base.h"
-
-typedef enum nvs_space {
-    NVS_SPACE_ADDRESS, /* device pointers */
-    NVS_SPACE_HANDLE,  /* CUmemGenericAllocationHandle */
-    NVS_SPACE_ARRAY,   /* CUarray and CUmipmappedArray */
-    NVS_SPACE_POOL,    /* memory pools that must stay the driver's */
-    NVS_SPACE_EXECUTABLE, /* CUgraphExec, and a GPU (memory/graph_memory.h) */
-    NVS_SPACE_RANGE,   /* addresses that the application reserved, in mode `swap` */
-    NVS_SPACES,
-} nvs_space;
-
-typedef enum nvs_memory_kind {
-    NVS_MEMORY_REAL,        /* the driver's own cuMemAlloc memory */
-    NVS_MEMORY_REDIRECTED,  /* the application asked for device memory and got the backend's */
-    NVS_MEMORY_APP_MANAGED, /* cuMemAllocManaged by the application itself */
-    NVS_MEMORY_POOL,        /* from a stream-ordered pool of the driver */
-    NVS_MEMORY_GRAPH,       /* what an executable graph may allocate (memory/graph_memory.h) */
-    NVS_MEMORY_HANDLE,      /* physical memory of the application's own VMM */
-    NVS_MEMORY_MAPPING,     /* where such memory is mapped; costs nothing itself */
-    NVS_MEMORY_ARRAY,
-    NVS_MEMORY_MARK,        /* remembers something by its key only */
-} nvs_memory_kind;
-
-typedef struct nvs_allocation {
-    uint64_t key;           /* address, or handle */
-    uint64_t length;        /* bytes that the application asked for; the interval for lookups */
-    uint64_t charged_bytes; /* what the quota was charged with */
-    uint64_t evicted_bytes; /* estimate: the first so many bytes are off the GPU */
-    uint64_t serial;        /* never reused, so that a key may be */
-    CUcontext context;      /* whose end is this allocation's end; NULL: none */
-    CUevent freed_event;    /* a deferred free: the memory is free when this is done */
-    uint64_t freed_on;      /* and for its own stream it is free already: which one that is; 0: not known */
-    uint32_t gpu;
-    uint32_t references;    /* of a handle */
-    uint32_t mappings;      /* of a handle */
-    uint8_t space;          /* nvs_space */
-    uint8_t kind;           /* nvs_memory_kind */
-    bool movable;           /* may be evicted by extents; else it counts as pinned */
-    bool chunked;           /* the backend counts and moves it in chunks of its own */
-    bool dying;             /* freed by the application, memory still in use by queued work */
-    bool held;              /* a reaper looks at it */
-    bool orphaned;          /* its context ended while it was held */
-    bool linked;            /* reachable by key */
-    uint32_t priority;      /* of the treap */
-    void *kept;                          /* the backend's own word about it */
-    struct nvs_pool_figures *pool;       /* that counts it (pool_figures.h), as so many bytes; NULL: none */
-    uint64_t pool_bytes;
-    struct nvs_allocation *backing;      /* of a mapping: its handle */
-    struct nvs_allocation *left, *right; /* tree */
-    struct nvs_allocation *next, *previous;             /* all of one GPU */
-    struct nvs_allocation *later_free, *earlier_free;   /* deferred frees of one GPU, oldest first */
-} nvs_allocation;
-
-/* A copy that outlives the entry: who moves memory works with these, never with entries. */
-typedef struct nvs_extent {
-    uint64_t key, length, charged_bytes, evicted_bytes, serial;
-    CUcontext context;
-} nvs_extent;
+#include "memory/records/allocation_types.h"
 
 /* A zeroed entry outside the registry, or NULL.  Made before the driver is called, so that nothing can fail after. */
 nvs_allocation *nvs_allocation_new(nvs_space space, nvs_memory_kind kind, uint32_t gpu);
@@ -119,9 +61,6 @@ size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t r
 bool nvs_allocation_unhold(nvs_allocation *held);
 /* Takes a held entry out for good; it is the caller's.  False: it was orphaned, so there is nothing left to free in the driver. */
 bool nvs_allocation_end_deferred(nvs_allocation *held);
-/* How many there are, held ones included.  Lock-free: asked before every allocation. */
-uint32_t nvs_allocation_deferred(uint32_t gpu);
-uint64_t nvs_allocation_deferred_bytes(uint32_t gpu);
 
 /* --- VMM of the application: physical memory lives while its handle is held or it is mapped somewhere --- */
 
@@ -141,17 +80,5 @@ bool nvs_allocation_overlaps(nvs_space space, uint64_t address, uint64_t length)
 bool nvs_allocation_release_handle(uint64_t handle, nvs_allocation **last);
 /* One reference more, if the handle is counted. */
 void nvs_allocation_retain_handle(uint64_t handle);
-
-/* --- several steps under one lock; never call the driver in between --- */
-void nvs_registry_lock(void);
-void nvs_registry_unlock(void);
-nvs_allocation *nvs_registry_find(nvs_space space, uint64_t key);      /* containing */
-nvs_allocation *nvs_registry_next(nvs_space space, uint64_t key);      /* first that begins at or after */
-nvs_allocation *nvs_registry_insert(nvs_allocation *allocation);       /* as nvs_allocation_insert */
-void nvs_registry_remove(nvs_allocation *allocation);
-/* A mapping is no more: adds it, and its handle if that was the last thing that kept it, to a list. */
-void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list);
-
-void nvs_allocation_after_fork(void); /* in the child: CUDA is not usable there, nothing is held */
 
 #endif

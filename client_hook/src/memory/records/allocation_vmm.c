@@ -1,5 +1,6 @@
 /* The registry's part for the application's own virtual memory management: see allocation.h. */
 #include "memory/records/allocation.h"
+#include "memory/records/registry.h"
 
 nvs_allocation *nvs_allocation_pin_handle(uint64_t handle)
 {

@@ -1,0 +1,256 @@
+/* See registry.h. */
+#include "memory/records/registry.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* Everything below is protected by `lock`, except where a comment says otherwise. */
+NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+NVS_FORK_STATE static nvs_allocation *roots[NVS_SPACES]; /* treaps: ordered by key, heaps by priority */
+NVS_FORK_STATE static nvs_allocation *of_gpu[NVS_MAX_GPUS];
+NVS_FORK_STATE static nvs_allocation *first_deferred[NVS_MAX_GPUS], *last_deferred[NVS_MAX_GPUS];
+static uint64_t last_serial;
+static uint32_t dice = 0x9e3779b9u; /* any non-zero start: it only balances the trees */
+
+/* Written under the lock; read without it, where being a moment late only means that a free is reaped a moment later. */
+NVS_FORK_STATE static _Atomic uint32_t deferred_count[NVS_MAX_GPUS];
+NVS_FORK_STATE static _Atomic uint64_t deferred_bytes[NVS_MAX_GPUS];
+
+void nvs_registry_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void nvs_registry_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* Splits by key: all of `tree` below `key` into *low, the others into *high. */
+static void split(nvs_allocation *tree, uint64_t key, nvs_allocation **low, nvs_allocation **high)
+{
+    while (tree != NULL) {
+        if (tree->key < key) {
+            *low = tree;
+            low = &tree->right;
+            tree = tree->right;
+        } else {
+            *high = tree;
+            high = &tree->left;
+            tree = tree->left;
+        }
+    }
+    *low = NULL;
+    *high = NULL;
+}
+
+/* The reverse, for two trees of which every key in `low` is smaller. */
+static nvs_allocation *merge(nvs_allocation *low, nvs_allocation *high)
+{
+    nvs_allocation *root = NULL, **link = &root;
+    while (low != NULL && high != NULL) {
+        if (low->priority >= high->priority) {
+            *link = low;
+            link = &low->right;
+            low = low->right;
+        } else {
+            *link = high;
+            link = &high->left;
+            high = high->left;
+        }
+    }
+    *link = low != NULL ? low : high;
+    return root;
+}
+
+static uint64_t extent_of(const nvs_allocation *allocation)
+{
+    return allocation->length != 0 ? allocation->length : 1;
+}
+
+nvs_allocation *nvs_registry_find(nvs_space space, uint64_t key)
+{
+    nvs_allocation *best = NULL;
+    for (nvs_allocation *at = roots[space]; at != NULL;) {
+        if (at->key <= key) {
+            best = at;
+            at = at->right;
+        } else {
+            at = at->left;
+        }
+    }
+    return best != NULL && key - best->key < extent_of(best) ? best : NULL;
+}
+
+nvs_allocation *nvs_registry_next(nvs_space space, uint64_t key)
+{
+    nvs_allocation *best = NULL;
+    for (nvs_allocation *at = roots[space]; at != NULL;) {
+        if (at->key >= key) {
+            best = at;
+            at = at->left;
+        } else {
+            at = at->right;
+        }
+    }
+    return best;
+}
+
+void nvs_registry_undefer(nvs_allocation *allocation)
+{
+    uint32_t gpu = allocation->gpu;
+    if (allocation->earlier_free != NULL)
+        allocation->earlier_free->later_free = allocation->later_free;
+    else
+        first_deferred[gpu] = allocation->later_free;
+    if (allocation->later_free != NULL)
+        allocation->later_free->earlier_free = allocation->earlier_free;
+    else
+        last_deferred[gpu] = allocation->earlier_free;
+    allocation->later_free = allocation->earlier_free = NULL;
+    allocation->dying = false;
+    /* Pair with the loads in nvs_registry_deferred and _bytes; only hints. */
+    atomic_fetch_sub_explicit(&deferred_count[gpu], 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&deferred_bytes[gpu], allocation->charged_bytes, memory_order_relaxed);
+}
+
+void nvs_registry_defer(nvs_allocation *allocation)
+{
+    const uint32_t gpu = allocation->gpu;
+    allocation->later_free = NULL;
+    allocation->earlier_free = last_deferred[gpu];
+    if (last_deferred[gpu] != NULL)
+        last_deferred[gpu]->later_free = allocation;
+    else
+        first_deferred[gpu] = allocation;
+    last_deferred[gpu] = allocation;
+    /* Pair with the loads in nvs_registry_deferred and _bytes; only hints. */
+    atomic_fetch_add_explicit(&deferred_count[gpu], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&deferred_bytes[gpu], allocation->charged_bytes, memory_order_relaxed);
+}
+
+void nvs_registry_remove(nvs_allocation *allocation)
+{
+    if (!allocation->linked)
+        return;
+    nvs_allocation **link = &roots[allocation->space];
+    while (*link != allocation)
+        link = (*link)->key < allocation->key ? &(*link)->right : &(*link)->left;
+    *link = merge(allocation->left, allocation->right);
+    allocation->left = allocation->right = NULL;
+    if (allocation->previous != NULL)
+        allocation->previous->next = allocation->next;
+    else
+        of_gpu[allocation->gpu] = allocation->next;
+    if (allocation->next != NULL)
+        allocation->next->previous = allocation->previous;
+    allocation->next = allocation->previous = NULL;
+    allocation->linked = false;
+    if (allocation->dying)
+        nvs_registry_undefer(allocation);
+}
+
+void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list)
+{
+    nvs_allocation *handle = mapping->backing;
+    mapping->backing = NULL;
+    mapping->next = *list;
+    *list = mapping;
+    if (handle != NULL && --handle->mappings == 0 && handle->references == 0) {
+        nvs_registry_remove(handle);
+        handle->next = *list;
+        *list = handle;
+    }
+}
+
+/* What a new entry covers is gone: unlinks it, and adds what nobody else still has a use for to a list. */
+void nvs_registry_displace(nvs_allocation *other, nvs_allocation **list)
+{
+    nvs_registry_remove(other);
+    if (other->held) { /* a reaper has it, and will see that it is nobody's any more */
+        other->orphaned = true;
+    } else if (other->kind == NVS_MEMORY_MAPPING) {
+        nvs_registry_end_mapping(other, list);
+    } else if (other->mappings != 0) {
+        other->references = 0; /* a handle that lives on through its mappings */
+    } else {
+        other->next = *list;
+        *list = other;
+    }
+}
+
+nvs_allocation *nvs_registry_insert(nvs_allocation *allocation)
+{
+    nvs_space space = allocation->space;
+    nvs_allocation *stale = NULL;
+    uint64_t end = allocation->key + extent_of(allocation);
+    for (nvs_allocation *other = nvs_registry_find(space, allocation->key);;) {
+        if (other == NULL)
+            other = nvs_registry_next(space, allocation->key);
+        if (other == NULL || other->key >= end)
+            break;
+        nvs_registry_displace(other, &stale);
+        other = NULL;
+    }
+
+    allocation->serial = ++last_serial;
+    dice ^= dice << 13; /* xorshift32 */
+    dice ^= dice >> 17;
+    dice ^= dice << 5;
+    allocation->priority = dice;
+    nvs_allocation **link = &roots[space];
+    while (*link != NULL && (*link)->priority >= allocation->priority)
+        link = (*link)->key < allocation->key ? &(*link)->right : &(*link)->left;
+    nvs_allocation *below = *link;
+    split(below, allocation->key, &allocation->left, &allocation->right);
+    *link = allocation;
+    allocation->previous = NULL;
+    allocation->next = of_gpu[allocation->gpu];
+    if (allocation->next != NULL)
+        allocation->next->previous = allocation;
+    of_gpu[allocation->gpu] = allocation;
+    allocation->linked = true;
+    return stale;
+}
+
+nvs_allocation *nvs_registry_first(uint32_t gpu)
+{
+    return of_gpu[gpu];
+}
+
+nvs_allocation *nvs_registry_first_deferred(uint32_t gpu)
+{
+    return first_deferred[gpu];
+}
+
+nvs_allocation *nvs_registry_last_deferred(uint32_t gpu)
+{
+    return last_deferred[gpu];
+}
+
+uint32_t nvs_registry_deferred(uint32_t gpu)
+{
+    /* Pairs with the updates in nvs_registry_defer and nvs_registry_undefer; only a hint. */
+    return atomic_load_explicit(&deferred_count[gpu], memory_order_relaxed);
+}
+
+uint64_t nvs_registry_deferred_bytes(uint32_t gpu)
+{
+    /* As above. */
+    return atomic_load_explicit(&deferred_bytes[gpu], memory_order_relaxed);
+}
+
+NVS_FORK_CODE void nvs_registry_after_fork(void)
+{
+    /* The parent's other threads do not exist here and one of them may have held the lock.  The entries stand for
+     * memory that this process cannot use; they are left where they are, unreachable. */
+    pthread_mutex_init(&lock, NULL);
+    for (uint32_t space = 0; space < NVS_SPACES; space++)
+        roots[space] = NULL;
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        of_gpu[gpu] = first_deferred[gpu] = last_deferred[gpu] = NULL;
+        atomic_store_explicit(&deferred_count[gpu], 0, memory_order_relaxed); /* one thread: no pair */
+        atomic_store_explicit(&deferred_bytes[gpu], 0, memory_order_relaxed);
+    }
+}
