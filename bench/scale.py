@@ -27,8 +27,8 @@ from typing import Any
 import msgpack
 
 from nvshare.bench.harness.wire_client import Link
-from nvshare.coordinator.daemon import control_api as api
-from nvshare.coordinator.daemon.control_sockets import ControlCaller
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.sockets import ControlCaller
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 

@@ -207,7 +207,7 @@ def replay(seed: int, shown: int) -> None:
             print("\n".join(world.scheduler.event_log.describe(shown)))
         print(f"after {world.handled} events, {world.now_ns / SECOND_NS:.6f} s")
         raise
-    print(f"clean: {world.handled} events, {world.grants} grants, {world.crashes} restarts")
+    print(f"clean: {world.handled} events, {world.checks.grants} grants, {world.crashes} restarts")
 
 
 def main() -> None:

@@ -1,13 +1,10 @@
-"""The Python side of the hook.  A program may ask the hook in its own process:
+"""The Python side of the hook.  A program may control the hook of its own process:
 
-    import nvshare.client_hook
+    from nvshare import client_hook
     if client_hook.active():
-        client_hook.yield_lease()   # a good moment: between two batches, before a long step on the CPU
+        client_hook.yield_lease()   # for example between two batches, or before a long step on the CPU
 
-Invariant: importing this imports nothing, because the notebook opt-in does so at each start of Python; the names come
-from api.py when they are first used.
-
-May not go here: anything that runs on import.
+The names are loaded from api.py on first use: the notebook opt-in imports this package at each start of Python.
 """
 
 TYPE_CHECKING = False

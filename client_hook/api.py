@@ -1,9 +1,7 @@
-"""The control API of the hook in one's own process; `client_hook` gives these names out.
+"""The control API of the hook in this process; `client_hook` exports these names.
 
-The functions speak to the library that is already loaded (client_hook/src/nvshare.h), by cffi in ABI mode; cffi is
-imported with the first call.
-
-May not go here: starting programs (launcher.py, embedded.py), anything that needs the coordinator.
+The functions call the already loaded library (client_hook/src/nvshare.h) with cffi in ABI mode.  The first call imports
+cffi.  No function needs the coordinator.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class HookNotLoadedError(RuntimeError):
 
 
 class Lease(enum.IntEnum):
-    """Where this process stands with a GPU; `enum nvshare_lease`."""
+    """State of this process's lease of a GPU; `enum nvshare_lease`."""
 
     NONE = 0
     WAITING = 1
@@ -54,14 +52,14 @@ class Lease(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU as the hook of this process sees it.  `lease_id` 0: none."""
+    """One GPU as seen by the hook of this process.  `lease_id` 0: none."""
 
     lease: Lease
     lease_id: int
     waiters: int
-    """Other clients that wait for the lease that is held."""
+    """Other clients that wait for the held lease."""
     waiting_threads: int
-    """Threads of this process that wait."""
+    """Threads of this process that wait for the lease."""
     calls: int
     """Gated calls so far."""
     allocated_bytes: int
@@ -70,14 +68,14 @@ class GpuState:
 
 @functools.cache
 def _hook() -> tuple[Any, Any] | None:
-    """(ffi, library); None when the process runs without the hook, which cannot change later."""
+    """(ffi, library); None without the hook, which cannot be loaded later."""
     import cffi
 
     ffi = cffi.FFI()
     ffi.cdef(_DECLARATIONS)
     library: Any = ffi.dlopen(None)
     try:
-        library.nvshare_version  # noqa: B018  (the look-up is the test)
+        library.nvshare_version  # noqa: B018  (the attribute exists only with the hook)
     except AttributeError:
         return None
     return ffi, library
@@ -91,7 +89,7 @@ def _needed() -> tuple[Any, Any]:
 
 
 def loaded() -> bool:
-    """Whether this process runs under the hook, be it on or idle."""
+    """Whether this process runs under the hook, active or not."""
     return _hook() is not None
 
 
@@ -105,7 +103,7 @@ def version() -> str:
 def active() -> bool:
     """Whether the hook gates this process's GPU work.
 
-    False without the hook, with NVSHARE_DISABLE=1, without a coordinator to speak to, and until CUDA is used.
+    False without the hook, with NVSHARE_DISABLE=1, without a coordinator, and before the first use of CUDA.
     """
     found = _hook()
     return found is not None and found[1].nvshare_active() > 0
@@ -131,7 +129,7 @@ def state(gpu: int = 0) -> GpuState:
 
 
 def yield_lease(gpu: int = 0) -> None:
-    """Gives the lease back as soon as submitted work is done, if another client waits for it; else does nothing.
+    """Releases the lease after the submitted work, if another client waits for it.
 
     Does not block.  Raises HookNotLoadedError, ValueError for an impossible ordinal.
     """
@@ -143,4 +141,4 @@ def yield_lease(gpu: int = 0) -> None:
 
 def _check_ordinal(gpu: int) -> None:
     if not 0 <= gpu < 1 << 32:
-        raise ValueError(f"{gpu} is no CUDA ordinal")
+        raise ValueError(f"{gpu} is not a CUDA ordinal")

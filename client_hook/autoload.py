@@ -1,17 +1,14 @@
-"""Opt-in by environment alone: `NVSHARE_ENABLE=1 python train.py`, `NVSHARE_ENABLE=1 jupyter lab`.
+"""Opt-in by environment: `NVSHARE_ENABLE=1 python train.py`, `NVSHARE_ENABLE=1 jupyter lab`.
 
-Purpose: a library cannot be preloaded into a process that runs already, so the interpreter executes itself once more
-with the hook in LD_PRELOAD.  `nvshare_autoload.pth` in site-packages calls `start` at interpreter start, before the
-program's first line, and only when NVSHARE_ENABLE is set; whatever this process starts inherits the hook.
+A library cannot be preloaded into a running process, so the interpreter executes itself again with the hook in
+LD_PRELOAD.  `nvshare_autoload.pth` in site-packages calls `start` before the program's first line if NVSHARE_ENABLE is
+set.  Child processes inherit the hook.
 
 Invariants:
 - The interpreter is executed again at most once: `NVSHARE_REEXEC` holds the process id, which exec keeps.
-- Arguments, descriptors, standard input (of which nothing has been read yet) and working directory stay as they are.
-- Nothing that goes wrong here stops the program: one line on stderr, and it goes on without the hook, and so do
-  its children, which would all meet the same obstacle.
-- A process that is under the hook already pays next to nothing: everything is imported where it is needed.
-
-May not go here: anything that costs time when the variable is not set; that part is the .pth file's one line.
+- Arguments, descriptors, unread standard input and working directory stay unchanged.
+- A failure prints one line on stderr.  The program and its children then run without the hook.
+- A process already under the hook pays almost nothing: imports happen where they are needed.
 """
 
 import os
@@ -27,11 +24,11 @@ _OWN_MODULES = (
 
 
 def start() -> None:
-    """Executes this interpreter again under the hook, unless it is under it, must not be, or cannot be."""
+    """Executes this interpreter again under the hook, unless it is hooked, disabled, or not possible."""
     try:
         _start()
-    except Exception as error:  # whatever it is, the user's program matters more
-        _go_on_without(str(error) or type(error).__name__)
+    except Exception as error:  # the user's program must run in any case
+        _continue_without(str(error) or type(error).__name__)
 
 
 def _start() -> None:
@@ -39,7 +36,7 @@ def _start() -> None:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             loaded = _HOOK in maps.read()
         if not loaded:
-            _go_on_without(f"the dynamic linker did not load {os.environ.get('LD_PRELOAD', _HOOK)}")
+            _continue_without(f"the dynamic linker did not load {os.environ.get('LD_PRELOAD', _HOOK)}")
         return
     if os.environ.get("NVSHARE_DISABLE", "0") not in ("", "0") or _HOOK in os.environ.get("LD_PRELOAD", ""):
         return
@@ -58,18 +55,18 @@ def _start() -> None:
 
 
 def _arguments() -> list[bytes] | None:
-    """The command line of a plain interpreter; None when Python is part of another program, which cannot start anew."""
+    """The command line of a plain interpreter; None when Python is embedded in another program."""
     with open("/proc/self/cmdline", "rb") as file:
         given = file.read().split(b"\0")[:-1]
     plain = sys.executable and os.path.realpath(sys.executable) == os.readlink("/proc/self/exe")
     if plain and given and given == [os.fsencode(argument) for argument in sys.orig_argv]:
         return given
-    _say("this Python is part of another program; start that one through nvshare-run")
+    _say("this Python is part of another program; start that program with nvshare-run")
     return None
 
 
 def _is_own_tool(arguments: list[bytes]) -> bool:
-    """Our tools are no clients; a coordinator above all must not start another for itself."""
+    """Whether this is one of our tools, which are not clients; a coordinator must not start another one."""
     words = [os.fsdecode(word) for word in arguments[1:]]
     for index, word in enumerate(words):
         if word == "-m":
@@ -79,9 +76,9 @@ def _is_own_tool(arguments: list[bytes]) -> bool:
     return False
 
 
-def _go_on_without(reason: str) -> None:
+def _continue_without(reason: str) -> None:
     os.environ["NVSHARE_ENABLE"] = "0"
-    _say(f"{' '.join(reason.split())}; going on without the hook")
+    _say(f"{' '.join(reason.split())}; continuing without the hook")
 
 
 def _say(text: str) -> None:

@@ -1,17 +1,13 @@
-"""The embedded coordinator: found if one runs in a directory, else started for this user, exactly once.
+"""The embedded coordinator: `nvshare-run` and the notebook opt-in use the running coordinator, else start one.
 
-Purpose: what `nvshare-run` and the notebook opt-in need so that nobody has to start a daemon first.
-
-How it stays and leaves: each program holds `keepalive.lock` shared through an inherited descriptor; the coordinator
-leaves when it can take that lock exclusively and no client is connected.  Starts are serialised by `launch.lock`; a
-coordinator that somebody starts by hand meanwhile wins through `coordinator.lock`, and is then used.
+Each program holds `keepalive.lock` shared, by an inherited descriptor.  The coordinator ends when no client is
+connected and it can take that lock exclusively.  `launch.lock` serialises starts.  A coordinator started by hand at the
+same time takes `coordinator.lock` and is then used.
 
 Invariants:
-- The coordinator is no child of the program: it is detached, in its own session, with no terminal, and
-  inherits no descriptor but its log and the readiness pipe.
+- The coordinator is detached: not a child of the program, in its own session, without a terminal.  It inherits no
+  descriptors but its log and the readiness pipe.
 - Every wait is bounded.
-
-May not go here: command lines, the environment of a client (launcher.py), zmq, settings.
 """
 
 from __future__ import annotations
@@ -40,20 +36,20 @@ from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir,
 from nvshare.coordinator.units import format_duration, format_size, parse_duration
 
 START_TIMEOUT_S = 30.0
-"""A coordinator that is not ready by then has failed; also the bound for waiting until another launcher is done."""
+"""Longest wait for a coordinator to become ready, and for another launcher."""
 
 _SYSTEM_WAIT = "10s"
-"""How long a launcher waits for the system's coordinator while that is being restarted; NVSHARE_SYSTEM_WAIT."""
+"""Default of NVSHARE_SYSTEM_WAIT: longest wait for a restart of the system's coordinator."""
 _ELSEWHERE = "choose another directory with --runtime-dir (or NVSHARE_RUNTIME_DIR)"
 _LOG_LIMIT_BYTES = 1 << 20
 _LOG_LINES_SHOWN = 12
 _FIRST_DESCRIPTOR = 200
-"""Above what shell scripts and test suites number by hand."""
+"""Above the descriptor numbers that scripts use explicitly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A running coordinator.  `keepalive` is the inheritable descriptor that keeps it, None for one of another user."""
+    """A running coordinator.  The inheritable descriptor `keepalive` keeps it running; None for another user's."""
 
     directory: RuntimeDir
     started: bool
@@ -61,10 +57,10 @@ class Attached:
 
 
 def choose_directory(environ: Mapping[str, str], named: str | None, simulate: str | None) -> RuntimeDir:
-    """The runtime directory to use: the one named on the command line, else as docs/reference/environment.md has it.
+    """The runtime directory: the one named on the command line, else see docs/reference/environment.md.
 
-    The system's coordinator comes first where it serves the cards that are asked for, real or simulated ones, also
-    while it is being restarted, unless this user's own coordinator runs.
+    The system's coordinator comes first if it serves the wanted kind of GPU, real or simulated.  During its restart
+    this user's own running coordinator comes first.
     """
     if named:
         return RuntimeDir(Path(named).absolute())
@@ -77,7 +73,7 @@ def choose_directory(environ: Mapping[str, str], named: str | None, simulate: st
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a program is to be started.  `simulate` None: on real cards; else the cards, empty for the default ones."""
+    """Start options of a program.  `simulate` None: real GPUs; else the simulated GPUs, empty for the default ones."""
 
     runtime_dir: str | None = None
     simulate: str | None = None
@@ -86,7 +82,7 @@ class Launch:
 
 
 def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a client's program, once a coordinator runs that stays for it.  Raises LaunchError."""
+    """Ensures a running coordinator, and returns the environment of a client's program.  Raises LaunchError."""
     hook = find_hook(environ)
     check_memory_mode(launch.options.memory or environ.get("NVSHARE_MEMORY") or "managed")
     simulate = launch.simulate or environ.get("NVSHARE_SIMULATE") or launch.simulate
@@ -98,8 +94,8 @@ def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Also says which cards there are, so that a program that starts another under the hook need not."""
-    from nvshare.simulated_gpu.environment import parse_cards, simulated_environment  # only these programs pay for it
+    """Adds the simulated GPUs to the environment, and their number and size for programs started by the program."""
+    from nvshare.simulated_gpu.environment import parse_cards, simulated_environment  # slow: only when simulating
     from nvshare.simulated_gpu.trace import read_cards
 
     try:
@@ -108,7 +104,7 @@ def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[st
         asked = parse_cards(simulate) if simulate else None
     except (ValueError, OSError, RuntimeError) as error:
         raise LaunchError(str(error)) from None
-    instances: dict[int, list[int]] = {}  # capacities by card; a whole card is its own only instance
+    instances: dict[int, list[int]] = {}  # capacities by GPU; a GPU without MIG has one instance
     for card in cards:
         instances.setdefault(card.card, []).append(card.capacity_bytes)
     capacity = sum(instances[0])
@@ -134,10 +130,10 @@ def ensure_coordinator(
     arguments: Sequence[str] = (),
     timeout_s: float = START_TIMEOUT_S,
 ) -> Attached:
-    """A coordinator that runs in `directory` and stays as long as this program, or what it becomes by exec.
+    """A coordinator in `directory` that runs as long as this process, also after exec.
 
-    `simulate` None: real cards; else the cards to simulate (`2x8GiB`, or empty for the default).  `arguments` go to a
-    coordinator that is started here.  Raises LaunchError, with the coordinator's own words when it does not start.
+    `simulate` None: real GPUs; else the simulated GPUs (`2x8GiB`, or empty for the default).  A coordinator started
+    here gets `arguments`.  Raises LaunchError, with the end of the log of a coordinator that does not start.
     """
     deadline = time.monotonic() + timeout_s
     if os.path.exists(directory.daemon_mark):
@@ -155,7 +151,7 @@ def ensure_coordinator(
         started = False
         if not directory.answers():
             with _locked(directory.path / "launch.lock", deadline):
-                if not directory.answers():  # else the launcher that had the lock has started it
+                if not directory.answers():  # the previous owner of the lock may have started it
                     _forget_simulation(directory, keepalive, deadline)
                     started = _start(directory, environ, simulate, arguments, deadline)
         if not started:
@@ -167,7 +163,7 @@ def ensure_coordinator(
 
 
 def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
-    """The system's coordinator is being restarted: no other one may take its place.  Raises LaunchError."""
+    """Waits for a restart of the system's coordinator, which no other may replace.  Raises LaunchError."""
     if directory.answers():
         return
     try:
@@ -180,8 +176,8 @@ def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
     while not directory.answers():
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"the system's coordinator in {directory.path} does not answer; start it again (its log tells why it "
-                f"ended), or remove {directory.daemon_mark} if it is not to come back, or {_ELSEWHERE}"
+                f"the system's coordinator in {directory.path} does not answer; restart it (see its log), or remove "
+                f"{directory.daemon_mark} if it should stay stopped, or {_ELSEWHERE}"
             )
         time.sleep(0.05)
 
@@ -189,11 +185,11 @@ def _await_daemon(directory: RuntimeDir, environ: Mapping[str, str]) -> None:
 def _take_keepalive(directory: RuntimeDir, deadline: float) -> int:
     opened = _open_private(directory.keepalive_lock, os.O_RDWR)
     try:
-        # Fails only while an embedded coordinator leaves: it holds the lock until its process is gone.
-        _flock(opened, fcntl.LOCK_SH, deadline, f"the coordinator that is leaving {directory.path}")
+        # Blocks only while an embedded coordinator ends: it holds the lock until its process is gone.
+        _flock(opened, fcntl.LOCK_SH, deadline, f"the end of the coordinator in {directory.path}")
         try:
             high = fcntl.fcntl(opened, fcntl.F_DUPFD, _FIRST_DESCRIPTOR)
-        except OSError:  # a low limit of open files
+        except OSError:  # a low limit on open files
             high = fcntl.fcntl(opened, fcntl.F_DUPFD, 10)
     finally:
         os.close(opened)
@@ -201,7 +197,7 @@ def _take_keepalive(directory: RuntimeDir, deadline: float) -> int:
 
 
 def _forget_simulation(directory: RuntimeDir, keepalive: int, deadline: float) -> None:
-    """Removes what an earlier simulation left, its cards and its trace, unless a program of that time still runs."""
+    """Removes the state of an earlier simulation, unless one of its programs still runs."""
     with contextlib.suppress(BlockingIOError, FileNotFoundError):
         fcntl.flock(keepalive, fcntl.LOCK_EX | fcntl.LOCK_NB)
         directory.simulated_gpu.unlink()
@@ -222,7 +218,7 @@ def _flock(descriptor: int, kind: int, deadline: float, what: str) -> None:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise LaunchError(f"waited in vain for {what}; is it stopped?") from None
+                raise LaunchError(f"timed out waiting for {what}; is that process stopped?") from None
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
         else:
@@ -233,7 +229,7 @@ def _flock(descriptor: int, kind: int, deadline: float, what: str) -> None:
 def _locked(path: Path, deadline: float) -> Iterator[None]:
     descriptor = _open_private(path, os.O_RDWR)
     try:
-        _flock(descriptor, fcntl.LOCK_EX, deadline, f"another launcher, which holds {path}")
+        _flock(descriptor, fcntl.LOCK_EX, deadline, f"another launcher to release {path}")
         yield
     finally:
         os.close(descriptor)
@@ -246,7 +242,7 @@ def _start(
     arguments: Sequence[str],
     deadline: float,
 ) -> bool:
-    """True when our coordinator came up, False when somebody's was there first."""
+    """Starts a coordinator.  True when it serves, False when another one serves instead."""
     log_path = directory.path / "coordinator.log"
     with contextlib.suppress(OSError):
         if log_path.stat().st_size > _LOG_LIMIT_BYTES:
@@ -275,21 +271,21 @@ def _start(
         came_up = _wait_ready(ready, deadline)
     finally:
         os.close(ready)
-    if not came_up and not _somebody_else_starts(directory, deadline):
-        raise LaunchError(f"the coordinator did not start:\n{last_words(log_path, log_start)}")
+    if not came_up and not _wait_for_other(directory, deadline):
+        raise LaunchError(f"the coordinator did not start:\n{end_of_log(log_path, log_start)}")
     return came_up
 
 
 def _above_standard(descriptor: int) -> int:
-    """The same file by a descriptor that cannot be 0, 1 or 2, which a program may have been started without."""
+    """Duplicates a descriptor above 2, since a program may be started without 0, 1 and 2."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(descriptor)
 
 
-def _somebody_else_starts(directory: RuntimeDir, deadline: float) -> bool:
-    """One that was started by hand may have the directory, and not listen yet."""
+def _wait_for_other(directory: RuntimeDir, deadline: float) -> bool:
+    """Waits for a coordinator that was started by hand and does not listen yet."""
     while not directory.answers():
         if directory.coordinator_pid() is None or time.monotonic() > deadline:
             return False
@@ -298,10 +294,10 @@ def _somebody_else_starts(directory: RuntimeDir, deadline: float) -> bool:
 
 
 def _spawn_detached(command: list[str], environ: dict[str, str], log: int, report: int) -> None:
-    """Starts a process that is nobody's child: a program that waits for all its children must not meet this one."""
+    """Starts a process as no child of this one, which may wait for all its children."""
     middle = os.fork()
     if middle:
-        with contextlib.suppress(ChildProcessError):  # whoever started us ignores SIGCHLD, and so do we
+        with contextlib.suppress(ChildProcessError):  # SIGCHLD may be ignored, by inheritance
             os.waitpid(middle, 0)
         return
     try:
@@ -312,7 +308,7 @@ def _spawn_detached(command: list[str], environ: dict[str, str], log: int, repor
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-            os.set_inheritable(target, True)  # dup2 leaves it alone when both are the same
+            os.set_inheritable(target, True)  # dup2 does not when both are equal
         os.set_inheritable(report, True)
         _close_all_but(report)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
@@ -326,11 +322,11 @@ def _spawn_detached(command: list[str], environ: dict[str, str], log: int, repor
 
 
 def _close_all_but(keep: int) -> None:
-    """Closes what this process inherited: a pipe's end that stayed open here would never come to its end of file."""
+    """Closes inherited descriptors: an inherited pipe would delay its reader's end of file."""
     descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
     for descriptor in descriptors:
         if descriptor > 2 and descriptor != keep:
-            with contextlib.suppress(OSError):  # the listing's own is closed already
+            with contextlib.suppress(OSError):  # the descriptor of the listing is closed already
                 os.close(descriptor)
 
 
@@ -342,27 +338,27 @@ def _wait_ready(ready: int, deadline: float) -> bool:
     return os.read(ready, 1) != b""
 
 
-def last_words(log_path: Path, start: int = 0) -> str:
-    """What a coordinator wrote since we started it; the last lines, for tracebacks are long."""
+def end_of_log(log_path: Path, start: int = 0) -> str:
+    """The last lines of a log after offset `start`."""
     with log_path.open("rb") as log:
         log.seek(start)
         lines = log.read().decode(errors="replace").strip().splitlines()
-    shown = lines[-_LOG_LINES_SHOWN:] or ["(it said nothing)"]
+    shown = lines[-_LOG_LINES_SHOWN:] or ["(empty log)"]
     return "\n".join(f"  {line}" for line in shown)
 
 
 def _check_kind(directory: RuntimeDir, simulate: str | None) -> None:
-    """Refuses a simulated program beside a coordinator of real cards, and the other way round."""
+    """Raises LaunchError if the coordinator's GPUs are real and the program's simulated, or vice versa."""
     simulated = _serves_simulated_gpus(directory)
     if simulated == (simulate is not None):
         return
     has, wants = ("simulated GPUs", "real ones") if simulated else ("real GPUs", "simulated ones")
     raise LaunchError(
-        f"the coordinator in {directory.path} serves {has}, and this command wants {wants}; "
+        f"the coordinator in {directory.path} serves {has}, and this command needs {wants}; "
         f"{'add' if simulated else 'leave out'} --simulate (or NVSHARE_SIMULATE), or {_ELSEWHERE}"
     )
 
 
 def _serves_simulated_gpus(directory: RuntimeDir) -> bool:
-    """A coordinator of simulated GPUs makes their state before it serves, and one of real GPUs removes it."""
+    """A coordinator of simulated GPUs creates their state file before it serves; one of real GPUs removes it."""
     return os.path.exists(directory.simulated_gpu)

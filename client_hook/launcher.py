@@ -1,13 +1,7 @@
-"""Puts a program under the hook: where the libraries are, and the environment that the program needs.
+"""Finds the hook library and makes the environment of a client, for `nvshare-run`, the notebook opt-in and the demo.
 
-Purpose: everything that `nvshare-run`, the notebook opt-in and the demo must know in common to start a client.
-
-Invariants:
-- Nothing here starts a process, opens a socket or writes outside the runtime directory.
-- Only the standard library, and of that only what is cheap: this runs before every command that a user starts.
-- The environment that comes in is never changed; functions give back a new one.
-
-May not go here: starting a coordinator (embedded.py), command lines (coordinator/cli/run.py).
+Invariants: this module starts no process, opens no socket and writes nothing outside the runtime directory.  It never
+changes a given environment.  It imports only cheap parts of the standard library, because it runs before every command.
 """
 
 from __future__ import annotations
@@ -38,12 +32,12 @@ _CLIENT_ONLY = frozenset(
 
 
 class LaunchError(Exception):
-    """The program cannot be put under the hook.  The text says why and what to do."""
+    """The program cannot run under the hook.  The text has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """What the user asked for one program.  None: whatever the environment says, else the hook's default."""
+    """The user's options for one program.  None: the environment's value, else the hook's default."""
 
     memory: str | None = None
     priority: int | None = None
@@ -54,15 +48,15 @@ class ClientOptions:
 
 
 def package_root() -> Path:
-    """The directory that holds our packages: `nvshare` in site-packages, or a source checkout."""
+    """The directory of our packages: `nvshare` in site-packages, or a source checkout."""
     return Path(__file__).resolve().parent.parent
 
 
 def find_hook(environ: Mapping[str, str]) -> Path:
     """Absolute path of the hook library.
 
-    `NVSHARE_HOOK_LIBRARY` wins; then the library beside this package; then that of the installed distribution, which
-    a source checkout on sys.path hides.  Raises LaunchError.
+    `NVSHARE_HOOK_LIBRARY` comes first, then the library beside this package, then that of the installed distribution,
+    which a source checkout on sys.path hides.  Raises LaunchError.
     """
     named = environ.get("NVSHARE_HOOK_LIBRARY")
     if named:
@@ -83,7 +77,7 @@ def find_hook(environ: Mapping[str, str]) -> Path:
 
 
 def _installed_file(name: str) -> Path | None:
-    from importlib.metadata import PackageNotFoundError, distribution  # slow to import: only when it is needed
+    from importlib.metadata import PackageNotFoundError, distribution  # slow to import
 
     try:
         files = distribution("nvshare").files or []
@@ -97,13 +91,8 @@ def _installed_file(name: str) -> Path | None:
 
 
 def preload_entries(value: str) -> list[str]:
-    """The entries of an LD_PRELOAD; the dynamic linker separates them at spaces and colons."""
+    """The entries of an LD_PRELOAD, separated by spaces and colons."""
     return [entry for entry in value.replace(":", " ").split(" ") if entry]
-
-
-def is_hooked(environ: Mapping[str, str]) -> bool:
-    """Whether a process with this environment is started under the hook."""
-    return any(_is_hook(entry) for entry in preload_entries(environ.get("LD_PRELOAD", "")))
 
 
 def _is_hook(entry: str) -> bool:
@@ -111,7 +100,7 @@ def _is_hook(entry: str) -> bool:
 
 
 def without_hook(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` with no hook in LD_PRELOAD, all else as it was."""
+    """`environ` without the hook in LD_PRELOAD."""
     others = [entry for entry in preload_entries(environ.get("LD_PRELOAD", "")) if not _is_hook(entry)]
     made = {name: value for name, value in environ.items() if name != "LD_PRELOAD"}
     if others:
@@ -120,13 +109,13 @@ def without_hook(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def names_hook_for_glibc_alone(environ: Mapping[str, str]) -> bool:
-    """Whether only glibc's loader finds the hook that this LD_PRELOAD names; others look for what is not there."""
+    """Whether only glibc's loader finds the hook that this LD_PRELOAD names."""
     entries = [entry for entry in preload_entries(environ.get("LD_PRELOAD", "")) if _is_hook(entry)]
     return all("$LIB" in entry for entry in entries)
 
 
 def with_preload(value: str, hook: Path) -> str:
-    """`value` with the hook in it exactly once: first, but behind sanitizer runtimes, which insist on that place."""
+    """`value` with the hook in it once: first, except after sanitizer runtimes, which must be first."""
     entries = [entry for entry in preload_entries(value) if not _is_hook(entry)]
     front = 0
     while front < len(entries) and entries[front].rpartition("/")[2].startswith(_SANITIZERS):
@@ -135,11 +124,11 @@ def with_preload(value: str, hook: Path) -> str:
 
 
 def preloadable(path: Path, runtime_dir: Path) -> Path:
-    """A path of the hook that LD_PRELOAD can name: without spaces and colons, which separate its entries.
+    """A path of the hook for LD_PRELOAD, without spaces and colons, which separate entries.
 
-    Where the hook is installed as our build installs it, the path has a literal `$LIB`, which glibc's loader alone
-    replaces.  Another libc's (musl) would load the hook, miss glibc's functions and end the program; it finds none.
-    A hook that lies elsewhere is linked into the runtime directory.  Raises LaunchError when that has such a path too.
+    For an installed hook the path has a literal `$LIB`, which only glibc's loader replaces.  Musl's loader
+    then finds no hook; with one it would miss glibc's functions and end the program.  A hook on a path with separators
+    is linked into the runtime directory.  Raises LaunchError when that path has separators too.
     """
     if not _separates(path) and path.name == HOOK_NAME:
         return _for_glibc_alone(path) or path
@@ -154,17 +143,17 @@ def preloadable(path: Path, runtime_dir: Path) -> Path:
             return link
         fresh = link.with_name(f"{HOOK_NAME}.{os.getpid()}")
         fresh.symlink_to(path)
-        fresh.replace(link)  # atomic: another program may be starting by the old one
+        fresh.replace(link)  # atomic: another program may be using the old link
     except OSError as error:
         raise LaunchError(
-            f"LD_PRELOAD cannot name '{path}' (spaces and colons separate its entries), and the link {link} "
-            f"cannot be made: {error.strerror}; set NVSHARE_HOOK_LIBRARY to a copy elsewhere"
+            f"LD_PRELOAD cannot name '{path}' (spaces and colons separate its entries), and creating the link {link} "
+            f"failed: {error.strerror}; set NVSHARE_HOOK_LIBRARY to a copy elsewhere"
         ) from None
     return link
 
 
 def _for_glibc_alone(path: Path) -> Path | None:
-    """The same hook by a path with `$LIB`; None unless it is there for every value that programs here may have."""
+    """The hook's path with `$LIB`; None unless the file exists for every value of `$LIB` on this machine."""
     if path.parent.name != "lib":
         return None
     root = path.parent.parent
@@ -178,7 +167,7 @@ def _for_glibc_alone(path: Path) -> Path | None:
 
 
 def _libc_lies_in(values: Sequence[str]) -> bool:
-    """Whether this machine's glibc has one of these as its `$LIB`: it is the end of the directory that libc lies in."""
+    """Whether one of these is `$LIB` of this machine's glibc, that is the end of libc's directory."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -194,7 +183,7 @@ def _separates(path: Path) -> bool:
 def client_environment(
     base: Mapping[str, str], *, hook: Path, runtime_dir: Path, options: ClientOptions
 ) -> dict[str, str]:
-    """`base` with everything that a program needs to be a client of the coordinator in `runtime_dir`.
+    """`base` with the variables of a client of the coordinator in `runtime_dir`.
 
     Raises LaunchError when LD_PRELOAD cannot name the hook.
     """
@@ -216,13 +205,13 @@ def client_environment(
 
 
 def check_memory_mode(mode: str) -> None:
-    """Raises LaunchError for a mode that does not exist."""
+    """Raises LaunchError for an unknown memory mode."""
     if mode not in MEMORY_MODES:
-        raise LaunchError(f"there is no memory mode {mode!r}; use {' or '.join(MEMORY_MODES)}")
+        raise LaunchError(f"unknown memory mode {mode!r}; use {' or '.join(MEMORY_MODES)}")
 
 
 def coordinator_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` for a coordinator: it is no client itself, and finds our packages also when they are not installed."""
+    """`base` for a coordinator: without the variables of clients, and with the path of a source checkout."""
     environ = {name: value for name, value in without_hook(base).items() if name not in _CLIENT_ONLY}
     root = package_root()
     if (root / "nvshare").is_dir():  # a source checkout

@@ -1,15 +1,10 @@
-"""Why the system will not load the hook into a program, told before the program starts.
+"""Detects programs into which the system cannot load the hook, before they start.
 
-Purpose: LD_PRELOAD fails in silence (static, setuid), with a riddle (32 bits) or by ending the program (musl).  Whoever
-starts one program learns it from one line.  What that program starts in turn cannot be seen from here.
+LD_PRELOAD fails silently (static, setuid), with an obscure message (32 bits), or by ending the program (musl).  The
+check follows the program's `#!` lines to an ELF file, whose header names the loader.  It does not see child programs.
 
-How: the program's file is followed from its `#!` lines to an ELF file, whose header names the loader.
-
-Invariants:
-- Nothing here fails: what cannot be read or understood is no obstacle, and exec will say what is wrong with it.
-- Only the standard library, and of that only what is cheap: this runs before every command that a user starts.
-
-May not go here: what to do about it (launcher.py), command lines.
+Invariants: an unreadable file is no obstacle; exec reports its error.  Imports only cheap parts of the standard
+library, because this runs before every command.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 _LINE_BYTES = 256
-"""What the kernel reads of a `#!` line."""
+"""Length of a `#!` line read by the kernel."""
 _MOST_SCRIPTS = 5
 _PT_INTERP = 3
 _MOST_HEADERS = 256
@@ -31,7 +26,7 @@ _LONGEST_LOADER = 4096
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """`text` is a sentence for the user.  `deadly`: the program would end, did LD_PRELOAD lead to the hook."""
+    """`text` is a sentence for the user.  `deadly`: the program would end if LD_PRELOAD named the hook."""
 
     text: str
     deadly: bool = False
@@ -39,7 +34,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class _Elf:
-    """What the header says.  `loader` empty: none."""
+    """Facts of an ELF header.  `loader` empty: none."""
 
     bits: int
     machine: int
@@ -47,15 +42,15 @@ class _Elf:
 
 
 def find_obstacle(program: str) -> Obstacle | None:
-    """Why the hook will not be in the program that this file starts.  None: it will, as far as one can see."""
+    """The obstacle to loading the hook into this program; None when none is detected."""
     try:
-        return _judge(program)
+        return _check(program)
     except (OSError, struct.error, ValueError, OverflowError):
         return None
 
 
-def _judge(program: str) -> Obstacle | None:
-    path = _behind_scripts(program)
+def _check(program: str) -> Obstacle | None:
+    path = _executed_file(program)
     elf = read_elf(path)
     if elf is None:
         return None
@@ -63,31 +58,32 @@ def _judge(program: str) -> Obstacle | None:
     loader = elf.loader.rpartition("/")[2] or os.path.basename(os.path.realpath(path))
     if loader.startswith("ld-musl"):
         return Obstacle(
-            f"{shown} is linked against musl, and the hook needs glibc, as CUDA does: it runs without the hook; "
-            "use a build for glibc if it is to use a GPU",
+            f"{shown} is linked against musl, but the hook and CUDA need glibc: it runs without the hook; "
+            "use a build for glibc if it needs a GPU",
             deadly=True,
         )
     ours = read_elf("/proc/self/exe")
     if ours is not None and (elf.bits, elf.machine) != (ours.bits, ours.machine):
         kind = f"{elf.bits}-bit" if elf.bits != ours.bits else "foreign (made for another processor)"
         return Obstacle(
-            f"{shown} is a {kind} program, for which there is no hook: it runs without; use a {ours.bits}-bit build"
+            f"{shown} is a {kind} program, for which no hook exists: it runs without the hook; use a {ours.bits}-bit "
+            "build"
         )
-    if not elf.loader and not loader.startswith("ld"):  # a loader that is started by hand preloads as ever
+    if not elf.loader and not loader.startswith("ld"):  # a loader started by hand does preload
         return Obstacle(
-            f"{shown} is linked statically, so that nothing can be preloaded into it: it runs without the hook, "
-            "though what it starts may have it; use a dynamically linked build if it is to use a GPU itself"
+            f"{shown} is linked statically, so no library can be preloaded: it runs without the hook, but its child "
+            "programs may have it; use a dynamically linked build if it needs a GPU itself"
         )
-    if _gets_rights(path):
+    if _changes_privileges(path):
         return Obstacle(
-            f"{shown} gets other rights when it starts (setuid, setgid, capabilities), so that nothing is preloaded "
-            f"into it, nor into what it starts; write nvshare-run behind it: {program} ... nvshare-run -- COMMAND"
+            f"{shown} changes its privileges (setuid, setgid, capabilities), so it and its child programs run without "
+            f"the hook; write nvshare-run behind it: {program} ... nvshare-run -- COMMAND"
         )
     return None
 
 
-def _behind_scripts(path: str) -> str:
-    """The file that the kernel executes in the end."""
+def _executed_file(path: str) -> str:
+    """The file that the kernel executes after all `#!` lines."""
     for _ in range(_MOST_SCRIPTS):
         with open(path, "rb") as file:
             start = file.read(_LINE_BYTES)
@@ -109,7 +105,7 @@ def _on_path(name: str) -> str | None:
 
 
 def read_elf(path: str) -> _Elf | None:
-    """The header of an ELF file of this byte order; None for any other file.  Raises OSError, struct.error."""
+    """Facts of an ELF file of this machine's byte order; None for any other file.  Raises OSError, struct.error."""
     with open(path, "rb") as file:
         ident = file.read(16)
         if len(ident) < 6 or ident[:4] != b"\x7fELF" or ident[5] != (1 if struct.pack("=H", 1)[0] else 2):
@@ -139,8 +135,8 @@ def _text(file: BinaryIO, offset: int, size: int) -> str:
     return os.fsdecode(file.read(min(size, _LONGEST_LOADER)).partition(b"\0")[0])
 
 
-def _gets_rights(path: str) -> bool:
-    """Whether exec makes this a process with other rights than ours; then the loader trusts no environment."""
+def _changes_privileges(path: str) -> bool:
+    """Whether exec of this file changes privileges, which makes the loader ignore LD_PRELOAD."""
     facts = os.stat(path)
     user, group = os.geteuid(), os.getegid()
     changes = (facts.st_mode & stat.S_ISUID and facts.st_uid != user) or (
@@ -151,9 +147,9 @@ def _gets_rights(path: str) -> bool:
             changes = bool(os.getxattr(path, "security.capability"))
         except OSError:
             changes = False
-    return bool(changes) and not os.statvfs(path).f_flag & os.ST_NOSUID and not _may_gain_nothing()
+    return bool(changes) and not os.statvfs(path).f_flag & os.ST_NOSUID and not _has_no_new_privileges()
 
 
-def _may_gain_nothing() -> bool:
+def _has_no_new_privileges() -> bool:
     with open("/proc/self/status", encoding="ascii", errors="replace") as status:
         return any(line.split() == ["NoNewPrivs:", "1"] for line in status)

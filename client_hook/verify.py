@@ -1,14 +1,10 @@
-"""`nvshare-run --verify`: runs a command with the bypass detector in its CUDA processes; tells what escaped the gate.
+"""`nvshare-run --verify`: runs a command with the bypass detector, and reports GPU work that bypassed the gate.
 
-How: the driver loads libnvshare_verify.so (CUDA_INJECTION64_PATH) when a process initialises CUDA.  That library
-compares what CUPTI sees run with what the hook let through, and leaves a report of each process in our directory.
+The driver loads libnvshare_verify.so (CUDA_INJECTION64_PATH) when a process initialises CUDA.  The library compares
+CUPTI's records with the hook's, and writes a report of each process into a temporary directory.
 
-Invariants:
-- The command's exit code and signals are its own, but for `ESCAPED`: it succeeded, and something escaped or could not
-  be seen.
-- The table goes to standard error: standard output belongs to the command.
-
-May not go here: the launching of ordinary commands (coordinator/cli/run.py replaces itself by those).
+Invariants: exit code and signals are the command's own, except `ESCAPED`.  The table goes to standard error, because
+standard output belongs to the command.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from typing import Any
 from nvshare.client_hook.launcher import LaunchError, find_hook
 
 ESCAPED = 3
-"""Exit code when the command succeeded and its work did not all pass the gate, or nobody can know."""
+"""Exit code of a successful command whose work bypassed the gate, or could not be checked."""
 
 LIBRARY = "libnvshare_verify.so"
 _CUPTI = ("libcupti.so.13", "libcupti.so.12")
@@ -47,7 +43,7 @@ _FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """Work that reached a GPU outside of the gate.  `symbol`: a kernel, or empty."""
+    """Work that bypassed the gate.  `symbol`: a kernel, or empty."""
 
     function: str
     symbol: str
@@ -57,7 +53,7 @@ class Escape:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one process did.  `problem` is why it cannot be told whether all of it passed the gate."""
+    """GPU work of one process.  `problem` is the reason why the check is incomplete."""
 
     process_id: int
     program: str
@@ -71,12 +67,12 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Everything that ran had passed the gate."""
+        """Whether all work passed the gate."""
         return self.problem is None and not self.escapes
 
 
 def find_cupti(environ: Mapping[str, str]) -> Path:
-    """The CUPTI for the command's processes: named, the simulated one, of a wheel, a toolkit or the system.
+    """Path of CUPTI: from NVSHARE_CUPTI_LIBRARY, the simulation, a wheel, a toolkit or the system.
 
     Raises LaunchError with the remedy.
     """
@@ -108,18 +104,18 @@ def _cupti_directories(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def find_library(environ: Mapping[str, str]) -> Path:
-    """The detector, which lies beside the hook.  Raises LaunchError."""
+    """Path of the detector, beside the hook.  Raises LaunchError."""
     path = find_hook(environ).with_name(LIBRARY)
     if not path.is_file():
-        raise LaunchError(f"{path} is missing: install the package again (pip install .)")
+        raise LaunchError(f"{path} is missing; reinstall the package (pip install .)")
     return path
 
 
 def run_verified(environ: Mapping[str, str], become: Callable[[dict[str, str]], int], output: str) -> int:
-    """Runs the command in a child, waits and prints the table.  Returns the exit code, or dies as the command did.
+    """Runs the command in a child, waits and prints the table.  Returns the exit code, or dies by the command's signal.
 
-    `become` replaces the child by the command, or returns an exit code.  `output`: a file for the reports as JSON, or
-    empty.  Raises LaunchError before anything is started.
+    `become` replaces the child by the command, or returns an exit code.  `output` is a file for the reports as JSON, or
+    empty.  Raises LaunchError before the start.
     """
     if output:
         _check_writable(output)
@@ -151,7 +147,10 @@ def _check_writable(output: str) -> None:
 
 
 def _run_child(environ: dict[str, str], become: Callable[[dict[str, str]], int]) -> int:
-    """Its wait status.  It is in our process group: the terminal's signals reach it anyway, others are handed on."""
+    """Runs the child and returns its wait status.
+
+    The child is in our process group, so the terminal's signals reach it directly; other signals are forwarded.
+    """
     signals = (*_FROM_TERMINAL, *_FORWARDED)
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     child = os.fork()
@@ -164,23 +163,23 @@ def _run_child(environ: dict[str, str], become: Callable[[dict[str, str]], int])
     for number in _FROM_TERMINAL:
         signal.signal(number, signal.SIG_IGN)
     for number in _FORWARDED:
-        signal.signal(number, lambda number, _: _hand_on(child, number))
+        signal.signal(number, lambda number, _: _forward(child, number))
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     while True:
         _, status = os.waitpid(child, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             return status
-        if os.WSTOPSIG(status) != signal.SIGSTOP:  # else whoever stopped it alone will continue it alone
-            os.kill(os.getpid(), signal.SIGSTOP)  # job control: we stop with it, and SIGCONT is handed on
+        if os.WSTOPSIG(status) != signal.SIGSTOP:  # SIGSTOP was sent to the child alone
+            os.kill(os.getpid(), signal.SIGSTOP)  # job control: stop too; SIGCONT is forwarded
 
 
-def _hand_on(child: int, number: int) -> None:
+def _forward(child: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
 
 
 def _die_by(number: int) -> None:
-    """As the command died, but without a second core file."""
+    """Dies by the command's signal, without a second core file."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stderr.flush()
     if number != signal.SIGKILL:
@@ -190,7 +189,7 @@ def _die_by(number: int) -> None:
 
 
 def read_reports(directory: Path) -> list[Report]:
-    """Of every process that initialised CUDA, in the order in which they did."""
+    """Reports of all processes that initialised CUDA, in that order."""
     found = sorted(directory.glob("*.json"), key=lambda path: int(path.stem.split("-")[-1]))
     return [_report(json.loads(path.read_text(encoding="ascii"))) for path in found]
 
@@ -198,11 +197,11 @@ def read_reports(directory: Path) -> list[Report]:
 def _report(told: dict[str, Any]) -> Report:
     problem = told["error"]
     if problem is None and not told["complete"]:
-        problem = "it ended without a report (killed, or it became another program): what it did is not known"
+        problem = "it ended without a report (killed, or replaced by exec): its work is unknown"
     elif problem is None and not told["matched"]:
-        problem = f"this CUPTI (API {told['cupti']}) is newer than the detector: kernels cannot be matched with calls"
+        problem = f"this CUPTI (API {told['cupti']}) is newer than the detector, which cannot match kernels with calls"
     elif problem is None and told["hooked"] and told["gated_calls"] and not told["active"]:
-        problem = "the hook is switched off in it (NVSHARE_DISABLE) or could not start: its gate stood open"
+        problem = "its hook is disabled (NVSHARE_DISABLE) or failed to start, so its gate was open"
     elif problem is None and told["lost_records"]:
         problem = f"CUPTI lost {told['lost_records']} records"
     transfers = (told["copies"], told["memsets"])
@@ -220,7 +219,7 @@ def _report(told: dict[str, Any]) -> Report:
 
 
 def print_table(reports: list[Report]) -> None:
-    """For people, on standard error."""
+    """Prints the reports to standard error."""
     from rich.console import Console
     from rich.table import Table
 
@@ -246,11 +245,11 @@ def print_table(reports: list[Report]) -> None:
 
 
 def _print_findings(say: Callable[..., None], report: Report) -> None:
-    who = f"process {report.process_id}"
+    process = f"process {report.process_id}"
     if not report.hooked:
-        say(f"{who}: the hook is not in it; a static or setuid program, or its LD_PRELOAD was changed", markup=False)
+        say(f"{process}: without the hook; a static or setuid program, or a changed LD_PRELOAD", markup=False)
     if report.problem is not None:
-        say(f"{who}: {report.problem}", markup=False)
+        say(f"{process}: {report.problem}", markup=False)
     for one in report.escapes:
         kernel = f", kernel {one.symbol}" if one.symbol else ""
-        say(f"{who}: escaped: {one.function}{kernel} ({one.calls} calls, {one.ran} ran)", markup=False)
+        say(f"{process}: escaped: {one.function}{kernel} ({one.calls} calls, {one.ran} ran)", markup=False)

@@ -1,9 +1,6 @@
-"""Durations and sizes as people write them: `100ms`, `2s`, `auto`, `4GiB`, `512MiB`.
+"""Parses and formats durations, sizes and shares: `100ms`, `auto`, `4GiB`, `5%`.
 
-Invariants: results are integer nanoseconds and bytes; anything else is a ValueError whose text says what is
-accepted.  Imports nothing heavy, because command-line tools start with it.
-
-May not go here: settings, defaults.
+Results are integer nanoseconds and bytes.  A faulty text raises ValueError with the accepted forms.
 """
 
 from __future__ import annotations
@@ -49,17 +46,17 @@ def _scaled(text: str, factors: dict[str, int]) -> int | None:
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of `250ms`, `2s`, `1.5m`; a unit is required.  ValueError for anything else, zero included."""
+    """Nanoseconds of `250ms`, `2s`, `1.5m`.  Raises ValueError, also for zero or a missing unit."""
     value = _scaled(text, _NANOSECONDS_LONG)
     if value is None:
-        raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 100ms, 2s or 1m")
+        raise ValueError(f"{text!r} is not a duration: write a number and a unit, such as 100ms, 2s or 1m")
     if not 0 < value <= _MAX_NS:
         raise ValueError(f"{text!r} is out of range: a duration is longer than 0 and at most a year")
     return value
 
 
 def parse_duration_or_never(text: str) -> int:
-    """As parse_duration, and `0` gives 0: what the duration is for does not happen."""
+    """As parse_duration, and `0` gives 0, which means never."""
     return 0 if text.strip() == "0" else parse_duration(text)
 
 
@@ -77,21 +74,21 @@ def parse_quantum(text: str) -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4GiB`, `512MiB`, `1.5GB` or a plain number of bytes.  ValueError for anything else."""
+    """Bytes of `4GiB`, `512MiB`, `1.5GB` or a plain number.  Raises ValueError."""
     value = _scaled(text, _BYTES)
     if value is None:
-        raise ValueError(f"{text!r} is no size: write bytes, or a number and a unit, such as 4GiB or 512MiB")
+        raise ValueError(f"{text!r} is not a size: write bytes, or a number and a unit, such as 4GiB or 512MiB")
     if value > _MAX_BYTES:
         raise ValueError(f"{text!r} is out of range: at most 1 EiB")
     return value
 
 
 def parse_share(text: str) -> float:
-    """A share of the whole from `5%` or `0.5%`: 0.1% to 50%.  ValueError for anything else."""
+    """A fraction from `5%` or `0.5%`: 0.1% to 50%.  Raises ValueError."""
     number, percent, rest = text.strip().partition("%")
     match = _QUANTITY.match(number)
     if not percent or rest or match is None or match.group(3):
-        raise ValueError(f"{text!r} is no share: write a percentage, such as 5% or 0.5%")
+        raise ValueError(f"{text!r} is not a share: write a percentage, such as 5% or 0.5%")
     share = float(number) / 100
     if not 0.001 <= share <= 0.5:
         raise ValueError(f"{text!r} is out of range: a share is 0.1% to 50%")

@@ -1,1 +1,1 @@
-"""Scheduling policies: the interface (api), their names (registry), and one policy a file."""
+"""Scheduling policies: the interface (api), their names (registry), and one policy in each file."""

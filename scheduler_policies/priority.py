@@ -1,16 +1,15 @@
-"""Strict classes with ageing: a higher priority goes first and preempts, and still nobody starves.
+"""Strict priorities with ageing: a higher priority runs first and preempts, without starvation.
 
-A client's class is its priority number.  Within a class turns go round (owner_turns.py).  Once in `age_quanta` quanta
-at most, a client that has waited that long is *favoured*: whoever has waited longest has one turn, whatever its class,
-and is not preempted in it.  So the highest class keeps at least age_quanta / (age_quanta + 1) of the time however many
-wait below it.
+Turns rotate within a priority (owner_turns.py).  At most once in `age_quanta` quanta, a client that has waited that
+long is *favoured*: the longest waiting client gets one turn without preemption.  So the highest priority keeps at
+least age_quanta / (age_quanta + 1) of the time.
 
-Invariants: a holder is preempted by a higher class only, so two clients never preempt each other in turn; a client
-waits at most `wait_bound_ns`.
+Invariants: only a higher priority preempts, so two clients never preempt each other in turn.  A client waits at most
+`wait_bound_ns`.
 
-Why the bound holds: after age_quanta quanta a client can be favoured.  Before it come at most the n - 1 others that
-have waited longer, each once, since whoever comes back has waited less.  Favours follow each other within age_quanta
-quanta and the turn that is under way when one falls due: in all age_quanta + n (age_quanta + 1) quanta.
+Proof of the bound: after age_quanta quanta a client can be favoured.  At most the n - 1 clients that have waited longer
+come before it, each once, because a returning client has waited less.  Favours follow each other within age_quanta
+quanta and one turn in progress: in all age_quanta + n (age_quanta + 1) quanta.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def _waiting_since(view: ClientView) -> int:
 
 
 class Priority(PolicyBase):
-    """Remembers whom it favoured last, and when; and when each owner had its last turn."""
+    """Keeps the last favour, and the last turn of each owner."""
 
     name = "priority"
 
@@ -38,15 +37,15 @@ class Priority(PolicyBase):
         self._favoured: int | None = None
         self._favoured_at_ns: int | None = None
         self._before: tuple[int | None, int | None] = (None, None)
-        """When it was last asked, and the favour before that."""
+        """Time of the last `choose`, and the time of the favour before it."""
 
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
-        """The longest waiting one if a favour is due, else the next one of the highest class."""
+        """Chooses the longest waiting client if a favour is pending, else the next one of the highest priority."""
         asked_at_ns, favoured_before_ns = self._before
-        if asked_at_ns == now_ns:  # whom it chose a moment ago waits on, so that is no favour
+        if asked_at_ns == now_ns:  # the client chosen just before still waits: its favour does not count
             self._favoured_at_ns = favoured_before_ns
         self._before = (now_ns, self._favoured_at_ns)
-        favoured = self._due(waiting, gpu, now_ns)
+        favoured = self._pending_favour(waiting, gpu, now_ns)
         if favoured is not None:
             self._favoured, self._favoured_at_ns = favoured.client, now_ns
             return Choice(favoured.client)
@@ -55,37 +54,37 @@ class Priority(PolicyBase):
         return Choice(self._turns.first([view for view in waiting if view.priority == highest]).client)
 
     def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """A higher class waits, and the holder is not in its favoured turn."""
+        """Preempts for a higher priority, except in a favoured turn."""
         return holder.client != self._favoured and any(view.priority > holder.priority for view in waiting)
 
     def renew(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Only lower classes wait, and no favour is due."""
+        """Renews while only lower priorities wait and no favour is pending."""
         if any(view.priority >= holder.priority for view in waiting):
             return False
-        return self._due(waiting, gpu, now_ns) is None
+        return self._pending_favour(waiting, gpu, now_ns) is None
 
     def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> list[int]:
-        """By class, then by turns; whom a favour will bring forward is not foreseen."""
+        """By priority, then by turns; does not predict favours."""
         classes: dict[int, list[ClientView]] = {}
         for view in waiting:
             classes.setdefault(view.priority, []).append(view)
         return [client for priority in sorted(classes, reverse=True) for client in self._turns.order(classes[priority])]
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int:
-        """See the top of this file."""
+        """The bound of the module's docstring."""
         return (self._age_quanta + clients * (self._age_quanta + 1)) * gpu.quantum_ns
 
     def released(self, client: ClientView, now_ns: int) -> None:
-        """Its owner has had a turn."""
+        """Notes a turn of the client's owner."""
         self._turns.released(client, now_ns)
 
     def gone(self, client: int) -> None:
-        """Its favour ends with it."""
+        """Forgets the client and its favour."""
         self._turns.gone(client)
         if self._favoured == client:
             self._favoured = None
 
-    def _due(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> ClientView | None:
+    def _pending_favour(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> ClientView | None:
         age_ns = self._age_quanta * gpu.quantum_ns
         if self._favoured_at_ns is not None and now_ns - self._favoured_at_ns < age_ns:
             return None

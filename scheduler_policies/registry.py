@@ -1,11 +1,7 @@
-"""Names of policies: the built-in ones, and those that other packages bring by the entry-point group
-`nvshare.policies`.
+"""Names of policies: the built-in ones, and those of other packages in the entry-point group `nvshare.policies`.
 
-Invariants: the built-in policies are always there, also from a source checkout; no other package can take their
-names; a package that cannot be imported makes its own policy unavailable and nothing else; nothing is imported before
-it is asked for.
-
-May not go here: what a policy decides.  Only the coordinator's shell imports this module.
+Invariants: the built-in policies are always available, and no package can take their names.  A package that cannot be
+imported makes only its own policies unavailable.  Policies are imported on demand.
 """
 
 from __future__ import annotations
@@ -27,16 +23,16 @@ BUILT_IN: Final = {
 
 
 class UnknownPolicyError(LookupError):
-    """Nobody offers a policy of that name.  The text lists who is known."""
+    """No policy has that name.  The text lists the known names."""
 
 
 class BrokenPolicyError(RuntimeError):
-    """A policy is offered but cannot be used.  The text says by whom and why."""
+    """An offered policy is unusable.  The text names its package and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One policy that can be asked for.  `origin` is the distribution that brings it."""
+    """One available policy.  `origin` is its distribution."""
 
     name: str
     target: str
@@ -44,7 +40,7 @@ class Offer:
 
 
 def offers() -> dict[str, Offer]:
-    """By name; without importing any of them."""
+    """All available policies by name, without importing them."""
     found = {name: Offer(name, target, "nvshare") for name, target in BUILT_IN.items()}
     for entry in _entries():
         if entry.name not in found:
@@ -57,9 +53,9 @@ def _entries() -> Iterator[EntryPoint]:
 
 
 def factory(name: str) -> Callable[[], Policy]:
-    """What makes a policy of this name, one for each GPU.
+    """The factory of the policies of this name, one for each GPU.
 
-    Raises UnknownPolicyError, or BrokenPolicyError when its package cannot be imported or offers something else.
+    Raises UnknownPolicyError, and BrokenPolicyError for a package that cannot be imported or offers something else.
     """
     known = offers()
     offer = known.get(name)
@@ -73,7 +69,7 @@ def factory(name: str) -> Callable[[], Policy]:
     except Exception as error:
         raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {offer.target}: {error!r}") from error
     if not callable(made):
-        raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {offer.target} is no class or function")
+        raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {offer.target} is not a class or function")
 
     def make() -> Policy:
         try:
@@ -88,5 +84,5 @@ def factory(name: str) -> Callable[[], Policy]:
 
 
 def create(name: str, uuid: str) -> Policy:
-    """A policy for one GPU: what `Scheduler` takes as its policy factory."""
+    """A policy for one GPU; the policy factory of `Scheduler`."""
     return factory(name)()

@@ -1,9 +1,6 @@
-"""Round robin, the default: the owner that had its last turn longest ago is next, with its program of which the same
-is true.
+"""Round robin, the default policy: the owner with the oldest last turn is next, with its program with the oldest turn.
 
-Invariant: while a client waits, each other owner runs at most once for each turn of its own owner, and each other
-program of its owner once; see owner_turns.py.  A newcomer counts from when it attached, so newcomers cannot keep others
-from their turn.
+The invariant and the longest wait are those of owner_turns.py.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from nvshare.scheduler_policies.owner_turns import OwnerTurns
 
 
 class RoundRobin(PolicyBase):
-    """Remembers when each owner had its last turn."""
+    """Keeps the last turn of each owner."""
 
     name = "round_robin"
 
@@ -23,21 +20,21 @@ class RoundRobin(PolicyBase):
         self._turns = OwnerTurns()
 
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
-        """The first in turn order of the owner that is next."""
+        """Chooses the first client, in turn order, of the next owner."""
         return Choice(self._turns.first(waiting).client)
 
     def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> list[int]:
-        """Owner by owner, round by round."""
+        """Round by round, owner by owner."""
         return self._turns.order(waiting)
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int:
-        """See owner_turns.py."""
+        """The bound of owner_turns.py."""
         return self._turns.longest_wait(clients) * gpu.quantum_ns
 
     def released(self, client: ClientView, now_ns: int) -> None:
-        """Its owner has had a turn."""
+        """Notes a turn of the client's owner."""
         self._turns.released(client, now_ns)
 
     def gone(self, client: int) -> None:
-        """Forget it."""
+        """Forgets the client."""
         self._turns.gone(client)

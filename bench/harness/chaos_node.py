@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from nvshare.bench.harness.fixture import BenchError
-from nvshare.coordinator.cli.ctl import call
-from nvshare.coordinator.daemon import control_api as api
-from nvshare.coordinator.daemon.control_api import ControlError
-from nvshare.coordinator.daemon.control_sockets import EventReader, NoCoordinatorError
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 

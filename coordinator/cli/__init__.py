@@ -1,5 +1,5 @@
-"""Commands for people: `nvshare-run`, `nvshare-ctl`, `nvshare-demo`.
+"""The commands `nvshare-run`, `nvshare-ctl` and `nvshare-demo`.
 
-In: command lines, answers of a coordinator's control socket.  Out: launched programs, requests, tables, JSON.
-Non-goals: decisions about GPUs; the engine (only the control protocol is known here).
+In: command lines, replies of a coordinator's control socket.  Out: launched programs, requests, tables, JSON.
+Non-goals: scheduling; the engine (the commands know the control protocol only).
 """

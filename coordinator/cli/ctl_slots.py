@@ -1,9 +1,4 @@
-"""The table of `nvshare-ctl slots` for people.
-
-Invariant: prints what the coordinator said, and nothing that --json would not say too.
-
-May not go here: requests.
-"""
+"""The table of `nvshare-ctl slots`."""
 
 from __future__ import annotations
 
@@ -23,15 +18,15 @@ _TITLES: Final = (
 
 
 def pod_of(slot: Mapping[str, Any]) -> str:
-    """`namespace/pod/container`, or that nobody knows yet."""
+    """`namespace/pod/container`; "-" while the pod is unknown."""
     return f"{slot['namespace']}/{slot['pod']}/{slot['container']}" if slot["pod"] else "-"
 
 
 def show_slots(status: Mapping[str, Any]) -> None:
-    """One line a slot."""
+    """Prints one line for each slot."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=240)  # so that scripts see whole lines
+        console = Console(highlight=False, width=240)  # whole lines for scripts
     if not status.get("slots"):
         console.print("no slots")
         return
@@ -53,6 +48,6 @@ def show_slots(status: Mapping[str, Any]) -> None:
             str(slot["leases"]),
             format_duration(slot["used_ns"]),
             format_duration(slot["waited_ns"]),
-            "came" if slot["registered"] else "never came",
+            "registered" if slot["registered"] else "never registered",
         )
     console.print(table)

@@ -1,9 +1,4 @@
-"""Tables and lines of `nvshare-ctl` for people.
-
-Invariant: prints what the coordinator said, and nothing that --json would not say too.
-
-May not go here: requests.
-"""
+"""The tables and lines of `nvshare-ctl`.  They show nothing that --json lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from nvshare.coordinator.units import format_duration, format_share, format_size
 
 
 def show_status(status: Mapping[str, Any]) -> None:
-    """One line a GPU."""
+    """Prints one line for each GPU, then problems, memory, live settings and gangs."""
     names = {client["client"]: f"{client['name']} ({client['process_id']})" for client in status["clients"]}
     table = _table("GPU", "name", "policy", "sharing", "quantum", "capacity", "resident", "clients", "waiting")
     for title in ("holder", "leases", "hand-over", "switch", "overdue"):
@@ -46,7 +41,7 @@ def show_status(status: Mapping[str, Any]) -> None:
             format_duration(gpu["switch_cost_ns"]) if gpu["switch_cost_ns"] else "-",
             str(gpu["overdue"]),
         )
-    console = _console()
+    console = console_for_people()
     kind = "simulated " if status["simulated"] else ""
     console.print(f"coordinator {status['pid']} in {escape(status['runtime_dir'])}, {len(status['gpus'])} {kind}GPU(s)")
     console.print(table)
@@ -57,19 +52,26 @@ def show_status(status: Mapping[str, Any]) -> None:
     for gpu in status["gpus"]:
         if gpu.get("expected_stopped"):
             console.print(
-                f"GPU {gpu['index']} is granted to nobody: process {gpu['expected_process']} held it before the "
-                "restart and is stopped; let it go on (kill -CONT) or end it"
+                f"GPU {gpu['index']} is not granted: process {gpu['expected_process']} held it before the restart "
+                "and is stopped; continue it (kill -CONT) or end it"
             )
     for line in live_lines(status.get("live", ()), status):
-        console.print(escape(f"set live: {line}"))
+        console.print(escape(f"live setting: {line}"))
+    for line in _gang_lines(status, names):
+        console.print(escape(line))
+
+
+def _gang_lines(status: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:
+    lines = []
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     for gang in status.get("gangs", ()):
         members = ", ".join(names.get(client, str(client)) for client in gang["clients"])
         where = ", ".join(indices[uuid] for uuid in gang["gpus"])
         turns = f"{gang['turns']} turns together"
         if gang["turns"]:
-            turns += f", for which its GPUs were free in {format_duration(gang['gathered_ns'] // gang['turns'])}"
-        console.print(escape(f"gang {gang['name']}: {members} on GPU {where}, {gang['state']}, {turns}"))
+            turns += f", its GPUs free after {format_duration(gang['gathered_ns'] // gang['turns'])} on average"
+        lines.append(f"gang {gang['name']}: {members} on GPU {where}, {gang['state']}, {turns}")
+    return lines
 
 
 _SHOWN: Final[dict[str, Callable[[Any], str]]] = {
@@ -82,35 +84,35 @@ _SHOWN: Final[dict[str, Callable[[Any], str]]] = {
 
 
 def live_lines(settings: Iterable[Mapping[str, Any]], status: Mapping[str, Any] | None = None) -> list[str]:
-    """What was set live, and for which GPUs, programs or slots; those that are equal on several GPUs together."""
+    """One line for each live setting and owner; equal values on several GPUs share a line."""
     gpus = {gpu["uuid"]: str(gpu["index"]) for gpu in (status or {}).get("gpus", ())}
     names = {client["process_id"]: client["name"] for client in (status or {}).get("clients", ())}
     together: dict[tuple[str, ...], list[str]] = {}
     for each in settings:
         value = _SHOWN.get(each["setting"], str)(each["value"])
-        pid, whose = each["process_id"], ""
+        pid, owner = each["process_id"], ""
         if pid:
-            whose = f" of {names[pid]} (pid {pid})" if pid in names else f" of pid {pid}"
+            owner = f" of {names[pid]} (pid {pid})" if pid in names else f" of pid {pid}"
         elif each["slot"]:
-            whose = f" of slot {each['slot']}"
-        where = together.setdefault((each["setting"].replace("_", "-"), whose, value), [])
+            owner = f" of slot {each['slot']}"
+        where = together.setdefault((each["setting"].replace("_", "-"), owner, value), [])
         if each["gpu"] is not None:
             where.append(gpus.get(each["gpu"], each["gpu"]))
     return [
-        f"{setting}{whose}: {value}" + (f" on GPU {', '.join(where)}" if where else "")
-        for (setting, whose, value), where in together.items()
+        f"{setting}{owner}: {value}" + (f" on GPU {', '.join(where)}" if where else "")
+        for (setting, owner, value), where in together.items()
     ]
 
 
 def room_lines(status: Mapping[str, Any]) -> list[str]:
-    """Who needs more of a GPU than others leave there that cannot move, or do not, and what of it follows."""
+    """Clients that lack memory beside immovable memory of others, with the remedy."""
     lines = []
     for client in status["clients"]:
         for seat in client["seats"]:
             if seat.get("shut_out") and not seat["lacking_bytes"]:
                 lines.append(
-                    f"{client['name']} ({client['process_id']}) finds no room on GPU {_index(status, seat)}: what "
-                    "others have there could not be moved away; it is tried again every few seconds"
+                    f"{client['name']} ({client['process_id']}) has no room on GPU {_index(status, seat)}: the memory "
+                    "of other clients there could not be moved; the coordinator retries every few seconds"
                 )
             if not seat.get("lacking_bytes"):
                 continue
@@ -124,7 +126,7 @@ def room_lines(status: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"{client['name']} ({client['process_id']}) needs {format_size(needs)} of GPU {_index(status, seat)} "
                 f"and has room for {format_size(room)}: it waits.  Immovable: {', '.join(others)}.  "
-                "End or shrink one of them"
+                "End or shrink one of these"
             )
     return lines
 
@@ -134,7 +136,7 @@ def _index(status: Mapping[str, Any], seat: Mapping[str, Any]) -> int:
 
 
 def host_lines(status: Mapping[str, Any]) -> list[str]:
-    """The host budget; and who has what of it, where there are several or somebody was refused more."""
+    """The host budget; with several owners, or after a refusal, also each owner's part."""
     shared, budget = format_size(status["host_shared_bytes"]), format_size(status["host_budget_bytes"])
     lines = [f"host budget: {shared} of {budget} pinned for clients"]
     owners = status.get("host_owners", ())
@@ -144,13 +146,13 @@ def host_lines(status: Mapping[str, Any]) -> list[str]:
         times = "once" if owner["refused"] == 1 else f"{owner['refused']} times"
         refused = f"; refused {times}" if owner["refused"] else ""
         lines.append(
-            f"  {owner['owner']}: {number} with {format_size(owner['shared_bytes'])}, {spare} more to be had{refused}"
+            f"  {owner['owner']}: {number} with {format_size(owner['shared_bytes'])}, {spare} more available{refused}"
         )
     return lines
 
 
 def show_memory(status: Mapping[str, Any]) -> None:
-    """A line for each GPU and below it one for each of its clients, and what the host gives."""
+    """Prints one line for each GPU, one for each of its clients, and the host memory."""
     table = _table("GPU", "client", "allocated", "resident", "evicted", "pinned", "host", "limit")
     for title in ("moved out", "moved in", "hidden", "exposed", "waited", "late", "failed", "order"):
         table.add_column(title)
@@ -174,7 +176,7 @@ def show_memory(status: Mapping[str, Any]) -> None:
             for seat in client["seats"]:
                 if seat["uuid"] == gpu["uuid"]:
                     table.add_row("", f"{client['client']} {escape(client['name'])}", *_memory_row(seat))
-    console = _console()
+    console = console_for_people()
     console.print(table)
     for line in (*host_lines(status), *room_lines(status)):
         console.print(escape(line))
@@ -204,9 +206,9 @@ def _memory_row(seat: Mapping[str, Any]) -> list[str]:
 
 
 def show_clients(status: Mapping[str, Any]) -> None:
-    """One line for each client on each GPU."""
+    """Prints one line for each client on each GPU."""
     if not status["clients"]:
-        _console().print("no clients")
+        console_for_people().print("no clients")
         return
     indices = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
     table = _table("id", "pid", "name", "GPU", "state", "priority", "weight", "leases", "held", "longest wait")
@@ -241,7 +243,7 @@ def show_clients(status: Mapping[str, Any]) -> None:
         if not client["seats"]:
             state = "paused" if client["paused"] else "idle"
             table.add_row(*head, "-", state, str(client["priority"]), str(client["weight"]))
-    _console().print(table)
+    console_for_people().print(table)
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -257,7 +259,7 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _console() -> Console:
-    """As wide as it needs where nobody looks at a terminal, so that scripts see whole lines."""
+def console_for_people() -> Console:
+    """A console of the terminal's width; wide without a terminal, so that scripts get whole lines."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=240)

@@ -1,11 +1,8 @@
-"""`nvshare-demo`: a coordinator and three unmodified programs that share one GPU, watched live, judged at the end.
+"""`nvshare-demo`: three unmodified programs share one GPU, shown live and checked at the end.
 
-Purpose: show on anybody's machine, in seconds, that programs take turns; on the real card if there is one, else on the
-simulated GPU, and it says which.  The programs (bench/workloads/busy.py) are started as `nvshare-run` starts them.
-
-The exit code is 0 only if no work of two programs overlapped (demo_proof.py), every program had leases and none failed.
-
-May not go here: what events mean (cli/demo_ledger.py), how it looks (cli/demo_view.py).
+It uses a real GPU, else the simulated one, and says which.  It starts the programs (bench/workloads/busy.py) as
+`nvshare-run` does.  The exit code is 0 only if no work of two programs overlapped (demo_proof.py), every program had
+leases and none failed.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ from nvshare.client_hook.launcher import ClientOptions, LaunchError
 from nvshare.coordinator.cli.demo_ledger import Ledger, percentile
 from nvshare.coordinator.cli.demo_proof import violations
 from nvshare.coordinator.cli.demo_view import live, summary
-from nvshare.coordinator.daemon.control_api import decode_event
-from nvshare.coordinator.daemon.control_sockets import EventReader
+from nvshare.coordinator.daemon.control.api import decode_event
+from nvshare.coordinator.daemon.control.sockets import EventReader
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
 from nvshare.coordinator.units import parse_quantum
@@ -46,15 +43,15 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "bursty": ("--kernel-us=400", "--burst=8", "--ahead=1", "--gap-every=6", "--gap-ms=12"),
 }
 MAX_SECONDS = 120.0
-"""Traces are rings: a longer run could overwrite its beginning, and prove only its end."""
+"""Traces are ring buffers: a longer run could overwrite its beginning."""
 _REDRAW_S = 0.1
 _GRACE_S = 60.0
-"""How much longer than asked for the programs may take, start and end together."""
+"""Extra time for the start and end of the programs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Where the demo runs: its own directory, a coordinator in it, and which GPU."""
+class Setup:
+    """The demo's runtime directory with a running coordinator, and its kind of GPU."""
 
     directory: RuntimeDir
     simulate: str | None
@@ -71,7 +68,7 @@ class Stage:
 
 
 def real_card() -> bool:
-    """Whether NVML finds a card here."""
+    """Whether NVML finds a GPU."""
     import pynvml
 
     try:
@@ -84,11 +81,11 @@ def real_card() -> bool:
 
 
 @contextlib.contextmanager
-def stage(simulate: str | None, policy: str | None, quantum: str) -> Iterator[Stage]:
-    """A coordinator for the length of the block."""
+def set_up(simulate: str | None, policy: str | None, quantum: str) -> Iterator[Setup]:
+    """A running coordinator for the length of the block."""
     with tempfile.TemporaryDirectory(prefix="nvshare-demo-") as path:
-        made = Stage(RuntimeDir(Path(path)), simulate)
-        options = ["--embedded"]  # should we be killed, it leaves by itself
+        made = Setup(RuntimeDir(Path(path)), simulate)
+        options = ["--embedded"]  # it ends by itself if the demo is killed
         options += ["--quantum", quantum, "--sharing", "exclusive"]
         options += ["--policy", policy] if policy else []
         options += [f"--simulate={simulate}"] if simulate is not None else []
@@ -96,29 +93,29 @@ def stage(simulate: str | None, policy: str | None, quantum: str) -> Iterator[St
             yield made
 
 
-def start(scene: Stage, name: str, seconds: float) -> subprocess.Popen[bytes]:
-    """One program, under the hook."""
-    launch = Launch(str(scene.directory.path), scene.simulate, ClientOptions(name=name))
+def start(setup: Setup, name: str, seconds: float) -> subprocess.Popen[bytes]:
+    """Starts one program under the hook."""
+    launch = Launch(str(setup.directory.path), setup.simulate, ClientOptions(name=name))
     environ = dict(os.environ)
     environ.setdefault("NVSHARE_MEMORY", "device")
     environ = prepare_client(launch, environ)
     command = [sys.executable, "-m", "nvshare.bench.workloads.busy", f"--seconds={seconds}", *PROGRAMS[name]]
-    command += [f"--seed={len(name)}", f"--log={scene.log(name)}"]
-    with scene.output(name).open("wb") as output:
+    command += [f"--seed={len(name)}", f"--log={setup.log(name)}"]
+    with setup.output(name).open("wb") as output:
         return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
-def play(scene: Stage, seconds: float, console: Console | None) -> tuple[Ledger, dict[str, str]]:
-    """Runs the programs to their end.  Returns what the events told, and for each program that failed why."""
+def run_programs(setup: Setup, seconds: float, console: Console | None) -> tuple[Ledger, dict[str, str]]:
+    """Runs the programs to their end.  Returns the record of the events, and the reason of each failed program."""
     ledger = Ledger(list(PROGRAMS))
-    reader = EventReader(scene.directory.events_socket)
+    reader = EventReader(setup.directory.events_socket)
     terminal = console is not None and console.is_terminal
     view = Live(console=console, refresh_per_second=8) if terminal else None
     running: dict[str, subprocess.Popen[bytes]] = {}
     begun = time.monotonic()
     try:
         with view or contextlib.nullcontext():
-            running.update({name: start(scene, name, seconds) for name in PROGRAMS})
+            running.update({name: start(setup, name, seconds) for name in PROGRAMS})
             shown = 0.0
             while any(process.poll() is None for process in running.values()):
                 if time.monotonic() > begun + seconds + _GRACE_S:
@@ -129,10 +126,10 @@ def play(scene: Stage, seconds: float, console: Console | None) -> tuple[Ledger,
                         break
                 shown = time.monotonic()
                 if view is not None:
-                    view.update(live(ledger, scene.where, begun + seconds - shown))
+                    view.update(live(ledger, setup.where, begun + seconds - shown))
             for frame in reader.frames(200):
                 ledger.take(decode_event(frame))
-        failures = {name: _failure(scene, name, process) for name, process in running.items()}
+        failures = {name: _failure(setup, name, process) for name, process in running.items()}
     finally:
         reader.close()
         for process in running.values():
@@ -142,28 +139,28 @@ def play(scene: Stage, seconds: float, console: Console | None) -> tuple[Ledger,
     return ledger, {name: text for name, text in failures.items() if text}
 
 
-def _failure(scene: Stage, name: str, process: subprocess.Popen[bytes]) -> str:
+def _failure(setup: Setup, name: str, process: subprocess.Popen[bytes]) -> str:
     status = process.poll()
     if status == 0:
         return ""
-    said = scene.output(name).read_text(errors="replace").strip()
+    said = setup.output(name).read_text(errors="replace").strip()
     return f"{'did not end in time' if status is None else f'ended with {status}'}: {said[-500:]}"
 
 
-def judge(scene: Stage) -> tuple[int, int]:
-    """How often work of two programs overlapped, and of how many programs there is any trace of work at all."""
-    if scene.simulate is not None:
-        trace = read_trace(scene.directory.simulated_gpu)
+def count_overlaps(setup: Setup) -> tuple[int, int]:
+    """Overlaps between the work of two programs, and the number of programs whose work was traced."""
+    if setup.simulate is not None:
+        trace = read_trace(setup.directory.simulated_gpu)
         return len(overlaps(trace)), len({busy.process_id for busy in trace})
-    logs = {name: read_log(scene.log(name)) for name in PROGRAMS if scene.log(name).exists()}
+    logs = {name: read_log(setup.log(name)) for name in PROGRAMS if setup.log(name).exists()}
     return violations(logs), sum(bool(times) for times in logs.values())
 
 
-def result_of(scene: Stage, ledger: Ledger, overlapping: int) -> dict[str, Any]:
-    """The figures, as `--json` prints them."""
+def result_of(setup: Setup, ledger: Ledger, overlapping: int) -> dict[str, Any]:
+    """The figures of `--json`."""
     p50, p99 = (percentile(ledger.handover_ns, share) for share in (0.50, 0.99))
     return {
-        "simulated": scene.simulate is not None,
+        "simulated": setup.simulate is not None,
         "gpus": max(1, ledger.gpus),
         "clients": [
             {
@@ -184,10 +181,10 @@ def result_of(scene: Stage, ledger: Ledger, overlapping: int) -> dict[str, Any]:
 
 
 def verdict_of(result: dict[str, Any], failures: dict[str, str], traced: int) -> tuple[bool, str]:
-    """Whether the demo shows what it should, and one sentence on it."""
+    """Whether the demo succeeded, and one sentence."""
     faults = [f"{name} {text}" for name, text in failures.items()]
     if traced < len(PROGRAMS):
-        faults.append(f"only {traced} of {len(PROGRAMS)} programs left a trace of work, so nothing is proved")
+        faults.append(f"only {traced} of {len(PROGRAMS)} programs left a trace of work, so overlaps may be missed")
     if result["violations"]:
         faults.append(f"work of two programs overlapped {result['violations']} times")
     faults += [f"{client['name']} never had a lease" for client in result["clients"] if not client["leases"]]
@@ -206,28 +203,22 @@ def _quantum(text: str) -> str:
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(min=0.5, max=MAX_SECONDS, help="How long the programs run.")] = 6.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, and nothing else.")
-    ] = False,
-    policy: Annotated[str | None, typer.Option(help="Who runs next: a policy's name.")] = None,
-    quantum: Annotated[
-        str, typer.Option(callback=_quantum, help="How long a lease is meant to last: 50ms, or auto.")
-    ] = "50ms",
-    simulate: Annotated[
-        bool, typer.Option("--simulate", help="Use the simulated GPU although there is a card.")
-    ] = False,
+    seconds: Annotated[float, typer.Option(min=0.5, max=MAX_SECONDS, help="Run time of the programs.")] = 6.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the result, as one JSON object.")] = False,
+    policy: Annotated[str | None, typer.Option(help="Scheduling policy.")] = None,
+    quantum: Annotated[str, typer.Option(callback=_quantum, help="Length of a turn: 50ms, or auto.")] = "50ms",
+    simulate: Annotated[bool, typer.Option("--simulate", help="Use the simulated GPU even beside a real one.")] = False,
 ) -> None:
-    """Three programs share one GPU: see them take turns, with proof that they never overlap."""
+    """Let three programs take turns on one GPU, and prove that their work never overlaps."""
     console = Console()
     errors = Console(stderr=True)
     try:
-        with stage(None if real_card() and not simulate else "1x16GiB", policy, quantum) as scene:
+        with set_up(None if real_card() and not simulate else "1x16GiB", policy, quantum) as setup:
             if not as_json:
-                console.print(f"Three programs on one [bold]{scene.where}[/bold], a lease for {quantum} at a time.")
-            ledger, failures = play(scene, seconds, None if as_json else console)
-            overlapping, traced = judge(scene)
-            result = result_of(scene, ledger, overlapping)
+                console.print(f"Three programs on one [bold]{setup.where}[/bold], in turns of {quantum}.")
+            ledger, failures = run_programs(setup, seconds, None if as_json else console)
+            overlapping, traced = count_overlaps(setup)
+            result = result_of(setup, ledger, overlapping)
             fine, verdict = verdict_of(result, failures, traced)
     except LaunchError as error:
         errors.print(f"nvshare-demo: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -237,9 +228,9 @@ def demo(
     if as_json:
         print(json.dumps(result))
     else:
-        console.print(summary(result, scene.where, verdict))
+        console.print(summary(result, setup.where, verdict))
         if ledger.lost:
-            console.print(f"{ledger.lost} events were lost on the way, so the figures are too low.")
+            console.print(f"{ledger.lost} events were lost, so the figures are too low.")
     if not fine and as_json:
         errors.print(verdict, highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(0 if fine else 1)
@@ -250,8 +241,8 @@ def _terminated(*_: object) -> None:
 
 
 def main() -> None:
-    """The command `nvshare-demo`."""
-    signal.signal(signal.SIGTERM, _terminated)  # so that the coordinator and the programs end too
+    """Entry point."""
+    signal.signal(signal.SIGTERM, _terminated)  # ends the coordinator and the programs too
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(demo)
     app(prog_name="nvshare-demo")

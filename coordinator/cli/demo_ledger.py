@@ -1,11 +1,8 @@
-"""What the demo reads out of the coordinator's events: who held the GPU when, who waited, what a hand-over cost.
+"""The demo's record of the coordinator's events: lease times, waits and the cost of handovers.
 
-A hand-over's cost is the time from the coordinator's `revoked` event to the moment when the next holder's gate opened
-(`opened_at_ns`, which that client reports with its release), less the time that the first one's drain took.  All
-three are CLOCK_MONOTONIC of the node.  Leases that were given back because their holder was idle are no sample, nor
-are those whose holder had begun to give them back when the revocation came.
-
-May not go here: sockets, the terminal, processes.
+A handover's cost is the time from the `revoked` event to the opening of the next holder's gate (`opened_at_ns`, which
+that client reports with its release), less the first holder's drain.  All are CLOCK_MONOTONIC of the node.  Idle
+releases, and leases that were being released when the revocation came, are not counted.
 """
 
 from __future__ import annotations
@@ -16,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RECENT_LEASES = 512
-"""How many leases of a client the live view can look back on."""
+"""Finished leases kept for each client, for the live view."""
 
 
 @dataclass(slots=True)
 class ClientRecord:
-    """One program.  `holds` are its finished leases, oldest first; `holding_since_ns` the one that it has now."""
+    """One program.  `holds` are its finished leases, oldest first; `holding_since_ns` is its present one."""
 
     name: str
     leases: int = 0
@@ -33,7 +30,7 @@ class ClientRecord:
 
 @dataclass(slots=True)
 class _Revoked:
-    """A lease that was revoked: when, and how long its drain took once that is known."""
+    """A revoked lease, with its drain time once known."""
 
     at_ns: int
     drain_ns: int | None = None
@@ -44,12 +41,12 @@ class _Gpu:
     last_client: int | None = None
     revoked: dict[int, _Revoked] = field(default_factory=dict)
     after: dict[int, _Revoked] = field(default_factory=dict)
-    """Lease -> the revoked one that it followed."""
+    """Lease -> the revoked lease before it."""
     freed: _Revoked | None = None
 
 
 class Ledger:
-    """Takes events in their order."""
+    """Accumulates events, in their order."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.clients = {name: ClientRecord(name) for name in names}
@@ -63,11 +60,11 @@ class Ledger:
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the clients had leases of."""
+        """Number of GPUs with leases."""
         return len(self._gpus)
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """One event; kinds that say nothing about leases are passed over."""
+        """Adds one event; ignores kinds without leases."""
         sequence = event.get("seq")
         if self._sequence is not None and sequence is not None:
             self.lost += sequence - self._sequence - 1

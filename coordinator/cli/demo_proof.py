@@ -1,9 +1,6 @@
-"""Did the work of two processes overlap on one GPU?
+"""Counts overlaps between the work of two processes on a real GPU.
 
-On the simulated GPU its trace says when each piece of work ran.  On a real card each kernel of the demo's program wrote
-the GPU's own clock (%globaltimer) at its start and at its end; copies are not in that log.
-
-May not go here: how the programs were run.
+Each kernel of the demo's program logs the GPU's clock (%globaltimer) at its start and its end.  Copies are not logged.
 """
 
 from __future__ import annotations
@@ -11,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 TIMER_RESOLUTION_NS = 2_000
-"""%globaltimer advances in steps of 32 ns to about 1 us, so two readings can deceive by up to two steps."""
+"""%globaltimer advances in steps of 32 ns to about 1 us, so two readings can be wrong by up to two steps."""
 
 
 def violations(intervals: Mapping[str, Sequence[tuple[int, int]]], tolerance_ns: int = TIMER_RESOLUTION_NS) -> int:
-    """How many (start, end) intervals overlap an earlier-begun one of another process by more than the tolerance."""
+    """Number of (start, end) intervals that overlap an earlier one of another process by more than the tolerance."""
     ordered = sorted((start, end, process) for process, own in intervals.items() for start, end in own)
     violating = 0
     ends: dict[str, int] = {}

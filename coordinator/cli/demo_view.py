@@ -1,7 +1,4 @@
-"""How the demo looks in a terminal: a strip of time for each client while it runs, and a table at the end.
-
-May not go here: figures that are not in the ledger or the result.
-"""
+"""The demo's terminal output: a live timeline of each client, and a table at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _COLOURS = ("cyan", "magenta", "yellow", "green", "blue")
 
 
 def live(ledger: Ledger, where: str, remaining_s: float) -> RenderableType:
-    """The last seconds of each client: the darker, the more of that moment it held the GPU."""
+    """The last seconds of each client; darker cells mean longer leases."""
     table = Table(box=None, padding=(0, 1))
     table.add_column("client", no_wrap=True)
     table.add_column(f"held, the last {STRIP_NS / 1e9:.0f} s", width=STRIP_COLUMNS, no_wrap=True)
@@ -40,7 +37,7 @@ def live(ledger: Ledger, where: str, remaining_s: float) -> RenderableType:
 
 
 def strip(record: ClientRecord, now_ns: int) -> str:
-    """A character for each slice of time, by the share of it in which the client held the GPU."""
+    """One character for each time slice, by the share of it in which the client held the GPU."""
     slice_ns = STRIP_NS // STRIP_COLUMNS
     first_ns = now_ns - STRIP_NS
     held = [0] * STRIP_COLUMNS
@@ -55,7 +52,7 @@ def strip(record: ClientRecord, now_ns: int) -> str:
 
 
 def held_ns(record: ClientRecord, now_ns: int) -> int:
-    """Time that the client has held the GPU, the present lease included."""
+    """Time in which the client held the GPU, including the present lease."""
     running = 0 if record.holding_since_ns is None else max(0, now_ns - record.holding_since_ns)
     return record.held_ns + running
 

@@ -1,14 +1,10 @@
-"""`nvshare-run`: puts one command under the hook, starts a coordinator for it if none runs, and becomes the command.
+"""`nvshare-run`: runs one command under the hook, and starts a coordinator if none runs.
 
-Purpose: the shortest way from an unmodified program to a shared GPU.  The command replaces this process by exec, so
-that its exit code, signals, terminal and job control are its own.
+The command replaces this process by exec, so exit code, signals, terminal and job control are its own.  With --verify
+the command is a child process, and a report follows (client_hook/verify.py).
 
-With --verify it cannot: then the command is a child, and a report follows (client_hook/verify.py).
-
-Exit codes of our own: 2 for a wrong command line, 1 when the set-up fails, 3 as --verify has it, 127 for a command that
-is not found, 126 for one that cannot be executed (as a shell has them).
-
-May not go here: anything slow to import; this runs before every command.  That is why argparse reads the command line.
+Exit codes: 2 wrong command line, 1 failed set-up, 3 see --verify, 127 command not found, 126 command not executable.
+Imports nothing slow, because this runs before every command; hence argparse.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ _NAME_BYTES = 63
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Never returns: the command, or an exit code."""
+    """Entry point.  Executes the command, or exits."""
     ours, command = split_command(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     options = parser.parse_args(ours)
@@ -49,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         environ = _prepare(options, dict(os.environ))
         if options.verify is not None:
-            from nvshare.client_hook.verify import run_verified  # slow to import, as what it measures is
+            from nvshare.client_hook.verify import run_verified  # slow to import
 
             raise SystemExit(run_verified(environ, lambda watched: _become(command, watched), options.verify))
     except LaunchError as error:
@@ -59,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the command: what follows `--`, or begins with the first word that is no option of ours."""
+    """Our options, and the command: the words after `--`, or from the first word that is not an option."""
     index = 0
     while index < len(argv):
         word = argv[index]
@@ -75,28 +71,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nvshare-run",
         usage="nvshare-run [options] -- COMMAND [argument...]",
-        description="Run a command as a client of this user's GPU coordinator; one is started if none runs.",
-        epilog="The command replaces nvshare-run: exit code, signals and terminal are its own. "
-        "With --verify it is a child of it. Where the hook cannot get into it (musl, static, setuid), a line says so.",
+        description="Run a command as a client of the GPU coordinator, which is started if none runs.",
+        epilog="The command replaces nvshare-run, so exit code, signals and terminal are its own; with --verify it is "
+        "a child process. A warning names programs that cannot load the hook (musl, static, setuid).",
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--memory", choices=MEMORY_MODES, metavar="managed|swap|device", help="what device allocations become (managed)"
+        "--memory", choices=MEMORY_MODES, metavar="managed|swap|device", help="kind of device allocations (managed)"
     )
     parser.add_argument(
-        "--priority", type=_priority, metavar="N", help="higher runs first, under a policy that knows it (0)"
+        "--priority", type=_priority, metavar="N", help="higher runs first, under the policy priority (0)"
     )
     parser.add_argument(
-        "--weight", type=_weight, metavar="N", help="1 to 10000: its part of the time under the policy fair_share (1)"
+        "--weight", type=_weight, metavar="N", help="1 to 10000: share of time under the policy fair_share (1)"
     )
     parser.add_argument(
         "--gang",
         type=_name,
         metavar="NAME",
-        help="programs of yours with the same gang run at the same time, each on its GPU; so do a program's own GPUs",
+        help="run at the same time as the user's other programs of this gang, each on its GPU",
     )
-    parser.add_argument("--name", type=_name, metavar="S", help="how tools show it (the program's name)")
-    parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="such as 4GiB: more is out of memory")
+    parser.add_argument("--name", type=_name, metavar="S", help="name shown by tools (the program's name)")
+    parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="largest allocation in all: 4GiB")
     parser.add_argument(
         "--simulate",
         nargs="?",
@@ -104,14 +100,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GPUS[xCAPACITY]",
         help="run on simulated GPUs, shared by all commands of the runtime directory: --simulate=2x8GiB",
     )
-    parser.add_argument("--runtime-dir", metavar="DIR", help="where the coordinator is, or is to be")
+    parser.add_argument("--runtime-dir", metavar="DIR", help="runtime directory of the coordinator")
     parser.add_argument(
         "--verify",
         nargs="?",
         const="",
         metavar="FILE",
-        help="tell which kernels and copies escaped the gate (needs CUPTI; slower), also in JSON to "
-        "--verify=FILE; the exit code is 3 when the command succeeded and some did",
+        help="list kernels and copies that bypassed the gate, with --verify=FILE also as JSON (needs CUPTI; slower); "
+        "the exit code is 3 when the command succeeded and some did",
     )
     return parser
 
@@ -120,7 +116,7 @@ def _priority(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if not -(1 << 31) <= value < 1 << 31:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range: 32 bits")
     return value
@@ -128,7 +124,7 @@ def _priority(text: str) -> int:
 
 def _weight(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to 10000")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 10000")
     return int(text)
 
 
@@ -146,7 +142,7 @@ def _size(text: str) -> int:
 
 
 def _prepare(options: argparse.Namespace, environ: dict[str, str]) -> dict[str, str]:
-    """The command's environment; the coordinator runs and stays."""
+    """Starts the coordinator if none runs, and returns the command's environment."""
     launch = Launch(
         runtime_dir=options.runtime_dir,
         simulate=options.simulate,
@@ -163,15 +159,15 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str]) -> dict[str, 
 
 
 def _become(command: list[str], environ: dict[str, str]) -> int:
-    """Replaces this process by the command; returns only with a shell's exit code for why it could not."""
-    environ = _told_of_obstacles(command[0], environ)
+    """Replaces this process by the command.  After a failure, returns the exit code that a shell would give."""
+    environ = _warn_of_obstacles(command[0], environ)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and exec would hand that on
+        signal.signal(number, signal.SIG_DFL)  # Python ignores these signals, and exec would keep that
     try:
         os.execvpe(command[0], command, environ)
     except OSError as error:
         if error.errno == errno.ENOEXEC and (script := shutil.which(command[0], path=environ.get("PATH"))):
-            os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], environ)  # no #! line: as execvp(3) has it
+            os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], environ)  # no #! line: as execvp(3) does
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         reason = error.strerror
         if missing:
@@ -181,8 +177,8 @@ def _become(command: list[str], environ: dict[str, str]) -> int:
         return 127 if missing else 126
 
 
-def _told_of_obstacles(program: str, environ: dict[str, str]) -> dict[str, str]:
-    """Says why the hook will not be in the program, if so; the environment in which that does no harm."""
+def _warn_of_obstacles(program: str, environ: dict[str, str]) -> dict[str, str]:
+    """Warns if the program cannot load the hook, and returns an environment in which it still runs."""
     path = shutil.which(program, path=environ.get("PATH"))
     obstacle = find_obstacle(path) if path is not None else None
     if obstacle is None:

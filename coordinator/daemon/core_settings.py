@@ -1,14 +1,11 @@
-"""What the settings mean for the core: how it is made, and what gives a GPU the configured values again.
-
-Non-goals: where settings come from (daemon/settings_file.py), what was set live (daemon/live_settings.py).
-"""
+"""Translates the settings into the engine's settings and events."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from nvshare.coordinator.daemon import settings_file
-from nvshare.coordinator.daemon.live_settings import Key
+from nvshare.coordinator.daemon.control.live_settings import Key
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import LeaseSettings, MemorySettings, QuantumSettings
 from nvshare.coordinator.model.settings import Settings as CoreSettings
@@ -26,7 +23,7 @@ class StartError(Exception):
 
 
 def core_settings(settings: settings_file.Settings, *, several: bool) -> CoreSettings:
-    """The part of the settings that the core decides by.  `several`: there may be more than one user or slot."""
+    """The engine's part of the settings.  `several`: more than one user or slot may have clients."""
     return CoreSettings(
         policy=settings.policy,
         sharing=settings.sharing,
@@ -47,12 +44,12 @@ def core_settings(settings: settings_file.Settings, *, several: bool) -> CoreSet
 
 
 def host_budget_bytes(settings: settings_file.Settings) -> int:
-    """As set, else a part of what the machine or container has."""
+    """The configured budget, else a share of the memory of the machine or container."""
     return settings.host_budget_bytes or default_budget_bytes()
 
 
 def configured_events(settings: settings_file.Settings, devices: Sequence[Device]) -> dict[Key, events.Event]:
-    """What gives each GPU, and the node, what the settings say.  Raises StartError for a policy that cannot be made."""
+    """Events that give each GPU and the node its configured values.  Raises StartError for an unusable policy."""
     found: dict[Key, events.Event] = {("host_budget", None): events.HostBudgetSet(host_budget_bytes(settings))}
     for uuid in (device.uuid for device in devices):
         own = settings.gpu.get(uuid, settings_file.GpuOverride())
@@ -67,11 +64,12 @@ def configured_events(settings: settings_file.Settings, devices: Sequence[Device
 def _policy_set(name: str, uuids: Sequence[str], uuid: str | None = None) -> events.PolicySet:
     try:
         return events.PolicySet(name, {each: registry.create(name, each) for each in uuids}, uuid)
-    except Exception as error:  # a third party's code runs here
+    except Exception as error:  # third-party code
         raise StartError(f"policy: {error}", 2) from None
 
 
 def check_overrides(settings: settings_file.Settings, devices: Sequence[Device]) -> None:
+    """Raises StartError for settings of an unknown GPU, and for an unusable policy."""
     uuids = [device.uuid for device in devices]
     for uuid in settings.gpu:
         if uuid not in uuids:

@@ -1,9 +1,7 @@
-"""Between transport and scheduler: messages become events, commands become messages, journal entries and log lines.
+"""The dispatcher: turns messages into events, and commands into messages, journal records and log lines.
 
-Invariants: a peer's first message is an acceptable `Hello`; what breaks the protocol ends that connection and nothing
-else; the core hears of each registered client's end exactly once; commands are carried out in their order.
-
-May not go here: sockets and waiting (daemon/loop.py), decisions (the core).
+Invariants: a peer's first message is an acceptable `Hello`.  A protocol error ends its connection and nothing else.
+The engine learns of each registered client's end exactly once.  Commands are carried out in their order.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from nvshare.coordinator.daemon.control_api import I32_MAX, encode_event
+from nvshare.coordinator.daemon.control.api import I32_MAX, encode_event
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.live_settings import LiveSettings
-    from nvshare.coordinator.daemon.transport import Outbox, Peer
+    from nvshare.coordinator.daemon.control.live_settings import LiveSettings
+    from nvshare.coordinator.daemon.peers import Outbox, Peer
     from nvshare.coordinator.engine.scheduler import Scheduler
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 
@@ -33,17 +31,17 @@ Observe = Callable[[str, Mapping[str, Any]], None]
 
 
 class LeaseJournal(Protocol):
-    """What the dispatcher needs of a journal."""
+    """The operations of a journal that the dispatcher needs."""
 
     def record(self, uuid: str, lease_id: int, process_id: int) -> None:
-        """Who may be at work on this GPU from now on."""
+        """Notes the process that may work on this GPU from now on."""
 
     def forget(self, process_id: int) -> None:
-        """The process is gone."""
+        """Drops the cached facts of a process that has ended."""
 
 
 class Dispatcher:
-    """Feeds the scheduler and carries out what it says."""
+    """Feeds the scheduler with events and carries out its commands."""
 
     def __init__(
         self,
@@ -54,30 +52,30 @@ class Dispatcher:
         max_clients: int,
         end_process: Callable[[int], None] | None = None,
     ) -> None:
-        """`end_process` replaces SIGKILL where processes are models."""
+        """`end_process` replaces SIGKILL in simulations."""
         self.scheduler = scheduler
         self.deadline_ns: int | None = None
         self.awake_until_ns = 0
-        """Around a hand-over: until when the next message is worth waiting for wide awake."""
+        """Around a handover: the loop polls for the next message until this time."""
         self.cues = 0
-        """Messages sent after which a release or the end of a quantum comes: each is worth a rehearsal."""
+        """Messages sent that a release or the end of a quantum follows; each triggers a rehearsal."""
         self.publish: Publish | None = None
-        """Where trace events go; None while nobody listens, so that they cost nothing."""
+        """Sink of trace events; None without subscribers, so that tracing then costs nothing."""
         self.observe: Observe | None = None
-        """Sees every trace event, for metrics."""
+        """Sink of trace events for metrics."""
         self.slots: SlotBook | None = None
-        """Whose slots clients come by; None where there are none."""
+        """Slots of the clients; None without Kubernetes."""
         self.live: LiveSettings | None = None
-        """What the operator set for clients that come back; None where nobody sets anything."""
+        """Live settings of the operator; None in tests and simulations."""
         self._most_rank = (I32_MAX, messages.MAX_WEIGHT)
         self._outbox = outbox
         self._journal = journal
         self._max_clients = max_clients
         self._end_process = end_process or _end_process
         self._clients: dict[int, int] = {}  # connection -> process id
-        self._processes: dict[int, int] = {}  # process id -> how many connections
+        self._processes: dict[int, int] = {}  # process id -> number of connections
         self._sequence = 0
-        self._news: list[tuple[int, commands.Notify]] = []
+        self._notes: list[tuple[int, commands.Notify]] = []
         self._now_ns = 0
 
     def __len__(self) -> int:
@@ -94,11 +92,11 @@ class Dispatcher:
             if translate is not None and connection in self._clients:
                 self.event(translate(connection, message), now_ns)
             else:
-                self._unusual(connection, message, now_ns)
+                self._handle_other(connection, message, now_ns)
         except RemoteProtocolError as error:
             self._breach(connection, messages.Rejection.MALFORMED, str(error), now_ns)
 
-    def _unusual(self, connection: int, message: messages.Message | int, now_ns: int) -> None:
+    def _handle_other(self, connection: int, message: messages.Message | int, now_ns: int) -> None:
         known = connection in self._clients
         if isinstance(message, int):
             text = f"message type {message} is unknown to protocol {messages.PROTOCOL_VERSION}"
@@ -113,7 +111,7 @@ class Dispatcher:
             raise RemoteProtocolError("a second Hello" if known else f"{type(message).__name__} before Hello")
 
     def gone(self, connection: int, now_ns: int) -> None:
-        """The connection ended."""
+        """Handles the end of a connection."""
         process_id = self._clients.pop(connection, None)
         if process_id is None:
             return
@@ -130,7 +128,7 @@ class Dispatcher:
             self._journal.forget(process_id)
 
     def event(self, event: events.Event, now_ns: int) -> None:
-        """Any event; raises RemoteProtocolError when a client must not have caused it."""
+        """Passes an event to the scheduler.  Raises RemoteProtocolError for an event that its client must not cause."""
         self._now_ns = now_ns
         for command in self.scheduler.handle(event, now_ns):
             self._carry_out[type(command)](self, command)
@@ -139,12 +137,12 @@ class Dispatcher:
         if hello.protocol != messages.PROTOCOL_VERSION:
             text = (
                 f"this coordinator speaks protocol {messages.PROTOCOL_VERSION}, the hook ({hello.library_version}) "
-                f"{hello.protocol}; install the same nvshare version on both sides"
+                f"protocol {hello.protocol}; install the same nvshare version on both sides"
             )
             self._breach(connection, messages.Rejection.PROTOCOL_VERSION, text, now_ns)
             return
         if len(self._clients) >= self._max_clients:
-            text = f"{self._max_clients} clients are connected already; raise max_clients"
+            text = f"all {self._max_clients} clients are connected; raise max_clients"
             self._breach(connection, messages.Rejection.TOO_MANY_CLIENTS, text, now_ns)
             return
         if hello.memory_mode not in MemoryMode.__members__.values():
@@ -157,21 +155,21 @@ class Dispatcher:
             client=connection,
             name=_printable(hello.name or hello.program),
             program=_printable(hello.program),
-            # The kernel says 0 for a process of a PID namespace that this one does not see.  The journal's 0 is
-            # "nobody", and two such processes must not be taken for one: each has a negative id of its own.
+            # The kernel reports 0 for a process in a foreign PID namespace.  The journal's 0 means no process, and
+            # two such processes must stay distinct: each gets a negative id of its own.
             process_id=peer.process_id or -1 - connection,
             user_id=peer.user_id,
             priority=priority,
             memory_mode=MemoryMode(hello.memory_mode),
             memory_limit_bytes=hello.memory_limit_bytes,
             weight=weight,
-            # One user's gang is not another's, whatever they call it.  A slot has better names; see slot_book.py.
+            # Gangs of different users are different, even with equal names.  For slots, see slot_book.py.
             gang=f"user:{peer.user_id}/{_printable(hello.gang)}" if hello.gang else "",
         )
         if peer.slot:
             adopted = None if self.slots is None else self.slots.register(peer.slot, registered)
             if adopted is None:
-                text = f"slot {peer.slot} is gone: its container must be started again"
+                text = f"slot {peer.slot} is gone; restart the container"
                 self._breach(connection, messages.Rejection.NOT_ALLOWED, text, now_ns)
                 return
             registered = adopted
@@ -183,32 +181,34 @@ class Dispatcher:
         for event in () if self.live is None else self.live.registered(registered):
             self.event(event, now_ns)
         if not peer.slot and (priority, weight) != (hello.priority, hello.weight):
-            text = f"user {peer.user_id} may have priority {priority}, weight {weight} and no more"
+            text = f"user {peer.user_id} is limited to priority {priority} and weight {weight}"
             self._reject(connection, messages.Rejection.NOT_ALLOWED, f"{text} (max_priority, max_weight)")
 
     def _own_rank(self, peer: Peer, hello: messages.Hello) -> tuple[int, int]:
-        """The priority and weight that a program gets by its own environment.  Root and the coordinator's user, who may
-        set them with nvshare-ctl anyway, have no bound.  A slot has its annotations instead; see slot_book.py."""
+        """Priority and weight that a program may choose by its environment.
+
+        Root and the coordinator's user are not limited, because they may use nvshare-ctl.  Slots have annotations.
+        """
         if peer.user_id in (0, os.geteuid()):
             return hello.priority, hello.weight
         return min(hello.priority, self._most_rank[0]), min(hello.weight, self._most_rank[1])
 
     def bound_ranks(self, max_priority: int, max_weight: int) -> None:
-        """For clients that come from now on."""
+        """Sets the bounds on priority and weight of new clients."""
         self._most_rank = (max_priority, max_weight)
 
     def _attach(self, connection: int, message: messages.AttachGpu, now_ns: int) -> None:
         why = None if self.slots is None else self.slots.refuses(connection, message.uuid)
-        if why is not None:  # its slot does not have that GPU
+        if why is not None:  # the slot lacks that GPU
             self._reject(connection, messages.Rejection.UNKNOWN_GPU, why)
             return
         self.event(_attached(connection, message), now_ns)
         for event in () if self.live is None else self.live.attached(connection, message.uuid):
             self.event(event, now_ns)
 
-    def slot_says(self, event: events.Event, now_ns: int) -> None:
-        """A slot's file changed.  What the operator set live stays."""
-        for each in (event,) if self.live is None else self.live.slot_says(event):
+    def slot_changed(self, event: events.Event, now_ns: int) -> None:
+        """Applies a change of a slot's file; live settings stay in force."""
+        for each in (event,) if self.live is None else self.live.slot_changed(event):
             self.event(each, now_ns)
 
     # --- refusing ---------------------------------------------------------------------------------------------------
@@ -241,12 +241,12 @@ class Dispatcher:
         self._journal.record(command.uuid, command.lease_id, command.process_id)
 
     def _notify(self, command: commands.Notify) -> None:
-        self._news.append((self._now_ns, command))
+        self._notes.append((self._now_ns, command))
 
-    def tell_news(self) -> None:
-        """Trace events go out when the clients have got their messages: a hand-over does not wait for its audience."""
-        news, self._news = self._news, []
-        for at_ns, command in news:
+    def publish_notes(self) -> None:
+        """Publishes the trace events.  Call after the clients' messages are sent, to keep handovers short."""
+        notes, self._notes = self._notes, []
+        for at_ns, command in notes:
             self._sequence += 1
             if self.observe is not None:
                 self.observe(command.kind, command.values)
@@ -257,7 +257,7 @@ class Dispatcher:
         log.log(command.level, "%s", command.text)
 
     def _kill(self, command: commands.Kill) -> None:
-        """Only while the connection is known to be that process's: an id may have been reused."""
+        """Kills a process only while its connection is open: otherwise its id may mean another process."""
         if command.process_id <= 1 or self._clients.get(command.client) != command.process_id:
             return
         log.warning("killing process %d: %s", command.process_id, command.reason)
@@ -274,7 +274,7 @@ class Dispatcher:
 
 
 def _end_process(process_id: int) -> None:
-    """By a pidfd, which cannot come to mean another process before the signal is sent."""
+    """Uses a pidfd: a process id could be reused before the signal is sent."""
     with contextlib.suppress(OSError):
         descriptor = os.pidfd_open(process_id)
         try:
@@ -346,10 +346,10 @@ _TRANSLATE: Final[dict[type[messages.Message], Callable[[int, Any], events.Event
 
 
 def _printable(name: str) -> str:
-    """A client chooses its name, and it ends on terminals and in logs: nothing that steers them."""
+    """Replaces control characters: a client chooses its name, and terminals and logs show it."""
     return "".join(c if c.isprintable() else "?" for c in name) or "?"
 
 
 def _short(text: str) -> str:
-    """Fits `Rejected.text`, and one log line."""
+    """Fits a text to `Rejected.text` and to one log line."""
     return _printable(text).encode("utf-8", "replace")[:255].decode("utf-8", "ignore")

@@ -1,9 +1,7 @@
-"""The coordinator's loop: transport and clock on one side, scheduler on the other.
+"""The coordinator's event loop: waits for sockets, timers and signals, and feeds the dispatcher.
 
-Invariants: one thread touches the scheduler, this one; whatever happens, a turn of the loop is bounded, so no peer and
-no tool can keep it from the others; while nothing happens and nothing is due, it sleeps without a timer.
-
-May not go here: what events mean (daemon/dispatch.py), reading settings, finding GPUs (daemon/main.py).
+Invariants: only this thread uses the scheduler.  The work of one turn is bounded, so that no peer can starve the
+others.  An idle loop sleeps without a timer.
 """
 
 from __future__ import annotations
@@ -19,13 +17,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nvshare.coordinator.daemon.control_sockets import ControlListener, EventPublisher, Waiter, make_context
-from nvshare.coordinator.daemon.transport import HookListener, Limits
+from nvshare.coordinator.daemon.control.sockets import ControlListener, EventPublisher, Waiter, make_context
+from nvshare.coordinator.daemon.peers import Limits
+from nvshare.coordinator.daemon.transport import HookListener
 from nvshare.coordinator.model import events
 from nvshare.coordinator.system.journal import is_stopped, start_time
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.control_server import Administration
+    from nvshare.coordinator.daemon.control.server import Administration
     from nvshare.coordinator.daemon.dispatch import Dispatcher
     from nvshare.coordinator.daemon.rehearsal import Rehearsal
     from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
@@ -34,10 +33,9 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("nvshare")
 
 REQUESTS_PER_TURN: Final = 4
-HOLDER_LOOKS: Final = 10
-"""During a recovery the process that is waited for is looked at so often."""
-LEAST_LOOK_NS: Final = 1_000_000
-
+HOLDER_CHECKS: Final = 10
+"""Checks of an earlier lease holder during one recovery time."""
+MIN_CHECK_PERIOD_NS: Final = 1_000_000
 
 T = TypeVar("T")
 
@@ -49,17 +47,17 @@ class _Holder:
     uuid: str
     process_id: int
     recovery_ns: int
-    look_at_ns: int
+    check_at_ns: int
     stopped: bool = False
 
 
 class Sockets:
-    """The three sockets of a runtime directory, and what the loop waits on."""
+    """The three sockets of a runtime directory, and the poller of the loop."""
 
-    def __init__(self, directory: RuntimeDir, limits: Limits, *, everybody: bool) -> None:
-        """`everybody`: hooks of all users may connect (the system's coordinator).  The directory must be locked."""
+    def __init__(self, directory: RuntimeDir, limits: Limits, *, all_users: bool) -> None:
+        """`all_users`: hooks of all users may connect (the system's coordinator).  The directory must be locked."""
         self._context = make_context()
-        self.hooks = HookListener(directory.hooks_socket, 0o666 if everybody else 0o600, limits)
+        self.hooks = HookListener(directory.hooks_socket, 0o666 if all_users else 0o600, limits)
         self.control = ControlListener(self._context, directory.control_socket)
         self.events = EventPublisher(self._context, directory.events_socket)
         self.waiter = Waiter()
@@ -67,14 +65,14 @@ class Sockets:
             self.waiter.add(source)
 
     def close(self) -> None:
-        """Closes them, and removes their files."""
+        """Closes the sockets and removes their files."""
         for closing in (self.hooks, self.control, self.events):
             closing.close()
         self._context.term()
 
 
 class Server:
-    """Runs until `stop`, a signal, or `leave_when` says so."""
+    """The loop.  It ends by `stop`, a signal, or the condition of `leave_when`."""
 
     def __init__(
         self, sockets: Sockets, dispatcher: Dispatcher, administration: Administration, rehearsal: Rehearsal
@@ -83,12 +81,11 @@ class Server:
         self._dispatcher = dispatcher
         self._administration = administration
         self._rehearsal = rehearsal
-        self._cues_taken = 0
+        self._rehearsed_cues = 0
         self._stopping = False
         self.ended_by: int | None = None
-        """The signal that stopped it."""
-        self._reload: Callable[[], None] | None = None
-        self._errands: deque[Callable[[], None]] = deque()
+        """The signal that ended the loop."""
+        self._tasks: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._holders: dict[int, _Holder] = {}  # by pidfd
         self._leave_when: Callable[[], bool] | None = None
@@ -100,13 +97,15 @@ class Server:
     # --- set-up -----------------------------------------------------------------------------------------------------
 
     def leave_when(self, condition: Callable[[], bool], linger_ns: int) -> None:
-        """Embedded: stop when no client is connected and the condition holds, asked `linger_ns` after the last one left
-        and every `linger_ns` from then on."""
+        """Embedded: stop when no client is connected and the condition holds.
+
+        The check happens `linger_ns` after the last client left, and every `linger_ns` from then on.
+        """
         self._leave_when = condition
         self._linger_ns = linger_ns
 
     def watch_slots(self, slots: SlotWatch) -> None:
-        """Serve slots, too, as they come and go; those that are there now at once."""
+        """Serves the slots of this watch; reads the present ones at once."""
         self._slots = slots
         if slots.descriptor is not None:
             self._sockets.waiter.add(slots.descriptor)
@@ -114,14 +113,16 @@ class Server:
             self._slots_turn(slots, set())
 
     def watch_holder(self, uuid: str, process_id: int, started_at: int, recovery_ns: int) -> None:
-        """Recovery: tell the core when the process that may still hold this GPU's lease has died, and as long as it is
-        stopped: it has `recovery_ns` of its own time to come back."""
+        """Recovery: reports to the engine when an earlier lease holder has died, and while it is stopped.
+
+        The holder has `recovery_ns` to reconnect, not counting the time in which it is stopped.
+        """
         try:
             descriptor = os.pidfd_open(process_id)
         except OSError:
             self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
             return
-        if start_time(process_id) != started_at:  # its id went to another process before the descriptor was opened
+        if start_time(process_id) != started_at:  # another process got its id before the descriptor was opened
             os.close(descriptor)
             self._dispatcher.event(events.HolderGone(uuid), time.monotonic_ns())
             return
@@ -129,22 +130,21 @@ class Server:
         self._sockets.waiter.add(descriptor)
 
     def handle_signals(self, reload: Callable[[], None]) -> None:
-        """SIGTERM and SIGINT stop in order, SIGHUP calls `reload` on the loop.  Main thread only."""
-        self._reload = reload
+        """SIGTERM and SIGINT end the loop, SIGHUP calls `reload` on it.  Main thread only."""
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop_by_signal)
-        signal.signal(signal.SIGHUP, lambda *_: self._errands.append(reload))
+        signal.signal(signal.SIGHUP, lambda *_: self._tasks.append(reload))
 
     # --- from other threads -----------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Ends `run` after the present turn.  Any thread, or a signal handler."""
+        """Ends `run` after the present turn.  For any thread or signal handler."""
         self._stopping = True
         self._wake()
 
     def run_on_loop(self, work: Callable[[], T], timeout_s: float) -> T:
-        """Result of `work`, done between two turns.  Raises TimeoutError, and what `work` raises: the loop goes on."""
+        """Runs `work` between two turns and returns its result.  Raises TimeoutError and the exceptions of `work`."""
         outcome: Future[T] = Future()
 
         def attempt() -> None:
@@ -153,7 +153,7 @@ class Server:
             except Exception as error:
                 outcome.set_exception(error)
 
-        self._errands.append(attempt)
+        self._tasks.append(attempt)
         self._wake()
         return outcome.result(timeout_s)
 
@@ -162,20 +162,20 @@ class Server:
         self.stop()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it will wake anyway
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the loop anyway
             os.write(self._wake_write, b"\0")
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serves until told to stop."""
-        self._nobody_connected(time.monotonic_ns())
+        """Serves until the loop is stopped."""
+        self._schedule_leave_check(time.monotonic_ns())
         while not self._stopping:
             ready = self._wait()
             if self._holders:
-                self._recovery_turn(ready)  # first: a stopped holder must be seen before a deadline is acted upon
+                self._recovery_turn(ready)  # first: a stopped holder extends the deadline that timers act on
             if self._wake_read in ready:
-                self._errands_turn()
+                self._tasks_turn()
             if self._sockets.control.socket in ready:
                 self._control_turn()
             if self._sockets.events.socket in ready:
@@ -185,21 +185,21 @@ class Server:
             self._hooks_turn()
             self._timers_turn()
             self._sockets.hooks.flush()
-            self._dispatcher.tell_news()
+            self._dispatcher.publish_notes()
 
     def _wait(self) -> set[Any]:
-        """What is readable.  Around a hand-over this stays awake (standby.py): nobody must wait for our processor."""
+        """Readable sources.  Around a handover the loop polls instead of sleeping (engine/standby.py)."""
         timeout_ns = self._timeout_ns()
         awake_until_ns = self._dispatcher.awake_until_ns
         if awake_until_ns and not self._sockets.hooks.ended:
             now_ns = time.monotonic_ns()
             if now_ns < awake_until_ns:
-                if self._cues_taken != self._dispatcher.cues:
-                    self._cues_taken = self._dispatcher.cues
-                    self._rehearsal.play()
+                if self._rehearsed_cues != self._dispatcher.cues:
+                    self._rehearsed_cues = self._dispatcher.cues
+                    self._rehearsal.run()
                 bound_ns = awake_until_ns if timeout_ns is None else min(awake_until_ns, now_ns + timeout_ns)
                 if self._sockets.hooks.stay_awake(bound_ns):
-                    return set()  # the hooks first; the others are looked at in the next turn
+                    return set()  # hooks first; the next turn polls the other sources
                 return self._sockets.waiter.wait(0)
             self._dispatcher.awake_until_ns = 0
         return self._sockets.waiter.wait(0 if self._sockets.hooks.ended else timeout_ns)
@@ -213,7 +213,7 @@ class Server:
         for connection, frame in frames:
             dispatcher.frame(connection, frame, clock())
         if not len(dispatcher):
-            self._nobody_connected(clock())
+            self._schedule_leave_check(clock())
         else:
             self._leave_check_ns = None
 
@@ -232,21 +232,21 @@ class Server:
             if descriptor in ready:
                 self._dispatcher.event(events.HolderGone(holder.uuid), now_ns)
             elif self._dispatcher.scheduler.recovering(holder.uuid):
-                if now_ns >= holder.look_at_ns:
-                    self._look_at(holder, now_ns)
+                if now_ns >= holder.check_at_ns:
+                    self._check_stopped(holder, now_ns)
                 continue
             del self._holders[descriptor]
             self._sockets.waiter.remove(descriptor)
             os.close(descriptor)
 
-    def _look_at(self, holder: _Holder, now_ns: int) -> None:
-        """Its gate may be open, so nobody else is granted before it has had time to connect again."""
+    def _check_stopped(self, holder: _Holder, now_ns: int) -> None:
+        """A stopped holder may still have its gate open: the recovery waits until it has had time to reconnect."""
         stopped = is_stopped(holder.process_id)
         if stopped or holder.stopped:
             deadline_ns = now_ns + holder.recovery_ns
             self._dispatcher.event(events.HolderStopped(holder.uuid, stopped, deadline_ns), now_ns)
         holder.stopped = stopped
-        holder.look_at_ns = now_ns + max(LEAST_LOOK_NS, holder.recovery_ns // HOLDER_LOOKS)
+        holder.check_at_ns = now_ns + max(MIN_CHECK_PERIOD_NS, holder.recovery_ns // HOLDER_CHECKS)
 
     def _slots_turn(self, slots: SlotWatch, ready: set[Any]) -> None:
         now_ns = time.monotonic_ns()
@@ -254,14 +254,14 @@ class Server:
         changed = slots.descriptor in ready
         if changed or (due_ns is not None and due_ns <= now_ns):
             for event in slots.turn(now_ns, changed):
-                self._dispatcher.slot_says(event, now_ns)
+                self._dispatcher.slot_changed(event, now_ns)
 
-    def _errands_turn(self) -> None:
+    def _tasks_turn(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._wake_read, 4096):
                 pass
-        while self._errands:
-            self._errands.popleft()()
+        while self._tasks:
+            self._tasks.popleft()()
 
     def _timers_turn(self) -> None:
         now_ns = time.monotonic_ns()
@@ -275,24 +275,24 @@ class Server:
         if self._leave_check_ns is not None and now_ns >= self._leave_check_ns:
             self._leave_check_ns = None
             if self._leave_when is not None and self._leave_when():
-                log.info("nobody needs this embedded coordinator any more")
+                log.info("no program uses this embedded coordinator any more; stopping")
                 self._stopping = True
             else:
-                self._nobody_connected(now_ns)
+                self._schedule_leave_check(now_ns)
 
-    def _nobody_connected(self, now_ns: int) -> None:
+    def _schedule_leave_check(self, now_ns: int) -> None:
         if self._leave_when is not None and self._leave_check_ns is None:
             self._leave_check_ns = now_ns + self._linger_ns
 
     def _timeout_ns(self) -> int | None:
         slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
         due = [self._dispatcher.deadline_ns, self._sockets.hooks.next_deadline_ns(), self._leave_check_ns, slots_ns]
-        due += [holder.look_at_ns for holder in self._holders.values()]
+        due += [holder.check_at_ns for holder in self._holders.values()]
         times = [at for at in due if at is not None]
         return max(0, min(times) - time.monotonic_ns()) if times else None
 
     def close(self) -> None:
-        """After `run`."""
+        """Closes the descriptors.  Call after `run`."""
         signal.set_wakeup_fd(-1)
         if self._slots is not None:
             self._slots.close()

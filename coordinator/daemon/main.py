@@ -1,10 +1,7 @@
-"""`nvshare-coordinator`: from flags to a running server, and out again.
+"""`nvshare-coordinator`: reads the command line, starts the coordinator, runs it and restarts it after a crash.
 
-Invariants: nothing is served before the directory is locked and the earlier coordinator's journal is read; every way in
-which starting can fail ends with one message that names the remedy, and exit code 1, or 2 for a wrong command line or
-setting.
-
-May not go here: what happens while it runs (daemon/loop.py).
+Invariants: the coordinator locks its directory and reads the earlier journal before it serves.  A failed start prints
+one message with the remedy and exits with code 1, or 2 for a wrong command line or setting.
 """
 
 from __future__ import annotations
@@ -15,233 +12,55 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from nvshare.coordinator.daemon import settings_file
-from nvshare.coordinator.daemon.control_server import Administration
-from nvshare.coordinator.daemon.core_settings import StartError, check_overrides, configured_events, core_settings
-from nvshare.coordinator.daemon.dispatch import Dispatcher
-from nvshare.coordinator.daemon.live_settings import NODE_EVENTS, Key, LiveSettings
-from nvshare.coordinator.daemon.loop import Server, Sockets
-from nvshare.coordinator.daemon.rehearsal import Rehearsal
-from nvshare.coordinator.daemon.transport import Limits
-from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
+from nvshare.coordinator.daemon.coordinator import Coordinator, Options
+from nvshare.coordinator.daemon.core_settings import StartError
+from nvshare.coordinator.engine.scheduler import InvariantError
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
-from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
-from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
-from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import card_lock, runtime_dir
 from nvshare.coordinator.system.card_lock import CardHeldError
-from nvshare.coordinator.system.devices import Device, NoGpuError, discover, put_double_in_front
-from nvshare.coordinator.system.journal import Journal
-from nvshare.coordinator.system.process_limits import possible_connections
+from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
-from nvshare.coordinator.units import format_size, parse_duration
-from nvshare.scheduler_policies import registry
+from nvshare.coordinator.units import parse_duration
 
 log: Final = logging.getLogger("nvshare")
 
 MAX_RESTARTS: Final = 3
 CRASH_MEMORY_NS: Final = 60_000_000_000
 CARD_PATIENCE_S: Final = 15.0
-"""How long a coordinator whose starter waits for it waits for a card; longer than an embedded one lingers."""
+"""Longest wait for a card when a launcher waits for this coordinator; longer than an embedded one lingers."""
 _RESTARTS: Final = "NVSHARE_COORDINATOR_RESTARTS"
 
 
 class CrashedError(Exception):
-    """It ran, and something in it failed that must not: the cause."""
+    """The running coordinator failed by a mistake of its own, given as the cause."""
 
     def __init__(self, served_ns: int) -> None:
         super().__init__()
         self.served_ns = served_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What only the command line says."""
-
-    directory: RuntimeDir
-    simulate: str | None = None
-    slots_dir: Path | None = None
-    embedded: bool = False
-    linger_ns: int = 10_000_000_000
-    ready_fd: int | None = None
-    config_file: Path | None = None
-    flags: dict[str, object] | None = None
-    devices: Sequence[Device] | None = None
-    """Given by a benchmark or test instead of being looked for."""
-
-
-class Coordinator:
-    """Everything that one coordinator is made of.  `close` undoes it in reverse."""
-
-    def __init__(self, settings: settings_file.Settings, options: Options, devices: Sequence[Device]) -> None:
-        """The directory must be prepared and locked.  Raises StartError."""
-        self.settings = settings
-        self.options = options
-        self._keepalive: int | None = None
-        directory = options.directory
-        check_overrides(settings, devices)
-        everybody = directory.path == runtime_dir.SYSTEM_DIRECTORY
-        several = everybody or options.slots_dir is not None
-        self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
-        self._journal = Journal(directory.journal, [device.uuid for device in devices])
-        connections = possible_connections(settings.max_clients)
-        limits = Limits(
-            connections=connections,
-            connections_per_user=connections // 2 if everybody else connections,
-            messages_per_s=settings.max_messages_per_s,
-            frame_bytes=MAX_FRAME_BYTES,
-            hello_ns=settings.hello_timeout_ns,
-        )
-        self._sockets = Sockets(directory, limits, everybody=everybody)
-        self.dispatcher = Dispatcher(
-            self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
-        )
-        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
-        facts = {
-            "simulated": options.simulate is not None,
-            "runtime_dir": str(directory.path),
-            "embedded": options.embedded,
-        }
-        self._live = self.dispatcher.live = LiveSettings(directory.live_settings)
-        administration = Administration(
-            self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems
-        )
-        self.server = Server(self._sockets, self.dispatcher, administration, Rehearsal(self._journal.rewrite))
-        if options.slots_dir is not None:
-            self.dispatcher.slots = SlotBook()
-            self._live.allocation = self.dispatcher.slots.allocation
-        self._devices = devices
-        self._metrics: Any = None
-
-    def begin(self) -> None:
-        """GPUs, recovery, metrics, signals."""
-        now_ns = time.monotonic_ns()
-        for device in self._devices:
-            self._add(device, now_ns)
-        if kept := self._apply(self._configured(), now_ns):
-            log.info("as set live before: %s; `nvshare-ctl unset --all` undoes it", kept)
-        if self.settings.metrics_port is not None:
-            self._metrics = self._start_metrics(self.settings.metrics_port)
-        if self.options.slots_dir is not None and self.dispatcher.slots is not None:
-            self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
-        if self.options.embedded:
-            self.server.leave_when(self._nobody_needs_it, self.options.linger_ns)
-        self.server.handle_signals(self.reload)
-
-    def _add(self, device: Device, now_ns: int) -> None:
-        override = self.settings.gpu.get(device.uuid, settings_file.GpuOverride())
-        capacity = override.capacity_bytes or self.settings.capacity_bytes or device.total_bytes
-        if capacity > device.total_bytes:
-            log.warning("%s has only %s: that is its capacity", device.uuid, format_size(device.total_bytes))
-        holder = self._journal.holder(device.uuid)
-        self.dispatcher.event(
-            events.GpuAdded(
-                uuid=device.uuid,
-                name=device.name,
-                total_bytes=device.total_bytes,
-                capacity_bytes=min(capacity, device.total_bytes),
-                next_lease_id=self._journal.next_lease_id(device.uuid),
-                expected_holder=holder,
-                recovery_deadline_ns=now_ns + self.settings.recovery_ns if holder else 0,
-            ),
-            now_ns,
-        )
-        if holder is not None:
-            log.info("%s: waiting for process %d, which holds its lease", device.uuid, holder)
-            if holder > 0:
-                started_at = self._journal.earlier[device.uuid].started_at
-                self.server.watch_holder(device.uuid, holder, started_at, self.settings.recovery_ns)
-
-    def _start_metrics(self, port: int) -> Any:
-        from nvshare.coordinator.daemon import metrics
-
-        observations = metrics.Observations()
-        self.dispatcher.observe = observations.observe
-        sys.setswitchinterval(0.0005)  # a scrape's thread must not hold the loop up for the usual 5 ms
-
-        def picture() -> metrics.Picture:
-            snapshot = self.scheduler.snapshot(time.monotonic_ns())
-            book = self.dispatcher.slots
-            slots = None if book is None else tuple(book.snapshots(snapshot.clients))
-            return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals)
-
-        address = self.settings.metrics_address
-        try:
-            served = metrics.MetricsServer(address, port, lambda: self.server.run_on_loop(picture, 2.0))
-        except OSError as error:
-            where = f"{self.settings.metrics_address}:{port}"
-            raise StartError(f"metrics on {where}: {error.strerror}; choose another --metrics-port") from None
-        log.info("metrics on http://%s:%d/metrics", self.settings.metrics_address, served.port)
-        return served
-
-    def reload(self) -> None:
-        """SIGHUP: quantum, policy, sharing, host budget and bounds of ranks as the settings now say, unless set live.
-        A mistake changes nothing."""
-        try:
-            settings = settings_file.load(self.options.flags or {}, file=self.options.config_file)
-            check_overrides(settings, self._devices)
-            configured = configured_events(settings, self._devices)
-        except (settings_file.SettingsError, StartError) as error:
-            log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake, not ours)
-            return
-        self.settings = settings
-        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
-        kept = self._apply(configured, time.monotonic_ns())
-        but = f"; as set live, whatever the settings say: {kept} (`nvshare-ctl unset` undoes it)" if kept else ""
-        log.info("settings are read again%s", but)
-
-    def _configured(self) -> dict[Key, events.Event]:
-        return configured_events(self.settings, self._devices)
-
-    def _apply(self, configured: Mapping[Key, events.Event], now_ns: int) -> str:
-        """Each as set live, else as the settings say.  What was set live, in words."""
-        live = self._live.node()
-        for key, event in configured.items():
-            self.dispatcher.event(NODE_EVENTS[key[0]](live[key], key[1]) if key in live else event, now_ns)
-        return ", ".join(" of ".join(filter(None, key)) for key in configured if key in live)
-
-    def _problems(self) -> list[str]:
-        return [problem for problem in (self._journal.problem(), self._live.problem()) if problem is not None]
-
-    def _nobody_needs_it(self) -> bool:
-        self._keepalive = runtime_dir.take_keepalive_exclusively(self.options.directory)
-        if self._keepalive is None:
-            return False
-        self._live.forget()  # it was for the programs that are gone
-        return True
-
-    def close(self) -> None:
-        """Sockets away first, so that a client sees the end at once.  The journal stays: holders go on."""
-        if self._metrics is not None:
-            self._metrics.close()
-        self._sockets.close()
-        self.server.close()
-        self._journal.close()
-
-
 def find_devices(options: Options) -> list[Device]:
-    """Real GPUs, or those of the simulation, for which NVML's double is put in front first.  Raises StartError.
+    """Real GPUs, or simulated ones by the simulated NVML.  Raises StartError.
 
-    The state of a simulation lies in the directory exactly while its coordinator simulates: launchers go by that.
+    The simulation's state file is in the directory only while the coordinator simulates; launchers rely on that.
     """
     state = options.directory.simulated_gpu
     try:
         if options.simulate is None:
             state.unlink(missing_ok=True)
             return discover() if options.devices is None else list(options.devices)
-        put_double_in_front(state, options.simulate or None)
+        load_simulated_nvml(state, options.simulate or None)
         devices = discover()
         if options.directory.path == runtime_dir.SYSTEM_DIRECTORY:
-            state.chmod(0o666)  # programs of all users share these cards
+            state.chmod(0o666)  # programs of all users share these GPUs
     except ValueError as error:
         raise StartError(f"--simulate: {error}", 2) from None
     except NoGpuError as error:
@@ -252,7 +71,7 @@ def find_devices(options: Options) -> list[Device]:
 
 
 def serve(settings: settings_file.Settings, options: Options) -> None:
-    """Runs a coordinator until it is told to stop.  Raises StartError, RuntimeDirError and CardHeldError."""
+    """Runs a coordinator until it stops.  Raises StartError, RuntimeDirError, CardHeldError and CrashedError."""
     runtime_dir.prepare(options.directory)
     if options.slots_dir is not None:
         try:
@@ -262,7 +81,7 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
     lock = runtime_dir.lock(options.directory)
     devices = find_devices(options)
     patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
-    own = devices if options.devices is None else []  # made-up ones are nobody's
+    own = devices if options.devices is None else []  # made-up GPUs need no lock
     cards = card_lock.hold([device.uuid for device in own], patience_s)
     try:
         coordinator = Coordinator(settings, options, devices)
@@ -273,12 +92,12 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
         log.info("serving %d %sGPU(s) in %s", len(devices), kind, options.directory.path)
-        stays = not options.embedded and options.directory.path == runtime_dir.SYSTEM_DIRECTORY
-        if stays:
+        is_daemon = not options.embedded and options.directory.path == runtime_dir.SYSTEM_DIRECTORY
+        if is_daemon:
             _mark(options.directory.daemon_mark)
         _tell_ready(options.ready_fd)
         coordinator.server.run()
-        if stays and coordinator.server.ended_by == signal.SIGINT:  # at a terminal; a supervisor may start it again
+        if is_daemon and coordinator.server.ended_by == signal.SIGINT:  # at a terminal: no supervisor restarts it
             with contextlib.suppress(OSError):
                 options.directory.daemon_mark.unlink(missing_ok=True)
     except (StartError, RuntimeDirError):
@@ -286,7 +105,7 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
     except Exception as error:
         log.critical("stopping", exc_info=True)
         if isinstance(error, InvariantError):
-            _keep_story(options.directory, error)
+            _keep_event_log(options.directory, error)
         raise CrashedError(time.monotonic_ns() - began_ns) from error
     finally:
         coordinator.close()
@@ -305,15 +124,14 @@ def _mark(path: Path) -> None:
 def _tell_ready(descriptor: int | None) -> None:
     if descriptor is None:
         return
-    with contextlib.suppress(OSError):  # whoever waited for it is gone
+    with contextlib.suppress(OSError):  # the waiting launcher is gone
         os.write(descriptor, b"\n")
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
-def _keep_story(directory: RuntimeDir, error: InvariantError) -> None:
-    """What led to our own mistake, for a report; `read` and `replay` of
-    `engine/event_log.py` run it again."""
+def _keep_event_log(directory: RuntimeDir, error: InvariantError) -> None:
+    """Writes the events before a broken invariant, for a report.  engine/event_log.py replays them."""
     path = directory.path / "story.jsonl"
     try:
         path.write_text("\n".join(error.lines) + "\n", encoding="utf-8")
@@ -327,37 +145,37 @@ _HELP: Final = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
-@app.command(help="Grants time on the GPUs of this node to the programs that share them.")
+@app.command(help="Grant the programs on this node time slices of its GPUs.")
 def run(
     context: typer.Context,
     config_file: Annotated[Path | None, typer.Option("--config", help="TOML file with settings")] = None,
-    policy: Annotated[str | None, typer.Option(help="who runs next: round_robin, priority, fair_share, ...")] = None,
-    quantum: Annotated[str | None, typer.Option(help="how long a turn lasts: 100ms, 2s, auto")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="scheduling policy: round_robin, priority, fair_share, or a plug-in")
+    ] = None,
+    quantum: Annotated[str | None, typer.Option(help="length of a turn: 100ms, 2s, auto")] = None,
     sharing: Annotated[str | None, typer.Option(help="exclusive (in turns) or concurrent")] = None,
-    capacity: Annotated[str | None, typer.Option(help="how much of each GPU clients may have resident: 4GiB")] = None,
+    capacity: Annotated[str | None, typer.Option(help="memory of each GPU for all clients together: 4GiB")] = None,
     switch_share: Annotated[
-        str | None, typer.Option(help="with --quantum=auto: the share of time that switching may cost: 5%")
+        str | None, typer.Option(help="with --quantum=auto: largest share of time for switching: 5%")
     ] = None,
-    host_budget: Annotated[
-        str | None, typer.Option(help="pinned host memory that all clients may have together: 64GiB")
-    ] = None,
+    host_budget: Annotated[str | None, typer.Option(help="pinned host memory of all clients together: 64GiB")] = None,
     simulate: Annotated[
         str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
     ] = None,
-    runtime: Annotated[Path | None, typer.Option("--runtime-dir", help="where the sockets are")] = None,
+    runtime: Annotated[Path | None, typer.Option("--runtime-dir", help="directory of the sockets")] = None,
     slots_dir: Annotated[
         Path | None,
-        typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: serve the slots that the device plugin makes here"),
+        typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: directory of the device plugin's slots"),
     ] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="serve Prometheus metrics; 0 chooses a port")] = None,
-    metrics_address: Annotated[str | None, typer.Option(help="127.0.0.1 unless told")] = None,
-    max_clients: Annotated[int | None, typer.Option(help="at most so many clients (1024)")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="port for Prometheus metrics; 0 chooses one")] = None,
+    metrics_address: Annotated[str | None, typer.Option(help="address for the metrics (127.0.0.1)")] = None,
+    max_clients: Annotated[int | None, typer.Option(help="largest number of clients (1024)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
     embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
     linger: Annotated[str, typer.Option(hidden=True)] = "10s",
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Typer's view of the command line; `main` turns what it raises into messages."""
+    """Declares the command line; `main` turns its exceptions into messages."""
     flags: dict[str, object] = {
         "policy": policy,
         "quantum": quantum,
@@ -388,7 +206,7 @@ def run(
 
 
 def serve_devices(argv: Sequence[str], devices: Sequence[Device]) -> None:
-    """As `main`, on these made-up GPUs: for benchmarks and tests of the coordinator alone."""
+    """As `main`, with made-up GPUs: for benchmarks and tests of the coordinator alone."""
     main(argv, devices)
 
 
@@ -400,7 +218,7 @@ def _linger(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = None) -> None:
-    """Entry point.  Exit codes: 0 stopped, 1 could not run, 2 wrong command line or settings."""
+    """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line or settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     words = ["--simulate=" if word == "--simulate" else word for word in words]
     code = 0
@@ -413,21 +231,21 @@ def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = N
     except (RuntimeDirError, CardHeldError) as error:
         code = _complain(str(error), 1)
     except CrashedError as error:
-        code = _complain(f"our own mistake, please report it: {error.__cause__!r}", 1)
-        start_again(error.served_ns)
+        code = _complain(f"internal error, please report it: {error.__cause__!r}", 1)
+        restart(error.served_ns)
     raise SystemExit(code)
 
 
-def start_again(served_ns: int) -> None:
-    """Becomes a fresh coordinator, to which clients come back.  Returns if that has not helped before."""
+def restart(served_ns: int) -> None:
+    """Executes a fresh coordinator, to which the clients reconnect.  Returns after `MAX_RESTARTS` early crashes."""
     before = 0 if served_ns > CRASH_MEMORY_NS else int(os.environ.get(_RESTARTS, "0"))
     if before >= MAX_RESTARTS:
         return
     words = [sys.executable, *sys.orig_argv[1:]]
-    if "--ready-fd" in words:  # its reader was told long ago, and the number may mean another file now
+    if "--ready-fd" in words:  # the launcher is already notified; the number may now mean another file
         at = words.index("--ready-fd")
         del words[at : at + 2]
-    log.warning("starting again")
+    log.warning("restarting")
     with contextlib.suppress(OSError):
         os.execve(words[0], words, {**os.environ, _RESTARTS: str(before + 1)})
 

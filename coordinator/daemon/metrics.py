@@ -1,9 +1,7 @@
-"""Prometheus metrics, made from snapshots at each scrape.
+"""Prometheus metrics, made from a snapshot at each scrape.
 
-Invariants: a scrape's thread never touches the core; it asks the loop for a frozen picture and works on that.  A
-client's series exist exactly while it is connected, so their number is bounded by the number of clients.
-
-May not go here: counting that the core does already.
+Invariants: a scrape's thread never uses the engine; it asks the loop for a frozen picture.  A client's series exist
+only while it is connected, so their number is bounded.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts by bucket; `BOUNDS_NS` are the buckets' upper ends."""
+    """Counts by bucket, with the upper bounds `BOUNDS_NS`."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_NS) + 1))
     sum_ns: int = 0
@@ -49,7 +47,7 @@ class Histogram:
         return Histogram(list(self.counts), self.sum_ns)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus has them."""
+        """Cumulative counts in Prometheus's form."""
         total = 0
         found: list[tuple[str, float]] = []
         for bound, count in zip((*BOUNDS_NS, None), self.counts, strict=True):
@@ -59,32 +57,32 @@ class Histogram:
 
 
 class Observations:
-    """What only the trace events tell: distributions of waits and drains, per GPU.  The loop's thread only."""
+    """Distributions of waits and drains for each GPU, from trace events.  For the loop's thread."""
 
     def __init__(self) -> None:
         self.waits: dict[str, Histogram] = {}
         self.drains: dict[str, Histogram] = {}
 
     def observe(self, kind: str, values: Mapping[str, Any]) -> None:
-        """One trace event."""
+        """Adds one trace event."""
         if kind == "granted":
             self.waits.setdefault(values["uuid"], Histogram()).add(values["waited_ns"])
         elif kind == "released" and not values["idle"]:
-            # A client reports its drain; it cannot have lasted longer than the lease.
+            # A client reports its drain itself; the lease's time bounds a wrong figure.
             self.drains.setdefault(values["uuid"], Histogram()).add(min(values["drain_ns"], values["held_ns"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What one scrape shows."""
+    """The data of one scrape."""
 
     snapshot: Snapshot
     waits: dict[str, Histogram]
     drains: dict[str, Histogram]
     slots: tuple[SlotSnapshot, ...] | None = None
-    """None: this coordinator serves no slots."""
+    """None when the coordinator serves no slots."""
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Connections that were refused, by reason; empty: there is no listener to ask."""
+    """Refused connections by reason; empty without a listener."""
 
 
 def take(
@@ -93,7 +91,7 @@ def take(
     slots: tuple[SlotSnapshot, ...] | None = None,
     refusals: Mapping[str, int] | None = None,
 ) -> Picture:
-    """On the loop's thread."""
+    """Makes a picture.  For the loop's thread."""
     return Picture(
         snapshot,
         {uuid: histogram.copy() for uuid, histogram in observations.waits.items()},
@@ -104,17 +102,17 @@ def take(
 
 
 class Collector:
-    """What prometheus_client asks at each scrape.  `ask` gives a picture; if it raises, that scrape fails."""
+    """The collector of prometheus_client.  `ask` gives a picture; an exception of it fails the scrape."""
 
     def __init__(self, ask: Callable[[], Picture]) -> None:
         self._ask = ask
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not ask the loop."""
+        """Nothing: registration must not ask the loop."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """All metric families."""
         picture = self._ask()
         snapshot = picture.snapshot
         indices = {gpu.uuid: str(index) for index, gpu in enumerate(snapshot.gpus)}
@@ -136,32 +134,32 @@ class Collector:
         ]
         yield GaugeMetricFamily("nvshare_clients", "Connected clients", value=len(snapshot.clients))
         yield GaugeMetricFamily(
-            "nvshare_host_budget_bytes", "Pinned host memory that clients may have", value=snapshot.host_budget_bytes
+            "nvshare_host_budget_bytes", "Budget of pinned host memory", value=snapshot.host_budget_bytes
         )
         yield GaugeMetricFamily(
-            "nvshare_host_shared_bytes", "Pinned host memory that clients have", value=snapshot.host_shared_bytes
+            "nvshare_host_shared_bytes", "Pinned host memory given to clients", value=snapshot.host_shared_bytes
         )
         yield CounterMetricFamily(
-            "nvshare_host_refused", "Times that a program was refused pinned host memory", value=snapshot.host_refused
+            "nvshare_host_refused", "Refused requests for pinned host memory", value=snapshot.host_refused
         )
         refused = CounterMetricFamily(
-            "nvshare_connections_refused", "Connections of hooks that were refused or cut", labels=("reason",)
+            "nvshare_connections_refused", "Connections of hooks refused or cut", labels=("reason",)
         )
         for reason, count in picture.refusals.items():
             refused.add_metric((reason,), count)
         if picture.refusals:
             yield refused
-        yield GaugeMetricFamily("nvshare_gangs", "Gangs that have members", value=len(snapshot.gangs))
-        yield CounterMetricFamily("nvshare_gang_turns", "Turns that gangs had together", value=snapshot.gang_turns)
+        yield GaugeMetricFamily("nvshare_gangs", "Gangs with members", value=len(snapshot.gangs))
+        yield CounterMetricFamily("nvshare_gang_turns", "Common turns of gangs", value=snapshot.gang_turns)
         yield CounterMetricFamily(
             "nvshare_gang_gather_seconds",
-            "Time for which GPUs of a gang were freed or waited for each other",
+            "Time in which GPUs of a gang were kept free for its other GPUs",
             value=_seconds(snapshot.gang_gathered_ns),
         )
         yield from _gpu_gauges(gpus)
         yield from _gpu_counters(gpus)
-        yield _histogram("nvshare_wait_seconds", "From wanting a lease to its grant", gpus, picture.waits)
-        yield _histogram("nvshare_drain_seconds", "From closing the gate to the end of the work", gpus, picture.drains)
+        yield _histogram("nvshare_wait_seconds", "Time from a request to its grant", gpus, picture.waits)
+        yield _histogram("nvshare_drain_seconds", "Time from closing the gate to idle", gpus, picture.drains)
         yield _handovers(gpus)
         yield from _client_metrics(seats)
         if picture.slots is not None:
@@ -185,43 +183,43 @@ SeatRows = Sequence[tuple[Labels, ClientSnapshot, SeatSnapshot]]
 
 _GPU_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
     ("total_bytes", "Memory of the GPU", lambda g: g.memory.total_bytes),
-    ("capacity_bytes", "What clients may have resident", lambda g: g.memory.capacity_bytes),
+    ("capacity_bytes", "Memory of the GPU for all clients together", lambda g: g.memory.capacity_bytes),
     ("clients", "Clients that use the GPU", lambda g: g.clients),
     ("waiting", "Clients that wait for a lease", lambda g: g.leases.waiting),
-    ("contended", "1 while somebody waits", lambda g: float(g.leases.waiting > 0)),
+    ("contended", "1 while a client waits", lambda g: float(g.leases.waiting > 0)),
     ("holders", "Clients with a lease", lambda g: len(g.leases.holders)),
     ("quantum_seconds", "The quantum in force", lambda g: _seconds(g.rules.quantum_ns)),
     ("switch_cost_seconds", "Average cost of a switch", lambda g: _seconds(g.rules.switch_cost_ns)),
     ("wait_max_seconds", "Longest wait since the start", lambda g: _seconds(g.statistics.max_wait_ns)),
-    ("moving_orders", "Memory orders under way", lambda g: g.memory.moving),
+    ("moving_orders", "Memory orders in progress", lambda g: g.memory.moving),
     (
         "switch_share_ratio",
-        "Share of time that an automatic quantum lets switching cost",
+        "Largest share of time for switching under an automatic quantum",
         lambda g: g.rules.switch_share,
     ),
-    ("recovering", "1 while the lease of an earlier coordinator is waited for", lambda g: float(g.recovery.recovering)),
+    ("recovering", "1 while the coordinator waits for an earlier lease holder", lambda g: float(g.recovery.recovering)),
 )
 
 _GPU_COUNTERS: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
     ("leases", "Leases granted", lambda g: g.statistics.grants),
-    ("handovers", "Leases that went to another client than the one before", lambda g: g.statistics.handovers),
-    ("lease_seconds", "Time that leases were held", lambda g: _seconds(g.statistics.held_ns)),
-    ("revokes", "Leases asked back", lambda g: g.statistics.revokes),
-    ("idle_releases", "Leases given back early, because their holder was idle", lambda g: g.statistics.idle_releases),
+    ("handovers", "Leases granted to another client than the previous one", lambda g: g.statistics.handovers),
+    ("lease_seconds", "Time in which leases were held", lambda g: _seconds(g.statistics.held_ns)),
+    ("revokes", "Leases revoked", lambda g: g.statistics.revokes),
+    ("idle_releases", "Leases released early by an idle holder", lambda g: g.statistics.idle_releases),
     ("overdue_drains", "Drains that passed their deadline", lambda g: g.statistics.overdue),
     ("evicted_bytes", "Bytes moved off the GPU", lambda g: g.moves.evicted_bytes),
     ("restored_bytes", "Bytes moved onto the GPU", lambda g: g.moves.restored_bytes),
-    ("move_seconds", "Time that grants waited for memory", lambda g: _seconds(g.moves.moved_ns)),
+    ("move_seconds", "Time in which grants waited for memory", lambda g: _seconds(g.moves.moved_ns)),
     ("exposed_move_seconds", "Time of memory orders while a grant waited", lambda g: _seconds(g.moves.exposed_move_ns)),
     (
         "hidden_move_seconds",
         "Time of memory orders beside a running client",
         lambda g: _seconds(g.moves.hidden_move_ns),
     ),
-    ("late_switches", "Grants with memory that had not moved in time", lambda g: g.moves.late_switches),
+    ("late_switches", "Grants whose memory had not moved in time", lambda g: g.moves.late_switches),
     ("failed_moves", "Memory orders that failed", lambda g: g.moves.failed_orders),
     ("refused_reservations", "Allocations refused for lack of room", lambda g: g.moves.refused_reservations),
-    ("policy_failures", "Policies that broke the rules and were replaced", lambda g: g.rules.policy_failures),
+    ("policy_failures", "Faulty policies that were replaced", lambda g: g.rules.policy_failures),
 )
 
 
@@ -259,7 +257,7 @@ def _histogram(name: str, text: str, gpus: GpuRows, found: Mapping[str, Histogra
 
 
 def _handovers(gpus: GpuRows) -> Metric:
-    """Quantiles of the last samples: from the lease's end to the next holder's open gate."""
+    """Quantiles of the last samples."""
     family = SummaryMetricFamily("nvshare_handover_seconds", "End of a lease to the next open gate", labels=_GPU)
     for labels, gpu in gpus:
         ordered = sorted(gpu.leases.recent_handovers_ns)
@@ -273,10 +271,10 @@ def _handovers(gpus: GpuRows) -> Metric:
 
 _CLIENT_COUNTERS: Final[tuple[tuple[str, str, Callable[[SeatSnapshot], float]], ...]] = (
     ("leases", "Leases granted", lambda s: s.statistics.leases),
-    ("lease_seconds", "Time that it held the lease", lambda s: _seconds(s.statistics.used_ns)),
-    ("wait_seconds", "Time that it waited for a lease", lambda s: _seconds(s.statistics.waited_ns)),
-    ("revokes", "Leases asked back", lambda s: s.statistics.revokes),
-    ("idle_releases", "Leases given back early", lambda s: s.statistics.idle_releases),
+    ("lease_seconds", "Time in which it held the lease", lambda s: _seconds(s.statistics.used_ns)),
+    ("wait_seconds", "Time in which it waited for a lease", lambda s: _seconds(s.statistics.waited_ns)),
+    ("revokes", "Leases revoked", lambda s: s.statistics.revokes),
+    ("idle_releases", "Leases released early", lambda s: s.statistics.idle_releases),
     ("overdue_drains", "Drains that passed their deadline", lambda s: s.statistics.overdue),
     ("submissions", "Gated calls in finished leases", lambda s: s.statistics.submissions),
     ("evicted_bytes", "Bytes moved off the GPU", lambda s: s.moves.moved_out_bytes),
@@ -304,12 +302,12 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     memory = GaugeMetricFamily("nvshare_client_memory_bytes", "Memory of the client", labels=(*_CLIENT, "kind"))
     limit = GaugeMetricFamily("nvshare_client_limit_bytes", "Its limit; 0: none", labels=_CLIENT)
     lacking = GaugeMetricFamily(
-        "nvshare_client_lacking_bytes", "It needs so much more than others leave there who cannot move", labels=_CLIENT
+        "nvshare_client_lacking_bytes", "Memory that it lacks beside immovable memory of others", labels=_CLIENT
     )
-    shut_out = GaugeMetricFamily("nvshare_client_shut_out", "1 while it cannot run for want of that", labels=_CLIENT)
+    shut_out = GaugeMetricFamily("nvshare_client_shut_out", "1 while it cannot run for lack of memory", labels=_CLIENT)
     longest = GaugeMetricFamily("nvshare_client_wait_max_seconds", "Its longest wait", labels=_CLIENT)
     priority = GaugeMetricFamily("nvshare_client_priority", "Its priority", labels=_CLIENT)
-    weight = GaugeMetricFamily("nvshare_client_weight", "Its part of the time under fair_share", labels=_CLIENT)
+    weight = GaugeMetricFamily("nvshare_client_weight", "Its weight under fair_share", labels=_CLIENT)
     waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
     for labels, client, seat in seats:
         for kind in ("allocated", "resident", "pinned", "host", "evicted"):
@@ -325,7 +323,7 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
 
 
 class MetricsServer:
-    """HTTP on one address.  Raises OSError when the port is taken."""
+    """The HTTP server of the metrics.  Raises OSError for a port in use."""
 
     def __init__(self, address: str, port: int, ask: Callable[[], Picture]) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -334,7 +332,7 @@ class MetricsServer:
         self.port = int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Waits for the scrape at hand, which is bounded."""
+        """Waits for a scrape in progress, which is bounded."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

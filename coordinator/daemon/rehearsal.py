@@ -1,13 +1,10 @@
-"""A hand-over on a stage of its own, played shortly before a real one, so that the real one finds the processor warm.
+"""Cache warm-up: a made-up handover, run shortly before a real one.
 
-After 20 ms of sleep the interpreter's code and data have left the processor's caches: what takes 30 us in a loop takes
-140 us then (docs/decisions.md).  Playing the same scene just before with two made-up clients, while nothing is to be
-done anyway, brings most of that back.
+After 20 ms of sleep the interpreter's code and data have left the processor's caches, and a handover takes 140 us
+instead of 30 us (docs/decisions).  A handover between two made-up clients just before restores most of that.
 
-Invariants: the stage shares no state with the real dispatcher, and nothing of it leaves this file.  Of the real
-journal it writes again what is there already: a record is written before each grant.
-
-May not go here: anything that somebody waits for.
+Invariants: the made-up scheduler and dispatcher share no state with the real ones.  The real journal's last record is
+rewritten, because a record is written before each grant.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nvshare.coordinator.daemon.dispatch import Dispatcher
-from nvshare.coordinator.daemon.transport import Peer
+from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
@@ -26,8 +23,8 @@ _GPU: Final = "rehearsal"
 _TURN_NS: Final = 1_000_000_000
 
 
-class _Stage:
-    """Takes what a transport and a journal would, and remembers whom the coordinator told to stop."""
+class _Recorder:
+    """Stands in for transport and journal, and records the lease holder."""
 
     def __init__(self, rewrite_journal: Callable[[], None]) -> None:
         self.holder = 0
@@ -56,12 +53,12 @@ class _Stage:
 
 
 class Rehearsal:
-    """Two clients that take turns at a made-up GPU, one turn at each `play`."""
+    """Two clients that take turns on a made-up GPU, one handover at each `run`."""
 
     def __init__(self, rewrite_journal: Callable[[], None]) -> None:
-        stage = self._stage = _Stage(rewrite_journal)
+        recorder = self._recorder = _Recorder(rewrite_journal)
         scheduler = Scheduler(lambda name, uuid: RoundRobin())
-        self._dispatcher = Dispatcher(scheduler, stage, stage, max_clients=2)
+        self._dispatcher = Dispatcher(scheduler, recorder, recorder, max_clients=2)
         self._now_ns = 0
         self._dispatcher.event(events.GpuAdded(_GPU, _GPU, 1 << 30, 1 << 30), 0)
         for client in (1, 2):
@@ -69,13 +66,13 @@ class Rehearsal:
             self._dispatcher.frame(client, messages.encode(hello), 0)
             self._dispatcher.frame(client, messages.encode(messages.AttachGpu(0, _GPU, 1 << 30, 0, True, 0, 0, 0)), 0)
 
-    def play(self) -> None:
-        """One turn ends, the other begins."""
+    def run(self) -> None:
+        """Ends the turn of one client and begins that of the other."""
         now_ns = self._now_ns = self._now_ns + _TURN_NS
-        stage = self._stage
+        recorder = self._recorder
         self._dispatcher.event(events.TimerFired(), now_ns)
         release = messages.Release(
-            0, stage.lease, int(messages.ReleaseReason.REVOKED), True, True, 1000, now_ns - 5000, 7
+            0, recorder.lease, int(messages.ReleaseReason.REVOKED), True, True, 1000, now_ns - 5000, 7
         )
-        self._dispatcher.frame(stage.holder, messages.encode(release), now_ns + 2000)
-        self._dispatcher.tell_news()
+        self._dispatcher.frame(recorder.holder, messages.encode(release), now_ns + 2000)
+        self._dispatcher.publish_notes()

@@ -1,10 +1,8 @@
-"""The coordinator's settings: from a file, the environment and flags, validated once.
+"""The coordinator's settings: read from a file, the environment and flags, and validated once.
 
-Invariants: flags win over environment over file over defaults; every mistake is reported, all at once, each with
-where it stands (file and key, variable, flag); an unknown key is a mistake, with the nearest known name beside it.
-What comes out is frozen and in integer nanoseconds and bytes.
-
-May not go here: what a setting does.
+Invariants: flags take precedence over environment, file and defaults, in this order.  All mistakes are reported at
+once, each with its source (file and key, variable, flag).  An unknown key is a mistake, reported with the nearest
+known name.  The result is frozen, in integer nanoseconds and bytes.
 """
 
 from __future__ import annotations
@@ -19,20 +17,20 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from nvshare.coordinator.daemon.control_api import I32_MAX, I32_MIN
+from nvshare.coordinator.daemon.control.api import I32_MAX, I32_MIN
 from nvshare.coordinator.model.settings import OverdueAction
 from nvshare.coordinator.protocol.messages import MAX_WEIGHT, Sharing
 from nvshare.coordinator.units import parse_duration, parse_duration_or_never, parse_quantum, parse_share, parse_size
 
 
 class SettingsError(Exception):
-    """Settings that cannot be used; one line of text for each mistake."""
+    """Faulty settings; the text has one line for each mistake."""
 
 
 def _text(value: object, parse: Any) -> Any:
     if isinstance(value, str):
         return parse(value)
-    raise ValueError(f"{value!r} is no text: write it in quotes, such as {_EXAMPLES[parse]}")
+    raise ValueError(f"{value!r} is not text: write it in quotes, such as {_EXAMPLES[parse]}")
 
 
 def _duration_or_never(value: object) -> int:
@@ -88,7 +86,7 @@ _FROZEN: Final = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=Tr
 
 
 class GpuOverride(BaseModel):
-    """Settings of one GPU; what is None is as for every GPU."""
+    """Settings of one GPU; None means the value for all GPUs."""
 
     model_config = _FROZEN
 
@@ -101,12 +99,12 @@ class GpuOverride(BaseModel):
 
     @property
     def sets_quantum(self) -> bool:
-        """A quantum of None may mean `auto` or that none is set here."""
+        """Whether a quantum is set here: None may also mean `auto`."""
         return "quantum_ns" in self.model_fields_set
 
 
 class Settings(BaseModel):
-    """Every setting.  The alias is its name in a file; NVSHARE_ and that name in capitals is its variable."""
+    """All settings.  The alias is the key in a file; the variable is NVSHARE_ and the key in capitals."""
 
     model_config = _FROZEN
 
@@ -148,7 +146,7 @@ class _Value:
 def load(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Settings:
-    """Merges and validates.  `flags` by file key; None means not given.  Raises SettingsError."""
+    """Merges and validates.  `flags` are by file key; None means not given.  Raises SettingsError."""
     env = os.environ if environment is None else environment
     mistakes: list[str] = []
     if file is None and env.get("NVSHARE_CONFIG"):
@@ -186,7 +184,7 @@ def _from_file(file: Path, mistakes: list[str]) -> dict[str, _Value]:
 
 
 def _from_environment(env: Mapping[str, str], mistakes: list[str]) -> dict[str, _Value]:
-    """Only variables that are settings; the prefix is shared with the clients' variables, so others are left alone."""
+    """Reads the variables of settings.  Others with the prefix may be the clients' and are ignored."""
     variables = {"NVSHARE_" + key.upper(): key for key in KEYS if key != "gpu"}
     found: dict[str, _Value] = {}
     for variable, key in variables.items():

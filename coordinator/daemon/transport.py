@@ -1,19 +1,11 @@
-"""Connections of hooks: plain Unix sockets that speak ZMTP, so that any ZeroMQ DEALER is a hook's equal.
+"""Connections of hooks: Unix sockets with ZMTP framing (protocol/framing.py), open to any ZeroMQ DEALER.
 
-Purpose: turn what the kernel delivers into (connection id, frame) and back, and say which connections ended.
-framing.py
-is the protocol.
-
-Why not libzmq's ROUTER: each message would wake one more sleeping thread, and that is what a hand-over mostly costs; a
-peer that chooses its routing id can abort the process.  docs/decisions/zmtp-framing.md says more.
+Reasons against libzmq's ROUTER are in docs/decisions/zmtp-framing.md.
 
 Invariants:
-- Who a peer is comes from the kernel (SO_PEERCRED), never from what it sends.
-- A connection id is never reused; every connection that was heard of ends exactly once, unless it was refused.
-- Nothing here blocks.  A peer is cut when its queue is full, when it sends too fast, when it breaks the protocol of the
-  transport, and when it says nothing at all.
-
-May not go here: what a frame means; the sockets of nvshare-ctl (daemon/control_sockets.py).
+- A peer's identity comes from the kernel (SO_PEERCRED), never from its messages.
+- Connection ids are never reused.  The end of each reported connection is reported once, except after a refusal.
+- Calls never block.  A peer is cut for a full queue, too high a rate, a protocol error, or silence after connecting.
 """
 
 from __future__ import annotations
@@ -28,8 +20,9 @@ import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
+from nvshare.coordinator.daemon.peers import Limits, Peer
 from nvshare.coordinator.protocol import framing
 
 log: Final = logging.getLogger("nvshare")
@@ -38,54 +31,12 @@ _CREDENTIALS: Final = struct.Struct("=iII")
 _RATE_WINDOW_NS: Final = 1_000_000_000
 _READ_BYTES: Final = 2_048
 _READY_AT_ONCE: Final = 32
-"""Both bound one call of `receive`; what is left makes the descriptor readable again."""
+"""Both bound one call of `receive`.  Unread data makes the descriptor readable again."""
 _NAP_S: Final = 0.0001
-"""Shorter than it takes a processor to fall into a sleep from which it wakes slowly."""
+"""Short enough that the processor does not enter a deep idle state."""
 _LOG_PAUSE_NS: Final = 1_000_000_000
-"""Between two log lines about refusals: peers decide how many refusals there are."""
+"""Least time between two log lines about refusals: peers could otherwise flood the log."""
 _HOOK_TYPES: Final = frozenset({b"DEALER"})
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds on what peers may do.  `hello_ns`: a connection that is not greeted by then is cut."""
-
-    connections: int = 1100
-    connections_per_slot: int = 128
-    connections_per_user: int = 1100
-    """Of one user, by the socket that everybody may use: the others can always connect."""
-    messages_per_s: int = 20_000
-    frame_bytes: int = 1024
-    hello_ns: int = 10_000_000_000
-    queued_bytes: int = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The process at the other end, as the kernel says; a process outside this PID namespace has id 0.
-
-    `slot` names the socket that it came by: "" for the one that everybody may use.
-    """
-
-    process_id: int
-    user_id: int
-    slot: str = ""
-
-
-class Outbox(Protocol):
-    """What may be done to a client's connection; the seam between the dispatcher and a transport."""
-
-    def send(self, connection: int, frame: bytes) -> None:
-        """Queues a frame.  A connection that is gone, or cannot take it, is reported as gone later."""
-
-    def greeted(self, connection: int) -> None:
-        """The peer introduced itself: it may stay."""
-
-    def refuse(self, connection: int, frame: bytes, text: str) -> None:
-        """A last frame; then the peer is cut.  Its end is not reported any more; `text` says why in the log."""
-
-    def peer(self, connection: int) -> Peer | None:
-        """Who it is; None when the connection is gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,9 +56,9 @@ class _Connection:
     listener: _Listener
     outgoing: bytes = b""
     blocked: bool = False
-    """The kernel takes no more for now; EPOLLOUT is asked for."""
+    """The send buffer is full; EPOLLOUT is registered."""
     heard: bool = False
-    """A frame of it was given out, so its end must be told."""
+    """The caller has received a frame of this connection and must learn of its end."""
     greeted: bool = False
     window_end_ns: int = 0
     count: int = 0
@@ -117,7 +68,7 @@ class HookListener:
     """The listening sockets and their connections.  Implements `Outbox`."""
 
     def __init__(self, path: Path, mode: int, limits: Limits) -> None:
-        """Binds; raises OSError.  Whoever calls this has the directory's lock, so a socket that lies there is stale."""
+        """Binds the socket.  The caller holds the directory's lock, so an existing file is stale.  Raises OSError."""
         self._limits = limits
         self._epoll = select.epoll()
         self._listeners: dict[int, _Listener] = {}
@@ -126,22 +77,22 @@ class HookListener:
         self._connections: dict[int, _Connection] = {}
         self._deadlines: deque[tuple[int, _Connection]] = deque()
         self._pending: dict[int, _Connection] = {}
-        """Connections with something to send that is not blocked."""
+        """Connections with data to send that are not blocked."""
         self._gone: list[int] = []
         self._last_number = 0
         self._now_ns = 0
         self._users: Counter[int] = Counter()
-        """Connections of each user, those of slots apart."""
+        """Connections of each user, without those of slots."""
         self._log_at_ns = 0
         self.refusals: Counter[str] = Counter(dict.fromkeys(("full", "user", "slot", "silent", "protocol"), 0))
         """Connections that were refused or cut, by reason."""
         self.listen(path, mode)
 
     def listen(self, path: Path, mode: int, slot: str = "") -> None:
-        """One more socket; who comes by it has this `Peer.slot`.  Raises OSError.  Whatever lies there is stale."""
+        """Opens one more socket; its peers get this `Peer.slot`.  An existing file is stale.  Raises OSError."""
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        before = os.umask(0o777 & ~mode)  # the mode is in force from the file's first moment
+        before = os.umask(0o777 & ~mode)  # the file has its mode from the start
         try:
             listener.bind(str(path))
             listener.listen(1024)
@@ -154,7 +105,7 @@ class HookListener:
         self._epoll.register(listener, select.EPOLLIN)
 
     def unlisten(self, slot: str) -> None:
-        """Nobody new comes by this slot's socket; who came already stays."""
+        """Closes this slot's socket.  Its open connections stay."""
         listener = self._listening.pop(slot)
         del self._listeners[listener.socket.fileno()]
         self._epoll.unregister(listener.socket)
@@ -162,7 +113,7 @@ class HookListener:
         listener.path.unlink(missing_ok=True)
 
     def slots(self) -> set[str]:
-        """Those that are listened for."""
+        """Slots with a listening socket."""
         return {slot for slot in self._listening if slot}
 
     @property
@@ -180,8 +131,7 @@ class HookListener:
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def receive(self, now_ns: int) -> tuple[list[int], list[tuple[int, bytes]]]:
-        """Connections that ended since the last call, and the frames that came.  Each connection is read once, so the
-        work of one call is bounded."""
+        """Connections that ended since the last call, and new frames.  Reads each connection once, to bound a call."""
         self._now_ns = now_ns
         frames: list[tuple[int, bytes]] = []
         for descriptor, ready in self._epoll.poll(0, _READY_AT_ONCE):
@@ -206,7 +156,7 @@ class HookListener:
                 accepted, _address = listener.socket.accept()
             except BlockingIOError:
                 return
-            except OSError:  # the peer gave up already, or no descriptor is left; the next one may be luckier
+            except OSError:  # the peer is gone already, or the process has no free descriptor
                 return
             accepted.setblocking(False)
             process, user, _ = _CREDENTIALS.unpack(
@@ -231,24 +181,25 @@ class HookListener:
             self._reply(connection)
 
     def _crowded(self, listener: _Listener, user: int) -> tuple[str, str] | None:
-        """Why there is no room for one more connection: the reason's name, and a text."""
+        """Name and text of the limit that forbids one more connection; None when there is room."""
         limits = self._limits
         if listener.slot and listener.connections >= limits.connections_per_slot:
-            return "slot", f"slot {listener.slot} has {listener.connections} connections already"
+            return "slot", f"slot {listener.slot} already has {listener.connections} connections"
         if not listener.slot and self._users[user] >= limits.connections_per_user:
-            return "user", f"this user has {self._users[user]} connections already; raise max_clients if it needs more"
+            return "user", f"this user already has {self._users[user]} connections; raise max_clients for more"
         if len(self._by_descriptor) >= limits.connections:
-            return "full", f"there are {limits.connections} connections already; raise max_clients"
+            return "full", f"all {limits.connections} connections are in use; raise max_clients"
         return None
 
     def _count_refusal(self, reason: str, peer: Peer, text: str) -> None:
-        """The log gets one line a second at most; the metrics have them all."""
+        """Counts a refusal, and logs at most one a second."""
         self.refusals[reason] += 1
         if self._now_ns >= self._log_at_ns:
             self._log_at_ns = self._now_ns + _LOG_PAUSE_NS
             total = self.refusals.total()
-            line = "process %d (user %d) is refused: %s (%d refusals so far)"
-            log.warning(line, peer.process_id, peer.user_id, text, total)
+            log.warning(
+                "refused process %d (user %d): %s (%d refusals so far)", peer.process_id, peer.user_id, text, total
+            )
 
     def _read(self, connection: _Connection, frames: list[tuple[int, bytes]]) -> None:
         try:
@@ -281,10 +232,10 @@ class HookListener:
         frames += [(number, content) for content in found]
 
     def _broken(self, connection: _Connection, frames: list[tuple[int, bytes]]) -> None:
-        """What it sends makes no sense.  Once it has shaken hands it is told so: an empty frame, which is no message
-        either, leads to its refusal."""
+        """Cuts a peer that breaks the framing.  After its handshake, an empty frame makes the dispatcher refuse it
+        with a message."""
         if not connection.protocol.shaken:
-            self._count_refusal("protocol", connection.peer, "its handshake is not ZMTP's")
+            self._count_refusal("protocol", connection.peer, "its handshake is not ZMTP")
             self._end(connection)
             return
         self._epoll.modify(connection.socket, 0)
@@ -292,8 +243,7 @@ class HookListener:
         frames.append((connection.number, b""))
 
     def stay_awake(self, until_ns: int) -> bool:
-        """Waits for something to receive, in naps so short that the processor does not fall asleep in earnest.  False
-        when nothing came in time."""
+        """Polls for input in short naps, which keep the processor out of deep idle states.  False on timeout."""
         waited_for = (self._epoll.fileno(),)
         while (left_ns := until_ns - time.monotonic_ns()) > 0:
             if select.select(waited_for, (), (), min(_NAP_S, left_ns / 1e9))[0]:
@@ -309,7 +259,7 @@ class HookListener:
             self._pending[connection] = target
 
     def flush(self) -> None:
-        """Hands what is queued to the kernel."""
+        """Sends the queued frames."""
         if self._pending:
             pending, self._pending = self._pending, {}
             for target in pending.values():
@@ -319,7 +269,7 @@ class HookListener:
                     self._end(target)
 
     def _reply(self, connection: _Connection) -> None:
-        """What the transport itself has to say, in the midst of reading."""
+        """Queues the transport's own answer."""
         connection.outgoing += connection.protocol.reply
         connection.protocol.reply = b""
         self._pending[connection.number] = connection
@@ -353,14 +303,14 @@ class HookListener:
         if target is None:
             return
         self._count_refusal("protocol", target.peer, text)
-        target.heard = False  # its end is told to nobody
+        target.heard = False  # the end of a refused connection is not reported
         target.outgoing += framing.frame(frame)
         if not target.blocked:
             self._write(target)
         self._end(target)
 
     def _end(self, connection: _Connection) -> None:
-        """Once; what the kernel has taken still reaches the peer."""
+        """Closes a connection, once.  Data already in the kernel still reaches the peer."""
         if self._connections.pop(connection.number, None) is None:
             return
         connection.listener.connections -= 1
@@ -379,29 +329,29 @@ class HookListener:
 
     @property
     def ended(self) -> bool:
-        """Some connections ended outside `receive`; call it soon, it tells."""
+        """Whether connections ended outside `receive`, which reports them."""
         return bool(self._gone)
 
     def next_deadline_ns(self) -> int | None:
-        """When `expire` has something to do; None while every peer has introduced itself."""
-        while self._deadlines and self._settled(self._deadlines[0][1]):
+        """Earliest deadline of a peer without `Hello`; None without such peers."""
+        while self._deadlines and not self._lacks_hello(self._deadlines[0][1]):
             self._deadlines.popleft()
         return self._deadlines[0][0] if self._deadlines else None
 
-    def _settled(self, connection: _Connection) -> bool:
-        return connection.greeted or connection.number not in self._connections
+    def _lacks_hello(self, connection: _Connection) -> bool:
+        return not connection.greeted and connection.number in self._connections
 
     def expire(self, now_ns: int) -> None:
-        """Cuts the peers whose time to introduce themselves is over."""
+        """Cuts peers that have not sent `Hello` in time."""
         self._now_ns = now_ns
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             _, connection = self._deadlines.popleft()
-            if not self._settled(connection):
-                self._count_refusal("silent", connection.peer, "it has not introduced itself in time")
+            if self._lacks_hello(connection):
+                self._count_refusal("silent", connection.peer, "it sent no Hello in time")
                 self._end(connection)
 
     def close(self) -> None:
-        """Hands out what is queued, ends all connections, removes the socket's file."""
+        """Sends the queued frames, ends all connections and removes the sockets' files."""
         self.flush()
         for connection in list(self._connections.values()):
             self._end(connection)

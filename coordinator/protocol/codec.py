@@ -1,9 +1,7 @@
-"""One frame of a message, and back.
+"""Encodes a message as one frame, and decodes it.
 
-What decoders accept, on both sides alike (tests/wire compares them): one msgpack array and nothing after it; integers
-in any width, bools, text as valid UTF-8 without a zero byte; further fields of any type, if they are well-formed.
-
-May not go here: which messages there are (protocol/messages.py).
+Decoders in Python and C (compared by tests/wire) accept one msgpack array with nothing after it.  Integers have any
+width; text is valid UTF-8 without a zero byte; further well-formed fields of any type are ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import msgpack
 from nvshare.coordinator.protocol.fields import Message, RemoteProtocolError, limits
 
 MAX_FRAME_BYTES: Final = 1024
-"""No message is longer; longer frames are refused before they are decoded."""
+"""Longest message.  Longer frames are refused before decoding."""
 
 _UNPACK: Final[dict[str, Any]] = {"raw": True, "strict_map_key": False, "timestamp": 1}
 NAMES: Final[dict[type[Message], tuple[str, ...]]] = {}
@@ -24,7 +22,7 @@ LIMITS: Final[dict[type[Message], tuple[tuple[int, int, int], ...]]] = {}
 
 
 def encode(message: Message) -> bytes:
-    """One frame.  Asserts the bounds, because breaking them is our own mistake."""
+    """One frame.  Asserts the bounds, because the sender must keep them."""
     cls = type(message)
     values = [getattr(message, name) for name in NAMES[cls]]
     for bound, value in zip(LIMITS[cls], values, strict=True):
@@ -35,16 +33,13 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
-    """The message in a frame; the bare type number when this side does not know it.
-
-    Raises RemoteProtocolError for anything malformed.
-    """
+    """The message in a frame; for an unknown type its number.  Raises RemoteProtocolError for a malformed frame."""
     if len(frame) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"frame of {len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
     try:
-        # Raw: text is checked where a field wants it.  The hook for pairs keeps keys from being hashed.
+        # Raw: fields check their text themselves.  The pairs hook avoids hashing of keys.
         items = msgpack.unpackb(frame, object_pairs_hook=_nothing, ext_hook=_nothing, **_UNPACK)
-    except Exception as error:  # msgpack raises many kinds
+    except Exception as error:  # msgpack raises exceptions of many types
         raise RemoteProtocolError(f"not msgpack: {error!r}") from None
     if type(items) is not list or not items or type(items[0]) is not int or not 0 <= items[0] < 256:
         raise RemoteProtocolError("not an array that begins with a message type")
@@ -55,7 +50,7 @@ def decode(frame: bytes, table: dict[int, type[Message]]) -> Message | int:
 
 
 def _nothing(*_: object) -> None:
-    """In place of maps and extension types: no field holds one."""
+    """Replaces maps and extension types, which no field has."""
 
 
 def _build(cls: type[Message], items: list[Any]) -> Message:
@@ -109,8 +104,8 @@ def _fits(bound: tuple[int, int, int], value: object) -> bool:
         return False
 
 
-def learn(table: dict[int, type[Message]]) -> None:
-    """What encode and decode must know of each message: once, when all are declared."""
+def register(table: dict[int, type[Message]]) -> None:
+    """Prepares `encode` and `decode` for all messages of a table."""
     for cls in table.values():
         NAMES[cls] = tuple(f.name for f in fields(cls))  # type: ignore[arg-type]
         LIMITS[cls] = tuple(limits(bound) for bound in cls.LAYOUT)

@@ -1,10 +1,7 @@
-"""Writes the C codec from `messages.py`: `python -m nvshare.coordinator.protocol.codegen [--check]`.
+"""Generates the C codec from `messages.py`: `python -m nvshare.coordinator.protocol.codegen [--check]`.
 
-Invariants: the output depends on `messages.py` alone; the C decoder accepts exactly what `wire.decode` accepts
-(tests/wire
-compares the two).  Reading and writing single values is msgpack.h's, written by hand.
-
-May not go here: what a message means; anything that `protocol/messages.py` does not declare.
+Invariants: the output depends on `messages.py` alone.  The C decoder accepts the same frames as `codec.decode`
+(compared by tests/wire).  The hand-written msgpack.h reads and writes single values.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ def snake(name: str) -> str:
 
 
 def c_type(bound: Field, name: str) -> str:
-    """A declaration of a struct's member."""
+    """The declaration of a struct member."""
     if bound.kind == "uint":
         return f"uint{bound.size}_t {name}"
     if bound.kind == "int":
@@ -82,7 +79,7 @@ def _encoder(cls: type[messages.Message]) -> list[str]:
     count = len(cls.LAYOUT) + 1
     assert count < 16, "array16 is not written yet"
     lines = [
-        f"/* Bytes written, or 0 when {name} does not fit or holds text that is too long or no UTF-8. */",
+        f"/* Bytes written; 0 when {name} does not fit, or its text is too long or not UTF-8. */",
         f"static inline size_t nvs_encode_{name}(const nvs_{name} *message, uint8_t *frame, size_t capacity)",
         "{",
         "    nvs_wire_out out = {frame, frame + capacity, false};",
@@ -192,7 +189,7 @@ def _dispatcher(direction: str, table: dict[int, type[messages.Message]]) -> lis
 
 def _gpu_of(direction: str, table: dict[int, type[messages.Message]]) -> list[str]:
     lines = [
-        "/* The client's ordinal of the GPU that a message is about; UINT32_MAX when it is about none. */",
+        "/* The client's ordinal of a message's GPU; UINT32_MAX for a message without one. */",
         f"static inline uint32_t nvs_{direction}_gpu(const nvs_{direction} *message)",
         "{",
         "    switch (message->type) {",
@@ -216,9 +213,9 @@ def generate() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Writes the header; with --check exits 1 instead when the file differs."""
+    """Writes the header; with --check only compares, and returns 1 for a difference."""
     parser = argparse.ArgumentParser(prog="python -m nvshare.coordinator.protocol.codegen", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="do not write; exit 1 when the header is out of date")
+    parser.add_argument("--check", action="store_true", help="only check; exit 1 when the header is out of date")
     options = parser.parse_args(arguments)
     text = generate()
     if not options.check:

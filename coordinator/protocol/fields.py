@@ -1,7 +1,4 @@
-"""What a message is made of: kinds of fields with their bounds, and the tables of message types.
-
-May not go here: the messages themselves (protocol/messages.py).
-"""
+"""Types and bounds of message fields, and the tables of message types."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from typing import ClassVar, Final, TypeVar
 
 
 class RemoteProtocolError(Exception):
-    """The peer sent something that the protocol does not allow.  Costs the peer its connection."""
+    """The peer broke the protocol, and loses its connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """Bounds of one field.  `kind` is `uint`, `int`, `bool` or `text`; `size` is bits, or bytes of UTF-8.
 
-    `least` and `most` narrow a `uint`.  A decoder refuses what is outside; the hook's encoder sends `most` for more.
+    `least` and `most` narrow a `uint`.  Decoders refuse values outside; the hook's encoder sends at most `most`.
     """
 
     kind: str
@@ -33,12 +30,12 @@ U32: Final = Field("uint", 32)
 U64: Final = Field("uint", 64)
 I32: Final = Field("int", 32)
 MOST_BYTES: Final = 1 << 47
-"""What one process can address; 65536 clients together stay below 64 bits."""
+"""Address space of one process.  The sum over 65536 clients stays below 64 bits."""
 BYTES: Final = Field("uint", 64, most=MOST_BYTES)
 TIME: Final = Field("uint", 64, most=1 << 62)
 """Nanoseconds: a time of the node's clock, or a duration; 146 years."""
 COUNT: Final = Field("uint", 64, most=1 << 48)
-"""Of events in one lease: a billion a second for three days."""
+"""Count of events in one lease: a billion a second for three days."""
 BOOL: Final = Field("bool", 1)
 NAME: Final = Field("text", 63)
 UUID: Final = Field("text", 95)
@@ -48,7 +45,7 @@ M = TypeVar("M", bound="Message")
 
 
 class Message:
-    """Base of all messages.  `TYPE` is the number on the wire; `LAYOUT` the bounds of each field, in order."""
+    """Base class of messages.  `TYPE` is the number on the wire; `LAYOUT` has the bounds of the fields, in order."""
 
     __slots__ = ()
     TYPE: ClassVar[int]
@@ -60,6 +57,8 @@ TO_CLIENT: Final[dict[int, type[Message]]] = {}
 
 
 def declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Callable[[type[M]], type[M]]:
+    """Class decorator: enters a message into a table under its number."""
+
     def bind(cls: type[M]) -> type[M]:
         assert number not in {*TO_COORDINATOR, *TO_CLIENT}, f"type {number} is taken"
         assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]

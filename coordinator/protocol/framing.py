@@ -1,13 +1,10 @@
-"""ZeroMQ's wire protocol, ZMTP 3.1 with the NULL mechanism, for one end of a connection and without I/O.
+"""ZMTP 3.1, ZeroMQ's wire protocol, with the NULL mechanism: one end of a connection, without I/O.
 
-Purpose: the hooks' socket speaks ZeroMQ, so that any DEALER can be a client, but is served by plain Unix sockets
-(docs/decisions/zmtp-framing.md).  This file turns bytes into messages and back.  The C side is transport.c of the hook.
-Protocol: https://rfc.zeromq.org/spec/37/.
+The hooks' socket speaks ZMTP over plain Unix sockets, so that any ZeroMQ DEALER can be a client
+(docs/decisions/zmtp-framing.md).  The hook's transport.c is the C side.  Protocol: https://rfc.zeromq.org/spec/37/.
 
-Invariants: nothing of a message is given out before both sides have shaken hands; a buffer never holds more than one
-frame of the size allowed and one read; what breaks the protocol is a `ZmtpError`, and the connection is of no use then.
-
-May not go here: sockets, what a message means.
+Invariants: no message is delivered before the handshake has ended.  The buffer holds at most one frame of the largest
+size and one read.  After a `ZmtpError` the connection is unusable.
 """
 
 from __future__ import annotations
@@ -15,12 +12,12 @@ from __future__ import annotations
 from typing import Final
 
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
-"""Signature, version 3.1, mechanism, not as a server (NULL has none), filler: 64 bytes."""
+"""Signature, version 3.1, mechanism, as-server 0, filler: 64 bytes."""
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
-_SHORTEST_MAJOR: Final = 3
+_MIN_MAJOR: Final = 3
 _COMMAND_BYTES: Final = 512
-"""READY and PING are the only commands of use here, and short."""
+"""Longest command: READY and PING, the only ones used, are short."""
 
 
 class ZmtpError(Exception):
@@ -63,9 +60,9 @@ def _properties(body: bytes) -> dict[bytes, bytes]:
 
 
 class Connection:
-    """One end.  Feed it what came; send what it says.
+    """One end of a connection: takes received bytes, and gives messages and bytes to send.
 
-    `socket_type` is this end's, `accepts` the types that the peer may have (RFC 28: a ROUTER talks to a DEALER).
+    `socket_type` is this end's type, `accepts` the allowed types of the peer (RFC 28: a ROUTER talks to a DEALER).
     """
 
     __slots__ = ("_accepts", "_buffer", "_greeted", "_largest", "reply", "shaken")
@@ -76,17 +73,17 @@ class Connection:
         self._buffer = b""
         self._greeted = False
         self.shaken = False
-        """Messages may be sent."""
+        """The handshake has ended: messages may be sent."""
         self.reply = GREETING + ready(socket_type)
-        """To be sent now, ahead of anything else; the caller empties it."""
+        """Bytes to send ahead of any message; the caller empties it."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are complete now.  Raises ZmtpError; a message of several parts is one, too."""
+        """The messages completed by `data`.  Raises ZmtpError, also for a message of several parts."""
         buffer = self._buffer + data if self._buffer else data
         if not self._greeted:
             if len(buffer) < len(GREETING):
                 if buffer[:1] != b"\xff":
-                    raise ZmtpError("no ZeroMQ peer")
+                    raise ZmtpError("not a ZeroMQ peer")
                 self._buffer = buffer
                 return []
             self._greet(buffer[: len(GREETING)])
@@ -102,12 +99,12 @@ class Connection:
             else:
                 start, size = at + 2, buffer[at + 1]
             if flags or size > self._largest or not self.shaken:
-                self._unusual(flags, size)
+                self._check_header(flags, size)
             stop = start + size
             if stop > end:
                 break
             if flags & _COMMAND:
-                self._obey(buffer[start:stop])
+                self._run_command(buffer[start:stop])
             else:
                 messages.append(buffer[start:stop])
             at = stop
@@ -115,14 +112,14 @@ class Connection:
         return messages
 
     def _greet(self, greeting: bytes) -> None:
-        if greeting[0] != 0xFF or greeting[9] != 0x7F or greeting[10] < _SHORTEST_MAJOR:
-            raise ZmtpError("no ZeroMQ peer of version 4 or later")
+        if greeting[0] != 0xFF or greeting[9] != 0x7F or greeting[10] < _MIN_MAJOR:
+            raise ZmtpError("not a ZeroMQ peer of version 4 or later")
         if greeting[12:32].rstrip(b"\0") != b"NULL":
-            raise ZmtpError("a security mechanism that is not served here")
+            raise ZmtpError("an unsupported security mechanism")
         self._greeted = True
 
-    def _unusual(self, flags: int, size: int) -> None:
-        """Looks at a header before its content is waited for."""
+    def _check_header(self, flags: int, size: int) -> None:
+        """Checks a header before its content is awaited."""
         if flags & ~(_MORE | _LONG | _COMMAND):
             raise ZmtpError(f"flags {flags:#x}")
         if flags & _COMMAND:
@@ -136,7 +133,7 @@ class Connection:
         if size > self._largest:
             raise ZmtpError(f"a message of {size} bytes, at most {self._largest} are allowed")
 
-    def _obey(self, command: bytes) -> None:
+    def _run_command(self, command: bytes) -> None:
         name_end = 1 + command[0] if command else 0
         name, body = command[1:name_end], command[name_end:]
         if name == b"READY" and not self.shaken:

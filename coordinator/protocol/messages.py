@@ -1,18 +1,13 @@
 """The only declaration of the messages between hooks and the coordinator.
 
-Purpose: name every message, its fields, their types and their bounds, once.  `wire_codegen` turns this
-module into `client_hook/src/coord/protocol/wire.gen.h`; nothing else may spell out a message.
-
-A message is one ZeroMQ frame: a msgpack array `[type, field, field, ...]`.
+`codegen` turns this module into `client_hook/src/coord/protocol/wire.gen.h`.  A message is one ZeroMQ frame: a msgpack
+array `[type, field, field, ...]`.
 
 Invariants:
-- Type numbers and field order never change; new fields are appended, with a default.
-- A missing trailing field takes its default; an extra trailing field is skipped; an unknown type is
-  reported to its sender and costs it nothing else, so that either side may be newer.
-- Everything is bounded: a frame by `MAX_FRAME_BYTES`, text by its field's length in UTF-8 bytes, integers by
-  their width, and what a client says by what can be.  What breaks a bound is a `RemoteProtocolError`, never a crash.
-
-May not go here: bytes (protocol/codec.py), sockets, clocks, what a message means for scheduling.
+- Type numbers and field order never change.  New fields are appended, with a default.
+- A missing trailing field has its default.  An extra trailing field is ignored.  An unknown type is reported to its
+  sender and has no other effect, so that either side may be newer.
+- Frames, texts and integers are bounded.  A value out of bounds is a `RemoteProtocolError`.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ from typing import Final
 from nvshare.coordinator.protocol.codec import MAX_FRAME_BYTES as MAX_FRAME_BYTES
 from nvshare.coordinator.protocol.codec import decode as decode
 from nvshare.coordinator.protocol.codec import encode as encode
-from nvshare.coordinator.protocol.codec import learn
+from nvshare.coordinator.protocol.codec import register
 from nvshare.coordinator.protocol.fields import (
     BOOL,
     BYTES,
@@ -48,21 +43,21 @@ from nvshare.coordinator.protocol.fields import Message as Message
 from nvshare.coordinator.protocol.fields import RemoteProtocolError as RemoteProtocolError
 
 PROTOCOL_VERSION: Final = 1
-"""Grows when an old peer could misunderstand a new one; appended fields do not need it."""
+"""Increases when an old peer could misunderstand a new one; appended fields do not need that."""
 
 UNBOUNDED: Final = (1 << 64) - 1
-"""In a field of bytes: as many as there are."""
+"""In a field of bytes: all."""
 
 MAX_WEIGHT: Final = 10_000
 WEIGHT: Final = Field("uint", 16, least=1, most=MAX_WEIGHT)
 
 MAX_GPUS_PER_CLIENT: Final = 32
-"""A client names its GPUs by its own CUDA ordinals, below this."""
+"""A client names its GPUs by its own CUDA ordinals, which are below this number."""
 ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
 
 
 class MemoryMode(enum.IntEnum):
-    """What the hook does with device allocations."""
+    """The hook's handling of device allocations."""
 
     DEVICE = 0
     MANAGED = 1
@@ -77,14 +72,14 @@ class Sharing(enum.IntEnum):
 
 
 class ReleaseReason(enum.IntEnum):
-    """Why a client gave its lease back."""
+    """Reason of a release."""
 
     REVOKED = 0
     IDLE = 1
 
 
 class Rejection(enum.IntEnum):
-    """Why the coordinator refuses something; the text beside it names the remedy."""
+    """Reason of a rejection; the message's text names the remedy."""
 
     PROTOCOL_VERSION = 1
     UNKNOWN_GPU = 2
@@ -102,8 +97,8 @@ class Rejection(enum.IntEnum):
 class Hello(Message):
     """First message of a connection.
 
-    `process_id` is the client's own view (its PID namespace) and only shown; who it is comes from the kernel.
-    `memory_limit_bytes` 0 means no limit asked for.  `weight` is from 1 to `MAX_WEIGHT`; `gang` "": in none.
+    `process_id` is the id in the client's PID namespace, for display only: the kernel identifies the process.
+    `memory_limit_bytes` 0 asks for no limit.  `weight` is from 1 to `MAX_WEIGHT`.  `gang` "" is no gang.
     """
 
     protocol: int
@@ -121,10 +116,10 @@ class Hello(Message):
 @declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES)
 @dataclass(frozen=True, slots=True)
 class AttachGpu(Message):
-    """The client is about to use a GPU, or uses it already and has connected again.
+    """The client is about to use a GPU, or has reconnected while it uses it.
 
-    `gpu` is the client's ordinal for it in all later messages.  `lease_id` is the lease that it still holds from
-    before the connection was lost (0: none); `wanted` that a thread waits for one.
+    `gpu` is the client's ordinal of the GPU in all later messages.  `lease_id` is a lease still held from before a
+    lost connection (0: none).  `wanted`: a thread waits for a lease.
     """
 
     gpu: int
@@ -148,12 +143,11 @@ class Request(Message):
 @declare(TO_COORDINATOR, 4, ORDINAL, U64, U8, BOOL, BOOL, TIME, TIME, COUNT)
 @dataclass(frozen=True, slots=True)
 class Release(Message):
-    """The lease is given back: the gate is closed and the work drained.
+    """The client returns its lease: the gate is closed and the work drained.
 
-    `drained` false: the drain passed its deadline and work may still run.  `wanted`: a thread waits already, so
-    this is a request too.  `drain_ns` is the time from closing the gate until the work was done.
-    `opened_at_ns` is when the gate was opened for this lease, by CLOCK_MONOTONIC of the node.
-    `submissions` counts the gated calls that passed under this lease.
+    `drained` false: the drain passed its deadline and work may still run.  `wanted`: a thread waits, so this is also
+    a request.  `drain_ns` is the time from closing the gate to the end of the work.  `opened_at_ns` is the time at
+    which the gate opened for this lease, by CLOCK_MONOTONIC of the node.  `submissions` counts its gated calls.
     """
 
     gpu: int
@@ -169,7 +163,7 @@ class Release(Message):
 @declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES)
 @dataclass(frozen=True, slots=True)
 class MemoryReport(Message):
-    """What the client has on this GPU: allocated = resident + evicted; pinned is the resident part that cannot move."""
+    """The client's memory on this GPU: allocated = resident + evicted; pinned is the immovable part of resident."""
 
     gpu: int
     allocated_bytes: int
@@ -181,7 +175,7 @@ class MemoryReport(Message):
 @declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES)
 @dataclass(frozen=True, slots=True)
 class ReserveMemory(Message):
-    """Asks that the client's reservation on this GPU be `bytes` in all.  Answered by `MemoryReserved`."""
+    """Asks for a reservation of `bytes` in all on this GPU.  Answered by `MemoryReserved`."""
 
     gpu: int
     sequence: int
@@ -191,9 +185,9 @@ class ReserveMemory(Message):
 @declare(TO_COORDINATOR, 7, ORDINAL, U64, BYTES, TIME, BOOL, U32)
 @dataclass(frozen=True, slots=True)
 class MoveProgress(Message):
-    """Bytes moved so far for an `Evict` or `Restore` order.
+    """Progress of an `Evict` or `Restore` order, in bytes moved so far.
 
-    `finished` ends the order, also when less could be moved than asked.  `error` is a CUresult (0: none).
+    `finished` ends the order, also after moving less than ordered.  `error` is a CUresult (0: none).
     """
 
     gpu: int
@@ -207,13 +201,13 @@ class MoveProgress(Message):
 @declare(TO_COORDINATOR, 8)
 @dataclass(frozen=True, slots=True)
 class Goodbye(Message):
-    """The process ends in order; its leases are free."""
+    """The process ends normally; its leases are free."""
 
 
 @declare(TO_COORDINATOR, 9, U32, BYTES)
 @dataclass(frozen=True, slots=True)
 class ReserveHost(Message):
-    """Asks that the client's share of the node's host budget be `bytes` in all; fewer than before gives some back.
+    """Asks for `bytes` in all of the node's host budget; less than before returns memory.
 
     Answered by `HostReserved`.
     """
@@ -225,10 +219,10 @@ class ReserveHost(Message):
 @declare(TO_COORDINATOR, 10, ORDINAL, U32, BYTES)
 @dataclass(frozen=True, slots=True)
 class ReservePins(Message):
-    """Asks that `bytes` in all of what the client has on this GPU may stay there whatever happens.
+    """Asks to keep `bytes` in all of the client's memory on this GPU immovable.
 
-    Only where `GpuSettings.ask_pins` says so.  Answered by `PinsReserved`: at once, but for the first second after a
-    restart of the coordinator, in which clients may be missing who need room too.
+    Required by `GpuSettings.ask_pins`.  Answered by `PinsReserved`: at once, except in the first second after a
+    restart of the coordinator, when clients that need room may not have reconnected.
     """
 
     gpu: int
@@ -251,17 +245,18 @@ class Welcome(Message):
 @declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL, BOOL)
 @dataclass(frozen=True, slots=True)
 class GpuSettings(Message):
-    """Answers `AttachGpu`, and is sent again whenever one of its values changes.
+    """Answers `AttachGpu`, and is sent again after each change of a value.
 
-    `memory_limit_bytes` 0: no limit for this client.  `capacity_bytes` is what all clients together may have
-    resident, and the card's size as the client sees it without a limit.  `reserve`: each growth beyond the
-    reservation needs `ReserveMemory`.  `pacing_budget_ns` bounds submitted GPU time that has not finished (0: not).
-    `idle_release_ns`: give the lease back after being idle so long while somebody waits (0: never).
-    `resident_limit_bytes`: always 0; hooks of version 0.1 run what lies beyond it from the host.
-    `prepare_host_bytes`: so much will probably be evicted from this client at a time; have pinned memory ready for it.
-    `room_bytes`: more than this can never be on the GPU, beside what others have there that cannot move (0: not said).
-    `ask_pins`: what is not going to move any more is asked for first, with `ReservePins`.
-    `limit_of_slot`: the memory limit is that of the client's slot, whose programs have it together.
+    - `memory_limit_bytes`: limit of this client's allocations (0: none).
+    - `capacity_bytes`: resident memory of all clients together; the GPU's size as seen by a client without a limit.
+    - `reserve`: growth beyond the reservation needs `ReserveMemory`.
+    - `pacing_budget_ns`: limit of submitted, unfinished GPU time (0: none).
+    - `idle_release_ns`: idle time after which the lease is released while another client waits (0: never).
+    - `resident_limit_bytes`: always 0; hooks of version 0.1 use memory beyond it from the host.
+    - `prepare_host_bytes`: expected size of an eviction, for which the hook prepares pinned memory.
+    - `room_bytes`: the largest resident memory possible beside the others' immovable memory (0: unknown).
+    - `ask_pins`: memory becomes immovable only after `ReservePins`.
+    - `limit_of_slot`: the memory limit belongs to the client's slot, and its programs share it.
     """
 
     gpu: int
@@ -282,7 +277,7 @@ class GpuSettings(Message):
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)
 @dataclass(frozen=True, slots=True)
 class Grant(Message):
-    """The client holds the lease `lease_id`.  `quantum_ns` is how long it is meant to last; `waiters` who wait."""
+    """Grants the lease `lease_id`.  `quantum_ns` is its intended length; `waiters` is the number of waiting clients."""
 
     gpu: int
     lease_id: int
@@ -293,7 +288,7 @@ class Grant(Message):
 @declare(TO_CLIENT, 67, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Revoke(Message):
-    """Close the gate, drain within `drain_deadline_ns`, then `Release`."""
+    """Orders the client to close the gate, to drain within `drain_deadline_ns`, and to send `Release`."""
 
     gpu: int
     lease_id: int
@@ -303,7 +298,7 @@ class Revoke(Message):
 @declare(TO_CLIENT, 68, U8, U64, U32)
 @dataclass(frozen=True, slots=True)
 class Waiters(Message):
-    """How many others wait for the lease that this client holds, sent when it becomes zero or stops being zero."""
+    """Number of other clients that wait for the held lease, sent when it changes from or to zero."""
 
     gpu: int
     lease_id: int
@@ -313,7 +308,7 @@ class Waiters(Message):
 @declare(TO_CLIENT, 69, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Evict(Message):
-    """Move at least `bytes` of this client's resident memory off the GPU, or all that can be moved."""
+    """Orders the client to move at least `bytes` of its resident memory off the GPU, or all movable memory."""
 
     gpu: int
     order_id: int
@@ -323,9 +318,9 @@ class Evict(Message):
 @declare(TO_CLIENT, 70, U8, U64, U64, U64)
 @dataclass(frozen=True, slots=True)
 class Restore(Message):
-    """Bring up to `bytes` of this client's evicted memory back, of which `credit_bytes` have room now.
+    """Orders the client to restore up to `bytes` of its evicted memory, of which `credit_bytes` have room now.
 
-    The rest may follow as `MoveCredit` says, while others are still being evicted.
+    `MoveCredit` gives room for the rest while other clients are evicted.
     """
 
     gpu: int
@@ -337,9 +332,9 @@ class Restore(Message):
 @declare(TO_CLIENT, 74, U8, U64, U64)
 @dataclass(frozen=True, slots=True)
 class MoveCredit(Message):
-    """Of this `Restore`, `credit_bytes` in all have room now; it never shrinks.
+    """Raises the credit of a `Restore` to `credit_bytes` in all; never lowers it.
 
-    More may never follow: a `Grant` ends a `Restore` that waits for credit.
+    A `Grant` ends a `Restore` that waits for credit.
     """
 
     gpu: int
@@ -350,9 +345,9 @@ class MoveCredit(Message):
 @declare(TO_CLIENT, 71, U8, U32, U64, BOOL)
 @dataclass(frozen=True, slots=True)
 class MemoryReserved(Message):
-    """Answers `ReserveMemory`: the reservation is now `bytes` in all (unchanged when it was refused).
+    """Answers `ReserveMemory`: the reservation is now `bytes` in all, unchanged after a refusal.
 
-    `by_limit`: the client's memory limit refused it.
+    `by_limit`: the reason of a refusal is the client's memory limit.
     """
 
     gpu: int
@@ -364,7 +359,7 @@ class MemoryReserved(Message):
 @declare(TO_CLIENT, 75, U32, U64)
 @dataclass(frozen=True, slots=True)
 class HostReserved(Message):
-    """Answers `ReserveHost`: the client's share is now `bytes` in all (unchanged when it was refused)."""
+    """Answers `ReserveHost`: the client's share is now `bytes` in all, unchanged after a refusal."""
 
     sequence: int
     bytes: int
@@ -373,7 +368,7 @@ class HostReserved(Message):
 @declare(TO_CLIENT, 76, U8, U32, U64)
 @dataclass(frozen=True, slots=True)
 class PinsReserved(Message):
-    """Answers `ReservePins`: so many bytes in all may stay (what it was before when it was refused)."""
+    """Answers `ReservePins`: `bytes` in all may be immovable, unchanged after a refusal."""
 
     gpu: int
     sequence: int
@@ -383,9 +378,9 @@ class PinsReserved(Message):
 @declare(TO_CLIENT, 73, U8, U64)
 @dataclass(frozen=True, slots=True)
 class Standby(Message):
-    """A message about this GPU's lease will come within so long: wait for it wide awake.
+    """Announces a message about this GPU's lease within `within_ns`: the hook polls for it.
 
-    Sent to the holder shortly before its quantum ends, and to whoever will probably be next.
+    Sent to the holder shortly before its quantum ends, and to the expected next holder.
     """
 
     gpu: int
@@ -395,7 +390,7 @@ class Standby(Message):
 @declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)
 @dataclass(frozen=True, slots=True)
 class Rejected(Message):
-    """Something was refused.  `final`: trying again on this connection is no use."""
+    """A refusal.  `final`: the coordinator closes the connection."""
 
     code: int
     final: bool
@@ -403,4 +398,4 @@ class Rejected(Message):
 
 
 for _table in (TO_COORDINATOR, TO_CLIENT):
-    learn(_table)
+    register(_table)

@@ -1,5 +1,5 @@
-"""Seeded worlds: the engine, the decoder and the dispatcher with simulated programs, time, sockets and journal.
+"""Seeded worlds: engine, decoder and dispatcher with simulated programs, time and sockets.
 
-In: a seed.  Out: a run in which every invariant was checked after each event, or the event that broke one.
-Non-goals: speed of real hardware; nothing here runs in a coordinator.
+In: a seed.  Out: a run with every invariant checked after each event, or the event that broke one.
+Non-goals: speed of real hardware.  Nothing here runs in a coordinator.
 """

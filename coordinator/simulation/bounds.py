@@ -1,22 +1,19 @@
-"""What the coordinator of a world (world.py) may cost: timers, messages, memory; and that its clients get to work.
+"""Limits of the coordinator's effort in a world (world.py), and of its clients' waits.
 
-- Timers: when the timer has fired, everything that was due is done, so the next deadline is ahead.  In each 100 ms of
-  simulated time the timer fires at most `TIMERS_PER_GPU` times for each GPU, `TIMERS_PER_QUANTUM` times for each of
-  its quanta, and once more for each other event.
-- Messages: one event causes at most `MESSAGES_PER_SEAT` for each client and each of its GPUs.
-- Memory: entries in all containers of the core, the dispatcher and the slot book are bounded by the number of clients,
-  looked at after every `LOOK_EVERY` events; when all clients have left, nothing is kept for any of them.
-- Work: in a world in which everybody could work, memory moves while nobody works for at most half of the time in which
-  somebody wants the GPU.  Everybody could work where all memory can move and fits, no process hangs, stops or dies, the
-  coordinator lives, no operator and no hostile client meddles, and a turn is long enough to pay for a move
-  (`WORTHWHILE_QUANTUM_NS`, or automatic).
-- Waits: in such worlds, without gangs, a client waits as long as its policy states and, for each turn of that, at most
-  `TURN_COST_NS` for drains and memory.
+- Timers: after the timer has fired, the next deadline is in the future.  In each 100 ms of simulated time the timer
+  fires at most `TIMERS_PER_GPU` times for each GPU, `TIMERS_PER_QUANTUM` times for each quantum, and once for each
+  other event.
+- Messages: one event causes at most `MESSAGES_PER_SEAT` messages for each client and each of its GPUs.
+- Memory: the number of clients bounds the entries in all containers of the engine, the dispatcher and the slot book,
+  checked after every `CHECK_EVERY` events.  Nothing remains after the last client.
+- Work: in a world without obstacles, memory moves without any work for at most half of the time in which clients want
+  the GPU.  In such a world all memory can move and fits, no process hangs, stops or dies, the coordinator lives, there
+  is no operator and no hostile client, and a turn is long enough for a move (`MIN_QUANTUM_NS`, or automatic).
+- Waits: in such a world without gangs, a client waits at most as long as its policy states, plus `TURN_COST_NS` for
+  each turn.
 
-Known case, not checked for work and waits: the policy `priority` while memory is short.  A high priority that asks
-again and again can interrupt each restoration of a lower one, so that memory moves most of the time.
-
-Invariants: a check changes nothing.  Non-goals: safety (engine/invariants.py, simulation/world.py).
+Known exception from work and waits: the policy `priority` while memory is short.  A high priority that asks again and
+again can interrupt each restoration of a lower one, so that memory moves most of the time.
 """
 
 from __future__ import annotations
@@ -40,48 +37,51 @@ if TYPE_CHECKING:
 WINDOW_NS: Final = 100 * MILLISECOND_NS
 TIMERS_PER_GPU: Final = 20
 TIMERS_PER_QUANTUM: Final = 3
-"""Before its end, at its end, and late: a policy that renews each quantum needs them without any other event."""
+"""Before its end, at its end, and late, for a policy that renews each quantum without other events."""
 MESSAGES_PER_SEAT: Final = 3
 ENTRIES_PER_SEAT: Final = 40
 ENTRIES_PER_GPU: Final = 80
-LOOK_EVERY: Final = 500
-MOST_NS: Final = 20 * MILLISECOND_NS
-SERIOUS: Final = frozenset({"round_robin", "fair_share", "priority"})
-WORTHWHILE_QUANTUM_NS: Final = 100 * MILLISECOND_NS
+CHECK_EVERY: Final = 500
+SHORTEST_NS: Final = 20 * MILLISECOND_NS
+"""Shortest quantum of the built-in policies here."""
+BUILT_IN: Final = frozenset({"round_robin", "fair_share", "priority"})
+MIN_QUANTUM_NS: Final = 100 * MILLISECOND_NS
 TURN_COST_NS: Final = 300 * MILLISECOND_NS
-"""A model moves its memory in at most 5 steps of 8 ms, others move theirs first, and a refused growth takes 200 ms."""
+"""A model moves its memory in at most 5 steps of 8 ms, after the other clients; a refused growth takes 200 ms."""
 
 _PLAIN: Final = (int, float, str, bytes, type, type(None), type(len), type(lambda: None))
 
 
 class Bounds:
-    """Of one world."""
+    """The limits of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.checks_work = everybody_works(world.plan) and _worthwhile(world)
+        self.checks_work = has_no_obstacles(world.plan) and _pays_for_moves(world)
         self.sent = 0
         self.timers = 0
         self.most_timers = 0
-        """In one window, beyond one for each other event."""
+        """Most timers in one window, beyond one for each other event."""
         self.most_sent = 0
         self.most_entries = 0
         self.moving_share = 0.0
         self.worst_wait = 0.0
-        """Over what was allowed."""
-        # The operator sets 20 ms or more (simulation/world.py), and so does the core; a policy may ask for less.
-        known = world.settings.policy in SERIOUS
-        self._quantum_ns = min(world.settings.quantum.quantum_ns or MOST_NS, MOST_NS) if known else QUANTUM_BOUNDS_NS[0]
+        """Longest wait as a share of the allowed one."""
+        # The world's operator and the engine use 20 ms or more; a policy may ask for less.
+        known = world.settings.policy in BUILT_IN
+        self._quantum_ns = (
+            min(world.settings.quantum.quantum_ns or SHORTEST_NS, SHORTEST_NS) if known else QUANTUM_BOUNDS_NS[0]
+        )
         self._window_ends_ns = 0
         self._window_timers = 0
-        self._next_look = LOOK_EVERY
+        self._next_check = CHECK_EVERY
         self._moving_ns: dict[str, int] = {}
         self._wanted_ns: dict[str, int] = {}
         self._waits: dict[tuple[int, int], int] = {}
         self._holding: set[tuple[int, int]] = set()
 
     def figures(self) -> dict[str, float]:
-        """The highest values of this world; shares of what is allowed where there is a bound."""
+        """The highest values of this world; as shares of the limit where there is one."""
         return {
             "timers_for_nothing_in_100_ms": self.most_timers,
             "messages_of_one_event": self.most_sent,
@@ -91,12 +91,12 @@ class Bounds:
         }
 
     def watch(self, event: events.Event, out: Sequence[commands.Command]) -> None:
-        """An event and what it led to."""
+        """Checks an event and its commands."""
         self._timer(event, out)
         self._messages(out)
-        if self._world.handled >= self._next_look:
-            self._next_look += LOOK_EVERY
-            self._look()
+        if self._world.handled >= self._next_check:
+            self._next_check += CHECK_EVERY
+            self._check_entries()
         if self.checks_work and not self._world.plan.gangs:
             self._wait(event, out)
 
@@ -113,7 +113,7 @@ class Bounds:
             for command in out:
                 if type(command) is commands.SetTimer and command.deadline_ns is not None:
                     late_ns = now_ns - command.deadline_ns
-                    assert late_ns < 0, f"a timer that has just fired is due again since {late_ns} ns"
+                    assert late_ns < 0, f"a timer that has just fired is overdue again by {late_ns} ns"
 
     def _messages(self, out: Sequence[commands.Command]) -> None:
         sent = sum(type(command) is commands.Send for command in out)
@@ -124,14 +124,14 @@ class Bounds:
             assert sent <= most, f"{sent} messages for one event, at most {most} are expected"
 
     def _seats(self) -> int:
-        """Clients, and each of their GPUs."""
+        """Number of clients plus the number of their GPUs."""
         assert self._world.scheduler is not None
         node = self._world.scheduler._node
         return len(node.clients) + sum(len(gpu.seats) for gpu in node.gpus.values())
 
     # --- memory of the coordinator ----------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check_entries(self) -> None:
         assert self._world.shell is not None
         found, seats = entries(self._world.shell), self._seats()
         self.most_entries = max(self.most_entries, found)
@@ -139,8 +139,8 @@ class Bounds:
         assert found <= most, f"the coordinator has {found} entries for {seats} clients and seats, at most {most}"
 
     def check_empty(self) -> None:
-        """All clients have left."""
-        self._look()
+        """Asserts that nothing remains after the last client."""
+        self._check_entries()
         shell = self._world.shell
         assert shell is not None
         assert not len(shell.dispatcher), "the dispatcher knows clients that have left"
@@ -148,12 +148,12 @@ class Bounds:
         for uuid, wanted_ns in self._wanted_ns.items():
             share = self._moving_ns.get(uuid, 0) / wanted_ns
             self.moving_share = max(self.moving_share, share)
-            assert share <= 0.5, f"memory of {uuid} moved for {share:.0%} of the time, and nobody worked"
+            assert share <= 0.5, f"memory of {uuid} moved without work for {share:.0%} of the time"
 
     # --- work -------------------------------------------------------------------------------------------------------
 
     def pass_time(self, elapsed_ns: int) -> None:
-        """So long nothing has changed."""
+        """Accounts for the time since the last change."""
         if not self.checks_work or self._world.calm or not elapsed_ns:
             return
         wanted: dict[str, bool] = {}
@@ -170,7 +170,7 @@ class Bounds:
 
     def _has_orders(self, uuid: str) -> bool:
         sides = (side for process in self._world.processes.values() for side in process.sides.values())
-        return any(side.move is not None for side in sides if side.uuid == uuid)
+        return any(side.memory.move is not None for side in sides if side.uuid == uuid)
 
     # --- waits ------------------------------------------------------------------------------------------------------
 
@@ -195,35 +195,35 @@ class Bounds:
         if since_ns is None or bound_ns is None:
             return
         waited_ns = self._world.now_ns - since_ns
-        # The automatic quantum, and with it the bound, may have been longer while the client waited.
-        allowed_ns = max(bound_ns, len(gpu.seats) * WORTHWHILE_QUANTUM_NS) + len(gpu.seats) * TURN_COST_NS
+        # An automatic quantum, and thus the bound, may have been longer during the wait.
+        allowed_ns = max(bound_ns, len(gpu.seats) * MIN_QUANTUM_NS) + len(gpu.seats) * TURN_COST_NS
         self.worst_wait = max(self.worst_wait, waited_ns / allowed_ns)
         assert waited_ns <= allowed_ns, f"client {key[0]} waited {waited_ns} ns for {gpu.uuid}, at most {allowed_ns}"
 
 
-def everybody_works(plan: Plan) -> bool:
-    """Whether nothing but the coordinator could keep a process from working."""
-    trouble = (
+def has_no_obstacles(plan: Plan) -> bool:
+    """Whether only the coordinator could keep a process from working."""
+    obstacles = (
         plan.hang_chance, plan.death_chance, plan.drop_chance, plan.crash_every_ns, plan.admin_every_ns, plan.hostiles,
         plan.short_move_chance, plan.pin_chance, plan.stop_chance, plan.slot_share,
     )  # fmt: skip
     fits = not plan.memory_bytes or (plan.swap_share == 1.0 and plan.memory_bytes <= plan.capacity_bytes)
-    return fits and not any(trouble)
+    return fits and not any(obstacles)
 
 
-def _worthwhile(world: World) -> bool:
+def _pays_for_moves(world: World) -> bool:
     settings = world.settings
     if settings.sharing is not messages.Sharing.EXCLUSIVE or settings.memory.host_budget_bytes != messages.UNBOUNDED:
         return False
-    if settings.policy not in SERIOUS:
+    if settings.policy not in BUILT_IN:
         return False
-    if world.plan.memory_bytes and settings.policy == "priority":  # the known case
+    if world.plan.memory_bytes and settings.policy == "priority":  # the known exception
         return False
-    return settings.quantum.quantum_ns is None or settings.quantum.quantum_ns >= WORTHWHILE_QUANTUM_NS
+    return settings.quantum.quantum_ns is None or settings.quantum.quantum_ns >= MIN_QUANTUM_NS
 
 
 def entries(shell: Shell) -> int:
-    """In all containers that the coordinator keeps, but for samples and the event log, which have fixed lengths."""
+    """Entries in all containers of the coordinator, without samples and the event log, which have fixed lengths."""
     own = {"scheduler", "_outbox", "_journal"}
     found, seen = 0, set[int]()
     left: list[object] = [shell.scheduler._node, *(v for k, v in vars(shell.dispatcher).items() if k not in own)]

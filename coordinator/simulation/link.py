@@ -1,14 +1,11 @@
-"""Jobs that always want the GPU and together have more memory than it, a link of known speed, and the real core: what
-switching costs under the memory plan, in simulated time.
+"""The cost of switching in simulated time: jobs with more memory than the GPU, a link of known speed, the real engine.
 
-The link moves `one_way` bytes a nanosecond in one direction and `both_ways` in the two together; orders of the same
-direction share it.  Jobs keep the rules of `swap` mode: they restore no more than they have credit for, tell their
-progress after each step, and run only with everything that is theirs to have.
+The link moves `one_way` bytes a nanosecond in one direction, and `both_ways` in both together; orders of the same
+direction share it.  Jobs keep the rules of `swap` mode: they restore only within their credit, report progress after
+each step, and run only with all their memory.
 
-Invariants: no chance; time is the queue's.  What is really on the card is checked against its capacity at every step
-(invariant 4).  Figures from here are simulated and say so wherever they are shown.
-
-May not go here: seeds and troubles of every kind (simulation/world.py), assertions on single features (tests/).
+Invariants: no randomness.  Every step checks the resident memory against the capacity (invariant 4).  Figures from here
+are simulated and are labelled so wherever they are shown.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from nvshare.coordinator.engine.snapshot import GpuSnapshot
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.client import Move
+from nvshare.coordinator.simulation.programs.side import Move
 
 GIB: Final = 1 << 30
 STEP_BYTES: Final = 64 << 20
@@ -33,19 +30,19 @@ MESSAGE_NS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """As measured on the target machine."""
+    """Speeds measured on the target machine, in bytes a nanosecond."""
 
     one_way: float = 50 * GIB / SECOND_NS
     both_ways: float = 85 * GIB / SECOND_NS
     first_out: float | None = None
-    """Out, as long as host memory has to be made for it; None: as fast as any."""
+    """Evictions for which host memory must be allocated; None: as fast as others."""
     fresh: float | None = None
-    """In, what was never out: nothing to copy; None: as fast as any."""
+    """Restores of memory that was never evicted, without a copy; None: as fast as others."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A program that computes whenever it may."""
+    """A program that computes whenever it holds the lease."""
 
     number: int
     size_bytes: int
@@ -60,17 +57,17 @@ class Job:
     granted_at_ns: int = 0
     turns: int = 0
     asks: bool = True
-    """It wants the GPU whenever it has not got it."""
+    """It requests the GPU whenever it has no lease."""
     left_ns: int | None = None
-    """How much it has still to compute, as of its last grant, before it ends; None: it never ends."""
+    """Remaining computation, as of the last grant; None: it never ends."""
     ended_ns: int = 0
     host_ready_bytes: int = 0
-    """Host memory that it has made."""
+    """Allocated host memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened in `elapsed_ns`."""
+    """Figures of the time `elapsed_ns`."""
 
     elapsed_ns: int
     switches: int
@@ -84,13 +81,13 @@ class Outcome:
 
     @property
     def exposed_share(self) -> float:
-        """Of the time in which memory moved, as the core accounts for it."""
+        """Exposed share of the time of memory orders, by the engine's accounts."""
         moved_ns = self.exposed_ns + self.hidden_ns
         return self.exposed_ns / moved_ns if moved_ns else 0.0
 
     @property
     def lost_share(self) -> float:
-        """Of all time: nobody computed."""
+        """Share of the time without computation."""
         return 1.0 - self.held_ns / self.elapsed_ns
 
 
@@ -115,7 +112,7 @@ class LinkWorld:
         self.link = link or Link()
         self.drain_ns = drain_ns
         self.open_ns = open_ns
-        """From a grant to the first work: the program has to wake up."""
+        """Time from a grant to the first work, in which the program wakes up."""
         self.now_ns = SECOND_NS
         self.most_resident_bytes = 0
         self.jobs = [Job(number, size, asks=asks) for number, size in enumerate(sizes)]
@@ -131,12 +128,12 @@ class LinkWorld:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Later; in the order of asking when at the same time."""
+        """Schedules an action.  Actions of the same time run in the order of their scheduling."""
         self._sequence += 1
         heapq.heappush(self._queue, (self.now_ns + delay_ns, self._sequence, action))
 
     def run(self, for_ns: int) -> None:
-        """Let so much time pass."""
+        """Lets time pass."""
         end_ns = self.now_ns + for_ns
         while self._queue and self._queue[0][0] <= end_ns:
             self.now_ns, _, action = heapq.heappop(self._queue)
@@ -144,11 +141,11 @@ class LinkWorld:
         self.now_ns = end_ns
 
     def until(self, condition: Callable[[], bool], *, within_ns: int = 60 * SECOND_NS) -> None:
-        """Let time pass event by event until it holds; fails when it does not."""
+        """Lets time pass event by event until the condition holds; asserts that it does in time."""
         end_ns = self.now_ns + within_ns
         while not condition():
-            assert self._queue, "nothing is due any more"
-            assert self._queue[0][0] <= end_ns, "it never came to that"
+            assert self._queue, "the event queue is empty"
+            assert self._queue[0][0] <= end_ns, "the condition did not become true in time"
             self.now_ns, _, action = heapq.heappop(self._queue)
             action()
 
@@ -171,7 +168,7 @@ class LinkWorld:
         return self.scheduler
 
     def restart(self, away_ns: int = 5 * MILLISECOND_NS) -> None:
-        """SIGKILL of the coordinator; another one starts, and everybody connects again.  Orders are gone."""
+        """Kills the coordinator and starts another, to which all jobs reconnect.  Orders are lost."""
         holder = next((job for job in self.jobs if job.open), None)
         self.connections.clear()
         self._timer += 1
@@ -198,7 +195,7 @@ class LinkWorld:
             self._give(events.TimerFired())
 
     def sight(self) -> GpuSnapshot:
-        """The GPU as the core sees it."""
+        """The GPU as seen by the engine."""
         (gpu,) = self.scheduler.snapshot(self.now_ns).gpus
         return gpu
 
@@ -217,11 +214,11 @@ class LinkWorld:
         self._report(job)
 
     def _report(self, job: Job) -> None:
-        off = job.size_bytes - job.resident_bytes  # a hook does not say which of it was never there
+        off = job.size_bytes - job.resident_bytes  # a hook also reports memory that was never resident
         self._give(events.MemoryReported(job.connection, 0, job.size_bytes, job.resident_bytes, 0, off))
 
     def kill(self, job: Job) -> None:
-        """SIGKILL; the coordinator hears of it a millisecond later."""
+        """Kills a job; the coordinator notices a millisecond later."""
         job.alive = False
         job.open = False
         job.order = None
@@ -268,13 +265,13 @@ class LinkWorld:
         self._give(events.Released(job.connection, 0, lease_id, False, True, job.asks, drain_ns, opened_ns, 1))
 
     def ask(self, job: Job) -> None:
-        """From now on it computes whenever it may."""
+        """Makes a job request the GPU from now on."""
         job.asks = True
         if not job.open:
             self._give(events.Requested(job.connection, 0))
 
     def begin(self, job: Job, work_ns: int) -> None:
-        """From now on it has so much to compute, and then it ends."""
+        """Gives a job its remaining computation, after which it ends."""
         job.left_ns = work_ns
         if job.open:
             lease_id = job.lease_id
@@ -307,14 +304,14 @@ class LinkWorld:
             rate = min(rate, self.link.first_out)
         if not transfer.evict and self.link.fresh is not None and job.host_bytes == 0:
             rate = self.link.fresh
-        if not transfer.evict:  # it is mapped before it is filled
+        if not transfer.evict:  # mapped before the copy
             job.resident_bytes += size
             self._check()
         self.after(int(size / rate), lambda: self._arrive(job, transfer, size))
 
     def _arrive(self, job: Job, transfer: Move, size: int) -> None:
         self._flowing[transfer.evict] -= 1
-        if job.order is not transfer:  # killed meanwhile, or the coordinator was: what was mapped for nothing goes
+        if job.order is not transfer:  # the job or the coordinator was killed meanwhile: unmap
             if job.alive and not transfer.evict:
                 job.resident_bytes -= size
             return
@@ -340,7 +337,7 @@ class LinkWorld:
 
 @dataclass(slots=True)
 class Meter:
-    """What happens from now on, as the core counts it."""
+    """Measures from its construction on, by the engine's counters."""
 
     world: LinkWorld
     start: GpuSnapshot = field(init=False)
@@ -351,7 +348,7 @@ class Meter:
         self.start_ns = self.world.now_ns
 
     def read(self) -> Outcome:
-        """Since then."""
+        """Figures since the construction."""
         now, start = self.world.sight(), self.start
         return Outcome(
             elapsed_ns=self.world.now_ns - self.start_ns,
@@ -368,17 +365,17 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Makespan:
-    """Jobs that began together and had as much to compute each."""
+    """Result of jobs that began together, with equal computation."""
 
     over_sum: float
-    """From their beginning to the end of the last, over the sum of their times alone."""
+    """Time to the end of the last job, divided by the sum of the jobs' times alone."""
     quanta_ns: tuple[int, ...]
-    """Of the turns, in their order."""
+    """The quantum of each turn."""
     between_ends_ns: int
 
 
 def train(world: LinkWorld, work_ns: int) -> Makespan:
-    """As nvshare.bench.memory.oversubscribe does: each job works for a moment by itself, then all begin."""
+    """Lets each job work alone for a moment, then all together, as nvshare.bench.memory.oversubscribe does."""
     for job in world.jobs:
         world.ask(job)
         world.run(SECOND_NS // 2)

@@ -1,17 +1,14 @@
-"""The transport of a world (simulation/world.py): frames that arrive late and in order, and connections that break.
+"""The simulated transport of a world: frames arrive late and in order, and connections break.
 
-It stands where transport.py stands for a real coordinator: a connection number is never used again, the kernel says
-what process a peer is, a refused peer gets a last frame, and the dispatcher hears of the end of every other peer.
-
-Invariants: all chance and time come from the world.  Non-goals: bytes of ZMTP, limits on rates and queues.
+It replaces daemon/transport.py.  A connection number is never reused.  A refused peer gets a last frame; the dispatcher
+learns of the end of every other peer.  Non-goals: ZMTP, limits on rates and queues.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from nvshare.coordinator.daemon.transport import Peer
-from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.protocol import messages
 
 if TYPE_CHECKING:
@@ -19,25 +16,23 @@ if TYPE_CHECKING:
     from nvshare.coordinator.simulation.world import World
 
 MICROSECOND_NS = 1000
-HELLO_NS = 10 * SECOND_NS
-"""A connection that has not introduced itself by then is cut, as by the transport."""
 
 
 class Endpoint(Protocol):
     """The client's end of a connection."""
 
     connection: int | None
-    """The present one; messages of earlier ones are not delivered."""
+    """The present connection; messages of earlier ones are not delivered."""
 
     @property
     def peer(self) -> Peer:
-        """What the kernel says of it."""
+        """The process as reported by the kernel."""
 
     def hear(self, message: messages.Message) -> None:
-        """A message has come."""
+        """Handles a message."""
 
     def lost(self) -> None:
-        """The connection has ended."""
+        """Handles the loss of the connection."""
 
 
 class Network:
@@ -47,13 +42,13 @@ class Network:
         self._world = world
         self.connections: dict[int, Endpoint] = {}
         self._shells: dict[int, Shell] = {}
-        """The coordinator at the other end of each connection, which may be dead.  Missing: it has cut the peer."""
+        """The coordinator of each connection, which may be dead.  Missing after the coordinator has cut the peer."""
         self._next = 1
         self._up_ns: dict[int, int] = {}
         self._down_ns: dict[int, int] = {}
 
     def open(self, endpoint: Endpoint, shell: Shell) -> int:
-        """A new connection."""
+        """Opens a connection."""
         number = self._next
         self._next += 1
         self.connections[number] = endpoint
@@ -61,14 +56,17 @@ class Network:
         return number
 
     def reaches(self, number: int, shell: Shell | None) -> bool:
-        """Whether this coordinator still hears the connection."""
+        """Whether this coordinator still receives from the connection."""
         return number in self.connections and self._shells.get(number) is shell
 
     # --- to the coordinator -----------------------------------------------------------------------------------------
 
     def send_up(self, number: int, *frames: bytes) -> None:
-        """In order, after a delay, unless the coordinator or the connection is gone by then.  Frames that are sent
-        together arrive together, also after one that costs the connection."""
+        """Sends frames to the coordinator, after a delay and in order.
+
+        They are lost if the coordinator or the connection is gone by then.  They arrive together, even if the first of
+        them ends the connection.
+        """
         at_ns = self._delay(self._up_ns, number)
         self._world.after(at_ns - self._world.now_ns, lambda: self._arrive(number, frames))
 
@@ -86,7 +84,7 @@ class Network:
     # --- to a client ------------------------------------------------------------------------------------------------
 
     def send_down(self, number: int, frame: bytes) -> None:
-        """In order, after a delay."""
+        """Sends a frame to the client, after a delay and in order."""
         at_ns = self._delay(self._down_ns, number)
         message = messages.decode(frame, messages.TO_CLIENT)
         assert isinstance(message, messages.Message), f"clients do not know {message}"
@@ -100,12 +98,12 @@ class Network:
     # --- ends -------------------------------------------------------------------------------------------------------
 
     def refuse(self, number: int) -> None:
-        """The coordinator cuts the peer; what was sent to it before still arrives.  Its end is told to nobody."""
+        """The coordinator cuts the peer without a report of its end.  Frames sent before still arrive."""
         self._shells.pop(number, None)
         self._cut_after_last(number)
 
     def abandon(self, number: int) -> None:
-        """The coordinator has died; what it has sent may still arrive."""
+        """The coordinator has died.  Its frames may still arrive."""
         if self._world.chance.random() < 0.5:
             endpoint = self.connections[number]
             self._forget(number)
@@ -114,16 +112,10 @@ class Network:
             self._cut_after_last(number)
 
     def break_off(self, number: int) -> None:
-        """The connection is gone, and the coordinator notices."""
+        """Ends a connection and reports that to the coordinator."""
         shell = self._shells.get(number)
         self._forget(number)
         if shell is not None and shell is self._world.shell:
-            shell.hear_end(number)
-
-    def expire(self, number: int, shell: Shell) -> None:
-        """The time to introduce oneself is over."""
-        if self.reaches(number, shell) and not shell.has_greeted(number):
-            self._cut(number)
             shell.hear_end(number)
 
     def _cut_after_last(self, number: int) -> None:

@@ -1,7 +1,4 @@
-"""How wild a world of simulation/world.py is.
-
-Invariant: plain figures; the same plan and seed make the same world.  May not go here: what they do.
-"""
+"""The parameters of a world (world.py).  The same plan and seed give the same world."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from nvshare.coordinator.model.settings import SECOND_NS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How wild the world is.  Chances are per turn of the thing that they are about."""
+    """Parameters of a world.  Chances are per occasion."""
 
     gpus: int = 2
     processes: int = 6
     duration_ns: int = 20 * SECOND_NS
     capacity_bytes: int = 1000
     memory_bytes: int = 0
-    """Most that a process allocates on a GPU; 0: memory plays no part."""
+    """Largest allocation of a process on a GPU; 0: no memory is simulated."""
     device_share: float = 0.0
     swap_share: float = 0.0
     hang_chance: float = 0.0
@@ -29,27 +26,26 @@ class Plan:
     admin_every_ns: int = 0
     short_move_chance: float = 0.0
     pin_chance: float = 0.0
-    """Of making some of its memory immovable, or movable again, each time that it works; and of allocating without a
-    lease."""
+    """Chance of changing a process's pins at each work, and of allocating without a lease."""
     old_share: float = 0.0
-    """Of processes whose hook asks nobody for that."""
+    """Share of processes whose hook does not ask for pins."""
     gangs: int = 0
-    """Most processes belong to one of so many gangs; 0: there are none."""
+    """Number of gangs; most processes belong to one.  0: none."""
     users: int = 1
-    """Processes belong to so many users in turn."""
+    """Number of users, which have the processes in turn."""
     stop_chance: float = 0.0
-    """Of stopping for some seconds instead of going on with an order, as by SIGSTOP."""
+    """Chance of a stop of some seconds in a memory order, as by SIGSTOP."""
     gangs_are_told: bool = True
-    """False: the core does not hear of them, for comparison."""
+    """False: the engine does not learn of the gangs, for comparison."""
     hostiles: int = 0
-    """Processes that send anything at any time."""
+    """Number of hostile clients."""
     torn_journal: bool = False
-    """The coordinator dies in the midst of a turn, and the last write to its journal is there in part."""
+    """The coordinator dies within a turn, and its journal's last write is incomplete."""
     damage_chance: float = 0.0
-    """Of the journal being damaged or replaced while there is no coordinator."""
+    """Chance of damage to the journal while there is no coordinator."""
     slot_share: float = 0.0
-    """Of processes that come by the socket of a slot."""
+    """Share of processes in slots."""
     hidden_share: float = 0.0
-    """Of processes whose ids the kernel does not tell, since they are in another PID namespace."""
+    """Share of processes in another PID namespace, whose ids the kernel does not report."""
     pids: int = 0
-    """Process ids are used again, out of this many; 0: never."""
+    """Number of process ids, which are reused; 0: ids are unique."""

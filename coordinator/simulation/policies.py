@@ -1,8 +1,7 @@
-"""Policies that no operator wants, for worlds (simulation/world.py): they throttle, raise, and answer nonsense.
+"""Bad policies for worlds (world.py): they throttle, raise, or answer nonsense.
 
-The core replaces all of them but `throttle` and `restless`, which only use their rights.
-
-Invariants: chance comes from a seed.  Non-goals: policies that are worth their while.
+The engine replaces all of them except `throttle` and `restless`, which keep the rules.  All randomness comes from a
+seed.
 """
 
 from __future__ import annotations
@@ -16,114 +15,113 @@ from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
 
 
-class _Odd(PolicyBase):
-    """Behaves well until its chance says otherwise."""
+class _Faulty(PolicyBase):
+    """Fails at random."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.patience = chance.choice((0.0, 0.01, 0.2))
-        """How often it is odd."""
+        self.fault_rate = chance.choice((0.0, 0.01, 0.2))
 
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
-        """The first, mostly."""
-        return self.odd(waiting, now_ns) if self.chance.random() <= self.patience else Choice(waiting[0].client)
+        """Chooses the first client, or fails."""
+        return self.fail(waiting, now_ns) if self.chance.random() <= self.fault_rate else Choice(waiting[0].client)
 
-    def odd(self, waiting: Sequence[ClientView], now_ns: int) -> Choice | None:
-        """What is wrong with it."""
+    def fail(self, waiting: Sequence[ClientView], now_ns: int) -> Choice | None:
+        """The policy's kind of fault."""
         raise NotImplementedError
 
 
 class Throttle(PolicyBase):
-    """One turn in 50 ms.  While it says no, its wake-up is always ahead."""
+    """Leaves pauses between turns, with a wake-up in the future."""
 
     def __init__(self, chance: random.Random) -> None:
         self._pause_ns = chance.choice((20, 50, 400)) * MILLISECOND_NS
         self._next_ns = 0
 
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
-        """Nobody, before the time has come."""
+        """Chooses none before the end of the pause."""
         if now_ns < self._next_ns:
             return None
         self._next_ns = now_ns + self._pause_ns
         return Choice(waiting[0].client, min(self._pause_ns, 5 * MILLISECOND_NS))
 
     def wake_at_ns(self, now_ns: int) -> int:
-        """A little later than now."""
+        """The end of the pause."""
         return self._next_ns
 
 
 class Restless(PolicyBase):
-    """Interrupts every other client, renews at random, and orders backwards."""
+    """Preempts every second client, renews at random, and orders backwards."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
 
     def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
-        """Anybody, for any time that is allowed."""
+        """Any client, for any allowed time."""
         return Choice(self.chance.choice(waiting).client, self.chance.choice((None, 100_000, 10_000 * MILLISECOND_NS)))
 
     def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Always the same of one client: the core's checks ask, too."""
+        """The same answer for a client each time, since the engine's checks ask too."""
         return holder.client % 2 == 0
 
     def renew(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Sometimes."""
+        """At random."""
         return self.chance.random() < 0.3
 
     def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> list[int]:
-        """A permutation, as it must be."""
+        """A valid permutation."""
         return [view.client for view in reversed(waiting)]
 
 
-class Raises(_Odd):
+class Raises(_Faulty):
     """Raises, in any operation."""
 
-    def odd(self, waiting: Sequence[ClientView], now_ns: int) -> Choice:
+    def fail(self, waiting: Sequence[ClientView], now_ns: int) -> Choice:
         raise ZeroDivisionError("a policy's mistake")
 
     def released(self, client: ClientView, now_ns: int) -> None:
-        if self.chance.random() < self.patience:
+        if self.chance.random() < self.fault_rate:
             raise KeyError(client.client)
 
     def gone(self, client: int) -> None:
-        if self.chance.random() < self.patience:
+        if self.chance.random() < self.fault_rate:
             raise RuntimeError
 
 
-class Stranger(_Odd):
+class Stranger(_Faulty):
     """Names clients that do not wait."""
 
-    def odd(self, waiting: Sequence[ClientView], now_ns: int) -> Choice:
+    def fail(self, waiting: Sequence[ClientView], now_ns: int) -> Choice:
         answers: tuple[Any, ...] = (Choice(-1), Choice(1 << 64), Choice("nobody"), "Choice", 7)  # type: ignore[arg-type]
         answer: Choice = self.chance.choice(answers)
         return answer
 
     def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> list[int]:
-        return [view.client for view in waiting] * (2 if self.chance.random() < self.patience else 1)
+        return [view.client for view in waiting] * (2 if self.chance.random() < self.fault_rate else 1)
 
 
-class Past(_Odd):
-    """Lets nobody run, and names no time at which that changes, or one that has passed."""
+class Past(_Faulty):
+    """Chooses none, with a missing or past wake-up."""
 
-    def odd(self, waiting: Sequence[ClientView], now_ns: int) -> None:
+    def fail(self, waiting: Sequence[ClientView], now_ns: int) -> None:
         return None
 
     def wake_at_ns(self, now_ns: int) -> Any:
         return self.chance.choice((now_ns, now_ns - 1, 0, -(1 << 70), None, True, 1e30, "soon"))
 
 
-class Quanta(_Odd):
-    """Asks for quanta that cannot be."""
+class Quanta(_Faulty):
+    """Asks for impossible quanta."""
 
-    def odd(self, waiting: Sequence[ClientView], now_ns: int) -> Choice:
+    def fail(self, waiting: Sequence[ClientView], now_ns: int) -> Choice:
         quantum: Any = self.chance.choice((0, -1, 1, 1 << 70, 1e9, True, "1s"))
         return Choice(waiting[0].client, quantum)
 
     def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Any:
-        return self.chance.choice((False, None)) if self.chance.random() < self.patience else False
+        return self.chance.choice((False, None)) if self.chance.random() < self.fault_rate else False
 
 
-NONSENSE: Final[dict[str, type[Throttle | Restless | _Odd]]] = {
+NONSENSE: Final[dict[str, type[Throttle | Restless | _Faulty]]] = {
     "throttle": Throttle,
     "restless": Restless,
     "raises": Raises,
@@ -134,7 +132,7 @@ NONSENSE: Final[dict[str, type[Throttle | Restless | _Odd]]] = {
 
 
 def with_nonsense(create: PolicyFactory, seed: int) -> PolicyFactory:
-    """A factory that knows these policies besides its own."""
+    """The factory `create`, extended by these policies."""
     chance = random.Random(seed)
 
     def make(name: str, uuid: str) -> Policy:

@@ -1,12 +1,10 @@
-"""One life of the coordinator in a world (simulation/world.py): the real dispatcher, decoder, journal and slot book.
+"""One run of the coordinator in a world (world.py): the real dispatcher, decoder, journal and slot book.
 
-Only what is outside of the process is a model: the sockets (simulation/network.py), the clock, other processes.  As in
-daemon/loop.py a turn handles what has come, and what it sends leaves at the end of the turn.
+Sockets (network.py), clock and processes are simulated.  As in daemon/loop.py, a turn handles the received frames, and
+its frames are sent at its end.
 
-A coordinator may be killed within a turn, after any step that the outside could see (`kill_within`).  Then nothing of
-that turn is sent, and the journal's last write is cut off at any byte.
-
-Invariants: all chance and time come from the world.  Non-goals: what the world does when a coordinator has died.
+A coordinator may be killed within a turn, after any externally visible step (`kill_within`).  The turn's frames are
+then lost, and the journal's last write is cut off at any byte.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from nvshare.coordinator.simulation.network import MICROSECOND_NS
 from nvshare.coordinator.system.journal import Journal
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.transport import Peer
+    from nvshare.coordinator.daemon.peers import Peer
     from nvshare.coordinator.simulation.world import World
 
 RECOVERY_NS = 2 * SECOND_NS
 
 
 class KilledError(Exception):
-    """SIGKILL of the coordinator in the midst of a turn."""
+    """SIGKILL of the coordinator within a turn."""
 
 
 class _WatchedScheduler(Scheduler):
-    """The world sees every event with its commands, before they are carried out."""
+    """Shows the world every event with its commands, before these are carried out."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.policies, world.settings)
@@ -57,7 +55,6 @@ class Shell:
         self._journal = Journal(journal, world.uuids, world.started_at)
         self._outgoing: list[tuple[int, bytes]] = []
         self._refused: list[int] = []
-        self._greeted: set[int] = set()
         self._fuse: int | None = None
         self._armed_ns: int | None = None
         self._timer = 0
@@ -72,7 +69,7 @@ class Shell:
         self.dispatcher.slots = SlotBook() if world.plan.slot_share else None
 
     def begin(self) -> None:
-        """GPUs with what the journal says of them, and slots.  As daemon/main.py does it."""
+        """Adds the GPUs with their journal records, and the slots, as daemon/coordinator.py does."""
         world = self._world
         for uuid in world.uuids:
             holder = self._journal.holder(uuid)
@@ -85,17 +82,17 @@ class Shell:
                 self.dispatcher.slots.put(slot)
 
     def kill_within(self, steps: int) -> None:
-        """SIGKILL in the next turn, after so many of its steps, or at its end if it has fewer."""
+        """Kills the coordinator in the next turn, after this number of steps or at the turn's end."""
         self._fuse = steps
 
     def end(self) -> None:
-        """The process is gone; its journal stays."""
+        """Closes the journal; the file stays."""
         self._journal.close()
 
     # --- turns ------------------------------------------------------------------------------------------------------
 
     def give(self, *given: events.Event) -> None:
-        """Events that no client has sent."""
+        """Handles events that no client sent, in one turn."""
 
         def work() -> None:
             for event in given:
@@ -104,7 +101,7 @@ class Shell:
         self._turn(work)
 
     def receive(self, number: int, frames: Iterable[bytes]) -> None:
-        """Frames of one peer."""
+        """Handles frames of one peer, in one turn."""
 
         def work() -> None:
             for frame in frames:
@@ -113,24 +110,23 @@ class Shell:
         self._turn(work)
 
     def hear_end(self, number: int) -> None:
-        """A connection ended."""
-        self._greeted.discard(number)
+        """Handles the end of a connection."""
         self._turn(lambda: self.dispatcher.gone(number, self._world.now_ns))
 
     def _turn(self, work: Callable[[], None]) -> None:
-        if self._world.shell is not self:  # killed by an earlier part of what happens now
+        if self._world.shell is not self:  # killed by an earlier turn of this action
             return
         try:
             work()
         except KilledError:
             self._world.died()
             return
-        if self._fuse is not None:  # it had fewer steps
+        if self._fuse is not None:  # the turn had fewer steps
             self._world.died()
             return
         self._flush()
         self._arm()
-        self.dispatcher.tell_news()
+        self.dispatcher.publish_notes()
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -158,13 +154,13 @@ class Shell:
             self.give(events.TimerFired())
 
     def _step(self) -> None:
-        """Something that the outside could see."""
+        """Counts an externally visible step."""
         if self._fuse is not None:
             if self._fuse == 0:
                 raise KilledError
             self._fuse -= 1
 
-    # --- what the dispatcher does with connections ------------------------------------------------------------------
+    # --- outbox -----------------------------------------------------------------------------------------------------
 
     def send(self, connection: int, frame: bytes) -> None:
         self._step()
@@ -172,15 +168,10 @@ class Shell:
             self._outgoing.append((connection, frame))
 
     def greeted(self, connection: int) -> None:
-        self._greeted.add(connection)
-
-    def has_greeted(self, connection: int) -> bool:
-        """Whether the peer introduced itself in time."""
-        return connection in self._greeted
+        pass
 
     def refuse(self, connection: int, frame: bytes, text: str) -> None:
         self.send(connection, frame)
-        self._greeted.discard(connection)
         self._refused.append(connection)
 
     def peer(self, connection: int) -> Peer | None:
@@ -188,7 +179,7 @@ class Shell:
             return None
         return self._network.connections[connection].peer
 
-    # --- what the dispatcher does with the journal ------------------------------------------------------------------
+    # --- journal ----------------------------------------------------------------------------------------------------
 
     def record(self, uuid: str, lease_id: int, process_id: int) -> None:
         before = self._path.read_bytes() if self._fuse == 0 else b""
@@ -198,7 +189,7 @@ class Shell:
         self._step()
 
     def _tear(self, before: bytes) -> None:
-        """The write that was under way is there up to some byte of what it changed."""
+        """Cuts off the last write at any changed byte."""
         after = self._path.read_bytes()
         changed = [index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
         if changed:

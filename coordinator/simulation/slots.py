@@ -1,7 +1,6 @@
-"""The containers of a world (world.py): slots with one or two GPUs, which an operator changes, ends and allocates
-again.
+"""The containers of a world (world.py): slots with one or two GPUs, whose annotations and allocations change.
 
-Invariants: all chance and time come from the world; a slot keeps its GPUs.  Non-goals: files and sockets of slots.
+A slot keeps its GPUs.  Non-goals: files and sockets of slots.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SLOTS = 3
 
 
 class Slots:
-    """What the device plugin has made on this node."""
+    """The slots of the node."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -31,18 +30,18 @@ class Slots:
                 self._allocate(f"s{number}", world.uuids[number % len(world.uuids) :][:2])
 
     def present(self) -> Collection[Slot]:
-        """All slots; a new coordinator reads them."""
+        """All slots, for a new coordinator."""
         return self._present.values()
 
     def choose(self) -> Slot | None:
-        """The slot of a new process; None: it is in no container."""
+        """The slot of a new process; None for a process outside of containers."""
         chance, share = self._world.chance, self._world.plan.slot_share
         if not share or chance.random() >= share or not self._present:
             return None
         return chance.choice(list(self._present.values()))
 
     def meddle(self) -> None:
-        """An annotation changes, or a container ends and another one gets its slot."""
+        """Changes an annotation, or ends a container and allocates its slot anew."""
         chance = self._world.chance
         if not self._present or chance.random() < 0.7:
             return

@@ -1,23 +1,10 @@
-"""A seeded world: processes that live, work, hang and die, a network that delays, a coordinator that is killed at any
-moment, and all of the coordinator that is not a socket.
+"""A seeded world: simulated processes, network, operator and crashes around the real coordinator without its sockets.
 
-The processes are models of hooks: they hold a gate open between `Grant` and `Release`, so the world knows who could
-be using which GPU at every moment.  They speak encoded messages through the real decoder and dispatcher
-(shell.py); beside them hostile clients send anything (hostile.py).  What the models see is compared
-with what the core does, independently of what the core believes:
+The processes (programs/) work, hang, die and send encoded messages through the real decoder and dispatcher (shell.py).
+Hostile clients send anything.  Checks compare the models with the engine's commands after each event (checks.py,
+bounds.py); `bring_in` checks invariant 4.
 
-- invariant 1, 7: when the core grants an exclusive lease, no other process has its gate open or work unfinished on
-  that GPU, except one that is excused (its drain is past the deadline; its connection broke while it was at work; it
-  was let in concurrently before; a damaged journal did not name it);
-- invariant 4: what is really on a card never exceeds its capacity, while the core knows of everybody (`occupy`);
-- gangs: how long members have had their gates open at the same time, and how long one had while another waited;
-- invariant 7: after everything has calmed down nobody waits, and every process that asked was served; but those who
-  do not fit beside what others have that cannot move, and cannot run from the host, are named as such.
-
-The core's own checks (engine/invariants.py) run after each event, and those of effort and work (simulation/bounds.py).
-
-Invariants: all chance comes from one seed; time is the queue's.  May not go here: assertions on single features
-(tests/).
+Invariants: all randomness comes from one seed.  Time is that of the event queue.
 """
 
 from __future__ import annotations
@@ -33,22 +20,23 @@ from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.bounds import Bounds
-from nvshare.coordinator.simulation.client import Plan, Process, Side
-from nvshare.coordinator.simulation.hostile import HostileClient
+from nvshare.coordinator.simulation.checks import Checks
 from nvshare.coordinator.simulation.network import Network
+from nvshare.coordinator.simulation.plan import Plan
+from nvshare.coordinator.simulation.programs.client import Process
+from nvshare.coordinator.simulation.programs.hostile import HostileClient
+from nvshare.coordinator.simulation.programs.side import Side
 from nvshare.coordinator.simulation.shell import Shell
 from nvshare.coordinator.simulation.slots import Slots
 
 FIRST_PID = 12_000_100
-"""Above every process id of Linux, so that nothing here can ever mean a real process.  A multiple of 12, and 100."""
-CALM_EVENTS = 20_000
-"""In the ten minutes of calm; a world that has more of them never comes to rest."""
+"""Above every process id of Linux, so that no id means a real process.  A multiple of 12, plus 100."""
 UNKNOWN_NS = 2 * SECOND_NS
-"""After this a process that has lost its connection has certainly connected again and told what it has."""
+"""After this time a process has certainly reconnected and reported its memory."""
 
 
 class World:
-    """Everything, and the queue of what happens next."""
+    """All parts of one world, and its event queue."""
 
     def __init__(self, seed: int, plan: Plan, policies: PolicyFactory, settings: Settings) -> None:
         self.chance = random.Random(seed)
@@ -60,59 +48,38 @@ class World:
         self.shell: Shell | None = None
         self.network = Network(self)
         self.processes: dict[int, Process] = {}
-        """By process id; the living."""
+        """Living processes by process id."""
         self.hostiles: list[HostileClient] = []
         self.handled = 0
         self.crashes = 0
-        self.grants = 0
-        self.excused = 0
-        self.restores = 0
-        self.credits = 0
-        self.host_refused = 0
-        """How often a process was refused host memory."""
-        self.refused_in_calm = 0
-        """Nobody allocates any more then: these were refused room for what they have already."""
-        self.pins_refused = 0
-        self.lacking = 0
-        """How often somebody did not fit beside what others have that cannot move."""
-        self.shut_out = 0
-        self.gathered = 0
-        self.together_ns = 0
-        self.apart_ns = 0
         self.unknown_until_ns = 0
-        """Somebody may have memory that the core has not heard of (yet, or any more)."""
+        """Until this time a process may have memory that the engine does not know of."""
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = 0
-        self._sharing: dict[object, messages.Sharing] = {}
-        """By GPU, as the core has told, up to the command at hand.
-
-        A claim that brings more memory than fits beside the others' is confirmed, and ends sharing side by side: in the
-        commands of one event its `Grant` comes first, side by side with theirs; then all are revoked, turns begin, and
-        what is granted from there on is granted to one."""
         self._processes_made = 0
-        self._handled_before_calm = 0
         self._unrecorded = False
-        """The journal of the coordinator that died last was damaged."""
+        """The journal of the last dead coordinator was damaged."""
         self._journal = Path()
         self._expected: dict[str, int | None] = {}
         self.uuids = [f"GPU-{number}" for number in range(plan.gpus)]
         self.slots = Slots(self)
+        self.checks = Checks(self)
         self.bounds = Bounds(self)
 
     @property
     def scheduler(self) -> Scheduler | None:
-        """Of the present coordinator; None while there is none."""
+        """The present coordinator's scheduler; None without a coordinator."""
         return None if self.shell is None else self.shell.scheduler
 
     # --- time ---------------------------------------------------------------------------------------------------
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Later; in the order of asking when at the same time."""
+        """Schedules an action.  Actions of the same time run in the order of their scheduling."""
         self._sequence += 1
         heapq.heappush(self._queue, (self.now_ns + delay_ns, self._sequence, action))
 
     def run(self) -> None:
-        """The whole plan, then calm: nothing new is wanted, everything that was is served."""
+        """Runs the whole plan, then a calm without new work in which all requests must be served."""
         with tempfile.TemporaryDirectory(prefix="nvshare-world-") as directory:
             self._journal = Path(directory) / "journal"
             try:
@@ -135,7 +102,7 @@ class World:
         end_ns = self.now_ns + plan.duration_ns
         self._run_until(end_ns)
         self.calm = True
-        self._handled_before_calm = self.handled
+        self.checks.calm_begins()
         for hostile in self.hostiles:
             hostile.end()
         self.start_coordinator()
@@ -143,7 +110,7 @@ class World:
             if isinstance(endpoint, Process) and endpoint.alive:
                 self.give(events.Resumed(number))
         self._run_until(end_ns + 600 * SECOND_NS)
-        self._check_end()
+        self.checks.check_end()
         for process in list(self.processes.values()):
             self.kill(process)
         self._run_until(self.now_ns + 600 * SECOND_NS)
@@ -153,7 +120,7 @@ class World:
         while self._queue and self._queue[0][0] <= end_ns:
             at_ns, _, action = heapq.heappop(self._queue)
             if self.plan.gangs:
-                self._watch_gangs(at_ns - self.now_ns)
+                self.checks.pass_time(at_ns - self.now_ns)
             self.bounds.pass_time(at_ns - self.now_ns)
             self.now_ns = at_ns
             action()
@@ -162,15 +129,15 @@ class World:
     # --- the coordinator ----------------------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
-        """A new one, with what the journal says."""
+        """Starts a new coordinator from the journal, if there is none."""
         if self.shell is not None:
             return
-        self._sharing = dict.fromkeys(self.uuids, self.settings.sharing)
+        self.checks.coordinator_started()
         self.shell = Shell(self, self._journal)
         self.shell.begin()
 
     def crash(self) -> None:
-        """SIGKILL of the coordinator, between two turns or in the midst of one."""
+        """Kills the coordinator, between two turns or within one."""
         if self.calm or self.shell is None:
             return
         if self.plan.torn_journal:
@@ -179,7 +146,7 @@ class World:
             self.died()
 
     def died(self) -> None:
-        """The coordinator was killed: what it sent may still arrive, what it was sent is lost."""
+        """The coordinator was killed: its messages may still arrive, messages to it are lost."""
         assert self.shell is not None
         self.shell.end()
         self.shell = None
@@ -194,7 +161,7 @@ class World:
         self.after(self.plan.crash_every_ns, self.crash)
 
     def _damage_journal(self) -> None:
-        """By something else than its coordinator, at any byte.  The processes that it may have named are excused."""
+        """Damages the file at any byte.  Excuses the processes that it may have named."""
         content, chance = bytearray(self._journal.read_bytes()), self.chance
         where = chance.randint(0, len(content))
         kind = chance.randint(0, 3)
@@ -213,39 +180,27 @@ class World:
                 side.excused = side.excused or side.open
 
     def is_unrecorded(self, connection: int | None) -> bool:
-        """Whether a grant that comes now is of a coordinator that has died, and perhaps not in its journal."""
+        """Whether a grant that arrives now comes from a dead coordinator with a damaged journal."""
         late = connection is None or not self.network.reaches(connection, self.shell)
         return late and self._unrecorded
 
     def give(self, *given: events.Event) -> None:
-        """Let the core have events that no client sent."""
+        """Passes events to the engine that no client sent."""
         if self.shell is not None:
             self.shell.give(*given)
 
     def watch(self, event: events.Event, out: Sequence[commands.Command]) -> None:
-        """What the core does, command by command in their order."""
+        """Checks an event and its commands."""
         self.handled += 1
-        restless = self.calm and self.handled > self._handled_before_calm + CALM_EVENTS
-        assert not restless, f"nothing new is wanted, and the world has not come to rest after {CALM_EVENTS} events"
-        for command in out:
-            if isinstance(command, commands.Send):
-                self._check_send(command)
-            elif isinstance(command, commands.Notify):
-                if command.kind == "sharing":
-                    self._sharing[command.values["uuid"]] = messages.Sharing[str(command.values["sharing"]).upper()]
-                self.gathered += command.kind == "gang_gathered"
-                self.host_refused += command.kind == "refused" and "owner" in command.values
-                self.refused_in_calm += command.kind == "refused" and self.calm
-                self.lacking += command.kind == "lacks_room"
-                self.shut_out += command.kind == "shut_out"
+        self.checks.watch(out)
         self.bounds.watch(event, out)
 
     def waits_for(self, uuid: str, process_id: int | None) -> None:
-        """A new coordinator hears of the end of the process that held the lease."""
+        """Registers the process whose end a new coordinator must learn of."""
         self._expected[uuid] = process_id
 
     def started_at(self, process_id: int) -> int | None:
-        """When a process started; None when it does not live."""
+        """Start of a process; None for a dead one."""
         return next((each.number for each in self._programs() if each.pid == process_id), None)
 
     def end_process(self, process_id: int) -> None:
@@ -255,7 +210,7 @@ class World:
                 self.after(MILLISECOND_NS, each.kill)
 
     def _programs(self) -> list[Process | HostileClient]:
-        """Those that live."""
+        """Living processes, hostile ones included."""
         return [*self.processes.values(), *(hostile for hostile in self.hostiles if hostile.alive)]
 
     # --- processes ----------------------------------------------------------------------------------------------
@@ -269,7 +224,7 @@ class World:
         return next(pid for pid in possible if pid not in used)
 
     def new_process(self) -> None:
-        """On some of the GPUs, working at once."""
+        """Starts a process on some of the GPUs."""
         pid = self._new_pid()
         count = self.chance.randint(1, len(self.uuids))
         kind = self.chance.random() if self.plan.device_share or self.plan.swap_share else 1.0
@@ -297,7 +252,7 @@ class World:
             self.after(self.chance.randint(0, 50) * MILLISECOND_NS, lambda s=side: process.live(s))  # type: ignore[misc]
 
     def kill(self, process: Process) -> None:
-        """SIGKILL: the connection ends soon after; another process takes its place."""
+        """Kills a process.  Its connection ends soon after, and a new process replaces it."""
         if not process.alive:
             return
         process.alive = False
@@ -305,8 +260,7 @@ class World:
         number, process.connection = process.connection, None
         for side in process.sides.values():
             side.open = side.closing = side.wanted = False
-            side.move = None
-            side.resident = side.allocated = side.pinned = 0
+            side.memory.clear()
         if number is not None:
             self.after(MILLISECOND_NS, lambda: self.network.break_off(number))
         for uuid in [uuid for uuid, pid in self._expected.items() if pid == process.pid]:
@@ -315,7 +269,7 @@ class World:
             self.new_process()
 
     def drop(self, process: Process) -> None:
-        """The connection breaks, the process does not notice at once and goes on."""
+        """Breaks a process's connection; its work continues."""
         number = process.connection
         assert number is not None
         self.unknown_until_ns = self.now_ns + UNKNOWN_NS
@@ -323,7 +277,7 @@ class World:
             side.excused = side.excused or side.open
         if self.chance.random() < 0.5:
             self.network.break_off(number)
-        else:  # it is noticed late, perhaps after the process has connected again
+        else:  # the coordinator notices late, perhaps after the reconnect
             self.after(self.chance.randint(1, 900) * MILLISECOND_NS, lambda: self.network.break_off(number))
         process.lost()
 
@@ -334,7 +288,7 @@ class World:
     # --- the operator -------------------------------------------------------------------------------------------
 
     def meddle(self) -> None:
-        """Any administrative event."""
+        """Gives an administrative event."""
         if self.calm:
             return
         chance = self.chance
@@ -360,78 +314,19 @@ class World:
         self.slots.meddle()
         self.after(self.plan.admin_every_ns, self.meddle)
 
-    # --- checks -------------------------------------------------------------------------------------------------
+    # --- memory of the GPUs -----------------------------------------------------------------------------------------
 
     def resident(self, uuid: str) -> int:
-        """Bytes really on the card."""
-        return sum(s.resident for p in self.processes.values() for s in p.sides.values() if s.uuid == uuid)
+        """Bytes on a GPU."""
+        return sum(s.memory.resident for p in self.processes.values() for s in p.sides.values() if s.uuid == uuid)
 
-    def occupy(self, side: Side, size: int) -> int:
-        """A model brings memory onto the card, as much as it was told that there is room for; returns how much fits.
+    def bring_in(self, side: Side, size: int) -> int:
+        """Brings memory onto a GPU and returns the size that fits.
 
-        Invariant 4: all of it, unless the core cannot know of what is there: somebody has lost his connection, or a
-        pager has filled the card, for which nobody asks."""
+        Invariant 4: all of it fits, unless the engine cannot know the present memory, because a process has lost its
+        connection or a pager has filled the GPU."""
         room = self.plan.capacity_bytes - self.resident(side.uuid)
         known = self.now_ns >= self.unknown_until_ns and self.plan.swap_share + self.plan.device_share >= 1.0
         assert size <= room or not known, f"invariant 4: {size} brought to {side.uuid}, room for {room}"
-        side.resident += (size := max(0, min(size, room)))
+        side.memory.resident += (size := max(0, min(size, room)))
         return size
-
-    def _watch_gangs(self, elapsed_ns: int) -> None:
-        """So long nothing has changed."""
-        at_work: dict[str, set[str]] = {}
-        waiting: dict[str, set[str]] = {}
-        for process in self.processes.values():
-            if process.alive and process.gang:
-                for side in process.sides.values():
-                    if side.open:
-                        at_work.setdefault(process.gang, set()).add(side.uuid)
-                    elif side.asked:
-                        waiting.setdefault(process.gang, set()).add(side.uuid)
-        for gang, gpus in at_work.items():
-            if len(gpus) > 1:
-                self.together_ns += elapsed_ns
-            elif waiting.get(gang, gpus) - gpus:
-                self.apart_ns += elapsed_ns
-
-    def _check_send(self, command: commands.Send) -> None:
-        process, message = self.network.connections.get(command.client), command.message
-        if not isinstance(process, Process):
-            return
-        if isinstance(message, messages.Restore | messages.MoveCredit):
-            self.restores += isinstance(message, messages.Restore)
-            self.credits += isinstance(message, messages.MoveCredit)
-            return
-        if not isinstance(message, messages.Grant | messages.Revoke):
-            return
-        side = process.sides[message.gpu]
-        uuid = side.uuid
-        if isinstance(message, messages.Revoke):
-            lease = message.lease_id
-            self.after(message.drain_deadline_ns, lambda: process.excuse(side, lease))
-            return
-        self.grants += 1
-        if self._sharing[uuid] is messages.Sharing.CONCURRENT:
-            return
-        for other in self.processes.values():
-            for its in other.sides.values():
-                if its.uuid == uuid and its.open and other is not process:
-                    assert its.excused, f"invariant 1 or 7: {uuid} granted to {process.pid} while {other.pid} has it"
-                    self.excused += 1
-
-    def _check_end(self) -> None:
-        assert self.scheduler is not None
-        snapshot = self.scheduler.snapshot(self.now_ns)
-        named = {
-            (client.client, seat.uuid)
-            for client in snapshot.clients
-            for seat in client.seats
-            if seat.memory.shut_out and seat.memory.lacking_bytes and seat.waiting_since_ns is not None
-        }
-        for gpu in snapshot.gpus:
-            waiting = gpu.leases.waiting - sum(uuid == gpu.uuid for _, uuid in named)
-            assert waiting == 0, f"{waiting} wait for {gpu.uuid} for ever: {gpu}"
-        for process in self.processes.values():
-            for side in process.sides.values():
-                waits = process.alive and side.wanted and not side.open and (process.connection, side.uuid) not in named
-                assert not waits, f"process {process.pid} was lost: {side}"

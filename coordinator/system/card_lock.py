@@ -1,12 +1,9 @@
-"""One coordinator a card, whatever directory or user it has: a name in the kernel for each card.
+"""GPU locks: at most one coordinator schedules a GPU, whatever its directory or user.
 
-The name is that of an abstract Unix socket: any user can bind it, it ends with the process that has it, and the kernel
-says which process that is.  Connections to it are never accepted; they end with the holder, so that a coordinator can
-wait for that end.
+A lock is an abstract Unix socket.  Any user can bind its name, the name ends with its process, and the kernel
+identifies that process.  Connections are never accepted; they end with the holder, so that a coordinator can wait.
 
-Limits: abstract names belong to a network namespace, so containers with networks of their own do not see each other.
-
-May not go here: which cards there are (system/devices.py), the lock of a runtime directory (system/runtime_dir.py).
+Limit: abstract names belong to a network namespace, so containers with networks of their own do not see each other.
 """
 
 from __future__ import annotations
@@ -29,25 +26,25 @@ log: Final = logging.getLogger("nvshare")
 
 _CREDENTIALS: Final = struct.Struct("=iII")
 _SIMULATED: Final = "51a15eed"
-"""How the UUIDs of simulated cards begin; see simulated_gpu/src/base/state_file.c."""
+"""Prefix of the UUIDs of simulated GPUs; see simulated_gpu/src/base/shared.c."""
 _PAUSE_S: Final = 0.05
 _COMMAND_BYTES: Final = 300
 
 
 class CardHeldError(Exception):
-    """Another coordinator schedules the card; the text names it and the remedy."""
+    """Another coordinator schedules the GPU; the text names it and the remedy."""
 
 
 def hold(uuids: Sequence[str], patience_s: float | None) -> list[socket.socket]:
-    """Sockets that hold these cards as long as they are open.  None: waits without a bound.
+    """Locks these GPUs; the open sockets are the locks.
 
-    Raises CardHeldError when a card is not free after `patience_s`.
+    Raises CardHeldError for a GPU that is not free after `patience_s`; None waits forever.
     """
     give_up_at = None if patience_s is None else time.monotonic() + patience_s
     held: list[socket.socket] = []
     try:
-        for uuid in sorted(uuids):  # in one order, so that two coordinators never wait for each other
-            held.append(_hold(uuid, give_up_at))  # noqa: PERF401 (those at hand are closed on failure)
+        for uuid in sorted(uuids):  # a fixed order prevents deadlocks between coordinators
+            held.append(_hold(uuid, give_up_at))  # noqa: PERF401 (a failure closes the sockets so far)
     except BaseException:
         for each in held:
             each.close()
@@ -56,26 +53,26 @@ def hold(uuids: Sequence[str], patience_s: float | None) -> list[socket.socket]:
 
 
 def _hold(uuid: str, give_up_at: float | None) -> socket.socket:
-    told = ""
+    logged = ""
     while (lock := _bind(uuid)) is None:
-        with socket.socket(socket.AF_UNIX) as rival:
-            rival.setblocking(False)
-            connected = rival.connect_ex(_name(uuid)) == 0
-            text = f"{uuid} is scheduled by {_describe(rival) if connected else 'a process that cannot be told'}"
+        with socket.socket(socket.AF_UNIX) as holder:
+            holder.setblocking(False)
+            connected = holder.connect_ex(_name(uuid)) == 0
+            text = f"{uuid} is scheduled by {_describe(holder) if connected else 'an unknown process'}"
             left_s = None if give_up_at is None else give_up_at - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise CardHeldError(f"{text}; stop that coordinator, or use it: nvshare-run --runtime-dir")
-            if text != told:
+            if text != logged:
                 log.warning("%s; waiting for its end", text)
-                told = text
+                logged = text
             if not connected:
                 left_s = _PAUSE_S if left_s is None else min(_PAUSE_S, left_s)
-            select.select([rival] if connected else [], [], [], left_s)
+            select.select([holder] if connected else [], [], [], left_s)
     return lock
 
 
 def _bind(uuid: str) -> socket.socket | None:
-    """None: somebody has the name."""
+    """The bound socket; None when another process holds the name."""
     lock = socket.socket(socket.AF_UNIX)
     try:
         lock.bind(_name(uuid))
@@ -83,13 +80,13 @@ def _bind(uuid: str) -> socket.socket | None:
         lock.close()
         if error.errno == errno.EADDRINUSE:
             return None
-        raise CardHeldError(f"{uuid}: its lock cannot be taken: {error.strerror}") from None
+        raise CardHeldError(f"{uuid}: cannot take the GPU's lock: {error.strerror}") from None
     lock.listen(socket.SOMAXCONN)
     return lock
 
 
 def _name(uuid: str) -> str:
-    """Simulated cards have the same UUIDs everywhere; what tells them apart is the file that holds their state."""
+    """The socket's name.  Simulated GPUs have equal UUIDs everywhere, so their name includes their state file."""
     state = ""
     if uuid.partition("-")[2].startswith(_SIMULATED):
         path = os.path.realpath(os.environ.get("NVSHARE_SIM_STATE") or f"/proc/{os.getpid()}")
@@ -97,17 +94,17 @@ def _name(uuid: str) -> str:
     return f"\0nvshare/card/{uuid}{state}"
 
 
-def _describe(rival: socket.socket) -> str:
+def _describe(holder: socket.socket) -> str:
     process_id, user_id, _ = _CREDENTIALS.unpack(
-        rival.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        holder.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
     user = str(user_id)
     with contextlib.suppress(KeyError):
         user = f"{pwd.getpwuid(user_id).pw_name} ({user_id})"
-    if process_id == 0:  # of a PID namespace that this one does not see
+    if process_id == 0:  # in a foreign PID namespace
         return f"a process of another container, of user {user}"
     command = b""
     with contextlib.suppress(OSError):
         command = Path(f"/proc/{process_id}/cmdline").read_bytes()[:_COMMAND_BYTES]
     words = "".join(c if c.isprintable() else " " for c in command.decode("utf-8", "replace")).strip()
-    return f"process {process_id} of user {user}: {words or 'its command line cannot be read'}"
+    return f"process {process_id} of user {user}: {words or 'unreadable command line'}"

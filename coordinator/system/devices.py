@@ -1,9 +1,7 @@
-"""The GPUs of this node as scheduling domains: cards and MIG instances, by NVML.
+"""Discovers the GPUs and MIG instances of this node with NVML.
 
-Invariants: a card with MIG enabled is represented by its instances only, for CUDA programs see nothing else of it;
-UUIDs are spelled as NVML spells them, which is what CUDA gives once formatted.
-
-May not go here: settings, scheduling.
+Invariants: a GPU with MIG enabled is represented by its instances only, as CUDA sees it.  UUIDs have NVML's spelling,
+which equals CUDA's formatted one.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ NVML: Final = "libnvidia-ml.so.1"
 
 
 class NoGpuError(Exception):
-    """No GPU can be used; the text names the remedy."""
+    """No usable GPU; the text names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One scheduling domain.  `index` counts domains from 0, in NVML's order."""
+    """One GPU or MIG instance.  `index` counts them from 0, in NVML's order."""
 
     index: int
     uuid: str
@@ -33,14 +31,14 @@ class Device:
 
 
 def discover() -> list[Device]:
-    """All domains of this node.  Raises NoGpuError when there is no driver or no GPU."""
-    import pynvml  # loads the driver's library: only where it is needed, and after a double was put in front
+    """All GPUs and MIG instances of this node.  Raises NoGpuError without a driver or GPU."""
+    import pynvml  # loads the driver's library: only when needed, and after `load_simulated_nvml`
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         raise NoGpuError(
-            f"the NVIDIA driver cannot be used ({error}); install or load it (`nvidia-smi` must work), or run on a "
+            f"the NVIDIA driver is not usable ({error}); install or load it (`nvidia-smi` must work), or run on a "
             "simulated GPU with --simulate"
         ) from None
     try:
@@ -48,7 +46,7 @@ def discover() -> list[Device]:
         for card in range(pynvml.nvmlDeviceGetCount()):
             _add_card(pynvml, pynvml.nvmlDeviceGetHandleByIndex(card), found)
     except pynvml.NVMLError as error:
-        raise NoGpuError(f"NVML does not describe the GPUs ({error}); check `nvidia-smi`") from None
+        raise NoGpuError(f"NVML cannot describe the GPUs ({error}); check `nvidia-smi`") from None
     finally:
         pynvml.nvmlShutdown()
     if not found:
@@ -56,10 +54,10 @@ def discover() -> list[Device]:
     return found
 
 
-def put_double_in_front(state: Path, cards: str | None) -> None:
-    """Makes NVML in this process that of the simulated GPUs, whose shared state is this file.
+def load_simulated_nvml(state: Path, cards: str | None) -> None:
+    """Loads the simulated NVML into this process; `state` is the file of the simulated GPUs' shared state.
 
-    Raises ValueError for cards that cannot be, NoGpuError when the simulation is not installed.
+    Raises ValueError for faulty `cards`, NoGpuError when the simulation is not installed.
     """
     from nvshare.simulated_gpu import LibraryNotFoundError
     from nvshare.simulated_gpu.environment import simulated_environment
@@ -73,7 +71,7 @@ def put_double_in_front(state: Path, cards: str | None) -> None:
     for folder in folders:
         library = Path(folder) / NVML
         if library.exists():
-            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # pynvml asks by SONAME, and gets the one that is loaded
+            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # pynvml opens it by SONAME and gets this one
             return
     raise NoGpuError(f"the simulated GPU's {NVML} is not in {folders[0]}; reinstall nvshare")
 
@@ -93,7 +91,7 @@ def _add_card(pynvml: Any, handle: Any, found: list[Device]) -> None:
 def _mig_enabled(pynvml: Any, handle: Any) -> bool:
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:  # a card or a driver without MIG
+    except pynvml.NVMLError:  # a GPU or driver without MIG
         return False
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 

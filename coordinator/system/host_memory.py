@@ -1,8 +1,6 @@
-"""How much memory this machine, or the container that the coordinator runs in, has: the basis of the host budget.
+"""Memory size of this machine or of the coordinator's container, and the default host budget.
 
-Invariant: a file that cannot be read or understood counts as no limit; at least `LEAST_BYTES` comes out.
-
-May not go here: who gets how much (memory/host_budget.py).
+An unreadable file counts as no limit.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 SHARE: Final = 0.75
-"""Of the memory, for pinned buffers of all clients: the rest is for the programs themselves and the system."""
+"""Share of the memory for pinned buffers of all clients; the rest is for programs and the system."""
 LEAST_BYTES: Final = 1 << 30
 _ROOT: Final = Path("/")
 
 
 def default_budget_bytes(root: Path = _ROOT) -> int:
-    """Three quarters of what there is."""
+    """`SHARE` of the memory, at least `LEAST_BYTES`."""
     return max(LEAST_BYTES, int(SHARE * _memory_bytes(root)))
 
 
@@ -36,7 +34,7 @@ def _machine_bytes(root: Path) -> int | None:
 
 
 def _container_bytes(root: Path) -> list[int | None]:
-    """Limits of the control groups that this process is in, and of all around it: version 2, then 1."""
+    """Limits of this process's control groups and of all their parents, for cgroups version 1 and 2."""
     found: list[int | None] = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

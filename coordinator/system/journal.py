@@ -1,15 +1,14 @@
-"""Who holds which lease, in a file that survives the coordinator.
+"""The journal: a file with the lease holder of each GPU, for recovery after a coordinator's crash.
 
-A file of fixed records, rewritten in place: a grant costs one system call of about a microsecond.  A killed process
-loses nothing of it, since the kernel keeps the pages; after a crash of the node there is no holder to wait for.
+The file has fixed records, rewritten in place: a grant costs one system call of about a microsecond.  It survives a
+killed process because the kernel keeps the pages.  After a crash of the node there are no holders.
 
-Invariants: a record is believed only when its checksum fits, so a torn or foreign file costs no more than what it held;
-a holder is believed only if a process with that id *and* that start time lives, so a reused id is not taken for it.
-A record of this boot whose checksum does not fit may hide a holder: it counts as `MANY_HOLDERS`.
-The file's space is allocated before the first record.  A record that cannot be written is kept and written with the
-next one, and costs nothing else; so the file is not mapped, where a full file system is a SIGBUS and not an error.
-
-May not go here: what a recovery does (engine/scheduler.py).
+Invariants:
+- A record counts only with a correct checksum.  A damaged record of this boot may hide a holder: it counts as
+  `MANY_HOLDERS`.
+- A holder counts only if a process with its id *and* start time lives, so a reused id is not mistaken for it.
+- The file's space is allocated before the first record.  A failed write is repeated with the next one.  The file is
+  not memory-mapped, because a full file system would then be a SIGBUS instead of an error.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _BODY: Final = struct.Struct("=96sQqQ")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the journal says of one GPU.  `process_id` 0: nobody held it."""
+    """The last lease of one GPU.  `process_id` 0: none is held."""
 
     lease_id: int
     process_id: int
@@ -48,14 +47,14 @@ class Journal:
     """One file, one record for each GPU that this coordinator serves."""
 
     def __init__(self, path: Path, uuids: Sequence[str], started_at: Callable[[int], int | None] | None = None) -> None:
-        """Reads what an earlier coordinator left (`earlier`), then makes room for these GPUs.  Raises OSError.
+        """Reads the earlier records into `earlier`, then prepares the file for these GPUs.  Raises OSError.
 
-        `started_at` replaces `start_time` where processes are models.
+        `started_at` replaces `start_time` in simulations.
         """
         self._started_at = started_at or start_time
         self.earlier = _read(path)
         self.failure: OSError | None = None
-        """Why the file does not say what it should; None while it does."""
+        """Reason of the last failed write; None while the file is current."""
         size = _HEADER_BYTES + _RECORD.size * max(1, len(uuids))
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._path = path
@@ -63,10 +62,10 @@ class Journal:
         self._names = {uuid: uuid.encode()[:96] for uuid in uuids}
         self._started: dict[int, int] = {}
         self._unwritten: dict[int, bytes] = {}
-        """By offset: what the file does not have yet."""
+        """Unwritten content by offset."""
         self._last: tuple[str, Record] | None = None
-        """Written last."""
-        self._complained = True  # while it is made a failure is raised, not logged
+        """The last record."""
+        self._complained = True  # a failure during construction is raised, not logged
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             os.ftruncate(self._descriptor, size)
@@ -81,9 +80,9 @@ class Journal:
         self._complained = False
 
     def holder(self, uuid: str) -> int | None:
-        """The process that held the lease when the earlier coordinator ended, if it lives still.
+        """The living process that held the lease when the earlier coordinator ended.
 
-        MANY_HOLDERS for several, and for one whose process id is not known (negative): nobody can say whether it lives.
+        MANY_HOLDERS for several holders, and for one of unknown process id (negative), which may be alive.
         """
         record = self.earlier.get(uuid)
         if record is not None and record.process_id < 0:
@@ -93,24 +92,24 @@ class Journal:
         return record.process_id
 
     def next_lease_id(self, uuid: str) -> int:
-        """Ids go on where the earlier coordinator stopped; from 1 where that is lost (see engine/recovery.py)."""
+        """Continues the earlier coordinator's numbering; 1 without a record (see engine/recovery.py)."""
         record = self.earlier.get(uuid)
         return record.lease_id + 1 if record is not None else 1
 
     def record(self, uuid: str, lease_id: int, process_id: int) -> None:
-        """Rewrites one record."""
+        """Writes the record of one GPU."""
         started = self._started.get(process_id)
         if started is None and process_id > 0:
             started = self._started[process_id] = self._started_at(process_id) or 0
         self._write(uuid, Record(lease_id, process_id, started or 0))
 
     def rewrite(self) -> None:
-        """Writes the last record again.  Shortly before the next one it brings what that needs into the caches."""
+        """Writes the last record again, to warm the caches for the next one."""
         if self._last is not None:
             self._write(*self._last)
 
     def forget(self, process_id: int) -> None:
-        """The process has no connection any more; its id may be reused."""
+        """Drops the cached start time of a process without connections, whose id may be reused."""
         self._started.pop(process_id, None)
 
     def close(self) -> None:
@@ -122,7 +121,7 @@ class Journal:
         self._put(self._offsets[uuid], body + struct.pack("=I4x", zlib.crc32(body)))
 
     def _put(self, offset: int, content: bytes) -> None:
-        """Everything that the file lacks, this included.  What fails is said once and tried again the next time."""
+        """Writes this and all earlier unwritten content.  Logs the first of several failures."""
         self._unwritten[offset] = content
         try:
             for at, lacking in self._unwritten.items():
@@ -136,37 +135,37 @@ class Journal:
         self._unwritten.clear()
         if self.failure is not None:
             self.failure = None
-            log.info("%s is written again", self._path)
+            log.info("%s is writable again", self._path)
 
     def problem(self) -> str | None:
-        """What the operator should know of it; None when all is well."""
+        """The file's fault, for the operator; None without one."""
         if self.failure is None:
             return None
         return (
-            f"{self._path} cannot be written ({self.failure.strerror}): leases go on, but a coordinator that starts "
-            "now does not know who holds them and may let another program run beside a holder"
+            f"cannot write {self._path} ({self.failure.strerror}): after a restart the coordinator would not know the "
+            "lease holders and could let another program run beside one"
         )
 
 
 def _write_all(descriptor: int, content: bytes, offset: int) -> None:
-    """Raises OSError also where a part had room."""
+    """Writes all of `content`.  Raises OSError, also after a partial write."""
     if os.pwrite(descriptor, content, offset) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def start_time(process_id: int) -> int | None:
-    """Clock ticks after boot at which the process started; None when it does not live (a zombie does not)."""
+    """Start time of a process in clock ticks after boot; None for a dead process or a zombie."""
     fields = _stat(process_id)
     return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def is_stopped(process_id: int) -> bool:
-    """Whether the process lives and does nothing until somebody lets it go on: SIGSTOP, or a debugger."""
+    """Whether the process is stopped by SIGSTOP or a debugger."""
     return _stat(process_id)[:1] in ([b"T"], [b"t"])
 
 
 def _stat(process_id: int) -> list[bytes]:
-    """From the state on; empty when there is no such process."""
+    """Fields of /proc/PID/stat from the state on; empty without such a process."""
     try:
         content = Path(f"/proc/{process_id}/stat").read_bytes()
     except OSError:
@@ -175,7 +174,7 @@ def _stat(process_id: int) -> list[bytes]:
 
 
 def boot_id() -> bytes:
-    """Process ids and start times mean something within one boot only."""
+    """The id of this boot: process ids and start times are valid within one boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:_BOOT_BYTES]
     except OSError:
@@ -183,7 +182,7 @@ def boot_id() -> bytes:
 
 
 def _read(path: Path) -> dict[str, Record]:
-    """The records that can be believed.  After a reboot only the numbering counts."""
+    """The valid records by UUID.  After a reboot only their lease ids remain."""
     try:
         content = path.read_bytes()
     except OSError:

@@ -1,7 +1,4 @@
-"""What the kernel lets this process have: enough descriptors for all clients.
-
-May not go here: bounds on single peers (daemon/transport.py).
-"""
+"""Raises this process's limit of open files to the needs of all clients."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _SPARE_DESCRIPTORS: Final = 128
 
 
 def possible_connections(max_clients: int) -> int:
-    """Raises the limit of open files to what that many clients need; warns when the system does not allow it."""
+    """Raises the limit for this number of clients and returns the possible connections; warns if there are fewer."""
     wanted = max_clients + _SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _SPARE_DESCRIPTORS
@@ -26,5 +23,5 @@ def possible_connections(max_clients: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
             wanted = max(16, soft - _SPARE_DESCRIPTORS)
-            log.warning("only %d files may be open: at most %d clients (`ulimit -n`)", soft, wanted)
+            log.warning("limit of %d open files: at most %d clients; raise `ulimit -n`", soft, wanted)
     return wanted

@@ -1,10 +1,8 @@
-"""Where the coordinator and its clients meet: the runtime directory, its files, its one owner.
+"""The runtime directory of a coordinator and its clients: its place, its files and its lock.
 
-Invariants: one coordinator a directory, by a lock that the kernel drops with the process; nobody but the directory's
-owner can replace a file in it or take that lock; every path that becomes a socket fits into one.
-Imports only the standard library's light parts, because nvshare-run starts with it.
-
-May not go here: zmq, settings files, what the sockets carry.
+Invariants: a directory has at most one coordinator, by a lock that the kernel drops with the process.  Only the
+directory's owner can replace a file in it or take the lock.  Paths of sockets fit into a socket address.
+Imports only light parts of the standard library, because nvshare-run imports it.
 """
 
 from __future__ import annotations
@@ -26,11 +24,11 @@ SYSTEM_DIRECTORY: Final = Path("/run/nvshare")
 
 
 class RuntimeDirError(Exception):
-    """The directory cannot be used; the text names the remedy."""
+    """The directory is unusable; the text names the remedy."""
 
 
 def unusable(path: Path, error: OSError) -> RuntimeDirError:
-    """Nothing can be made or written at this path: what to do about it."""
+    """The error for a path that cannot be created or written, with the remedy."""
     remedy = "choose another directory with --runtime-dir"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"free some space or files (`df`, `df -i`) or {remedy}"
@@ -39,11 +37,11 @@ def unusable(path: Path, error: OSError) -> RuntimeDirError:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeDir:
-    """Names of the files in one runtime directory.  Making one touches nothing."""
+    """Names of the files in one runtime directory."""
 
     path: Path
     may_be_foreign: bool = field(default=True, compare=False)
-    """Named on purpose, or the system's: another user's coordinator is used there.  False for a user's own fallback."""
+    """Another user's coordinator may be used: true for a named directory and the system's, false for a user's own."""
 
     @property
     def hooks_socket(self) -> Path:
@@ -67,7 +65,7 @@ class RuntimeDir:
 
     @property
     def daemon_mark(self) -> Path:
-        """There while the system's coordinator is meant to run, also while it is being restarted."""
+        """Exists while the system's coordinator should run, also during its restart."""
         return self.path / "daemon"
 
     @property
@@ -83,7 +81,7 @@ class RuntimeDir:
         return self.path / "simulated_gpu"
 
     def coordinator_pid(self) -> int | None:
-        """The process that holds the coordinator's lock; None when nobody does, or this user may not know."""
+        """The process that holds the coordinator's lock; None without one, or without permission to know."""
         try:
             descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -98,14 +96,14 @@ class RuntimeDir:
             os.close(descriptor)
 
     def is_foreign(self) -> bool:
-        """Whether the directory belongs to another user, or, for a fallback, a link that lies in its place."""
+        """Whether the directory belongs to another user; for a user's own default also a link in its place."""
         try:
             return self.path.stat(follow_symlinks=self.may_be_foreign).st_uid != os.geteuid()
         except OSError:
             return False
 
     def answers(self) -> bool:
-        """Whether somebody listens on the hooks' socket and this user may connect to it."""
+        """Whether the hooks' socket accepts this user's connections."""
         if len(os.fsencode(self.hooks_socket)) > MAX_SOCKET_PATH_BYTES:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -118,7 +116,7 @@ class RuntimeDir:
 
 
 def own_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:
-    """Where a coordinator started here lives: NVSHARE_RUNTIME_DIR, the system's for root, else the user's own."""
+    """The directory of a coordinator started here: NVSHARE_RUNTIME_DIR, the system's for root, else the user's own."""
     env = os.environ if environment is None else environment
     uid = os.geteuid() if user_id is None else user_id
     if named := env.get("NVSHARE_RUNTIME_DIR"):
@@ -127,11 +125,11 @@ def own_directory(environment: Mapping[str, str] | None = None, user_id: int | N
         return RuntimeDir(SYSTEM_DIRECTORY)
     if base := env.get("XDG_RUNTIME_DIR"):
         return RuntimeDir(Path(base) / "nvshare", may_be_foreign=False)
-    return RuntimeDir(Path(f"/tmp/nvshare-{uid}"), may_be_foreign=False)  # the last resort
+    return RuntimeDir(Path(f"/tmp/nvshare-{uid}"), may_be_foreign=False)
 
 
 def client_directory(environment: Mapping[str, str] | None = None, user_id: int | None = None) -> RuntimeDir:
-    """What a client uses: as `own_directory`, but the system's coordinator comes first if it can be reached."""
+    """The directory of a client: as `own_directory`, but a reachable system's coordinator comes first."""
     env = os.environ if environment is None else environment
     if not env.get("NVSHARE_RUNTIME_DIR"):
         system = RuntimeDir(SYSTEM_DIRECTORY)
@@ -141,12 +139,12 @@ def client_directory(environment: Mapping[str, str] | None = None, user_id: int 
 
 
 def prepare(directory: RuntimeDir) -> None:
-    """Makes the directory with the right mode, and checks that nobody else can meddle.  Raises RuntimeDirError."""
+    """Creates the directory, and checks that no other user can change it.  Raises RuntimeDirError."""
     sockets = (directory.hooks_socket, directory.control_socket, directory.events_socket)
     longest = max(len(os.fsencode(path)) for path in sockets)
     if longest > MAX_SOCKET_PATH_BYTES:
         raise RuntimeDirError(
-            f"{directory.path}: too long, a socket's path has room for {MAX_SOCKET_PATH_BYTES} bytes and this needs "
+            f"{directory.path}: too long: a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes, this one "
             f"{longest}; choose a shorter directory with --runtime-dir or NVSHARE_RUNTIME_DIR"
         )
     mode = 0o755 if directory.path == SYSTEM_DIRECTORY else 0o700
@@ -166,7 +164,7 @@ def prepare(directory: RuntimeDir) -> None:
     if found.st_uid != os.geteuid():
         raise RuntimeDirError(foreign_text(directory, found.st_uid))
     if found.st_mode & 0o022:
-        raise RuntimeDirError(f"{directory.path}: others may write to it; run `chmod go-w {directory.path}`")
+        raise RuntimeDirError(f"{directory.path}: other users may write to it; run `chmod go-w {directory.path}`")
     if not os.access(directory.path, os.R_OK | os.W_OK | os.X_OK):
         raise RuntimeDirError(
             f"{directory.path}: no permission; run `chmod u+rwx {directory.path}` or choose another with --runtime-dir"
@@ -174,18 +172,18 @@ def prepare(directory: RuntimeDir) -> None:
 
 
 def foreign_text(directory: RuntimeDir, owner: int) -> str:
-    """Why this user's tools refuse a directory of user `owner`."""
+    """Error text for a directory of user `owner`."""
     remedy = "choose another with --runtime-dir (or NVSHARE_RUNTIME_DIR)"
     if not directory.may_be_foreign:
-        remedy += ", or name this one there to use that user's coordinator"
+        remedy += ", or name this one to use that user's coordinator"
     return f"{directory.path}: belongs to user {owner}, not to you ({os.geteuid()}); {remedy}"
 
 
 def lock(directory: RuntimeDir) -> int:
-    """Takes the coordinator's lock and removes what a dead coordinator left.  Returns the descriptor that holds it.
+    """Takes the coordinator's lock, and removes the sockets of a dead coordinator.
 
-    The lock lasts as long as the descriptor; no child inherits it.  Raises RuntimeDirError when another coordinator
-    runs here.
+    The lock lasts as long as the returned descriptor, which children do not inherit.  Raises RuntimeDirError, also
+    when another coordinator runs here.
     """
     try:
         descriptor = os.open(directory.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -216,7 +214,7 @@ def lock(directory: RuntimeDir) -> int:
 
 
 def _flock_soon(descriptor: int) -> bool:
-    """Whoever only asks who runs (`coordinator_pid`) holds the lock for an instant: that must not look like a rival."""
+    """Takes the lock, with retries, because `coordinator_pid` in another process holds it for an instant."""
     for attempt in range(20):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,10 +232,9 @@ def _is_coordinator(pid: int | None) -> bool:
 
 
 def take_keepalive_exclusively(directory: RuntimeDir) -> int | None:
-    """The descriptor of keepalive.lock when nobody wants the embedded coordinator any more, else None.
+    """The descriptor of keepalive.lock when no program needs the embedded coordinator any more, else None.
 
-    Whoever gets it keeps it until the process ends, so that a launcher that comes now waits for that end and starts
-    another.
+    The coordinator keeps it until its process ends.  A new launcher waits for that end and starts another one.
     """
     descriptor = os.open(directory.keepalive_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

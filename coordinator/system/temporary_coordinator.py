@@ -1,9 +1,6 @@
-"""A coordinator for the length of a block: what the demo and the benchmarks stand on.
+"""A coordinator for the length of a `with` block, for the demo and the benchmarks.
 
-Invariants: the block begins when it serves; however the block ends the coordinator does too, in order if it can; it is
-no client itself, whatever environment it is started from.
-
-May not go here: the embedded coordinator, which outlives who started it (client_hook/embedded.py).
+The block begins when the coordinator serves; the coordinator ends with the block.  Its environment has no hook.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nvshare.client_hook.embedded import last_words
+from nvshare.client_hook.embedded import end_of_log
 from nvshare.client_hook.launcher import LaunchError, coordinator_environment
 
 _GRACE_S = 10.0
@@ -23,7 +20,7 @@ _GRACE_S = 10.0
 
 @contextlib.contextmanager
 def temporary_coordinator(directory: Path, options: Sequence[str], *, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """In this runtime directory; `options` are its own.  Raises LaunchError with its words when it does not start."""
+    """Starts a coordinator in this runtime directory.  Raises LaunchError with the end of its log."""
     ready, report = os.pipe()
     command = [sys.executable, "-P", "-m", "nvshare.coordinator.daemon.main"]
     command += ["--runtime-dir", str(directory), "--ready-fd", str(report), *options]
@@ -36,7 +33,7 @@ def temporary_coordinator(directory: Path, options: Sequence[str], *, log: Path)
     os.close(report)
     try:
         if os.read(ready, 1) == b"":
-            raise LaunchError(f"the coordinator did not start:\n{last_words(log)}")
+            raise LaunchError(f"the coordinator did not start:\n{end_of_log(log)}")
         yield process
     finally:
         os.close(ready)

@@ -21,9 +21,10 @@ from unittest import mock
 
 import zmq
 
-from nvshare.coordinator.cli.ctl import call, main
-from nvshare.coordinator.daemon import control_api as api
-from nvshare.coordinator.daemon.control_sockets import EventReader
+from nvshare.coordinator.cli.ctl import main
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.sockets import EventReader
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.daemon.made_up_gpus import uuid_of

@@ -100,7 +100,7 @@ def test_who_is_refused_host_memory_is_shown(coordinators: Coordinators, connect
     hook.send(messages.ReserveHost(2, 5 << 30))
     assert hook.next(messages.HostReserved).bytes == 4 << 30
     assert "4GiB" in hook.next(messages.Rejected).text
-    line = f"  user {os.getuid()}: 1 program with 4GiB, no more to be had; refused once\n"
+    line = f"  user {os.getuid()}: 1 program with 4GiB, no more available; refused once\n"
     assert line in ctl(running.directory.path, "status").stdout
     assert line in ctl(running.directory.path, "memory").stdout
 
@@ -117,9 +117,9 @@ def test_memory_is_shown_and_limits_say_what_is_beyond_them(coordinator: Running
     assert "6GiB" in shown
     assert "train" in shown
     assert "2GiB of " in shown, "the host's share"
-    assert "nothing more can be allocated" in ctl(where, "limit", "train", "--memory", "5GiB").stdout
-    assert "has 7GiB of GPU memory\n" in ctl(where, "limit", "train", "--memory", "7GiB").stdout
-    assert "nothing more is given" in ctl(where, "set", "host-budget", "1GiB").stdout
+    assert "cannot allocate more" in ctl(where, "limit", "train", "--memory", "5GiB").stdout
+    assert "has a limit of 7GiB of GPU memory\n" in ctl(where, "limit", "train", "--memory", "7GiB").stdout
+    assert "clients get no more" in ctl(where, "set", "host-budget", "1GiB").stdout
     device = connect(coordinator).hello("fixed", memory_mode=int(messages.MemoryMode.DEVICE)).attach()
     device.next(messages.GpuSettings)
 
@@ -136,33 +136,33 @@ def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Conne
     assert hook.next(messages.Grant).lease_id > lease
 
 
-def test_what_was_set_live_is_shown_and_undone(coordinators: Coordinators, connect: Connect) -> None:
+def test_live_settings_are_shown_and_removed(coordinators: Coordinators, connect: Connect) -> None:
     """Broken if nobody could see why the settings are not as configured, or could not go back."""
     running = coordinators.start("--quantum", "60s", gpus=2)
     where = running.directory.path
     hook = connect(running).hello("train", priority=3).attach()
     hook.next(messages.GpuSettings)
-    assert "set live" not in ctl(where, "status").stdout
+    assert "live setting" not in ctl(where, "status").stdout
     answer(running, "set", "quantum", "5ms")
     answer(running, "set", "policy", "priority", "--gpu", "1")
     answer(running, "set", "priority", "train", "9")
     answer(running, "pause", "train")
     shown = ctl(where, "status").stdout
     for line in (
-        "set live: quantum: 5ms on GPU 0, 1\n",
-        "set live: policy: priority on GPU 1\n",
-        f"set live: priority of train (pid {os.getpid()}): 9\n",
-        f"set live: paused of train (pid {os.getpid()}): yes\n",
+        "live setting: quantum: 5ms on GPU 0, 1\n",
+        "live setting: policy: priority on GPU 1\n",
+        f"live setting: priority of train (pid {os.getpid()}): 9\n",
+        f"live setting: paused of train (pid {os.getpid()}): yes\n",
     ):
         assert line in shown
-    assert ctl(where, "unset", "quantum", "--gpu", "1").stdout == f"undone: quantum: 5ms on GPU {uuid_of(1)}\n"
+    assert ctl(where, "unset", "quantum", "--gpu", "1").stdout == f"removed: quantum: 5ms on GPU {uuid_of(1)}\n"
     assert [gpu["quantum_ns"] for gpu in answer(running, "status")["gpus"]] == [5_000_000, 60_000_000_000]
-    assert "undone: priority" in ctl(where, "unset", "priority", "train").stdout
+    assert "removed: priority" in ctl(where, "unset", "priority", "train").stdout
     assert answer(running, "clients")["clients"][0]["priority"] == 3
     answer(running, "resume", "train")
     again = ctl(where, "unset", "paused", "train")
     assert (again.returncode, again.stdout) == (1, "")
-    assert "nothing of that was set live" in again.stderr
+    assert "no such live setting" in again.stderr
     assert [each["setting"] for each in answer(running, "unset", "--all")["undone"]] == ["quantum", "policy"]
     assert answer(running, "status")["live"] == []
     assert [gpu["policy"] for gpu in answer(running, "status")["gpus"]] == ["round_robin", "round_robin"]
@@ -181,15 +181,15 @@ def test_a_command_says_when_its_effect_ends(coordinators: Coordinators) -> None
 
 MISTAKES = (
     (["pause", "nobody"], 1, "no client 'nobody'"),
-    (["pause", "twin"], 1, "means 2 clients"),
-    (["set", "quantum", "1s", "--gpu", "9"], 1, "'9' is no GPU"),
+    (["pause", "twin"], 1, "matches 2 clients"),
+    (["set", "quantum", "1s", "--gpu", "9"], 1, "'9' is not a GPU"),
     (["set", "policy", "chaos"], 1, "no policy 'chaos'; known: "),
-    (["set", "quantum", "3"], 2, "no duration"),
+    (["set", "quantum", "3"], 2, "not a duration"),
     (["set", "quantum", "2h"], 2, "1ms to 1h"),
-    (["set", "limit", "twin", "lots"], 2, "no size"),
+    (["set", "limit", "twin", "lots"], 2, "not a size"),
     (["limit", "twin"], 2, "--memory"),
     (["limit", "nobody", "--memory", "1GiB"], 1, "no client 'nobody'"),
-    (["limit", "twin", "--memory", "lots"], 2, "no size"),
+    (["limit", "twin", "--memory", "lots"], 2, "not a size"),
     (["set", "switch-share", "70%"], 2, "0.1% to 50%"),
     (["set", "host-budget", "0"], 2, "budget_bytes"),
     (["set", "sharing", "sometimes"], 2, "exclusive"),
@@ -199,8 +199,8 @@ MISTAKES = (
     (["unset"], 2, "name a setting or --all"),
     (["unset", "--all", "quantum"], 2, "name a setting or --all"),
     (["unset", "nothing"], 2, "setting"),
-    (["unset", "priority", "twin"], 1, "means 2 clients"),
-    (["unset", "quantum"], 1, "nothing of that was set live"),
+    (["unset", "priority", "twin"], 1, "matches 2 clients"),
+    (["unset", "quantum"], 1, "no such live setting"),
     (["frobnicate"], 2, "frobnicate"),
 )
 
@@ -275,4 +275,4 @@ def test_the_follower_ends_with_the_coordinator(coordinators: Coordinators, conn
     running.kill()
     _, said = follower.communicate(timeout=BOUND_S)
     assert follower.returncode == 3
-    assert "went away" in said
+    assert "has ended" in said

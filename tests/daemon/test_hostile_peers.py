@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from nvshare.bench.harness.wire_client import GREETING, Link, frame, ready
-from nvshare.coordinator.daemon import control_api as api
-from nvshare.coordinator.daemon.control_sockets import ControlCaller
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.sockets import ControlCaller
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
 from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until

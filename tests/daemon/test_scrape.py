@@ -86,7 +86,7 @@ def test_refused_connections_are_counted(coordinators: Coordinators) -> None:
         while silent.recv(4096):
             pass
     assert value(scrape(running), "nvshare_connections_refused_total", reason="silent") == 1
-    assert "is refused: it has not introduced itself in time (1 refusals so far)" in running.log.read_text()
+    assert ": it sent no Hello in time (1 refusals so far)" in running.log.read_text()
 
 
 def test_a_port_that_is_taken_is_named_and_a_scraper_delays_no_stop(coordinators: Coordinators) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.main import main
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
@@ -115,9 +115,9 @@ def test_a_link_in_place_of_the_lock_is_not_followed(coordinators: Coordinators)
 def test_bad_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken if a mistake on the command line did not say which one."""
     for words, said in (
-        (["--quantum", "fast"], "--quantum: 'fast' is no duration"),
+        (["--quantum", "fast"], "--quantum: 'fast' is not a duration"),
         (["--sharing", "some"], "--sharing: 'some' is neither exclusive nor concurrent"),
-        (["--capacity", "much"], "--capacity: 'much' is no size"),
+        (["--capacity", "much"], "--capacity: 'much' is not a size"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--metrics-port", "99999"], "--metrics-port"),
@@ -192,8 +192,8 @@ def test_hangup_leaves_what_was_set_live(coordinators: Coordinators) -> None:
     running.ask(api.SetQuantum(quantum_ns=5_000_000, gpu="1"))
     settings.write_text(f'quantum = "700ms"\nswitch_share = "7%"\n[gpu."{uuid_of(1)}"]\nquantum = "900ms"\n')
     running.process.send_signal(signal.SIGHUP)
-    until(lambda: "settings are read again" in running.log.read_text(), "the file")
-    assert f"as set live, whatever the settings say: quantum of {uuid_of(1)} " in running.log.read_text()
+    until(lambda: "settings reloaded" in running.log.read_text(), "the file")
+    assert f"live settings stay in force: quantum of {uuid_of(1)} " in running.log.read_text()
 
     def quanta() -> list[int]:
         return [gpu["quantum_ns"] for gpu in running.status()["gpus"]]

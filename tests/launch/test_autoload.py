@@ -179,7 +179,7 @@ def test_a_failure_is_one_line_and_the_program_runs(python: Path, enabled: dict[
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("nvshare: ")
-    assert done.stderr.endswith("going on without the hook\n")
+    assert done.stderr.endswith("continuing without the hook\n")
 
 
 def test_a_library_that_does_not_load_ends_in_one_retry(

@@ -218,7 +218,7 @@ def test_a_fallback_directory_of_another_user_is_refused(
     """Else whoever makes a user's directory below /tmp first would have that user's programs."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     fallback = RuntimeDir(runtime.path, may_be_foreign=False)
-    with pytest.raises(LaunchError, match=f"belongs to user {os.getuid()}, not to you .* or name this one there"):
+    with pytest.raises(LaunchError, match=f"belongs to user {os.getuid()}, not to you .* or name this one to"):
         embedded.ensure_coordinator(fallback, environ, simulate="")
     link = RuntimeDir(runtime.path / "link", may_be_foreign=False)
     link.path.symlink_to(runtime.path)

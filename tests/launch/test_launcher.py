@@ -36,7 +36,6 @@ def test_preload_is_idempotent(entries: list[str], separator: str) -> None:
     once = launcher.with_preload(separator.join(entries), HOOK)
     assert launcher.with_preload(once, HOOK) == once
     assert launcher.preload_entries(once).count(str(HOOK)) == 1
-    assert launcher.is_hooked({"LD_PRELOAD": once})
 
 
 def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tmp_path: Path) -> None:
@@ -128,5 +127,5 @@ def test_memory_modes_that_do_not_exist_are_refused() -> None:
     """Else the program would run in another mode than was asked for."""
     for mode in launcher.MEMORY_MODES:
         launcher.check_memory_mode(mode)
-    with pytest.raises(LaunchError, match="no memory mode 'fast'"):
+    with pytest.raises(LaunchError, match="unknown memory mode 'fast'"):
         launcher.check_memory_mode("fast")

@@ -17,8 +17,8 @@ import pytest
 
 from nvshare.client_hook import embedded
 from nvshare.client_hook.launcher import LaunchError
-from nvshare.coordinator.cli.ctl import call
-from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment

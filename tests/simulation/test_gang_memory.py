@@ -13,8 +13,8 @@ import pytest
 from nvshare.coordinator.memory import expected_calls
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
-from nvshare.coordinator.simulation.client import Move
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
+from nvshare.coordinator.simulation.programs.side import Move
 from nvshare.scheduler_policies.registry import create
 
 A, B = "GPU-0", "GPU-1"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
-from nvshare.coordinator.simulation.client import Plan
 from nvshare.coordinator.simulation.harness import core_settings
+from nvshare.coordinator.simulation.plan import Plan
 from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
@@ -37,8 +37,8 @@ def share_together(plan: Plan, policy: str) -> float:
     together = apart = 0
     for seed in range(4):
         world = live(seed, plan, core_settings(check_invariants=False, policy=policy, drain_deadline_ns=SECOND_NS))
-        together += world.together_ns
-        apart += world.apart_ns
+        together += world.checks.together_ns
+        apart += world.checks.apart_ns
     return together / (together + apart)
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
-from nvshare.coordinator.simulation.client import Plan
 from nvshare.coordinator.simulation.harness import core_settings
+from nvshare.coordinator.simulation.plan import Plan
 from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
@@ -62,13 +62,13 @@ def test_any_world_with_little_host_memory(seed: int, policy: str, times: int, b
 
 def test_users_are_refused_in_these_worlds() -> None:
     """Broken: the worlds above have so much host memory that they show nothing."""
-    assert all(live(seed, PLAN, core(host_budget_bytes=2_000)).host_refused > 5 for seed in range(3))
+    assert all(live(seed, PLAN, core(host_budget_bytes=2_000)).checks.host_refused > 5 for seed in range(3))
 
 
 def test_while_nothing_changes_nothing_is_tried_again_and_again() -> None:
     """Broken: beside a process that was stopped, those who lack its room are granted and refused all the time."""
     plan = replace(PLAN, gpus=1, processes=5, memory_bytes=900, stop_chance=0.05)
     worlds = [live(seed, plan, core(host_budget_bytes=9_000)) for seed in range(30)]
-    assert sum(world.shut_out for world in worlds) > 3, "some were refused room, and had to wait"
-    most = max(world.refused_in_calm for world in worlds)
+    assert sum(world.checks.shut_out for world in worlds) > 3, "some were refused room, and had to wait"
+    most = max(world.checks.refused_in_calm for world in worlds)
     assert most <= 15 * plan.processes, "in the 30 s for which processes stop"

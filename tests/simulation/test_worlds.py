@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from nvshare.coordinator.engine.scheduler import OverdueAction, Settings
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.coordinator.simulation.client import Plan
 from nvshare.coordinator.simulation.harness import core_settings
+from nvshare.coordinator.simulation.plan import Plan
 from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.registry import BUILT_IN, create
 
@@ -110,12 +110,12 @@ def test_a_day_under_one_kind_of_trouble(name: str, policy: str) -> None:
     grants = restores = credits_given = crashes = excused = gathered = 0
     for seed in range(3):
         world = live(seed, plan, replace(SETTINGS, policy=policy))
-        grants += world.grants
-        restores += world.restores
-        credits_given += world.credits
+        grants += world.checks.grants
+        restores += world.checks.restores
+        credits_given += world.checks.credits
         crashes += world.crashes
-        excused += world.excused
-        gathered += world.gathered
+        excused += world.checks.excused
+        gathered += world.checks.gathered
     assert grants > 100, "the world must have lived"
     assert bool(restores) == bool(plan.memory_bytes), "and met the trouble that it is about"
     assert bool(credits_given) == bool(plan.memory_bytes), "memory goes out and comes in at the same time"
@@ -134,8 +134,8 @@ def test_who_asks_locks_nobody_out(crash_every_ns: int) -> None:
     after a restart of the coordinator."""
     plan = replace(CROWDED, crash_every_ns=crash_every_ns)
     worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
-    assert sum(world.pins_refused for world in worlds) > 20, "the world must have met the trouble that it is about"
-    assert sum(world.lacking for world in worlds) == 0
+    assert sum(world.checks.pins_refused for world in worlds) > 20, "the world must have met the trouble that it is about"
+    assert sum(world.checks.lacking for world in worlds) == 0
 
 
 @pytest.mark.parametrize("hidden_share", [0.0, 1.0])
@@ -144,8 +144,8 @@ def test_who_does_not_fit_is_named(hidden_share: float) -> None:
     hides is taken for one that nobody names."""
     plan = replace(CROWDED, old_share=0.5, hidden_share=hidden_share)
     worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
-    assert sum(world.lacking for world in worlds) > 20
-    assert sum(world.shut_out for world in worlds) > 20
+    assert sum(world.checks.lacking for world in worlds) > 20
+    assert sum(world.checks.shut_out for world in worlds) > 20
 
 
 @settings(max_examples=12, deadline=None)
@@ -184,4 +184,4 @@ def test_a_long_day_on_eight_gpus() -> None:
     """Broken: something that only shows after many leases, such as figures that drift."""
     plan = replace(EVERYTHING, gpus=8, processes=20, duration_ns=20 * SECOND_NS, crash_every_ns=7 * SECOND_NS)
     world = live(2026, plan, SETTINGS)
-    assert world.grants > 1000
+    assert world.checks.grants > 1000

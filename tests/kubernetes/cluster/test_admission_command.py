@@ -122,7 +122,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "hook": (["--hook-path", "lib.so"], "--hook-path: 'lib.so': write an absolute path"),
     "hook with a colon": (["--hook-path", "/a:b"], "--hook-path: '/a:b': write an absolute path"),
     "level": (["--log-level", "loud"], "--log-level: 'loud' is none of debug, info"),
-    "leave": (["--leave", "soon"], "--leave: 'soon' is no duration"),
+    "leave": (["--leave", "soon"], "--leave: 'soon' is not a duration"),
 }
 
 

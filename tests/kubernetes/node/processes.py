@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvshare.coordinator.cli.ctl import call
-from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.kubernetes.slots.slot import Slot, read_all
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.trace import Busy, read_trace

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from nvshare.coordinator.cli.ctl_view import host_lines
-from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
 from nvshare.coordinator.protocol import messages
@@ -139,7 +139,7 @@ def test_a_slot_cannot_fill_the_host_budget(
     owners = {each["owner"]: each for each in running.status()["host_owners"]}
     assert [owners[f"slot {name}"]["shared_bytes"] for name in "ab"] == [8 * GIB, GIB // 2]
     assert (owners["slot a"]["spare_bytes"], owners["slot b"]["refused"]) == (0, 1)
-    assert "  slot a: 1 program with 8GiB, no more to be had; refused once" in host_lines(running.status())
+    assert "  slot a: 1 program with 8GiB, no more available; refused once" in host_lines(running.status())
 
 
 def test_a_removed_slot_takes_nobody_new_and_harms_nobody(

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from nvshare.coordinator.daemon.transport import HookListener, Limits
+from nvshare.coordinator.daemon.peers import Limits
+from nvshare.coordinator.daemon.transport import HookListener
 from nvshare.coordinator.engine.scheduler import Scheduler, Settings
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots import slot as slots

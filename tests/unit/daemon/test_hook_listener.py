@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.daemon import transport
-from nvshare.coordinator.daemon.transport import HookListener, Limits
+from nvshare.coordinator.daemon.peers import Limits
+from nvshare.coordinator.daemon.transport import HookListener
 from nvshare.coordinator.protocol import framing
 
 BOUND_S = 60.0
@@ -285,7 +286,7 @@ def test_no_more_connections_of_one_user_than_allowed(
     assert peer.user_id == 8
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        "process 4711 (user 7) is refused: this user has 2 connections already; raise max_clients if it needs more "
+        "refused process 4711 (user 7): this user already has 2 connections; raise max_clients for more "
         "(1 refusals so far)"
     ], "one line a second"
     silent[0].close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nvshare.coordinator.daemon.live_settings import NODE, LiveSettings, Owner
+from nvshare.coordinator.daemon.control.live_settings import NODE, LiveSettings, Owner
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
@@ -104,11 +104,11 @@ def test_a_slots_file_does_not_undo_what_the_operator_set(tmp_path: Path) -> Non
     live = LiveSettings(tmp_path / "live")
     live.allocation = {"slot-0": "first"}.get
     live.registered(hello(1, -1, group="slot-0"))
-    assert live.slot_says(events.PrioritySet(1, 50)) == [events.PrioritySet(1, 50)]
+    assert live.slot_changed(events.PrioritySet(1, 50)) == [events.PrioritySet(1, 50)]
     set_for(live, 1, "priority", 8)
-    assert live.slot_says(events.PrioritySet(1, 60)) == [events.PrioritySet(1, 8)]
-    assert live.slot_says(events.WeightSet(1, 60)) == [events.WeightSet(1, 60)]
-    assert live.slot_says(events.GangSet(1, "g")) == [events.GangSet(1, "g")]
+    assert live.slot_changed(events.PrioritySet(1, 60)) == [events.PrioritySet(1, 8)]
+    assert live.slot_changed(events.WeightSet(1, 60)) == [events.WeightSet(1, 60)]
+    assert live.slot_changed(events.GangSet(1, "g")) == [events.GangSet(1, "g")]
     assert [each.value for each in live.drop(None, "priority", None)] == [8]
     assert live.in_force(1, "priority") == [events.PrioritySet(1, 60)]
 
@@ -164,7 +164,7 @@ def test_a_file_that_makes_no_sense_is_said_and_left(
     assert LiveSettings(path).node() == {("quantum", GPU): 5_000_000}
     path.write_text(damaged(content, **changes))
     assert LiveSettings(path).all() == []
-    assert "what was set live before is lost" in caplog.text
+    assert "the earlier live settings are lost" in caplog.text
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{}", b'{"boot": ', b"7"])
@@ -175,7 +175,7 @@ def test_a_file_of_something_else_is_said_and_left(
     path = tmp_path / "live"
     path.write_bytes(content)
     assert LiveSettings(path).all() == []
-    assert "what was set live before is lost" in caplog.text
+    assert "the earlier live settings are lost" in caplog.text
 
 
 def test_nothing_outlives_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_nothing_outlives_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "live"
     LiveSettings(path).put(NODE, "sharing", "concurrent", [GPU])
     assert LiveSettings(path).node() == {("sharing", GPU): "concurrent"}
-    monkeypatch.setattr("nvshare.coordinator.daemon.live_settings.boot_id", lambda: b"another")
+    monkeypatch.setattr("nvshare.coordinator.daemon.control.live_settings.boot_id", lambda: b"another")
     assert LiveSettings(path).all() == []
 
 
@@ -194,7 +194,7 @@ def test_a_file_that_cannot_be_written_costs_only_what_lasts(tmp_path: Path, cap
     for _ in range(3):
         live.put(NODE, "quantum", 5_000_000, [GPU])
     assert live.node() == {("quantum", GPU): 5_000_000}
-    assert "cannot be written" in str(live.problem())
+    assert "cannot write" in str(live.problem())
     assert len(caplog.records) == 1
     folder.mkdir()
     live.put(NODE, "sharing", "exclusive", [GPU])
@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_written_costs_only_what_lasts(tmp_path: Path, cap
 
 def test_the_values_of_the_file_are_those_of_the_events(tmp_path: Path) -> None:
     """Broken if a name in the file became another value than the command did."""
-    from nvshare.coordinator.daemon.live_settings import NODE_EVENTS
+    from nvshare.coordinator.daemon.control.live_settings import NODE_EVENTS
 
     assert NODE_EVENTS["sharing"]("concurrent", GPU) == events.SharingSet(Sharing.CONCURRENT, GPU)
     assert NODE_EVENTS["quantum"](None, GPU) == events.QuantumSet(None, GPU)

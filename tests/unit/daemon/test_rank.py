@@ -9,7 +9,7 @@ import pytest
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.core_settings import core_settings
 from nvshare.coordinator.daemon.dispatch import Dispatcher
-from nvshare.coordinator.daemon.transport import Peer
+from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotPolicy
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
@@ -66,7 +66,7 @@ def test_a_user_raises_nothing_beyond_the_bounds() -> None:
     """Broken: under `priority` any user of the node goes before all others."""
     priority, weight, (told,) = greet(Peer(7, OTHER), 1000, 10_000)
     assert (priority, weight) == (5, 50)
-    assert told == f"user {OTHER} may have priority 5, weight 50 and no more (max_priority, max_weight)"
+    assert told == f"user {OTHER} is limited to priority 5 and weight 50 (max_priority, max_weight)"
     assert greet(Peer(7, OTHER), -1000, 1) == (-1000, 1, []), "stepping back is free"
 
 

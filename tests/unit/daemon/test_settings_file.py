@@ -78,11 +78,11 @@ def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> 
     told = mistakes({"sharing": "perhaps"}, {"NVSHARE_MAX_CLIENTS": "0"}, file)
     assert len(told) == 6
     assert f"{file}: quantm: no such setting; did you mean quantum?" in told
-    assert any(line.startswith(f"{file}: capacity: '-3' is no size") for line in told)
+    assert any(line.startswith(f"{file}: capacity: '-3' is not a size") for line in told)
     assert any(line.startswith("--sharing: 'perhaps'") for line in told)
     assert any(line.startswith("NVSHARE_MAX_CLIENTS: ") for line in told)
     assert any("gpu.GPU-1.share: no such setting" in line and "sharing" in line for line in told)
-    assert any("gpu.GPU-1.quantum: 5 is no text" in line for line in told)
+    assert any("gpu.GPU-1.quantum: 5 is not text" in line for line in told)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_all_mistakes_are_told_at_once_with_where_they_stand(tmp_path: Path) -> 
         ({"quantum": "0ms"}, "--quantum"),
         ({"quantum": "2h"}, "1ms to 1h"),
         ({"quantum": "10"}, "100ms"),
-        ({"idle_release": "2"}, "no duration"),
+        ({"idle_release": "2"}, "not a duration"),
         ({"pacing_budget": False}, '"0"'),
         ({"drain_deadline": "0"}, "100ms"),
         ({"capacity": "0"}, "more than 0"),

@@ -15,8 +15,8 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.model.seat import HOLDING
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import Revoke, Sharing
-from nvshare.coordinator.simulation.client import Plan
 from nvshare.coordinator.simulation.harness import GPU, Harness, core_settings
+from nvshare.coordinator.simulation.plan import Plan
 from nvshare.coordinator.simulation.world import World
 from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy
 from nvshare.scheduler_policies.registry import create

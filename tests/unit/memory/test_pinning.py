@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from nvshare.coordinator.cli import ctl_view
-from nvshare.coordinator.daemon.control_server import plain
+from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import RECONNECT_NS
 from nvshare.coordinator.protocol import messages

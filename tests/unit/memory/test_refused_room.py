@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from nvshare.coordinator.cli.ctl_view import room_lines
-from nvshare.coordinator.daemon.control_server import plain
+from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
@@ -77,7 +77,7 @@ def test_it_is_tried_again_after_a_while() -> None:
     stopped, willing, evict = beside_one_that_hangs(harness)
     assert willing.seat().memory.shut_out
     (line,) = room_lines(shown(harness))
-    assert line.startswith("c2 (1002) finds no room on GPU 0")
+    assert line.startswith("c2 (1002) has no room on GPU 0")
     stopped.moved(evict.order_id, 20)
     harness.advance(RETRY_NS)
     (restore,) = willing.take(messages.Restore)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nvshare import simulated_gpu
-from nvshare.coordinator.system.devices import NoGpuError, discover, put_double_in_front
+from nvshare.coordinator.system.devices import NoGpuError, discover, load_simulated_nvml
 
 
 class NvmlError(Exception):
@@ -106,4 +106,4 @@ def test_a_simulation_that_is_not_built_is_named_with_a_remedy(monkeypatch: pyte
 
     monkeypatch.setattr("nvshare.simulated_gpu.environment.library_directory", nowhere)
     with pytest.raises(NoGpuError, match="Install the package"):
-        put_double_in_front(tmp_path / "state", None)
+        load_simulated_nvml(tmp_path / "state", None)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.cli.ctl import check_reachable
-from nvshare.coordinator.daemon.control_api import ControlError
-from nvshare.coordinator.daemon.control_sockets import NoCoordinatorError
+from nvshare.coordinator.cli.ctl_call import check_reachable
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.runtime_dir import (
     RuntimeDir,

@@ -73,7 +73,7 @@ typedef struct nvs_hello {
     char gang[64];
 } nvs_hello;
 
-/* Bytes written, or 0 when hello does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when hello does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_hello(const nvs_hello *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -147,7 +147,7 @@ typedef struct nvs_attach_gpu {
     uint64_t pinned_bytes;
 } nvs_attach_gpu;
 
-/* Bytes written, or 0 when attach_gpu does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when attach_gpu does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_attach_gpu(const nvs_attach_gpu *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -199,7 +199,7 @@ typedef struct nvs_request {
     uint8_t gpu;
 } nvs_request;
 
-/* Bytes written, or 0 when request does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when request does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_request(const nvs_request *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -232,7 +232,7 @@ typedef struct nvs_release {
     uint64_t submissions;
 } nvs_release;
 
-/* Bytes written, or 0 when release does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when release does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_release(const nvs_release *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -288,7 +288,7 @@ typedef struct nvs_memory_report {
     uint64_t host_bytes;
 } nvs_memory_report;
 
-/* Bytes written, or 0 when memory_report does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when memory_report does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_memory_report(const nvs_memory_report *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -332,7 +332,7 @@ typedef struct nvs_reserve_memory {
     uint64_t bytes;
 } nvs_reserve_memory;
 
-/* Bytes written, or 0 when reserve_memory does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when reserve_memory does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_reserve_memory(const nvs_reserve_memory *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -371,7 +371,7 @@ typedef struct nvs_move_progress {
     uint32_t error;
 } nvs_move_progress;
 
-/* Bytes written, or 0 when move_progress does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when move_progress does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_move_progress(const nvs_move_progress *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -416,7 +416,7 @@ typedef struct nvs_goodbye {
     uint8_t nothing;
 } nvs_goodbye;
 
-/* Bytes written, or 0 when goodbye does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when goodbye does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_goodbye(const nvs_goodbye *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -437,7 +437,7 @@ typedef struct nvs_reserve_host {
     uint64_t bytes;
 } nvs_reserve_host;
 
-/* Bytes written, or 0 when reserve_host does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when reserve_host does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_reserve_host(const nvs_reserve_host *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -469,7 +469,7 @@ typedef struct nvs_reserve_pins {
     uint64_t bytes;
 } nvs_reserve_pins;
 
-/* Bytes written, or 0 when reserve_pins does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when reserve_pins does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_reserve_pins(const nvs_reserve_pins *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -504,7 +504,7 @@ typedef struct nvs_welcome {
     uint64_t client_id;
 } nvs_welcome;
 
-/* Bytes written, or 0 when welcome does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when welcome does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_welcome(const nvs_welcome *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -546,7 +546,7 @@ typedef struct nvs_gpu_settings {
     bool limit_of_slot;
 } nvs_gpu_settings;
 
-/* Bytes written, or 0 when gpu_settings does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when gpu_settings does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -640,7 +640,7 @@ typedef struct nvs_grant {
     uint32_t waiters;
 } nvs_grant;
 
-/* Bytes written, or 0 when grant does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when grant does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_grant(const nvs_grant *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -680,7 +680,7 @@ typedef struct nvs_revoke {
     uint64_t drain_deadline_ns;
 } nvs_revoke;
 
-/* Bytes written, or 0 when revoke does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when revoke does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_revoke(const nvs_revoke *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -716,7 +716,7 @@ typedef struct nvs_waiters {
     uint32_t waiters;
 } nvs_waiters;
 
-/* Bytes written, or 0 when waiters does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when waiters does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_waiters(const nvs_waiters *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -752,7 +752,7 @@ typedef struct nvs_evict {
     uint64_t bytes;
 } nvs_evict;
 
-/* Bytes written, or 0 when evict does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when evict does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_evict(const nvs_evict *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -789,7 +789,7 @@ typedef struct nvs_restore {
     uint64_t credit_bytes;
 } nvs_restore;
 
-/* Bytes written, or 0 when restore does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when restore does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_restore(const nvs_restore *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -833,7 +833,7 @@ typedef struct nvs_move_credit {
     uint64_t credit_bytes;
 } nvs_move_credit;
 
-/* Bytes written, or 0 when move_credit does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when move_credit does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_move_credit(const nvs_move_credit *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -870,7 +870,7 @@ typedef struct nvs_memory_reserved {
     bool by_limit;
 } nvs_memory_reserved;
 
-/* Bytes written, or 0 when memory_reserved does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when memory_reserved does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_memory_reserved(const nvs_memory_reserved *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -912,7 +912,7 @@ typedef struct nvs_host_reserved {
     uint64_t bytes;
 } nvs_host_reserved;
 
-/* Bytes written, or 0 when host_reserved does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when host_reserved does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_host_reserved(const nvs_host_reserved *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -944,7 +944,7 @@ typedef struct nvs_pins_reserved {
     uint64_t bytes;
 } nvs_pins_reserved;
 
-/* Bytes written, or 0 when pins_reserved does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when pins_reserved does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_pins_reserved(const nvs_pins_reserved *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -979,7 +979,7 @@ typedef struct nvs_standby {
     uint64_t within_ns;
 } nvs_standby;
 
-/* Bytes written, or 0 when standby does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when standby does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_standby(const nvs_standby *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -1011,7 +1011,7 @@ typedef struct nvs_rejected {
     char text[256];
 } nvs_rejected;
 
-/* Bytes written, or 0 when rejected does not fit or holds text that is too long or no UTF-8. */
+/* Bytes written; 0 when rejected does not fit, or its text is too long or not UTF-8. */
 static inline size_t nvs_encode_rejected(const nvs_rejected *message, uint8_t *frame, size_t capacity)
 {
     nvs_wire_out out = {frame, frame + capacity, false};
@@ -1118,7 +1118,7 @@ static inline nvs_wire_result nvs_decode_to_client(const uint8_t *frame, size_t 
     return good && in->at == in->end ? NVS_WIRE_OK : NVS_WIRE_MALFORMED;
 }
 
-/* The client's ordinal of the GPU that a message is about; UINT32_MAX when it is about none. */
+/* The client's ordinal of a message's GPU; UINT32_MAX for a message without one. */
 static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
 {
     switch (message->type) {

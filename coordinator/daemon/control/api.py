@@ -1,12 +1,10 @@
-"""The control protocol: what nvshare-ctl may ask, declared once for both ends.
+"""The control protocol: the requests of nvshare-ctl, declared once for both ends.
 
-A request is one msgpack map: `version`, `ask` (which request) and its fields.  A reply is one map: `version`, and
-either `result` or `error` {`code`, `text`}.  A trace event is one map: `seq` (counts all events, so that a reader sees
-what it lost), `at_ns` (CLOCK_MONOTONIC), `kind`, and the values of that kind.
+A request is one msgpack map: `version`, `ask` (the request's name) and its fields.  A reply is one map: `version`, and
+either `result` or `error` {`code`, `text`}.  A trace event is one map: `seq` (counts all events, so that a reader can
+detect losses), `at_ns` (CLOCK_MONOTONIC), `kind`, and the values of that kind.
 
-Invariants: both ends check the version first; an unknown request or field is refused with a sentence, never ignored.
-
-May not go here: carrying requests out (daemon/control_server.py), printing (cli/ctl.py).
+Invariants: both ends check the version first.  Unknown requests and fields are refused with a sentence.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ U64_MAX: Final = (1 << 64) - 1
 
 
 class ControlError(Exception):
-    """A request that is refused.  `code` is stable, for programs; the text is for people."""
+    """A refused request.  `code` is stable, for programs; the text is for people."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -41,20 +39,20 @@ class _Request(BaseModel):
 
 
 class Ping(_Request):
-    """Who runs here."""
+    """Process id and facts of the coordinator."""
 
     ask: Literal["ping"] = "ping"
 
 
 class Status(_Request):
-    """The GPUs, and optionally their clients."""
+    """State of the GPUs and optionally their clients."""
 
     ask: Literal["status"] = "status"
     clients: bool = True
 
 
 class SetQuantum(_Request):
-    """`quantum_ns` None: automatic.  `gpu` (UUID or index) None: all."""
+    """Sets the quantum; None is automatic.  `gpu` (UUID or index) None means all GPUs."""
 
     ask: Literal["set_quantum"] = "set_quantum"
     quantum_ns: int | None = Field(default=None, ge=1_000_000, le=3_600_000_000_000)
@@ -62,7 +60,7 @@ class SetQuantum(_Request):
 
 
 class SetPolicy(_Request):
-    """By the name under which the policy is registered."""
+    """Sets the policy, by its registered name."""
 
     ask: Literal["set_policy"] = "set_policy"
     policy: ClientName
@@ -70,7 +68,7 @@ class SetPolicy(_Request):
 
 
 class SetSharing(_Request):
-    """Exclusive or concurrent."""
+    """Sets exclusive or concurrent sharing."""
 
     ask: Literal["set_sharing"] = "set_sharing"
     sharing: Literal["exclusive", "concurrent"]
@@ -78,7 +76,7 @@ class SetSharing(_Request):
 
 
 class SetPriority(_Request):
-    """`client` is an id, a process id or a name."""
+    """Sets a client's priority.  `client` is a client id, a process id or a name."""
 
     ask: Literal["set_priority"] = "set_priority"
     client: ClientName
@@ -86,7 +84,7 @@ class SetPriority(_Request):
 
 
 class SetWeight(_Request):
-    """For policies that divide time; `client` as above."""
+    """Sets a client's weight, for policies that divide time."""
 
     ask: Literal["set_weight"] = "set_weight"
     client: ClientName
@@ -94,7 +92,7 @@ class SetWeight(_Request):
 
 
 class SetLimit(_Request):
-    """Memory limit; 0 lifts it."""
+    """Sets a client's memory limit; 0 removes it."""
 
     ask: Literal["set_limit"] = "set_limit"
     client: ClientName
@@ -103,14 +101,14 @@ class SetLimit(_Request):
 
 
 class SetHostBudget(_Request):
-    """Pinned host memory of all clients together."""
+    """Sets the pinned host memory of all clients together."""
 
     ask: Literal["set_host_budget"] = "set_host_budget"
     budget_bytes: int = Field(ge=1, le=1 << 60)
 
 
 class SetSwitchShare(_Request):
-    """Automatic quantum: the share of time that switching may cost."""
+    """Sets the largest share of time for switching, under an automatic quantum."""
 
     ask: Literal["set_switch_share"] = "set_switch_share"
     share: float = Field(ge=0.001, le=0.5)
@@ -131,7 +129,7 @@ SettingName = Literal[
 
 
 class Unset(_Request):
-    """Undo what was set live: `setting`, `client` and `gpu` None mean all."""
+    """Removes live settings.  `setting`, `client` and `gpu` None mean all."""
 
     ask: Literal["unset"] = "unset"
     setting: SettingName | None = None
@@ -140,14 +138,14 @@ class Unset(_Request):
 
 
 class Pause(_Request):
-    """Grant this client nothing more."""
+    """Stops granting leases to a client."""
 
     ask: Literal["pause"] = "pause"
     client: ClientName
 
 
 class Resume(_Request):
-    """End a pause."""
+    """Ends a pause."""
 
     ask: Literal["resume"] = "resume"
     client: ClientName
@@ -172,16 +170,16 @@ _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(dis
 
 
 def encode_request(request: Request) -> bytes:
-    """The caller's side."""
+    """One request frame."""
     packed: bytes = msgpack.packb({"version": CONTROL_VERSION, **request.model_dump()})
     return packed
 
 
 def decode_request(frame: bytes) -> Request:
-    """The coordinator's side.  Raises ControlError for anything that is no request."""
+    """The request in a frame.  Raises ControlError for a malformed one."""
     try:
         content = msgpack.unpackb(frame, strict_map_key=True, max_map_len=16, max_array_len=16)
-    except Exception:  # msgpack raises many kinds
+    except Exception:  # msgpack raises exceptions of many types
         raise ControlError("malformed", "not msgpack") from None
     if not isinstance(content, dict):
         raise ControlError("malformed", "not a map")
@@ -198,21 +196,21 @@ def decode_request(frame: bytes) -> Request:
 
 
 def encode_result(result: Any) -> bytes:
-    """The answer to a request that was carried out."""
+    """The reply to a successful request."""
     return _packed({"version": CONTROL_VERSION, "result": result})
 
 
 def encode_error(error: ControlError) -> bytes:
-    """The answer to one that was not."""
+    """The reply to a refused request."""
     packed: bytes = msgpack.packb({"version": CONTROL_VERSION, "error": {"code": error.code, "text": error.text}})
     return packed
 
 
 def decode_reply(frame: bytes) -> Any:
-    """The result.  Raises ControlError with what the coordinator says."""
+    """The result in a reply.  Raises ControlError for an error reply."""
     content = msgpack.unpackb(frame)
     if not isinstance(content, dict) or content.get("version") != CONTROL_VERSION:
-        raise ControlError("version", "the coordinator is of another version; use its nvshare-ctl")
+        raise ControlError("version", "the coordinator has another version; use its nvshare-ctl")
     if "error" in content:
         raise ControlError(str(content["error"]["code"]), str(content["error"]["text"]))
     return content["result"]
@@ -224,7 +222,7 @@ def encode_event(sequence: int, at_ns: int, kind: str, values: Mapping[str, Any]
 
 
 def _packed(content: dict[str, Any]) -> bytes:
-    """Sums have no bound, msgpack's integers have one: a sum beyond 64 bits is sent as the largest of them."""
+    """Packs a map.  An integer beyond msgpack's 64 bits, such as a sum, is sent as the largest value."""
     try:
         packed: bytes = msgpack.packb(content)
     except OverflowError:
@@ -241,8 +239,8 @@ def _saturated(value: Any) -> Any:
 
 
 def decode_event(frame: bytes) -> dict[str, Any]:
-    """What `encode_event` made."""
+    """The event in a frame of `encode_event`.  Raises ControlError."""
     content = msgpack.unpackb(frame)
     if not isinstance(content, dict):
-        raise ControlError("malformed", "an event that is no map")
+        raise ControlError("malformed", "not a map")
     return content

@@ -1,9 +1,7 @@
-"""Control and events over ZeroMQ, both ends: the coordinator's listeners, and what nvshare-ctl calls them with.
+"""The ZeroMQ sockets of control requests and trace events, both ends.
 
-Invariants: only this user and root are heard, by the sockets' modes, by libzmq's filter and by each request's origin;
-nothing on the coordinator's side blocks or queues without bound.
-
-May not go here: what a request means (daemon/control_api.py, daemon/control_server.py).
+Invariants: only this user and root are served, by the sockets' modes, libzmq's filter and each request's origin.  The
+coordinator's side never blocks and has bounded queues.
 """
 
 from __future__ import annotations
@@ -15,11 +13,12 @@ from pathlib import Path
 
 import zmq
 
-from nvshare.coordinator.daemon.transport import Peer
+from nvshare.coordinator.daemon.control.api import MAX_REQUEST_BYTES
+from nvshare.coordinator.daemon.peers import Peer
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """For the coordinator's own sockets."""
+    """The context of the coordinator's sockets."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 64)
     return context
@@ -36,7 +35,7 @@ def _listening(context: zmq.Context[zmq.Socket[bytes]], kind: int, frame_bytes: 
 
 
 def _bind(bound: zmq.Socket[bytes], path: Path, mode: int) -> None:
-    """Binds with the mode in force from the file's first moment.  Raises OSError."""
+    """Binds a socket whose file has its mode from the start.  Raises OSError."""
     before = os.umask(0o777 & ~mode)
     try:
         bound.bind(f"ipc://{path}")
@@ -47,7 +46,7 @@ def _bind(bound: zmq.Socket[bytes], path: Path, mode: int) -> None:
 
 
 def _peer_of(frame: zmq.Frame) -> Peer | None:
-    """Peer-Address of an ipc connection is `localhost:UID:GID:PID`, written by the kernel."""
+    """The sender.  Peer-Address of an ipc connection is `localhost:UID:GID:PID`, from the kernel."""
     try:
         _, user, _, process = str(frame.get("Peer-Address")).split(":")
         return Peer(process_id=int(process), user_id=int(user))
@@ -68,18 +67,18 @@ class Waiter:
         self._poller.unregister(source)
 
     def wait(self, timeout_ns: int | None) -> set[zmq.Socket[bytes] | int]:
-        """What is readable; empty when the time is over.  None: however long it takes.  Rounds up to milliseconds."""
+        """Readable sources; empty after the timeout, which is rounded up to milliseconds.  None waits forever."""
         timeout_ms = None if timeout_ns is None else max(0, -(-timeout_ns // 1_000_000))
         return {source for source, _ in self._poller.poll(timeout_ms)}
 
 
 class ControlListener:
-    """ROUTER for nvshare-ctl.  Only this user and root are heard, by the file's mode and by each message's origin."""
+    """The ROUTER socket for nvshare-ctl."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self._path = path
         self._users = {0, os.geteuid()}
-        self.socket = _listening(context, zmq.ROUTER, 4096, 16)
+        self.socket = _listening(context, zmq.ROUTER, MAX_REQUEST_BYTES, 16)
         for user in sorted(self._users):
             self.socket.setsockopt(zmq.IPC_FILTER_UID, user)
         _bind(self.socket, path, 0o600)
@@ -98,7 +97,7 @@ class ControlListener:
         return requests
 
     def reply(self, address: bytes, frame: bytes) -> None:
-        """Best effort: whoever does not read its answers loses them."""
+        """Sends a reply; a caller that does not read loses it."""
         with contextlib.suppress(zmq.ZMQError):
             self.socket.send_multipart((address, frame), zmq.NOBLOCK)
 
@@ -108,7 +107,7 @@ class ControlListener:
 
 
 class EventPublisher:
-    """PUB of trace events (XPUB, to know whether anybody listens).  A slow reader loses events; `seq` shows it."""
+    """The XPUB socket of trace events.  A slow reader loses events, which `seq` shows."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], path: Path) -> None:
         self._path = path
@@ -120,7 +119,7 @@ class EventPublisher:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there are subscribers."""
         return bool(self._topics)
 
     def read_subscriptions(self) -> None:
@@ -142,7 +141,7 @@ class EventPublisher:
 
 
 class NoCoordinatorError(Exception):
-    """Nobody answers in that directory."""
+    """No coordinator answers in the directory."""
 
 
 class ControlCaller:
@@ -153,7 +152,7 @@ class ControlCaller:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def call(self, request: bytes, timeout_ms: int = 5_000) -> bytes:
-        """Raises NoCoordinatorError when no answer comes in time."""
+        """The reply.  Raises NoCoordinatorError after the timeout."""
         caller = self._context.socket(zmq.DEALER)
         try:
             caller.setsockopt(zmq.LINGER, 0)
@@ -182,7 +181,7 @@ class EventReader:
         self._socket.connect(f"ipc://{path}")
 
     def frames(self, timeout_ms: int | None = None) -> Iterator[bytes]:
-        """Frames as they come, until the coordinator goes away or nothing came for `timeout_ms`."""
+        """Frames as they arrive, until the coordinator ends or no frame arrives for `timeout_ms`."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)

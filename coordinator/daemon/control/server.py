@@ -1,9 +1,7 @@
-"""The coordinator's side of the control protocol: requests become admin events, snapshots become plain values.
+"""The coordinator's side of the control protocol: turns requests into admin events and snapshots into plain values.
 
-Invariants: a request is answered at once, from what is known now; one that is refused has changed nothing; what it
-costs is bounded by the number of clients; what it sets lasts (live_settings.py), or the answer says when it `ends`.
-
-May not go here: sockets, printing, what an admin event does.
+Invariants: a request is answered at once, in time proportional to the number of clients.  A refused request changes
+nothing.  A setting lasts (live_settings.py), or the reply says when it `ends`.
 """
 
 from __future__ import annotations
@@ -16,22 +14,22 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from nvshare.coordinator.daemon import control_api as api
-from nvshare.coordinator.daemon.live_settings import NODE
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.live_settings import NODE
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import Sharing
 
 if TYPE_CHECKING:
+    from nvshare.coordinator.daemon.control.live_settings import Key, LiveSettings, Value
     from nvshare.coordinator.daemon.dispatch import Dispatcher
-    from nvshare.coordinator.daemon.live_settings import Key, LiveSettings, Value
     from nvshare.coordinator.engine.snapshot import Snapshot
     from nvshare.coordinator.system.devices import Device
 
 log: Final = logging.getLogger("nvshare")
 
 MakePolicy = Callable[[str, str], object]
-"""(name, uuid) -> a policy; raises with a sentence for a name that is not known or cannot be loaded."""
+"""(name, uuid) -> a policy.  Raises an exception with a sentence for an unknown or unusable policy."""
 
 _SAMPLES: Final = ("recent_handovers_ns", "recent_drains_ns")
 
@@ -49,8 +47,8 @@ class Administration:
         configured: Callable[[], dict[Key, events.Event]],
         problems: Callable[[], list[str]],
     ) -> None:
-        """`facts`: what `ping` and `status` say of this coordinator besides.  `configured`: what gives each GPU what
-        the settings say.  `problems`: what the coordinator cannot do now."""
+        """`facts` are added to the results of `ping` and `status`.  `configured` gives the events that restore the
+        configured values.  `problems` are present faults, for the operator."""
         self._dispatcher = dispatcher
         self._devices = {device.uuid: device for device in devices}
         self._make_policy = make_policy
@@ -69,8 +67,8 @@ class Administration:
         except Exception:
             if not isinstance(request, (api.Ping, api.Status)):
                 raise
-            log.exception("%s cannot be answered", request.ask)  # a request that only reads ends nothing
-            return api.encode_error(api.ControlError("internal", "the coordinator's log has the reason"))
+            log.exception("%s failed", request.ask)  # a failed read must not end the coordinator
+            return api.encode_error(api.ControlError("internal", "internal error; see the coordinator's log"))
 
     def _ping(self, request: api.Ping, now_ns: int) -> dict[str, Any]:
         return {**self._facts, "clients": len(self._dispatcher)}
@@ -92,7 +90,7 @@ class Administration:
         return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
 
     def _slots(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Nothing where there are none, as on every machine without Kubernetes."""
+        """Empty without slots, that is without Kubernetes."""
         book = self._dispatcher.slots
         return {} if book is None else {"slots": [slot.plain() for slot in book.snapshots(snapshot.clients)]}
 
@@ -104,7 +102,7 @@ class Administration:
         uuid = self._gpu(request.gpu)
         try:
             policies = {each: self._make_policy(request.policy, each) for each in self._changed(uuid)}
-        except Exception as error:  # a third party's code runs here
+        except Exception as error:  # third-party code
             raise api.ControlError("policy", str(error) or repr(error)) from None
         event = events.PolicySet(request.policy, policies, uuid)
         return {"policy": request.policy, **self._set_gpus(event, "policy", request.policy, now_ns)}
@@ -120,7 +118,7 @@ class Administration:
     def _set_gpus(self, event: events.GpuSetting, setting: str, value: Value, now_ns: int) -> dict[str, Any]:
         self._dispatcher.event(event, now_ns)
         changed = self._changed(event.uuid)
-        self._live.put(NODE, setting, value, changed)  # last: a value that makes us crash is not to come back
+        self._live.put(NODE, setting, value, changed)  # last: a value that crashes the coordinator must not return
         return {"gpus": changed, **self._lasting()}
 
     def _set_host_budget(self, request: api.SetHostBudget, now_ns: int) -> dict[str, Any]:
@@ -156,31 +154,31 @@ class Administration:
             self._dispatcher.event(events.Resumed(each), now_ns)
         if owner is not None:
             self._live.drop(owner, "paused", None)
-        return {**_who(client), **self._lasting(), "paused": False}
+        return {**_identity(client), **self._lasting(), "paused": False}
 
     def _set_client(
         self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, now_ns: int
     ) -> dict[str, Any]:
-        """For all clients of its process or slot."""
+        """Sets a value for all clients of the client's process or slot."""
         for each in self._live.alike(client.client):
             for event in self._live.changes(each, setting, value, uuid):
                 self._dispatcher.event(event, now_ns)
         owner = self._live.owner(client.client)
         if owner is None:
-            return {**_who(client), "ends": "when its connection does: its process cannot be told from others"}
+            return {**_identity(client), "ends": "with the client's connection: its process cannot be identified"}
         self._live.put(owner, setting, value, (uuid,))
-        return {**_who(client), **self._lasting()}
+        return {**_identity(client), **self._lasting()}
 
     def _unset(self, request: api.Unset, now_ns: int) -> dict[str, Any]:
         uuid, named = self._gpu(request.gpu), request.client is not None
         owner = self._live.owner(self._client(request.client, now_ns).client) if request.client is not None else None
         try:
             configured = self._configured()
-        except Exception as error:  # a third party's policy is made
+        except Exception as error:  # third-party policy
             raise api.ControlError("policy", str(error) or repr(error)) from None
         undone = [] if named and owner is None else self._live.drop(owner, request.setting, uuid)
         if not undone:
-            raise api.ControlError("not_set", "nothing of that was set live; see `nvshare-ctl status`")
+            raise api.ControlError("not_set", "no such live setting; see `nvshare-ctl status`")
         for live in undone:
             if live.owner == NODE and (live.setting, live.gpu) in configured:
                 self._dispatcher.event(configured[live.setting, live.gpu], now_ns)
@@ -190,7 +188,7 @@ class Administration:
         return {"undone": [live.plain() for live in undone], **self._lasting()}
 
     def _lasting(self) -> dict[str, Any]:
-        """What the operator did lasts, unless the file says otherwise."""
+        """Empty while live settings can be stored, else when they end."""
         problem = self._live.problem()
         return {} if problem is None else {"ends": f"with this coordinator: {problem}"}
 
@@ -213,11 +211,11 @@ class Administration:
         if len(found) == 1:
             return found[0]
         known = ", ".join(f"{device.index} ({uuid})" for uuid, device in self._devices.items())
-        problem = "is ambiguous" if found else "is no GPU of this coordinator"
-        raise api.ControlError("gpu", f"{name!r} {problem}; it serves {known}"[:2000])
+        problem = "is ambiguous" if found else "is not a GPU of this coordinator"
+        raise api.ControlError("gpu", f"{name!r} {problem}; the GPUs are {known}"[:2000])
 
     def _client(self, name: str, now_ns: int) -> ClientSnapshot:
-        """A client's id, its process id or its name, in this order."""
+        """The client with this client id, process id or name, tried in this order."""
         clients = self._snapshot(now_ns).clients
         found = [client for client in clients if name == str(client.client)]
         found = found or [client for client in clients if name == str(client.identity.process_id)]
@@ -227,7 +225,7 @@ class Administration:
         if not found:
             raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
         which = ", ".join(f"{c.client} (pid {c.identity.process_id}, {c.identity.name})" for c in found[:20])
-        raise api.ControlError("ambiguous", f"{name!r} means {len(found)} clients; use one id of {which}")
+        raise api.ControlError("ambiguous", f"{name!r} matches {len(found)} clients; use the id of one: {which}")
 
 
 _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, Any]]]] = {
@@ -247,15 +245,15 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, A
 }
 
 
-def _who(client: ClientSnapshot) -> dict[str, Any]:
-    who = {"client": client.client, "name": client.identity.name, "process_id": client.identity.process_id}
-    return {**who, "slot": client.identity.group} if client.identity.group else who
+def _identity(client: ClientSnapshot) -> dict[str, Any]:
+    found = {"client": client.client, "name": client.identity.name, "process_id": client.identity.process_id}
+    return {**found, "slot": client.identity.group} if client.identity.group else found
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A frozen picture as values that msgpack and JSON can carry; enumerations by their names in lower case.
+    """A snapshot as values for msgpack and JSON; enumerations by their names in lower case.
 
-    A thousand clients have thirty values each and the loop waits meanwhile, hence the prepared getters.
+    The getters are cached because a thousand clients have thirty values each and the loop waits meanwhile.
     """
     cls = type(record)
     known = _GETTERS.get(cls)
@@ -293,7 +291,7 @@ _CONVERTED: Final[dict[type[Any], tuple[tuple[str, Callable[[Any], Any]], ...]]]
 
 
 def _quantiles(samples: list[int]) -> dict[str, float] | None:
-    """p50 and p99 in us of the last samples; None without any."""
+    """p50 and p99 of the samples in us; None without samples."""
     if not samples:
         return None
     ordered = sorted(samples)

@@ -1,13 +1,11 @@
-"""What the operator set while a coordinator ran, in a file that the next one reads.
+"""Live settings: settings made with `nvshare-ctl` at run time, in a file that the next coordinator reads.
 
 A setting belongs to the node (to one of its GPUs, or to none), to a process, or to a slot with all its processes.  It
-lasts until it is unset, its process ends, its slot is allocated anew, or the machine boots.  A configuration file that
-is read again and new annotations of a slot do not change it.
+lasts until it is unset, its process ends, its slot is allocated anew, or the machine boots.  It takes precedence over
+a reloaded configuration file and over a slot's annotations.
 
-Invariants: a process is known by its id *and* start time, so a reused id inherits nothing; the file is replaced as a
-whole; a file that cannot be read or written costs nothing but the settings in it, and that is said.
-
-May not go here: what a setting does (engine/operator_commands.py), what the operator typed (cli/ctl.py).
+Invariants: a process is identified by its id *and* start time, so a reused id gets no settings.  The file is replaced
+as a whole.  An unreadable or unwritable file loses its settings only, and the log says so.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.coordinator.daemon import control_api as api
+from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.system.journal import boot_id, start_time
@@ -29,12 +27,12 @@ log: Final = logging.getLogger("nvshare")
 
 Value = int | float | str | bool | None
 Key = tuple[str, str | None]
-"""A setting's name, and its GPU if it has one."""
+"""A setting's name, and its GPU or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """To whom a setting belongs: a process, or an allocation of a slot, or the node."""
+    """The owner of a setting: a process, an allocation of a slot, or the node."""
 
     process_id: int = 0
     started_at: int = 0
@@ -68,7 +66,7 @@ _CHECKS: Final[dict[str, Callable[[Any, str | None], object]]] = {
     "limit": lambda value, gpu: api.SetLimit(client="-", limit_bytes=value, gpu=gpu),
     "paused": lambda value, gpu: api.Pause(client="-"),
 }
-"""What the control protocol says of a value; each raises ValueError for one that it would refuse."""
+"""Checks by the control protocol's bounds; each raises ValueError for a value out of bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +79,12 @@ class Live:
     value: Value
 
     def __str__(self) -> str:
-        whose = f"process {self.owner.process_id}" if self.owner.process_id else ""
-        whose = whose or (f"slot {self.owner.slot}" if self.owner.slot else "")
-        return " of ".join(part for part in (self.setting, whose, self.gpu) if part)
+        owner = f"process {self.owner.process_id}" if self.owner.process_id else ""
+        owner = owner or (f"slot {self.owner.slot}" if self.owner.slot else "")
+        return " of ".join(part for part in (self.setting, owner, self.gpu) if part)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """For JSON."""
         return {"setting": self.setting, "gpu": self.gpu, "value": self.value, **asdict(self.owner)}
 
 
@@ -94,16 +92,16 @@ class Live:
 class _Client:
     owner: Owner | None
     base: dict[str, Any]
-    """What it has where nothing is set live."""
+    """Its values without live settings."""
 
 
 class LiveSettings:
-    """All of them, and the clients that they are for.  The loop's thread only."""
+    """All live settings, and the connected clients.  For the loop's thread."""
 
     def __init__(self, path: Path) -> None:
-        """Reads what an earlier coordinator left."""
+        """Reads the file of an earlier coordinator."""
         self.allocation: Callable[[str], str | None] = lambda slot: None
-        """The present allocation of a slot; None when there is no such slot."""
+        """The present allocation of a slot; None for an unknown slot."""
         self._path = path
         self._failure: str | None = None
         self._clients: dict[int, _Client] = {}
@@ -112,11 +110,11 @@ class LiveSettings:
             if not live.owner.process_id or start_time(live.owner.process_id) == live.owner.started_at:
                 self._values.setdefault(live.owner, {})[live.setting, live.gpu] = live.value
 
-    # --- what is set --------------------------------------------------------------------------------------------------
+    # --- settings -----------------------------------------------------------------------------------------------------
 
     def all(self) -> list[Live]:
-        """Of the node, and of processes and slots that are there."""
-        for owner in [owner for owner in self._values if not self._there(owner)]:
+        """Settings of the node and of existing processes and slots."""
+        for owner in [owner for owner in self._values if not self._exists(owner)]:
             del self._values[owner]
         return [
             Live(owner, setting, gpu, value)
@@ -125,11 +123,11 @@ class LiveSettings:
         ]
 
     def node(self) -> dict[Key, Value]:
-        """Those of the node."""
+        """Settings of the node."""
         return self._values.get(NODE, {})
 
     def put(self, owner: Owner, setting: str, value: Value, gpus: Iterable[str | None] = (None,)) -> None:
-        """From now on.  One for all GPUs (None) takes the place of those for some."""
+        """Stores a setting.  A setting for all GPUs (None) replaces those for single GPUs."""
         values = self._values.setdefault(owner, {})
         for gpu in gpus:
             for key in [key for key in values if key[0] == setting and gpu in (None, key[1])]:
@@ -138,7 +136,7 @@ class LiveSettings:
         self._write()
 
     def drop(self, owner: Owner | None, setting: str | None, gpu: str | None) -> list[Live]:
-        """Forgets those of this owner, name and GPU, None meaning any; gives them back."""
+        """Removes and returns the settings of this owner, name and GPU; None means any."""
         found = [
             live
             for live in self.all()
@@ -151,19 +149,19 @@ class LiveSettings:
         return found
 
     def forget(self) -> None:
-        """No coordinator is to have them."""
+        """Removes all settings and the file."""
         self._values.clear()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def problem(self) -> str | None:
-        """What the operator should know of the file; None when all is well."""
+        """The file's fault, for the operator; None without one."""
         return self._failure
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
     def registered(self, client: events.ClientRegistered) -> list[events.Event]:
-        """A client said hello: what it gets of what was set for its process or slot."""
+        """Events that apply the settings of its process or slot to a new client."""
         values = {"priority": client.priority, "weight": client.weight, "limit": client.memory_limit_bytes}
         owner = self._identify(client)
         self._clients[client.client] = _Client(owner, {**values, "paused": False})
@@ -171,34 +169,34 @@ class LiveSettings:
         return [event for name in names for event in self.in_force(client.client, name)]
 
     def attached(self, client: int, uuid: str) -> list[events.Event]:
-        """It uses this GPU from now on: what was set for it there."""
+        """Events that apply the client's settings for a GPU that it begins to use."""
         known = self._clients[client]
         found = [(name, value) for (name, gpu), value in self._of(known.owner).items() if gpu == uuid]
         return [event for name, value in found for event in self.changes(client, name, value, uuid)]
 
     def gone(self, client: int) -> None:
-        """Its connection ended; its process may come back."""
+        """Handles the end of a client's connection; its process may reconnect."""
         self._clients.pop(client, None)
 
     def owner(self, client: int) -> Owner | None:
-        """None: nobody could tell that it is the same one when it comes back."""
+        """The owner of the client's settings; None if its process could not be recognised after a reconnect."""
         return self._clients[client].owner
 
     def alike(self, client: int) -> list[int]:
-        """The clients for which a setting of this one is: all of its process or slot."""
+        """All clients of the same process or slot, this one included."""
         owner = self._clients[client].owner
         return [client] if owner is None else self.clients_of(owner)
 
     def clients_of(self, owner: Owner) -> list[int]:
-        """Those that are connected."""
+        """Connected clients of an owner."""
         return [client for client, known in self._clients.items() if known.owner == owner]
 
     def changes(self, client: int, setting: str, value: Value, gpu: str | None) -> list[events.Event]:
-        """What gives it this value."""
+        """Events that give the client this value."""
         return [CLIENT_EVENTS[setting](client, value, gpu)]
 
     def in_force(self, client: int, setting: str) -> list[events.Event]:
-        """What gives it the value that it should have: as set live, else its own."""
+        """Events that give the client its value: the live setting, else its own."""
         known = self._clients[client]
         values = self._of(known.owner)
         found = self.changes(client, setting, values.get((setting, None), known.base[setting]), None)
@@ -207,8 +205,8 @@ class LiveSettings:
                 found += self.changes(client, setting, value, gpu)
         return found
 
-    def slot_says(self, event: events.Event) -> list[events.Event]:
-        """A slot's file changed: the event, unless the operator has set something else."""
+    def slot_changed(self, event: events.Event) -> list[events.Event]:
+        """Events for a change of a slot's file, unless a live setting is in force."""
         if isinstance(event, events.PrioritySet):
             name, value = "priority", event.priority
         elif isinstance(event, events.WeightSet):
@@ -230,7 +228,7 @@ class LiveSettings:
     def _of(self, owner: Owner | None) -> dict[Key, Value]:
         return {} if owner is None else self._values.get(owner, {})
 
-    def _there(self, owner: Owner) -> bool:
+    def _exists(self, owner: Owner) -> bool:
         if owner.process_id:
             return start_time(owner.process_id) == owner.started_at
         return not owner.slot or self.allocation(owner.slot) == owner.allocation
@@ -246,7 +244,7 @@ class LiveSettings:
         except OSError as error:
             if self._failure is None:
                 log.warning("%s: %s", self._path, error.strerror)
-            self._failure = f"{self._path} cannot be written ({error.strerror}): what is set now does not last"
+            self._failure = f"cannot write {self._path} ({error.strerror}): new live settings will not last"
         else:
             self._failure = None
 
@@ -262,8 +260,8 @@ def _read(path: Path) -> Iterable[Live]:
     except OSError as error:
         why = str(error.strerror)
     except (LookupError, TypeError, ValueError) as error:
-        why = f"not as it was written: {error!r}"[:300]
-    log.warning("%s: %s; what was set live before is lost", path, why)
+        why = f"damaged: {error!r}"[:300]
+    log.warning("%s: %s; the earlier live settings are lost", path, why)
     return []
 
 

@@ -1,13 +1,9 @@
-"""A process of a world (world.py) that sends anything at any time: random bytes, broken encodings, and any message
-of protocol/messages.py in any order, with extreme numbers and with numbers that it has heard.
+"""A hostile process: it sends random bytes, broken encodings, and any message in any order, with extreme or heard
+numbers.
 
-It begins most connections with a valid `Hello`, since the dispatcher lets nothing else in.  With care it can stay: most
-of its messages then name GPUs, leases and orders that it has, and lie about everything else.  Its frames come in bursts
-of a bounded length; a burst is handled in one turn, also after a frame that costs the connection.
-
-Invariants: all chance and time come from the world; the messages and their bounds come from messages.py, so a new
-message
-is sent without a change here.  Non-goals: real memory and work; what a hostile client says of them is never true.
+Most of its connections begin with a valid `Hello`, which the dispatcher requires.  A careful one then names existing
+GPUs, leases and orders, and lies about everything else, so that its connection lasts.  Frames arrive in bursts of
+bounded length.  The messages and their bounds come from messages.py, so new messages need no change here.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgpack
 
-from nvshare.coordinator.daemon.transport import Peer
+from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.codec import LIMITS, MAX_FRAME_BYTES, NAMES
@@ -43,13 +39,13 @@ class HostileClient:
         self.peer = Peer(0, 0)
         self._heard: list[int] = [0]
         self._has: dict[int, dict[str, int]] = {}
-        """By GPU: the last lease and the last order."""
+        """The last lease and order of each GPU."""
         self._care = 0.0
         self._patience_ns = world.chance.choice((5, 20, 100)) * MILLISECOND_NS
         world.after(0, self._act)
 
     def hear(self, message: messages.Message) -> None:
-        """Numbers of the coordinator's, to use in messages to come."""
+        """Remembers the coordinator's numbers for later messages."""
         has = self._has.setdefault(getattr(message, "gpu", 0), {})
         for name in NAMES[type(message)]:
             if name in _HEARD:
@@ -59,17 +55,17 @@ class HostileClient:
         del self._heard[:-32]
 
     def lost(self) -> None:
-        """It connects again with its next burst."""
+        """Handles the loss of the connection; the next burst reconnects."""
         self.connection = None
 
     def kill(self) -> None:
-        """SIGKILL; the program is started again."""
+        """SIGKILL; the program starts again."""
         number, self.connection = self.connection, None
         if number is not None:
             self.world.network.break_off(number)
 
     def end(self) -> None:
-        """It leaves for good."""
+        """Ends the program for good."""
         self.alive = False
         self.kill()
 
@@ -92,7 +88,7 @@ class HostileClient:
                 self.kill()
         world.after(int(chance.expovariate(1 / self._patience_ns)), self._act)
 
-    # --- what it sends ----------------------------------------------------------------------------------------------
+    # --- frames -----------------------------------------------------------------------------------------------------
 
     def _hello(self) -> bytes:
         chance, plan = self.world.chance, self.world.plan
@@ -129,7 +125,7 @@ class HostileClient:
         return frame[: chance.randrange(len(frame))] if kind > 0.98 else frame
 
     def _lie(self, cls: type[messages.Message], gpu: int) -> bytes:
-        """About what it has."""
+        """A message with existing numbers and otherwise random fields."""
         items, true = self._items(cls), {"gpu": gpu, **self._has[gpu]}
         for index, name in enumerate(NAMES[cls], start=1):
             items[index] = true.get(name, items[index])

@@ -1,0 +1,123 @@
+"""One request of `nvshare-ctl` to a coordinator: options common to all commands, the call, and its result or error."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import ControlCaller, NoCoordinatorError
+from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES, RuntimeDir, client_directory, foreign_text
+
+REFUSED: Final = 1
+NO_COORDINATOR: Final = 3
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
+Where = Annotated[Path | None, typer.Option("--runtime-dir", help="runtime directory of the coordinator")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="index, UUID or its beginning; default: all GPUs")]
+ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="id, process id or name, as `clients` shows them")]
+
+
+def directory_of(context: typer.Context, where: Path | None) -> RuntimeDir:
+    """The directory named after or before the command, else the default of clients."""
+    named = where or context.obj
+    return RuntimeDir(named.absolute()) if named is not None else client_directory()
+
+
+def check_reachable(directory: RuntimeDir) -> None:
+    """Raises ControlError or NoCoordinatorError at once, where libzmq would retry forever."""
+    path = directory.control_socket
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise NoCoordinatorError(f"{path} is too long for a socket; name another --runtime-dir")
+    if not directory.may_be_foreign and directory.is_foreign():
+        raise ControlError("permission", foreign_text(directory, directory.path.lstat().st_uid))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.settimeout(5)
+            probe.connect(os.fspath(path))
+        except PermissionError:
+            text = f"the coordinator in {directory.path} belongs to another user; only that user and root control it"
+            raise ControlError("permission", text) from None
+        except OSError:
+            raise NoCoordinatorError(
+                f"no coordinator runs in {directory.path}; start nvshare-coordinator, run a program with nvshare-run, "
+                "or name the directory with --runtime-dir"
+            ) from None
+
+
+def call(directory: RuntimeDir, request: api.Request) -> Any:
+    """The result of a request.  Raises ControlError and NoCoordinatorError."""
+    check_reachable(directory)
+    caller = ControlCaller(directory.control_socket)
+    try:
+        return api.decode_reply(caller.call(api.encode_request(request)))
+    finally:
+        caller.close()
+
+
+def run(
+    context: typer.Context, where: Path | None, as_json: bool, request: api.Request, show: Callable[[Any], None]
+) -> None:
+    """Sends a request and shows its result; ends the command after an error."""
+    try:
+        result = call(directory_of(context, where), request)
+    except (ControlError, NoCoordinatorError) as error:
+        fail(error, as_json)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        show(result)
+
+
+def fail(error: ControlError | NoCoordinatorError, as_json: bool) -> NoReturn:
+    """Prints an error and ends the command with its exit code."""
+    if isinstance(error, ControlError):
+        code, name, text = REFUSED, error.code, error.text
+    else:
+        code, name, text = NO_COORDINATOR, "no_coordinator", str(error)
+    if as_json:
+        typer.echo(json.dumps({"error": {"code": name, "text": text}}))
+    else:
+        typer.echo(f"nvshare-ctl: {text}", err=True)
+    raise typer.Exit(code)
+
+
+def say(text: str, result: dict[str, Any]) -> None:
+    """Prints a result, with the end of a setting that does not last."""
+    typer.echo(f"{text}; it ends {result['ends']}" if "ends" in result else text)
+
+
+def make_request(kind: Callable[..., api.Request], **fields: Any) -> api.Request:
+    """A request.  Fields outside the protocol's bounds are a wrong command line."""
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        details: list[dict[str, Any]] = getattr(error, "errors", list)()
+        raise typer.BadParameter("; ".join(f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in details)) from None
+
+
+def parse_argument(parse: Callable[[str], Any], text: str, name: str) -> Any:
+    """The value of an argument.  A faulty one is a wrong command line."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from None
+
+
+def gpu_names(result: dict[str, Any]) -> str:
+    """The changed GPUs of a result."""
+    return ", ".join(result["gpus"])
+
+
+def client_name(result: dict[str, Any]) -> str:
+    """The changed client of a result, or its whole slot."""
+    if "slot" in result:
+        return f"slot {result['slot']} (client {result['client']}, {result['name']}, and all others in it)"
+    return f"client {result['client']} ({result['name']}, pid {result['process_id']})"

@@ -1,0 +1,202 @@
+"""One coordinator: the engine, its sockets, journal and settings, wired together."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.daemon.control.live_settings import NODE_EVENTS, Key, LiveSettings
+from nvshare.coordinator.daemon.control.server import Administration
+from nvshare.coordinator.daemon.core_settings import StartError, check_overrides, configured_events, core_settings
+from nvshare.coordinator.daemon.dispatch import Dispatcher
+from nvshare.coordinator.daemon.loop import Server, Sockets
+from nvshare.coordinator.daemon.peers import Limits
+from nvshare.coordinator.daemon.rehearsal import Rehearsal
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
+from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
+from nvshare.coordinator.system import runtime_dir
+from nvshare.coordinator.system.devices import Device
+from nvshare.coordinator.system.journal import Journal
+from nvshare.coordinator.system.process_limits import possible_connections
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.units import format_size
+from nvshare.scheduler_policies import registry
+
+log: Final = logging.getLogger("nvshare")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the command line that are no settings."""
+
+    directory: RuntimeDir
+    simulate: str | None = None
+    slots_dir: Path | None = None
+    embedded: bool = False
+    linger_ns: int = 10_000_000_000
+    ready_fd: int | None = None
+    config_file: Path | None = None
+    flags: dict[str, object] | None = None
+    devices: Sequence[Device] | None = None
+    """Made-up GPUs of a benchmark or test; None: discover the real ones."""
+
+
+class Coordinator:
+    """All parts of one coordinator."""
+
+    def __init__(self, settings: settings_file.Settings, options: Options, devices: Sequence[Device]) -> None:
+        """Opens the sockets.  The directory must be prepared and locked.  Raises StartError and OSError."""
+        self.settings = settings
+        self.options = options
+        self._keepalive: int | None = None
+        directory = options.directory
+        check_overrides(settings, devices)
+        all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
+        several = all_users or options.slots_dir is not None
+        self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
+        self._journal = Journal(directory.journal, [device.uuid for device in devices])
+        connections = possible_connections(settings.max_clients)
+        limits = Limits(
+            connections=connections,
+            connections_per_user=connections // 2 if all_users else connections,
+            messages_per_s=settings.max_messages_per_s,
+            frame_bytes=MAX_FRAME_BYTES,
+            hello_ns=settings.hello_timeout_ns,
+        )
+        self._sockets = Sockets(directory, limits, all_users=all_users)
+        self.dispatcher = Dispatcher(
+            self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
+        )
+        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
+        facts = {
+            "simulated": options.simulate is not None,
+            "runtime_dir": str(directory.path),
+            "embedded": options.embedded,
+        }
+        self._live = self.dispatcher.live = LiveSettings(directory.live_settings)
+        administration = Administration(
+            self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems
+        )
+        rehearsal = Rehearsal(self._journal.rewrite)
+        self.server = Server(self._sockets, self.dispatcher, administration, rehearsal)
+        if options.slots_dir is not None:
+            self.dispatcher.slots = SlotBook()
+            self._live.allocation = self.dispatcher.slots.allocation
+        self._devices = devices
+        self._metrics: Any = None
+
+    def begin(self) -> None:
+        """Adds the GPUs, begins the recovery, and starts metrics and signal handlers."""
+        now_ns = time.monotonic_ns()
+        for device in self._devices:
+            self._add(device, now_ns)
+        if kept := self._apply(self._configured(), now_ns):
+            log.info("kept live settings: %s; `nvshare-ctl unset --all` removes them", kept)
+        if self.settings.metrics_port is not None:
+            self._metrics = self._start_metrics(self.settings.metrics_port)
+        if self.options.slots_dir is not None and self.dispatcher.slots is not None:
+            self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
+        if self.options.embedded:
+            self.server.leave_when(self._is_unused, self.options.linger_ns)
+        self.server.handle_signals(self.reload)
+
+    def _add(self, device: Device, now_ns: int) -> None:
+        override = self.settings.gpu.get(device.uuid, settings_file.GpuOverride())
+        capacity = override.capacity_bytes or self.settings.capacity_bytes or device.total_bytes
+        if capacity > device.total_bytes:
+            log.warning("%s: capacity limited to its memory, %s", device.uuid, format_size(device.total_bytes))
+        holder = self._journal.holder(device.uuid)
+        self.dispatcher.event(
+            events.GpuAdded(
+                uuid=device.uuid,
+                name=device.name,
+                total_bytes=device.total_bytes,
+                capacity_bytes=min(capacity, device.total_bytes),
+                next_lease_id=self._journal.next_lease_id(device.uuid),
+                expected_holder=holder,
+                recovery_deadline_ns=now_ns + self.settings.recovery_ns if holder else 0,
+            ),
+            now_ns,
+        )
+        if holder is not None:
+            log.info("%s: waiting for the earlier lease holder, process %d", device.uuid, holder)
+            if holder > 0:
+                started_at = self._journal.earlier[device.uuid].started_at
+                self.server.watch_holder(device.uuid, holder, started_at, self.settings.recovery_ns)
+
+    def _start_metrics(self, port: int) -> Any:
+        from nvshare.coordinator.daemon import metrics
+
+        observations = metrics.Observations()
+        self.dispatcher.observe = observations.observe
+        sys.setswitchinterval(0.0005)  # a scrape's thread must not block the loop for the default 5 ms
+
+        def picture() -> metrics.Picture:
+            snapshot = self.scheduler.snapshot(time.monotonic_ns())
+            book = self.dispatcher.slots
+            slots = None if book is None else tuple(book.snapshots(snapshot.clients))
+            return metrics.take(snapshot, observations, slots, self._sockets.hooks.refusals)
+
+        address = self.settings.metrics_address
+        try:
+            served = metrics.MetricsServer(address, port, lambda: self.server.run_on_loop(picture, 2.0))
+        except OSError as error:
+            where = f"{self.settings.metrics_address}:{port}"
+            raise StartError(f"metrics on {where}: {error.strerror}; choose another --metrics-port") from None
+        log.info("metrics on http://%s:%d/metrics", self.settings.metrics_address, served.port)
+        return served
+
+    def reload(self) -> None:
+        """SIGHUP: reads the settings again.  Live settings stay; faulty settings change nothing.
+
+        Applies the GPUs' settings, the host budget, and the bounds on priority and weight.
+        """
+        try:
+            settings = settings_file.load(self.options.flags or {}, file=self.options.config_file)
+            check_overrides(settings, self._devices)
+            configured = configured_events(settings, self._devices)
+        except (settings_file.SettingsError, StartError) as error:
+            log.error("settings are unchanged: %s", error)  # noqa: TRY400 (the operator's mistake)
+            return
+        self.settings = settings
+        self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
+        kept = self._apply(configured, time.monotonic_ns())
+        but = f"; live settings stay in force: {kept} (`nvshare-ctl unset` removes them)" if kept else ""
+        log.info("settings reloaded%s", but)
+
+    def _configured(self) -> dict[Key, events.Event]:
+        return configured_events(self.settings, self._devices)
+
+    def _apply(self, configured: Mapping[Key, events.Event], now_ns: int) -> str:
+        """Applies the settings, except where a live setting is in force.  Describes those live settings."""
+        live = self._live.node()
+        for key, event in configured.items():
+            self.dispatcher.event(NODE_EVENTS[key[0]](live[key], key[1]) if key in live else event, now_ns)
+        return ", ".join(" of ".join(filter(None, key)) for key in configured if key in live)
+
+    def _problems(self) -> list[str]:
+        return [problem for problem in (self._journal.problem(), self._live.problem()) if problem is not None]
+
+    def _is_unused(self) -> bool:
+        self._keepalive = runtime_dir.take_keepalive_exclusively(self.options.directory)
+        if self._keepalive is None:
+            return False
+        self._live.forget()  # its programs are gone
+        return True
+
+    def close(self) -> None:
+        """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor."""
+        if self._metrics is not None:
+            self._metrics.close()
+        self._sockets.close()
+        self.server.close()
+        self._journal.close()

@@ -1,0 +1,48 @@
+"""Peers of the hooks' socket: their identity, their limits, and the interface between dispatcher and transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on peers.  A connection without an accepted `Hello` is cut after `hello_ns`."""
+
+    connections: int = 1100
+    connections_per_slot: int = 128
+    connections_per_user: int = 1100
+    """On the socket that is open to all users: one user cannot take all connections."""
+    messages_per_s: int = 20_000
+    frame_bytes: int = 1024
+    hello_ns: int = 10_000_000_000
+    queued_bytes: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The connecting process as reported by the kernel.  A process outside this PID namespace has id 0.
+
+    `slot` names the slot of the socket; "" is the socket open to all.
+    """
+
+    process_id: int
+    user_id: int
+    slot: str = ""
+
+
+class Outbox(Protocol):
+    """Operations on a client's connection."""
+
+    def send(self, connection: int, frame: bytes) -> None:
+        """Queues a frame.  A closed or full connection is reported as gone later."""
+
+    def greeted(self, connection: int) -> None:
+        """The peer's `Hello` was accepted: the connection stays open."""
+
+    def refuse(self, connection: int, frame: bytes, text: str) -> None:
+        """Sends a last frame and cuts the peer.  Its end is not reported; the log gets `text`."""
+
+    def peer(self, connection: int) -> Peer | None:
+        """The connecting process; None when the connection is gone."""

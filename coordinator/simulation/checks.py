@@ -1,0 +1,145 @@
+"""Checks of a world (world.py) against what its models really do, and counts of what happened.
+
+- Invariants 1 and 7: at an exclusive grant no other process has its gate open or unfinished work on that GPU.  Excused
+  are processes past their drain's deadline, with a connection lost at work, from concurrent sharing, or missing in a
+  damaged journal.
+- Invariant 7: in the end every process was served, and no client waits.  Excepted are clients that do not fit beside
+  immovable memory of others and are reported as such.
+- Gangs: time in which members had their gates open together, and in which one had while another waited.
+
+Limits of effort and work are in bounds.py, the engine's own checks in engine/invariants.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nvshare.coordinator.model import commands
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.simulation.programs.client import Process
+
+if TYPE_CHECKING:
+    from nvshare.coordinator.simulation.world import World
+
+CALM_EVENTS = 20_000
+"""Most events in the ten minutes of calm at the end; a world with more does not come to rest."""
+
+
+class Checks:
+    """The checks of one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sharing: dict[object, messages.Sharing] = {}
+        """Sharing of each GPU, as of the present command.
+
+        A claim that brings too much memory is confirmed and ends concurrent sharing.  Among the commands of that event
+        its `Grant` is the first, still concurrent; then all leases are revoked, and later grants are exclusive."""
+        self._handled_before_calm = 0
+        self.grants = 0
+        self.excused = 0
+        self.restores = 0
+        self.credits = 0
+        self.host_refused = 0
+        """Refused requests for host memory."""
+        self.refused_in_calm = 0
+        """Refused requests for room in the calm, when no process allocates: they were for existing memory."""
+        self.pins_refused = 0
+        self.lacking = 0
+        """Clients that did not fit beside immovable memory of others."""
+        self.shut_out = 0
+        self.gathered = 0
+        self.together_ns = 0
+        self.apart_ns = 0
+
+    def coordinator_started(self) -> None:
+        """A new coordinator has the configured sharing."""
+        self._sharing = dict.fromkeys(self._world.uuids, self._world.settings.sharing)
+
+    def calm_begins(self) -> None:
+        """From now on no process begins new work."""
+        self._handled_before_calm = self._world.handled
+
+    def watch(self, out: Sequence[commands.Command]) -> None:
+        """Checks the commands of one event, in their order."""
+        world = self._world
+        restless = world.calm and world.handled > self._handled_before_calm + CALM_EVENTS
+        assert not restless, f"the world has not come to rest after {CALM_EVENTS} events without new work"
+        for command in out:
+            if isinstance(command, commands.Send):
+                self._check_send(command)
+            elif isinstance(command, commands.Notify):
+                self._count(command)
+
+    def _count(self, note: commands.Notify) -> None:
+        if note.kind == "sharing":
+            self._sharing[note.values["uuid"]] = messages.Sharing[str(note.values["sharing"]).upper()]
+        self.gathered += note.kind == "gang_gathered"
+        self.host_refused += note.kind == "refused" and "owner" in note.values
+        self.refused_in_calm += note.kind == "refused" and self._world.calm
+        self.lacking += note.kind == "lacks_room"
+        self.shut_out += note.kind == "shut_out"
+
+    def _check_send(self, command: commands.Send) -> None:
+        world = self._world
+        process, message = world.network.connections.get(command.client), command.message
+        if not isinstance(process, Process):
+            return
+        if isinstance(message, messages.Restore | messages.MoveCredit):
+            self.restores += isinstance(message, messages.Restore)
+            self.credits += isinstance(message, messages.MoveCredit)
+            return
+        if not isinstance(message, messages.Grant | messages.Revoke):
+            return
+        side = process.sides[message.gpu]
+        uuid = side.uuid
+        if isinstance(message, messages.Revoke):
+            number = message.lease_id
+            world.after(message.drain_deadline_ns, lambda: process.excuse(side, number))
+            return
+        self.grants += 1
+        if self._sharing[uuid] is messages.Sharing.CONCURRENT:
+            return
+        for other in world.processes.values():
+            for its in other.sides.values():
+                if its.uuid == uuid and its.open and other is not process:
+                    assert its.excused, f"invariant 1 or 7: {uuid} granted to {process.pid} while {other.pid} has it"
+                    self.excused += 1
+
+    def pass_time(self, elapsed_ns: int) -> None:
+        """Accounts for the gangs' time since the last change."""
+        at_work: dict[str, set[str]] = {}
+        waiting: dict[str, set[str]] = {}
+        for process in self._world.processes.values():
+            if process.alive and process.gang:
+                for side in process.sides.values():
+                    if side.open:
+                        at_work.setdefault(process.gang, set()).add(side.uuid)
+                    elif side.asked:
+                        waiting.setdefault(process.gang, set()).add(side.uuid)
+        for gang, gpus in at_work.items():
+            if len(gpus) > 1:
+                self.together_ns += elapsed_ns
+            elif waiting.get(gang, gpus) - gpus:
+                self.apart_ns += elapsed_ns
+
+    def check_end(self) -> None:
+        """Asserts that every process was served."""
+        world = self._world
+        assert world.scheduler is not None
+        snapshot = world.scheduler.snapshot(world.now_ns)
+        reported = {
+            (client.client, seat.uuid)
+            for client in snapshot.clients
+            for seat in client.seats
+            if seat.memory.shut_out and seat.memory.lacking_bytes and seat.waiting_since_ns is not None
+        }
+        for gpu in snapshot.gpus:
+            waiting = gpu.leases.waiting - sum(uuid == gpu.uuid for _, uuid in reported)
+            assert waiting == 0, f"{waiting} wait for {gpu.uuid} for ever: {gpu}"
+        for process in world.processes.values():
+            for side in process.sides.values():
+                waits = process.alive and side.wanted and not side.open
+                lost = waits and (process.connection, side.uuid) not in reported
+                assert not lost, f"process {process.pid} was lost: {side}"
