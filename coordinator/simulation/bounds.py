@@ -144,7 +144,7 @@ class Bounds:
         shell = self._world.shell
         assert shell is not None
         assert not len(shell.dispatcher), "the dispatcher knows clients that have left"
-        assert not self._seats(), "invariant 6: the core knows clients that have left"
+        assert not self._seats(), "invariant 6: the engine knows clients that have left"
         for uuid, wanted_ns in self._wanted_ns.items():
             share = self._moving_ns.get(uuid, 0) / wanted_ns
             self.moving_share = max(self.moving_share, share)

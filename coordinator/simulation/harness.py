@@ -1,10 +1,6 @@
-"""For tests without sockets and clocks: a clock that stands still, and a harness that speaks to the core as the shell
-would.
+"""A test harness for the engine: a manual clock, scripted clients and a scheduler, without sockets.
 
-Invariants: nothing here sleeps, reads a clock, or draws a random number; time moves by `Harness.advance` alone, which
-fires the core's timer exactly when the core asked for it.
-
-May not go here: random worlds (simulation/world.py), assertions about one feature (tests/).
+Time moves only by `Harness.advance`, which fires the engine's timer at its deadline.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ GPU = "GPU-0"
 
 
 def core_settings(**values: Any) -> Settings:
-    """Settings by field name, whichever record a field is in.  All invariants are checked unless told otherwise."""
+    """Settings from field names of all their records.  Invariants are checked by default."""
     parts = {"quantum": QuantumSettings, "leases": LeaseSettings, "memory": MemorySettings}
     found: dict[str, Any] = {"check_invariants": True}
     for part, record in parts.items():
@@ -41,12 +37,12 @@ def core_settings(**values: Any) -> Settings:
 
 @dataclass(slots=True)
 class FakeClock:
-    """Time in ns, moved by hand."""
+    """A manual clock, in ns."""
 
     now_ns: int = 1_000_000_000
 
     def advance(self, by_ns: int) -> int:
-        """The new time."""
+        """Moves the clock and returns the new time."""
         assert by_ns >= 0
         self.now_ns += by_ns
         return self.now_ns
@@ -54,7 +50,7 @@ class FakeClock:
 
 @dataclass(slots=True, eq=False)
 class ScriptedClient:
-    """One client in the hands of a test: what it sends, and what it was sent.  It does nothing by itself."""
+    """A client controlled by a test, with the messages sent to it."""
 
     harness: Harness
     client: int
@@ -62,13 +58,13 @@ class ScriptedClient:
     inbox: list[messages.Message] = field(default_factory=list)
 
     def take(self, kind: type[M]) -> list[M]:
-        """The messages of this kind so far; they leave the inbox."""
+        """Removes and returns the messages of this type."""
         found = [message for message in self.inbox if isinstance(message, kind)]
         self.inbox = [message for message in self.inbox if not isinstance(message, kind)]
         return found
 
     def granted(self) -> messages.Grant | None:
-        """The grant that came since the last call, if any.  Asserts that there was no second."""
+        """The grant since the last call, if any.  Asserts that there is at most one."""
         grants = self.take(messages.Grant)
         assert len(grants) <= 1, grants
         return grants[0] if grants else None
@@ -76,11 +72,11 @@ class ScriptedClient:
     def attach(
         self, uuid: str = GPU, *, gpu: int = 0, lease_id: int = 0, wanted: bool = False, memory: int = 0
     ) -> None:
-        """Use a GPU; `memory` bytes are allocated and resident."""
+        """Attaches to a GPU; `memory` bytes are allocated and resident."""
         self.harness.handle(events.GpuAttached(self.client, gpu, uuid, lease_id, wanted, memory, memory))
 
     def request(self, gpu: int = 0) -> None:
-        """Wait for the lease."""
+        """Requests the lease."""
         self.harness.handle(events.Requested(self.client, gpu))
 
     def release(
@@ -94,34 +90,34 @@ class ScriptedClient:
         drain_ns: int = 0,
         opened_at_ns: int = 0,
     ) -> None:
-        """Give the lease back; by default the one that the core thinks it has."""
+        """Releases the lease; by default the one in the engine's records."""
         lease = self.seat(gpu).lease_id if lease_id is None else lease_id
         self.harness.handle(
             events.Released(self.client, gpu, lease, idle, drained, wanted, drain_ns, opened_at_ns, submissions=1)
         )
 
     def report(self, *, allocated: int, resident: int, pinned: int = 0, host: int = 0, gpu: int = 0) -> None:
-        """Memory figures."""
+        """Reports memory."""
         self.harness.handle(events.MemoryReported(self.client, gpu, allocated, resident, pinned, host))
 
     def reserve(self, total: int, *, gpu: int = 0, sequence: int = 1) -> int:
-        """The reservation that it has afterwards."""
+        """Asks for room and returns the resulting reservation."""
         self.harness.handle(events.ReservationAsked(self.client, gpu, sequence, total))
         (answer,) = self.take(messages.MemoryReserved)
         assert answer.sequence == sequence
         return answer.bytes
 
     def moved(self, order_id: int, size: int, *, finished: bool = True, error: int = 0, gpu: int = 0) -> None:
-        """Progress of a memory order."""
+        """Reports progress of a memory order."""
         self.harness.handle(events.MoveProgressed(self.client, gpu, order_id, size, 1000, finished, error))
 
     def die(self) -> None:
-        """The connection ends."""
+        """Ends the connection."""
         self.harness.handle(events.ClientGone(self.client))
         del self.harness.clients[self.client]
 
     def seat(self, gpu: int = 0) -> SeatSnapshot:
-        """As the core sees it."""
+        """The client's seat as seen by the engine."""
         snapshot = self.harness.scheduler.snapshot(self.harness.clock.now_ns)
         (record,) = (client for client in snapshot.clients if client.client == self.client)
         (seat,) = (seat for seat in record.seats if seat.gpu == gpu)
@@ -129,7 +125,7 @@ class ScriptedClient:
 
 
 class Harness:
-    """A scheduler with every check on, a clock, and clients."""
+    """A scheduler with all checks, a clock, and clients."""
 
     def __init__(self, policies: PolicyFactory, settings: Settings | None = None, /, **values: Any) -> None:
         self.clock = FakeClock()
@@ -137,11 +133,11 @@ class Harness:
         self.clients: dict[int, ScriptedClient] = {}
         self.timer_ns: int | None = None
         self.commands: list[commands.Command] = []
-        """Everything since it was last emptied, `Send` and `SetTimer` included."""
+        """All commands since the list was last emptied."""
         self._next = 1
 
     def handle(self, event: events.Event) -> list[commands.Command]:
-        """Let the core have an event now, and carry out what it says."""
+        """Passes an event to the engine and carries out its commands."""
         out = self.scheduler.handle(event, self.clock.now_ns)
         for command in out:
             if isinstance(command, commands.SetTimer):
@@ -155,7 +151,7 @@ class Harness:
         return out
 
     def gpu(self, uuid: str = GPU, capacity: int = 1 << 30, **more: int | None) -> None:
-        """Add a GPU."""
+        """Adds a GPU."""
         self.handle(events.GpuAdded(uuid, "Simulated", capacity, capacity, **more))  # type: ignore[arg-type]
 
     def client(
@@ -174,7 +170,7 @@ class Harness:
         group: str = "",
         gang: str = "",
     ) -> ScriptedClient:
-        """A client that has said hello, and attached to the first GPU."""
+        """Registers a client and attaches it to the first GPU."""
         number = self._next
         self._next += 1
         pid = 1000 + number if process_id is None else process_id
@@ -188,7 +184,7 @@ class Harness:
         return client
 
     def advance(self, by_ns: int) -> None:
-        """Time passes; the timer fires when it is due."""
+        """Lets time pass; the timer fires at its deadlines."""
         end_ns = self.clock.now_ns + by_ns
         fired = 0
         while self.timer_ns is not None and self.timer_ns <= end_ns:
@@ -204,7 +200,7 @@ class Harness:
         self.advance(round(count * MILLISECOND_NS))
 
     def gpu_snapshot(self, uuid: str = GPU) -> GpuSnapshot:
-        """The GPU as the core sees it."""
+        """The GPU as seen by the engine."""
         snapshot = self.scheduler.snapshot(self.clock.now_ns)
         (gpu,) = (gpu for gpu in snapshot.gpus if gpu.uuid == uuid)
         return gpu
@@ -214,13 +210,13 @@ class Harness:
         return [c.values for c in self.commands if isinstance(c, commands.Notify) and c.kind == kind]
 
     def logged(self, part: str) -> bool:
-        """Whether a log line has this in it."""
+        """Whether a log line contains `part`."""
         return any(isinstance(c, commands.Log) and part in c.text for c in self.commands)
 
     def until(self, condition: Callable[[], bool], *, step_ns: int = MILLISECOND_NS, steps: int = 100_000) -> None:
-        """Let time pass until it holds; fails when it never does."""
+        """Lets time pass until the condition holds; fails after `steps`."""
         for _ in range(steps):
             if condition():
                 return
             self.advance(step_ns)
-        raise AssertionError("it never came to that")
+        raise AssertionError("the condition did not become true")

@@ -134,7 +134,7 @@ def test_who_asks_locks_nobody_out(crash_every_ns: int) -> None:
     after a restart of the coordinator."""
     plan = replace(CROWDED, crash_every_ns=crash_every_ns)
     worlds = [live(seed, plan, SETTINGS) for seed in range(12)]
-    assert sum(world.checks.pins_refused for world in worlds) > 20, "the world must have met the trouble that it is about"
+    assert sum(world.checks.pins_refused for world in worlds) > 20, "the world must meet its trouble"
     assert sum(world.checks.lacking for world in worlds) == 0
 
 
