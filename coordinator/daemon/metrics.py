@@ -164,14 +164,7 @@ class Collector:
         yield from _client_metrics(seats)
         if picture.slots is not None:
             yield from metrics.families(picture.slots)
-        shares = GaugeMetricFamily(
-            "nvshare_client_host_share_bytes", "Its share of the host budget", labels=("client", "name", "pid")
-        )
-        for client in snapshot.clients:
-            shares.add_metric(
-                (str(client.client), client.identity.name, str(client.identity.process_id)), client.host_share_bytes
-            )
-        yield shares
+        yield _host_shares(snapshot)
 
 
 def _seconds(value_ns: int) -> float:
@@ -267,6 +260,17 @@ def _handovers(gpus: GpuRows) -> Metric:
             names = dict(zip(_GPU, labels, strict=True))
             family.add_sample("nvshare_handover_seconds", {**names, "quantile": str(quantile)}, _seconds(value))
     return family
+
+
+def _host_shares(snapshot: Snapshot) -> Metric:
+    shares = GaugeMetricFamily(
+        "nvshare_client_host_share_bytes", "Its share of the host budget", labels=("client", "name", "pid")
+    )
+    for client in snapshot.clients:
+        shares.add_metric(
+            (str(client.client), client.identity.name, str(client.identity.process_id)), client.host_share_bytes
+        )
+    return shares
 
 
 _CLIENT_COUNTERS: Final[tuple[tuple[str, str, Callable[[SeatSnapshot], float]], ...]] = (
