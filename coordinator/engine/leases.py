@@ -131,7 +131,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     lease.lease_id = lease_id
     lease.granted_at_ns = seat.gang_turn.accounted_until_ns = now_ns
     lease.revoked_at_ns = 0
-    lease.quantum_ends_ns = now_ns + quantum_ns
+    lease.quantum_since_ns, lease.quantum_ends_ns = now_ns, now_ns + quantum_ns
     lease.alerted = False
     seat.place.view = None
     leases.by_client[client] = seat
@@ -323,11 +323,11 @@ def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
     gpu.rules.quantum_ns = quantum_ns
     gpu.rules.view = None
     holder = gpu.leases.holder
-    if holder is None or holder.phase is not HOLDING or holder.lease.granted_at_ns is None:
+    if holder is None or holder.phase is not HOLDING:
         return
-    lease, granted_at_ns = holder.lease, holder.lease.granted_at_ns
-    if lease.quantum_ends_ns == granted_at_ns + before_ns and not members.in_gang_turn(holder):
-        lease.quantum_ends_ns = granted_at_ns + quantum_ns
+    lease = holder.lease
+    if lease.quantum_ends_ns == lease.quantum_since_ns + before_ns and not members.in_gang_turn(holder):
+        lease.quantum_ends_ns = lease.quantum_since_ns + quantum_ns
 
 
 def renew_quantum(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:

@@ -81,7 +81,7 @@ def needs_bytes(seat: Seat) -> int:
 def lacking_bytes(seat: Seat) -> int:
     """What the client needs beyond what it can have; 0: it fits.  Exact, unlike `room_bytes`."""
     others = seat.gpu.memory.immovable.bytes - seat.room.immovable_bytes
-    return max(0, needs_bytes(seat) + others - seat.gpu.memory.capacity_bytes)
+    return max(0, needs_bytes(seat) - max(0, seat.gpu.memory.capacity_bytes - others))
 
 
 def starved_by(seat: Seat, immovable_bytes: int) -> Seat | None:

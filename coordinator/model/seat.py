@@ -73,6 +73,8 @@ class Lease:
     lease_id: int = 0
     granted_at_ns: int | None = None
     quantum_ends_ns: int = 0
+    quantum_since_ns: int = 0
+    """When the present quantum began: with the grant, a renewal, or a change of policy."""
     handed_over_from_ns: int | None = None
     """When the GPU became free for this lease, if another client had it and no memory had to move."""
     revoked_at_ns: int = 0

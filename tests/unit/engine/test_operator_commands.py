@@ -50,6 +50,19 @@ def test_a_new_policy_does_not_wait_for_a_turn_of_the_old_one() -> None:
     assert b.granted() is not None
 
 
+def test_a_new_quantum_holds_for_a_turn_that_a_new_policy_has_bounded() -> None:
+    """Broken: after `set policy` and `set quantum` clients wait for the longer quantum of before."""
+    harness = Harness(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), policy="an_hour")
+    harness.gpu()
+    a = harness.client(wanted=True)
+    harness.client(wanted=True)
+    harness.milliseconds(30)
+    harness.handle(events.PolicySet("round_robin"))
+    harness.milliseconds(30)
+    harness.handle(events.QuantumSet(20 * MILLISECOND_NS))
+    assert len(a.take(messages.Revoke)) == 1
+
+
 def test_a_new_policy_bounds_a_turn_whose_memory_still_moves() -> None:
     """Broken: a policy that is replaced during a switch still decides the length of the turn after it."""
     harness = Harness(lambda name, uuid: _AnHour() if name == "an_hour" else create(name, uuid), policy="an_hour")

@@ -152,6 +152,14 @@ def test_who_does_not_fit_is_named() -> None:
     assert harness.logged("c2 (process 1002) needs 70B, room for it is 40B; immovable: c1 (process 1001) 60B")
 
 
+def test_a_client_without_memory_lacks_no_room() -> None:
+    """Broken: a client that has nothing is unschedulable beside one that reports more than the card."""
+    harness = make_harness()
+    liar, idle = swapping(harness, 60), harness.client(mode=MemoryMode.SWAP)
+    liar.report(allocated=160, resident=160, pinned=160)
+    assert idle.seat().memory.lacking_bytes == 0
+
+
 def test_who_lacks_room_is_shut_out() -> None:
     """Broken: half of the turns go to a program that can do nothing with them."""
     harness = make_harness()
