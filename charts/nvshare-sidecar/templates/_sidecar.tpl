@@ -39,7 +39,7 @@ host, or root.
 {{- $image := .image }}
 {{- $name := $image.repository }}
 {{- if $image.registry }}{{ $name = printf "%s/%s" ($image.registry | trimSuffix "/") $name }}{{ end }}
-{{- $name = printf "%s:%s" $name (default "0.1.0" $image.tag) }}
+{{- $name = printf "%s:%s" $name (default "0.2.0" $image.tag) }}
 {{- if $image.digest }}{{ $name = printf "%s@%s" $name $image.digest }}{{ end }}
 {{- $name }}
 {{- end }}

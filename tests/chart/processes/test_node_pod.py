@@ -92,7 +92,7 @@ spec:
 def client_pod(chart: Path, command: list[str]) -> dict[str, Any]:
     """The specification of a client's pod that uses the library chart."""
     (chart / "templates").mkdir(parents=True)
-    dependency = {"name": "nvshare-sidecar", "version": "0.1.0", "repository": "file://../nvshare-sidecar"}
+    dependency = {"name": "nvshare-sidecar", "version": "0.2.0", "repository": "file://../nvshare-sidecar"}
     about = {"apiVersion": "v2", "name": "client", "version": "0.1.0", "dependencies": [dependency]}
     (chart / "Chart.yaml").write_text(json.dumps(about), encoding="utf-8")
     (chart / "templates" / "pod.yaml").write_text(CLIENT, encoding="utf-8")
