@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import (
     PROGRAMS,
     BenchError,
@@ -142,32 +143,27 @@ def measure(*, simulate: str | None, pairs: int, calls: int, rounds: int) -> dic
     }
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.gate", description="Cost of a call through the open gate"
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    return measure(
+        simulate=simulated(options, "1x1GiB"), pairs=options.pairs, calls=options.calls, rounds=options.rounds
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
-    parser.add_argument("--pairs", type=int, default=7, help="runs without and with the hook, in turns (default 7)")
-    parser.add_argument("--calls", type=int, default=20000, help="calls in a round (default 20000)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds in a run; the quietest counts (default 20)")
-    options = parser.parse_args()
-    simulate = "1x1GiB" if options.simulate or not real_card() else None
-    try:
-        result = measure(simulate=simulate, pairs=options.pairs, calls=options.calls, rounds=options.rounds)
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.gate: {error}\n")
-        return 1
-    if options.json:
-        print(json.dumps(result))
-        return 0
+
+
+def _show(result: dict[str, Any]) -> None:
     print(f"{result['details']['gate']['call']} on {result['machine']['gpu']}:")
     print(f"{result['baseline_ns']} ns without the hook, {result['hooked_ns']} ns with it and the lease held:")
     print(f"{result['added_ns']} ns added")
     if result["added_instructions"] is not None:
         print(f"{result['added_instructions']} instructions added ({result['details']['instructions_by']})")
-    return 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("gate", "Cost of a call through the open gate")
+    parser.add_argument("--pairs", type=int, default=7, help="runs without and with the hook, in turns (default 7)")
+    parser.add_argument("--calls", type=int, default=20000, help="calls in a round (default 20000)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds in a run; the quietest counts (default 20)")
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import (
     PROGRAMS,
     BenchError,
@@ -40,7 +40,6 @@ from nvshare.bench.harness.fixture import (
     fixture,
     machine,
     percentile,
-    real_card,
     spread,
 )
 from nvshare.bench.harness.in_process import Plan, compare, switch_environment
@@ -215,37 +214,20 @@ def deep_queues(simulate: str | None, scratch: Path, options: argparse.Namespace
     }
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.graphs", description="Graphs, and drains of deep queues"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
-    parser.add_argument("--only", choices=("replay", "drain"), help="one half of it")
-    parser.add_argument("--seconds", type=float, default=4.0, help="each run of a saturating program (default 4)")
-    parser.add_argument("--repetitions", type=int, default=5, help="of the comparison of throughput (default 5)")
-    parser.add_argument("--replay-seconds", type=float, default=5.0, help="of each kind of replay (default 5)")
-    parser.add_argument("--processes", type=int, default=6, help="without and with the hook (default 6)")
-    parser.add_argument("--kernel-us", type=float, default=5.0, help="length of one kernel (default 5)")
-    parser.add_argument("--depth", type=int, default=5000, help="kernels in flight at most (default 5000)")
-    options = parser.parse_args()
-    simulate = "1x1GiB" if options.simulate or not real_card() else None
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    simulate = simulated(options, "1x1GiB")
     result: dict[str, Any] = {"simulated": simulate is not None, "machine": machine()}
-    try:
-        with tempfile.TemporaryDirectory() as place:
-            if options.only != "drain":
-                result["replay"] = replays(
-                    simulate, Path(place), seconds=options.replay_seconds, processes=options.processes
-                )
-            if options.only != "replay":
-                result |= deep_queues(simulate, Path(place), options)
-    except (BenchError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"nvshare.bench.graphs: {error}\n")
-        return 1
-    if options.json:
-        print(json.dumps(result))
-        return 0
+    with tempfile.TemporaryDirectory() as place:
+        if options.only != "drain":
+            result["replay"] = replays(
+                simulate, Path(place), seconds=options.replay_seconds, processes=options.processes
+            )
+        if options.only != "replay":
+            result |= deep_queues(simulate, Path(place), options)
+    return result
+
+
+def _show(result: dict[str, Any]) -> None:
     for name, told in result.get("replay", {}).items():
         print(f"{name}: {100 * told['share']:.2f} % of the speed without the hook", end="")
         inside = told["in_process"]
@@ -253,7 +235,19 @@ def main() -> int:
     if "drain_ms" in result:
         print(f"drains in ms: {result['drain_ms']}, of graphs {result['graph_drain_ms']}")
         print(f"throughput cost {100 * result['throughput_cost']:.2f} %")
-    return 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("graphs", "Graphs, and drains of deep queues")
+    parser.add_argument("--only", choices=("replay", "drain"), help="one half of it")
+    parser.add_argument("--seconds", type=float, default=4.0, help="each run of a saturating program (default 4)")
+    parser.add_argument("--repetitions", type=int, default=5, help="of the comparison of throughput (default 5)")
+    parser.add_argument("--replay-seconds", type=float, default=5.0, help="of each kind of replay (default 5)")
+    parser.add_argument("--processes", type=int, default=6, help="without and with the hook (default 6)")
+    parser.add_argument("--kernel-us", type=float, default=5.0, help="length of one kernel (default 5)")
+    parser.add_argument("--depth", type=int, default=5000, help="kernels in flight at most (default 5000)")
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

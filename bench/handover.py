@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import (
     PROGRAMS,
     BenchError,
@@ -33,7 +34,6 @@ from nvshare.bench.harness.fixture import (
     fixture,
     machine,
     percentile,
-    real_card,
 )
 
 SOURCE = PROGRAMS / "saturate.c"
@@ -140,31 +140,14 @@ def in_us(values: Sequence[int]) -> dict[str, float] | None:
     return {f"p{round(share * 100)}": round(percentile(values, share) / 1e3, 1) for share in (0.5, 0.9, 0.99)}
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.handover", description="Time from revoke to the next call"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the programs run (default 10)")
-    parser.add_argument("--programs", type=int, default=2, help="how many take turns (default 2)")
-    parser.add_argument("--quantum", default="20ms", help="default 20ms")
-    parser.add_argument("--kernel-us", type=int, default=200, help="length of one kernel (default 200)")
-    parser.add_argument("--depth", type=int, default=4, help="kernels in flight (default 4)")
-    options = parser.parse_args()
-    simulate = "1x1GiB" if options.simulate or not real_card() else None
-    try:
-        with tempfile.TemporaryDirectory() as scratch, fixture(simulate=simulate, quantum=options.quantum) as stand:
-            samples = run_programs(stand, compile_program(SOURCE, Path(scratch)), options)
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.handover: {error}\n")
-        return 1
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    simulate = simulated(options, "1x1GiB")
+    with tempfile.TemporaryDirectory() as scratch, fixture(simulate=simulate, quantum=options.quantum) as stand:
+        samples = run_programs(stand, compile_program(SOURCE, Path(scratch)), options)
     figures = in_us(samples.first_call_ns)
     if figures is None:
-        sys.stderr.write(f"nvshare.bench.handover: no hand-over was measured ({dict(samples.without)})\n")
-        return 1
-    result = {
+        raise BenchError(f"no hand-over was measured ({dict(samples.without)})")
+    return {
         "handover_us": {"p50": figures["p50"], "p99": figures["p99"]},
         "handovers": len(samples.first_call_ns),
         "simulated": simulate is not None,
@@ -182,12 +165,23 @@ def main() -> int:
         },
         "machine": machine(),
     }
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print(f"{result['handovers']} hand-overs on {machine()['gpu']}, beyond the drain:")
-        print(f"{figures['p50']} us p50, {figures['p99']} us p99")
-    return 0
+
+
+def _show(result: dict[str, Any]) -> None:
+    figures = result["handover_us"]
+    print(f"{result['handovers']} hand-overs on {result['machine']['gpu']}, beyond the drain:")
+    print(f"{figures['p50']} us p50, {figures['p99']} us p99")
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("handover", "Time from revoke to the next call")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the programs run (default 10)")
+    parser.add_argument("--programs", type=int, default=2, help="how many take turns (default 2)")
+    parser.add_argument("--quantum", default="20ms", help="default 20ms")
+    parser.add_argument("--kernel-us", type=int, default=200, help="length of one kernel (default 200)")
+    parser.add_argument("--depth", type=int, default=4, help="kernels in flight (default 4)")
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, spread
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 
@@ -257,35 +258,30 @@ def paired(what: str, before: Sequence[float], after: Sequence[float]) -> dict[s
     return {name: round(value, 1) for name, value in found.items()}
 
 
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as place, fixture(simulate="1x8GiB") as stand:
+        scratch = Path(place)
+        result: dict[str, Any] = {"idle": idle(stand, scratch, options.runs)}
+        program = compile_program(PROGRAMS / "ready.c", scratch)
+        plain = crowd(program, stand.environment(), options.processes, options.limit)
+        result["crowd"] = crowd(program, hooked_environment(stand), options.processes, options.limit)
+        result["crowd"]["without_the_hook"] = plain
+    result |= {"added_ms": result["idle"]["c"]["added_ms"], "simulated": True, "machine": machine()}
+    return result | {name: result["crowd"][name] for name in ("processes", "all_ready_s")}
+
+
+def _show(result: dict[str, Any]) -> None:
+    print(f"{result['added_ms']} ms added to a program that never uses CUDA")
+    print(f"{result['processes']} processes ready after {result['all_ready_s']} s")
+
+
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.startup", description="What the hook costs at start-up"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser = parser_for("startup", "What the hook costs at start-up", simulate=False)
     parser.add_argument("--runs", type=int, default=200, help="pairs of starts of the C program (default 200)")
     parser.add_argument("--processes", type=int, default=200, help="that begin at once (default 200)")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds that they may take (default 90)")
-    options = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory() as place, fixture(simulate="1x8GiB") as stand:
-            scratch = Path(place)
-            result: dict[str, Any] = {"idle": idle(stand, scratch, options.runs)}
-            program = compile_program(PROGRAMS / "ready.c", scratch)
-            plain = crowd(program, stand.environment(), options.processes, options.limit)
-            result["crowd"] = crowd(program, hooked_environment(stand), options.processes, options.limit)
-            result["crowd"]["without_the_hook"] = plain
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.startup: {error}\n")
-        return 1
-    result |= {"added_ms": result["idle"]["c"]["added_ms"], "simulated": True, "machine": machine()}
-    result |= {name: result["crowd"][name] for name in ("processes", "all_ready_s")}
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    print(f"{result['added_ms']} ms added to a program that never uses CUDA")
-    print(f"{result['processes']} processes ready after {result['all_ready_s']} s")
-    return 0
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card, spread
+from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, spread
 from nvshare.bench.workloads.steps import CUPY, TORCH
 
 READY_TIMEOUT_S = 180.0
@@ -154,43 +155,38 @@ def available(wanted: Sequence[str]) -> list[str]:
     return chosen
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.throughput", description="Steps a second, shared and alone"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU (says nothing about a real one)")
-    parser.add_argument("--workload", action="append", default=[], help="only this one; may be repeated")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement (default 5)")
-    parser.add_argument("--repetitions", type=int, default=3, help="of every case (default 3)")
-    parser.add_argument("--quantum", default="100ms", help="of the exclusive case (default 100ms)")
-    options = parser.parse_args()
-    simulate = "1x8GiB" if options.simulate or not real_card() else None
-    result: dict[str, Any] = {"simulated": simulate is not None, "quantum": options.quantum, "machine": machine()}
-    try:
-        result["workloads"] = {
-            name: one_workload(
-                name,
-                simulate=simulate,
-                seconds=options.seconds,
-                repetitions=options.repetitions,
-                quantum=options.quantum,
-            )
-            for name in available(options.workload)
-        }
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.throughput: {error}\n")
-        return 1
-    if options.json:
-        print(json.dumps(result))
-        return 0
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    simulate = simulated(options, "1x8GiB")
+    workloads = {
+        name: one_workload(
+            name,
+            simulate=simulate,
+            seconds=options.seconds,
+            repetitions=options.repetitions,
+            quantum=options.quantum,
+        )
+        for name in available(options.workload)
+    }
+    about = {"simulated": simulate is not None, "quantum": options.quantum, "machine": machine()}
+    return {**about, "workloads": workloads}
+
+
+def _show(result: dict[str, Any]) -> None:
     for name, found in result["workloads"].items():
         print(f"{name}: alone {found['alone']} steps/s")
         for share in ("hooked_share", "native_share", "exclusive_share"):
             if (ratio := found[share]) is not None:
                 print(f"  {share}: {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})")
-    return 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("throughput", "Steps a second, shared and alone")
+    parser.add_argument("--workload", action="append", default=[], help="only this one; may be repeated")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of one measurement (default 5)")
+    parser.add_argument("--repetitions", type=int, default=3, help="of every case (default 3)")
+    parser.add_argument("--quantum", default="100ms", help="of the exclusive case (default 100ms)")
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

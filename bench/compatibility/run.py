@@ -26,182 +26,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from nvshare.bench.compatibility import page
-from nvshare.bench.compatibility.cases.catalog import EVERYWHERE, FIRST, MODES, THEN, Case, Group
+from nvshare.bench.compatibility.cases.catalog import FIRST, MODES, THEN, Case, Group
+from nvshare.bench.compatibility.rows import IMPORT_PAIRS, Row, Run, WorkerGroup, emit
 from nvshare.bench.compatibility.verify import verify
 from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, real_card
-from nvshare.bench.harness.in_process import Plan, compare, switch_environment
-from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core, slowdown
+from nvshare.bench.harness.in_process import Plan, switch_environment
+from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core
 from nvshare.bench.startup import PAIRS_MIN, import_rows
 
 CASES_DIRECTORY = Path(__file__).with_name("cases")
 READY_TIMEOUT_S = 90.0
-PROCESSES_S = 1.0
-"""Of comparing two processes, which longer measuring makes no better."""
-IMPORT_PAIRS = 9
-"""The fewest whose interval leaves out an extreme at either end."""
-GOOD = frozenset({"identical", "within tolerance"})
 FINE = frozenset({"ok", "skipped", "unrepeatable"})
-
-
-@dataclass(slots=True)
-class Row:
-    """What is known about one case in one mode."""
-
-    group: str
-    case: Case
-    mode: str
-    result: str = "unfinished"
-    reason: str = ""
-    baseline: dict[str, Any] | None = None
-    alone: str | None = None
-    two: list[str] = field(default_factory=list)
-    repeatable: bool = True
-    cost: dict[str, Any] | None = None
-    timing: dict[str, Any] | None = None
-    handovers: int | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    at_work: bool = False
-    suspect: bool = False
-    """An error may have spoilt the program for the other cases."""
-
-    @property
-    def open(self) -> bool:
-        """Whether something is left to be done."""
-        return self.result == "unfinished"
-
-    def close(self, result: str, reason: str = "") -> None:
-        """Nothing more is to be done."""
-        self.result, self.reason = result, reason
-
-    def finished(self, phase: Callable[[Row], object]) -> bool:
-        """One phase of it, written down; False when it failed, and its programs are not to be trusted any more."""
-        self.at_work = True
-        phase(self)
-        self.at_work = False
-        emit(self.as_json())
-        return self.result != "failed" and not self.suspect
-
-    def settle(self) -> None:
-        """All verdicts are in."""
-        if all(verdict in GOOD for verdict in (self.alone, *self.two)):
-            self.close("ok")
-        elif self.repeatable:
-            self.close("differs")
-        else:
-            self.close("unrepeatable", "the program gives other results each time without the hook, too")
-
-    def as_json(self) -> dict[str, Any]:
-        """For the record."""
-        return {
-            "case": self.case.row, "group": self.group, "mode": self.mode, "result": self.result,
-            "reason": self.reason, "alone": self.alone, "two": self.two, "cost": self.cost, "timing": self.timing,
-            "repeatable": self.repeatable,
-            "tolerance": (self.baseline or {}).get("tolerance", 0.0), "handovers": self.handovers,
-            "versions": self.versions,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What the whole run has in common."""
-
-    simulate: str | None
-    plan: Plan
-    processes: int
-    deadline: float
-    scratch: Path
-    programs: Mapping[str, Path | str]
-    """By `Group.build`: the compiled program, or why there is none."""
-    switch: Mapping[str, str] = field(default_factory=dict)
-    """What tells a program of the library that leads calls past the hook."""
-    import_pairs: int = IMPORT_PAIRS
-
-    def environment(self, group: Group) -> dict[str, str]:
-        """Of a group's programs, hooked or not."""
-        caches = {name: str(self.scratch / "cache") for name in ("TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")}
-        caches |= {name: str(self.scratch / name.lower()) for name in ("TRITON_CACHE_DIR", "CUPY_CACHE_DIR")}
-        return {**EVERYWHERE, **caches, **self.switch, **group.environment}
-
-    def left_s(self) -> float:
-        """Seconds until everything has to be over."""
-        return self.deadline - time.monotonic()
-
-
-def emit(told: Mapping[str, Any]) -> None:
-    """One line, at once."""
-    print(json.dumps(told), flush=True)
-
-
-def verdict(baseline: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """How a result compares with the one without the hook."""
-    if "digest" not in told:
-        return f"failed: {told.get('error') or told.get('skipped') or 'no result'}"
-    if told["digest"] == baseline["digest"]:
-        return "identical"
-    ours, theirs, limit = told.get("values", []), baseline.get("values", []), baseline.get("tolerance", 0.0)
-    if (
-        limit
-        and len(ours) == len(theirs)
-        and all(abs(a - b) <= limit * max(abs(a), abs(b), 1.0) for a, b in zip(ours, theirs, strict=True))
-    ):
-        return "within tolerance"
-    return "differs"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerGroup:
-    """The programs of a group in one mode: `plain` and `hooked` are compared, `second` joins the first hooked one."""
-
-    stand: Fixture
-    plain: Sequence[Member]
-    hooked: Sequence[Member]
-    second: Member
-
-    def alone(self, run: Run, row: Row) -> None:
-        """Baseline, then the hooked one beside nobody."""
-        name, limit = row.case.name, row.case.limit_s
-        baseline = self.plain[0].ask(f"check {name}", limit)
-        if "digest" not in baseline:
-            row.suspect = "error" in baseline
-            why = baseline.get("skipped") or f"fails without the hook too: {baseline.get('error')}"
-            return row.close("skipped", why)
-        row.versions = row.versions | baseline.get("versions", {})
-        row.baseline = baseline
-        row.alone = verdict(baseline, self.hooked[0].ask(f"check {name}", limit))
-        if row.alone.startswith("failed"):
-            return row.close("failed", f"alone {row.alone}")
-        if baseline.get("timed", True):
-            pools = row.case.pools and row.mode == "device"  # in other modes that memory is not the driver's own
-            row.cost = compare(self.hooked, name, replace(run.plan, timeout_s=limit), pools=pools)
-            row.timing = slowdown(
-                self.plain, self.hooked, name, seconds=PROCESSES_S, core=run.plan.core, timeout_s=limit
-            )
-        row.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
-        return None
-
-    def handovers(self) -> int:
-        """Of all GPUs so far."""
-        return sum(gpu.get("handovers") or 0 for gpu in self.stand.control("status")["gpus"])
-
-    def two(self, row: Row) -> None:
-        """Both hooked ones at once."""
-        assert row.baseline is not None
-        pair = (self.hooked[0], self.second)
-        before = self.handovers()
-        for member in pair:
-            member.tell(f"check {row.case.name}")
-        row.two = [verdict(row.baseline, member.answer(2 * row.case.limit_s)) for member in pair]
-        row.handovers = self.handovers() - before
-        if failures := [one for one in row.two if one.startswith("failed")]:
-            return row.close("failed", f"two at a time {failures[0]}")
-        return row.settle()
 
 
 def attempt(run: Run, stand: Fixture, group: Group, command: Sequence[str], rows: Sequence[Row]) -> None:

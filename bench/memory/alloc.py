@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, real_card
+from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -82,32 +83,25 @@ def measure(*, simulate: str | None, pairs: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.memory.alloc", description="Cost of cuMemAlloc in mode swap"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
-    parser.add_argument("--pairs", type=int, default=5, help="runs without and with the hook, in turns (default 5)")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds in a run; the quietest counts (default 20)")
-    options = parser.parse_args()
-    simulate = "1x1GiB" if options.simulate or not real_card() else None
-    try:
-        result = measure(simulate=simulate, pairs=options.pairs, rounds=options.rounds)
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.memory.alloc: {error}\n")
-        return 1
-    if options.json:
-        print(json.dumps(result))
-        return 0
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    return measure(simulate=simulated(options, "1x1GiB"), pairs=options.pairs, rounds=options.rounds)
+
+
+def _show(result: dict[str, Any]) -> None:
     for size, one in result["sizes"].items():
         print(
             f"{int(size):>9} B"
             f"  alloc {one['plain_alloc_ns']:.0f} -> {one['swap_alloc_ns']:.0f} ns ({one['alloc_ratio']} x)"
             f"  free {one['plain_free_ns']:.0f} -> {one['swap_free_ns']:.0f} ns ({one['free_ratio']} x)"
         )
-    return 0
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("memory.alloc", "Cost of cuMemAlloc in mode swap")
+    parser.add_argument("--pairs", type=int, default=5, help="runs without and with the hook, in turns (default 5)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds in a run; the quietest counts (default 20)")
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

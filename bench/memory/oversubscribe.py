@@ -26,6 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from nvshare.bench.harness.command import parser_for, run_benchmark, show_each
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
 
 MIB = 1 << 20
@@ -223,34 +224,23 @@ def _health(counted: Mapping[str, int]) -> dict[str, int]:
     return {name: counted[name] for name in ("failed_orders", "late_switches")}
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.memory.oversubscribe", description="More memory than the card has"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
-    parser.add_argument("--capacity-gib", type=float, help="what clients may have resident (default 4, simulated 0.25)")
-    parser.add_argument("--scale", type=float, help="length of the jobs (default 1, simulated 0.1)")
-    parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be repeated")
-    options = parser.parse_args()
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
     simulate = options.simulate or not real_card()
     capacity = int((options.capacity_gib or (0.25 if simulate else 4.0)) * (1 << 30)) // MIB * MIB
     card = f"1x{4 * capacity}" if simulate else None
     scene = Scene(card, capacity, options.scale or (0.1 if simulate else 1.0))
     cases = {"two_of_60": two_of_60, "three_of_45": three_of_45, "training": training, "notebooks": notebooks}
-    try:
-        found = {name: cases[name](scene) for name in options.case or CASES}
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.memory.oversubscribe: {error}\n")
-        return 1
-    result = {**found, "capacity_gib": capacity / (1 << 30), "simulated": simulate, "machine": machine()}
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    for name, values in found.items():
-        print(f"{name}: {json.dumps(values)}")
-    return 0
+    found = {name: cases[name](scene) for name in options.case or CASES}
+    return {**found, "capacity_gib": capacity / (1 << 30), "simulated": simulate, "machine": machine()}
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("memory.oversubscribe", "More memory than the card has")
+    parser.add_argument("--capacity-gib", type=float, help="what clients may have resident (default 4, simulated 0.25)")
+    parser.add_argument("--scale", type=float, help="length of the jobs (default 1, simulated 0.1)")
+    parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be repeated")
+    return run_benchmark(parser, _measure, show_each)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ May not go here: how fast the memory is made (nvshare.bench.memory.swap).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -22,8 +21,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.harness.command import parser_for, run_benchmark, show_each
 from nvshare.bench.harness.fixture import BenchError, machine, percentile, real_card
-from nvshare.bench.memory.swap import Coordinator, Program, scene, started
+from nvshare.bench.memory.scripted import Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
 
 GIB = 1 << 30
@@ -87,35 +87,24 @@ def measure(coordinator: Coordinator, program: Program, size: int, seconds: floa
     }  # fmt: skip
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.memory.prepare", description="Host memory beside launches"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
-    parser.add_argument("--gib", type=float, help="what the program has (default 3.5, simulated 0.25)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="in all (default 15)")
-    options = parser.parse_args()
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
     simulate = options.simulate or not real_card()
     size = int((options.gib or (0.25 if simulate else 3.5)) * GIB) >> 21 << 21
     bytearray(size)  # in a virtual machine memory that was never used is the hypervisor's to find
-    try:
-        with ExitStack() as stack:
-            _, hooked, path = stack.enter_context(scene(options, simulate, size))
-            coordinator = stack.enter_context(Coordinator(path, 2 * size))
-            program = stack.enter_context(started(hooked))
-            found = measure(coordinator, program, size, options.seconds)
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.memory.prepare: {error}\n")
-        return 1
-    result = {**found, "simulated": simulate, "machine": machine()}
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    for name, values in found.items():
-        print(f"{name}: {json.dumps(values)}")
-    return 0
+    with ExitStack() as stack:
+        _, hooked, path = stack.enter_context(scene(options, simulate, size))
+        coordinator = stack.enter_context(Coordinator(path, 2 * size))
+        program = stack.enter_context(started(hooked))
+        found = measure(coordinator, program, size, options.seconds)
+    return {**found, "simulated": simulate, "machine": machine()}
+
+
+def main() -> int:
+    """Command line."""
+    parser = parser_for("memory.prepare", "Host memory beside launches")
+    parser.add_argument("--gib", type=float, help="what the program has (default 3.5, simulated 0.25)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="in all (default 15)")
+    return run_benchmark(parser, _measure, show_each)
 
 
 if __name__ == "__main__":

@@ -20,203 +20,23 @@ import argparse
 import json
 import os
 import random
-import select
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 
-import zmq
-
+from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.harness.fixture import BenchError, machine, real_card
-from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
+from nvshare.bench.memory.scripted import GIB, MIB, Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
-from nvshare.simulated_gpu.environment import simulated_environment
 
-GIB, MIB = 1 << 30, 1 << 20
-BOUND_S = 60.0
 MEETING_NS = 2 * 10**9
 """After that two programs are ready to copy at the same moment."""
-WORKER = (sys.executable, "-m", "nvshare.bench.workloads.swap_worker")
 UNIT_SIZES = (1, 5, 37, 200, 500, 1000, 4000, 3_000_000, 20_971_520, 2_097_152, 67_108_864, 150_000_000)
 """A mixture, small and large; what is missing to the wanted sum is one more allocation."""
-
-M = TypeVar("M", bound=messages.Message)
-
-
-class Program:
-    """nvshare.bench.workloads.swap_worker, and its connection once it has spoken."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            WORKER, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.peer = b""
-        self.inbox: list[messages.Message] = []
-        self.answer()
-
-    def tell(self, command: str) -> None:
-        """One command, without waiting for its end."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
-        """What the oldest command came to."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise BenchError(f"a program ended with exit code {self.process.wait()}")
-        return json.loads(line)
-
-    def do(self, command: str) -> Any:
-        """One command and its answer."""
-        self.tell(command)
-        return self.answer()
-
-    def end(self) -> None:
-        """Whatever state it is in."""
-        self.process.kill()
-        self.process.communicate()
-
-
-class Coordinator:
-    """Says what the benchmark wants said, to several programs."""
-
-    def __init__(self, path: Path, capacity_bytes: int) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 0
-        self._socket.bind(f"ipc://{path}")
-        self.capacity_bytes = capacity_bytes
-        self._programs: dict[bytes, Program] = {}
-        self._number = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._context.destroy(linger=0)
-
-    def send(self, program: Program, message: messages.Message) -> None:
-        """To one of them."""
-        self._socket.send_multipart([program.peer, messages.encode(message)])
-
-    def expect(self, program: Program, kind: type[M], newcomer: Program | None = None) -> M:
-        """Its next message of this kind.  Who speaks for the first time is the newcomer."""
-        deadline = time.monotonic() + BOUND_S
-        while True:
-            for index, message in enumerate(program.inbox):
-                if isinstance(message, kind):
-                    del program.inbox[index]
-                    return message
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise BenchError(f"no {kind.__name__} came within {BOUND_S:.0f} s")
-            if (taken := self._take(left, newcomer)) is not None:
-                taken[0].inbox.append(taken[1])
-
-    def _take(self, timeout_s: float, newcomer: Program | None = None) -> tuple[Program, messages.Message] | None:
-        """The next message of any program; host memory is granted on the way.  None: nothing that matters."""
-        if not self._socket.poll(int(timeout_s * 1000)):
-            return None
-        peer, frame = self._socket.recv_multipart()
-        if peer not in self._programs and newcomer is not None:
-            self._programs[peer] = newcomer
-            newcomer.peer = peer
-        message = messages.decode(frame, messages.TO_COORDINATOR)
-        if not isinstance(message, messages.Message) or peer not in self._programs:
-            return None
-        if isinstance(message, messages.ReserveHost):
-            self.send(self._programs[peer], messages.HostReserved(message.sequence, message.bytes))
-        return self._programs[peer], message
-
-    def _serve(self, program: Program) -> Any:
-        """What a command came to, with the program's questions answered meanwhile."""
-        assert program.process.stdout is not None
-        while not select.select([program.process.stdout], [], [], 0)[0]:
-            if (taken := self._take(0.01)) is not None:
-                taken[0].inbox.append(taken[1])
-        return program.answer()
-
-    def settings(self, program: Program, prepare_bytes: int = 0) -> None:
-        """Nothing that slows, and so much host memory to have ready."""
-        self.send(
-            program,
-            messages.GpuSettings(
-                gpu=0, memory_limit_bytes=0, capacity_bytes=self.capacity_bytes, reserve=False, pacing_budget_ns=0,
-                idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=prepare_bytes,
-            ),
-        )  # fmt: skip
-
-    def admit(self, program: Program, sizes: Sequence[int]) -> None:
-        """The program allocates, and becomes a client by it."""
-        program.do("start")
-        program.tell("alloc " + " ".join(map(str, sizes)))
-        self.expect(program, messages.Hello, newcomer=program)
-        self.send(program, messages.Welcome(messages.PROTOCOL_VERSION, len(self._programs)))
-        self.expect(program, messages.AttachGpu)
-        self.settings(program)
-        self._serve(program)
-
-    def under_lease(self, program: Program, command: str) -> Any:
-        """A command of the program with the lease, which it has not before nor after."""
-        self._number += 1
-        lease = self._number
-        program.inbox.clear()
-        program.tell(command)
-        self.expect(program, messages.Request)
-        self.send(program, messages.Grant(gpu=0, lease_id=lease, quantum_ns=10**9, waiters=0))
-        answer = self._serve(program)
-        self.send(program, messages.Revoke(gpu=0, lease_id=lease, drain_deadline_ns=10**10))
-        self.expect(program, messages.Release)
-        return answer
-
-    def order(
-        self, program: Program, kind: type[messages.Evict] | type[messages.Restore], size: int = 1 << 50, **more: int
-    ) -> int:
-        """Sends an order, for everything unless said otherwise; its number."""
-        self._number += 1
-        self.send(program, kind(gpu=0, order_id=self._number, bytes=size, **more))
-        return self._number
-
-    def finished(self, program: Program, order: int, *, may_be_nothing: bool = False) -> tuple[int, int]:
-        """(bytes, ns) of an order that must succeed."""
-        while True:
-            progress = self.expect(program, messages.MoveProgress)
-            if progress.order_id == order and progress.finished:
-                return _moved(progress, may_be_nothing=may_be_nothing)
-
-    def hand_over(self, going: Program, coming: Program, held_bytes: int) -> list[tuple[int, int]]:
-        """One goes out while the other comes in, never more than the capacity on the card; (bytes, ns) of both."""
-        room = max(0, self.capacity_bytes - held_bytes)
-        out = self.order(going, messages.Evict)
-        into = self.order(coming, messages.Restore, credit_bytes=room)
-        done: dict[int, tuple[int, int]] = {}
-        deadline = time.monotonic() + BOUND_S
-        while len(done) < 2:
-            if time.monotonic() > deadline:
-                raise BenchError(f"a hand-over did not end within {BOUND_S:.0f} s")
-            taken = self._take(1.0)
-            if taken is None or not isinstance(progress := taken[1], messages.MoveProgress):
-                continue
-            if progress.order_id == out:
-                credit = messages.UNBOUNDED if progress.finished else room + progress.moved_bytes
-                self.send(coming, messages.MoveCredit(gpu=0, order_id=into, credit_bytes=credit))
-            if progress.finished and progress.order_id in {out, into}:
-                done[progress.order_id] = _moved(progress)
-        return list(done.values())
-
-
-def _moved(progress: messages.MoveProgress, *, may_be_nothing: bool = False) -> tuple[int, int]:
-    if progress.error or not (progress.moved_bytes or may_be_nothing):
-        raise BenchError(f"an order moved {progress.moved_bytes} bytes and ended with {progress.error}")
-    return progress.moved_bytes, progress.elapsed_ns
 
 
 def rate(moves: Sequence[tuple[int, int]]) -> float:
@@ -320,31 +140,6 @@ def mixture(total_bytes: int) -> list[int]:
     return [*sizes, left]
 
 
-@contextmanager
-def started(environment: dict[str, str]) -> Iterator[Program]:
-    """A program for the length of the block."""
-    program = Program(environment)
-    try:
-        yield program
-    finally:
-        program.end()
-
-
-@contextmanager
-def scene(
-    options: argparse.Namespace, simulate: bool, total: int
-) -> Iterator[tuple[dict[str, str], dict[str, str], Path]]:
-    """Environments of programs beside the hook and under it, and where its socket is."""
-    with tempfile.TemporaryDirectory(prefix="nvs-") as scratch:
-        directory = Path(scratch)
-        plain = {k: v for k, v in os.environ.items() if k not in {"LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET"}}
-        if simulate:
-            plain = simulated_environment(directory / "simulated_gpu", f"1x{4 * total + GIB}", plain)
-        options_of_client = ClientOptions(memory="swap")
-        hooked = client_environment(plain, hook=find_hook(os.environ), runtime_dir=directory, options=options_of_client)
-        yield plain, hooked, directory / "hooks.sock"
-
-
 def run(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
     """Baseline and measurement."""
     total = int(options.gib * GIB)
@@ -381,38 +176,34 @@ def run_checked(options: argparse.Namespace, simulate: bool) -> dict[str, Any]:
     return {**told, "simulated": simulate, "machine": machine()}
 
 
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    simulate = options.simulate or not real_card()
+    options.gib = options.gib or (0.25 if simulate else 3.5)
+    options.capacity_gib = options.capacity_gib or (0.5 if simulate else 4.0)
+    result = (run_checked if options.checked else run)(options, simulate)
+    if result.get("mismatches"):
+        raise BenchError(f"memory differs: {json.dumps(result)}")
+    return result
+
+
+def _show(result: dict[str, Any]) -> None:
+    if "rounds" in result:
+        print(f"{result['rounds']} rounds, {result['moved_gib']} GiB moved, no mismatch")
+        return
+    print(f"GiB/s: plain copies {result['memcpy_gib_s']}; evict {result['evict_gib_s']}, ", end="")
+    print(f"restore {result['restore_gib_s']}, hand-over {result['handover_gib_s']}, ", end="")
+    print(f"first evict {result['first_evict_gib_s']} ({result['first_evict_prepared_gib_s']} with host memory ready)")
+
+
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.memory.swap", description="Speed of memory mode swap"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
+    parser = parser_for("memory.swap", "Speed of memory mode swap")
     parser.add_argument("--gib", type=float, help="what each program has (default 3.5, simulated 0.25)")
     parser.add_argument("--capacity-gib", type=float, help="what is told to be the capacity (default 4, simulated 0.5)")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument("--checked", type=int, metavar="ROUNDS", help="compare data over so many rounds instead")
     parser.add_argument("--seed", type=int, help="of --checked; default: any, and printed")
-    options = parser.parse_args()
-    simulate = options.simulate or not real_card()
-    options.gib = options.gib or (0.25 if simulate else 3.5)
-    options.capacity_gib = options.capacity_gib or (0.5 if simulate else 4.0)
-    try:
-        result = (run_checked if options.checked else run)(options, simulate)
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.memory.swap: {error}\n")
-        return 1
-    if options.json or options.checked:
-        print(json.dumps(result))
-        return 1 if result.get("mismatches") else 0
-    where = "the simulated GPU" if simulate else result["machine"]["gpu"]
-    print(f"on {where}, GiB/s: plain copies {result['memcpy_gib_s']}; evict {result['evict_gib_s']}, restore ", end="")
-    print(
-        f"{result['restore_gib_s']}, hand-over {result['handover_gib_s']}, first evict {result['first_evict_gib_s']} ",
-        end="",
-    )
-    print(f"({result['first_evict_prepared_gib_s']} with host memory ready)")
-    return 0
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,13 @@ def test_resident() -> None:
 
 def test_prepare() -> None:
     """Without figures nobody would notice that making host memory ready slows the program beside it."""
-    told = run("nvshare.bench.memory.prepare", "--simulate", "--seconds=4.5", "--gib=0.03125")
+    for seconds in (4.5, 15, 45):  # a busy machine makes fewer turns than the benchmark accepts
+        try:
+            told = run("nvshare.bench.memory.prepare", "--simulate", f"--seconds={seconds}", "--gib=0.03125")
+            break
+        except AssertionError as error:
+            if "more --seconds" not in str(error) or seconds == 45:
+                raise
     assert all(told[phase]["whole_per_s"] > 0 for phase in ("before", "meanwhile", "after"))
     assert told["simulated"] is True
 

@@ -18,7 +18,8 @@ import pytest
 from nvshare.bench import startup
 from nvshare.bench.compatibility import page
 from nvshare.bench.compatibility.cases.catalog import FIRST, SMALL, THEN, Case, Group
-from nvshare.bench.compatibility.run import Run, run_group, verdict
+from nvshare.bench.compatibility.rows import Run, verdict
+from nvshare.bench.compatibility.run import run_group
 from nvshare.bench.compatibility.verify import totals
 from nvshare.bench.graphs import drains_ms
 from nvshare.bench.harness.fixture import BenchError, fixture

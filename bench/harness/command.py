@@ -1,0 +1,54 @@
+"""The command line that benchmarks share: `--json`, `--simulate`, one message for what went wrong.
+
+Non-goals: options and texts of one benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from nvshare.bench.harness.fixture import BenchError, real_card
+
+
+def parser_for(name: str, description: str, *, simulate: bool = True) -> argparse.ArgumentParser:
+    """A parser for `python -m nvshare.bench.NAME` with the common options."""
+    parser = argparse.ArgumentParser(prog=f"python -m nvshare.bench.{name}", description=description)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    if simulate:
+        parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
+    return parser
+
+
+def simulated(options: argparse.Namespace, gpus: str) -> str | None:
+    """The simulated GPUs to measure on; None: the real card."""
+    return gpus if options.simulate or not real_card() else None
+
+
+def run_benchmark(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+) -> int:
+    """Measures, then prints JSON or shows text.  Returns the exit code: 1 if nothing could be measured."""
+    options = parser.parse_args()
+    try:
+        result = measure(options)
+    except (BenchError, subprocess.TimeoutExpired) as error:
+        sys.stderr.write(f"{parser.prog.removeprefix('python -m ')}: {error}\n")
+        return 1
+    if options.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+    return 0
+
+
+def show_each(result: dict[str, Any]) -> None:
+    """The text of a benchmark whose results are named groups of figures."""
+    for name, values in result.items():
+        print(f"{name}: {json.dumps(values)}")
