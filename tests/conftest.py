@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("steady", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")  # a slow machine is no failure
 
-PURE = ("unit", "policies", "simulation", "wire", "chart", "kubernetes/cluster", "kubernetes/real")
+PURE = ("unit", "policies", "simulation", "chart", "kubernetes/cluster", "kubernetes/real")
 """Tests that need no compiled library, so that they start at once."""
 
 

@@ -1,7 +1,7 @@
 """Encodes a message as one frame, and decodes it.
 
-Decoders in Python and C (compared by tests/wire) accept one msgpack array with nothing after it.  Integers have any
-width; text is valid UTF-8 without a zero byte; further well-formed fields of any type are ignored.
+Decoders in Python and C (compared by tests/unit/protocol) accept one msgpack array with nothing after it.
+Integers have any width; text is valid UTF-8 without a zero byte; further well-formed fields of any type are ignored.
 """
 
 from __future__ import annotations

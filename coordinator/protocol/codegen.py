@@ -1,7 +1,7 @@
 """Generates the C codec from `messages.py`: `python -m nvshare.coordinator.protocol.codegen [--check]`.
 
 Invariants: the output depends on `messages.py` alone.  The C decoder accepts the same frames as `codec.decode`
-(compared by tests/wire).  The hand-written msgpack.h reads and writes single values.
+(compared by tests/unit/protocol).  The hand-written msgpack.h reads and writes single values.
 """
 
 from __future__ import annotations

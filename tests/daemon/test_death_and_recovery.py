@@ -172,7 +172,7 @@ def test_a_stop_in_order_is_recovered_from_like_a_crash(coordinators: Coordinato
 
 
 def test_a_journal_that_makes_no_sense_is_no_obstacle(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if a damaged journal stopped the start; tests/unit/test_journal.py has the kinds of damage."""
+    """Broken if a damaged journal stopped the start; tests/unit/system/test_journal.py has the kinds of damage."""
     directory = coordinators.base / "run"
     directory.mkdir(mode=0o700)
     (directory / "journal").write_bytes(b"nvshare-journal1" + os.urandom(600))

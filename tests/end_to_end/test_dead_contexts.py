@@ -1,6 +1,6 @@
 """A program with a sticky error that lives on, like a notebook: others get its memory, and it gets its error.
 
-May not go here: what one hook does by itself (tests/hook/test_dead_contexts.py).
+May not go here: what one hook does by itself (tests/hook/memory/test_dead_contexts.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nvshare.client_hook.launcher import ClientOptions, client_environment
 from nvshare.simulated_gpu.environment import simulated_environment
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node, stop
-from tests.hook.test_memory_process import Client, start
+from tests.hook.memory.test_memory_process import Client, start
 
 MIB = 1 << 20
 ILLEGAL_ADDRESS = 700

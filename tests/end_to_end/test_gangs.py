@@ -114,7 +114,7 @@ def test_the_death_of_a_member_stops_nobody(node: Node, saturate: Path) -> None:
 @pytest.mark.parametrize("node", ["2x1GiB"], indirect=True)
 def test_graphs_over_both_gpus_keep_to_their_turns(node: Node, built: Built, tmp_path: Path) -> None:
     """Broken: what a graph does on another GPU than its launch runs beside the program whose turn it is there."""
-    program = ROOT / "tests" / "hook" / "programs" / "graph_gpus.c"
+    program = ROOT / "tests" / "hook" / "gate" / "programs" / "graph_gpus.c"
     compiled = compile_c(tmp_path / "graph_gpus", program, built.sim_dir / "libcuda.so.1")
     node.start_coordinator("--quantum=50ms", variables={"NVSHARE_IDLE_RELEASE": "0"})
     running = [node.run([str(compiled)], f"--gang={name}", "--memory=device") for name in ("one", "two")]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.fixture import Fixture
-from tests.hook.programs.between_gpus import KINDS
+from tests.hook.memory.programs.between_gpus import KINDS
 from tests.waiting import eventually
 
-PROGRAM = Path(__file__).resolve().parent.parent / "hook" / "programs" / "memory_program.py"
+PROGRAM = Path(__file__).resolve().parent.parent / "hook" / "memory" / "programs" / "memory_program.py"
 MIB = 1 << 20
 CAPACITY = "48MiB"
 SIZE = 32 * MIB
@@ -30,7 +30,7 @@ COPIES = {name: place for place, name in enumerate(KINDS)}
 
 
 class Told:
-    """A program that does what it is told, a line at a time (tests/hook/programs/memory_program.py)."""
+    """A program that does what it is told, a line at a time (tests/hook/memory/programs/memory_program.py)."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

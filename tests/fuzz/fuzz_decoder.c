@@ -1,6 +1,6 @@
 /* The messages between hook and coordinator: any bytes are a message or are refused, and a message survives being sent on.
  *
- * test_to_coordinator and test_to_client decode a frame and encode it again (tests/wire/codec.py makes them).
+ * test_to_coordinator and test_to_client decode a frame and encode it again (tests/unit/protocol/codec.py makes them).
  */
 #include "fuzz.h"
 

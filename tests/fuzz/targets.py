@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.hook.compiled import SOURCE, cuda_include
-from tests.wire import codec
+from tests.unit.protocol import codec
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"

@@ -10,7 +10,7 @@ import pytest
 
 from nvshare.coordinator.protocol.framing import Connection, ZmtpError
 from tests.fuzz.targets import TARGETS, build_fuzzer, build_replay, read_corpus, unpack
-from tests.wire import codec
+from tests.unit.protocol import codec
 
 RUNS = {"decoder": 200_000, "transport": 20_000, "resolver": 50_000}
 

@@ -2,7 +2,7 @@
 
 Programs have at most 192 MiB each.
 
-May not go here: what the simulated GPU shows as well (tests/hook/test_dead_contexts.py).
+May not go here: what the simulated GPU shows as well (tests/hook/memory/test_dead_contexts.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nvshare.bench.harness.fixture import Fixture, compile_program, fixture
 from nvshare.client_hook.launcher import ClientOptions, client_environment
 from tests.conftest import ROOT, Built
 from tests.end_to_end.test_dead_contexts import MIB, fault_beside
-from tests.hook.test_memory_process import start
+from tests.hook.memory.test_memory_process import start
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.gpu

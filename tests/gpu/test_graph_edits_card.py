@@ -4,7 +4,7 @@ How: one process spins in a kernel that notices when it stands still, as it does
 work.  Meanwhile a second process, without the hook, edits a graph of its own some hundred times.  No program has more
 than 2 MiB.
 
-May not go here: whether such calls wait for a lease (tests/hook/test_graph_edits.py).
+May not go here: whether such calls wait for a lease (tests/hook/gate/test_graph_edits.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.test_graph_edits import graph_program, names
+from tests.hook.gate.test_graph_edits import graph_program, names
 
 __all__ = ["graph_program"]  # a fixture
 

@@ -2,7 +2,7 @@
 
 No program has more than 200 MiB.
 
-May not go here: what the simulated GPU shows as well (tests/hook/test_ipc.py, tests/end_to_end/test_ipc.py).
+May not go here: what the simulated GPU shows as well (tests/hook/ipc/test_ipc.py, tests/end_to_end/memory/test_ipc.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT, Built
-from tests.end_to_end.test_ipc import PROGRAMS, ipc_program
-from tests.hook.test_interception_cudart import own_cudart
+from tests.end_to_end.memory.test_ipc import PROGRAMS, ipc_program
+from tests.hook.interception.test_interception_cudart import own_cudart
 from tests.launch.conftest import WAIT_S, runtime
 
 __all__ = ["ipc_program", "runtime"]  # fixtures

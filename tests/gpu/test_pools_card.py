@@ -1,7 +1,7 @@
 """Frameworks' own counters of the asynchronous pool on the card, under the hook and without it.
 
-What the driver's calls say, step by step, is compared in tests/hook/test_pool_figures.py, on the card too.  No program
-has more than 256 MiB.
+What the driver's calls say, step by step, is compared in tests/hook/memory/test_pool_figures.py, on the card too.
+No program has more than 256 MiB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from nvshare.bench.harness.fixture import fixture
 from tests.conftest import Built
-from tests.end_to_end.test_pool_counters import MODES, counters
+from tests.end_to_end.memory.test_pool_counters import MODES, counters
 
 pytestmark = pytest.mark.gpu
 

@@ -29,8 +29,7 @@ from tests.end_to_end.two_gpus import (
     told,
 )
 from tests.hook.compiled import compile_c
-from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.test_graph_gpus import (
+from tests.hook.gate.test_graph_gpus import (
     KINDS,
     MEANWHILE,
     PROGRAM,
@@ -39,6 +38,7 @@ from tests.hook.test_graph_gpus import (
     drain_after_a_launch,
     launch_waits_for_both,
 )
+from tests.hook.scripted import ScriptedCoordinator
 
 pytestmark = pytest.mark.gpu
 

@@ -24,7 +24,7 @@ from nvshare.client_hook.verify import find_cupti
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT, Built
 from tests.hook.compiled import compile_c
-from tests.hook.interception_programs import PROGRAMS
+from tests.hook.interception.test_nvml import PROGRAMS
 from tests.launch.conftest import WAIT_S, runtime
 
 __all__ = ["runtime"]  # the fixture
@@ -68,9 +68,11 @@ def hooked(runtime: RuntimeDir, built: Built) -> Command:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> str:
-    """tests/hook/programs/verify_program.c, linked by the name that both drivers have."""
+    """tests/launch/programs/verify_program.c, linked by the name that both drivers have."""
     out = tmp_path_factory.mktemp("verify") / "verify_program"
-    return str(compile_c(out, PROGRAMS / "verify_program.c", built.sim_dir / "libcuda.so.1"))
+    return str(
+        compile_c(out, ROOT / "tests" / "launch" / "programs" / "verify_program.c", built.sim_dir / "libcuda.so.1")
+    )
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "client_hook" / "src"
 GATE = tuple(SOURCE / f"{name}.c" for name in ("base/hot", "base/process/futex", "gate/gate", "gate/wait"))
-PROGRAMS = Path(__file__).resolve().parent / "c"
 KEPT = ROOT / "build" / "test-programs"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wno-unused-parameter", "-Werror")
 

@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Built
-from tests.hook.compiled import PROGRAMS, compile_c
-from tests.hook.interception_programs import programs as programs
+from tests.hook.compiled import compile_c
+from tests.hook.interception.recording_driver import programs as programs
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
 
+CLIENT = Path(__file__).parent / "coord" / "programs" / "agent_client.c"
 StartClient = Callable[..., ScriptedClient]
 
 
 @pytest.fixture(scope="session")
 def client_program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
-    """tests/hook/c/agent_client.c, linked with the simulated driver."""
+    """tests/hook/coord/programs/agent_client.c, linked with the simulated driver."""
     out = tmp_path_factory.mktemp("agent") / "client"
-    return compile_c(out, PROGRAMS / "agent_client.c", built.sim_dir / "libcuda.so.1")
+    return compile_c(out, CLIENT, built.sim_dir / "libcuda.so.1")
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ class ScriptedCoordinator:
 
 
 class ScriptedClient:
-    """tests/hook/c/agent_client.c under the hook."""
+    """tests/hook/coord/programs/agent_client.c under the hook."""
 
     def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(

@@ -20,7 +20,6 @@ import pytest
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
-from tests.hook.interception_programs import PROGRAMS
 from tests.launch.conftest import command_lines, finish, launch, run_command, runtime_directory
 from tests.waiting import eventually
 
@@ -40,7 +39,7 @@ def runtime() -> Iterator[RuntimeDir]:
 def program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
     """programs/verify_program.c"""
     out = tmp_path_factory.mktemp("verify") / "verify_program"
-    return compile_c(out, PROGRAMS / "verify_program.c", built.sim_dir / "libcuda.so.1")
+    return compile_c(out, Path(__file__).parent / "programs" / "verify_program.c", built.sim_dir / "libcuda.so.1")
 
 
 @pytest.fixture

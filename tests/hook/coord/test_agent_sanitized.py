@@ -1,0 +1,45 @@
+"""Tests of the agent in which threads share memory, once more with hook and simulated GPU under sanitizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.test_sanitized import complaints, under_sanitizer
+from tests.hook.coord.test_agent import (
+    test_all_work_lies_within_leases,
+    test_bursts_lie_within_leases,
+    test_exit_while_threads_wait,
+    test_many_threads_wait,
+    test_paced_work_and_captures,
+    test_two_gpus,
+)
+from tests.hook.coord.test_agent_faults import (
+    test_holder_goes_on_and_claims,
+    test_random_frames,
+    test_reservation_is_asked_again_after_a_loss,
+)
+
+__all__ = [
+    "test_all_work_lies_within_leases",
+    "test_bursts_lie_within_leases",
+    "test_exit_while_threads_wait",
+    "test_holder_goes_on_and_claims",
+    "test_many_threads_wait",
+    "test_paced_work_and_captures",
+    "test_random_frames",
+    "test_reservation_is_asked_again_after_a_loss",
+    "test_two_gpus",
+]
+pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(params=["address,undefined", "thread"])
+def hook_env(request: pytest.FixtureRequest, hook_env: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Broken if anything is complained of: agent, transport, gate or pacing race, or touch freed memory."""
+    environment = under_sanitizer(hook_env, request.param, tmp_path)
+    environment["TSAN_OPTIONS"] += ":report_thread_leaks=0"  # exit() cuts the program's own threads short
+    yield environment
+    assert complaints(tmp_path) == []

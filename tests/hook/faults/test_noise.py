@@ -1,0 +1,97 @@
+"""What the hook writes into a program's standard error.
+
+May not go here: messages of single parts, which stand with their tests.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from nvshare.coordinator.protocol import messages
+from tests.conftest import Built
+from tests.hook.compiled import compile_c
+from tests.hook.conftest import StartClient
+from tests.hook.faults.test_fault_sweep import MODES, serve
+from tests.hook.scripted import BOUND_S, ScriptedClient, ScriptedCoordinator
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+DEINITIALIZED, OUT_OF_MEMORY = 4, 2
+MIB = 1 << 20
+
+
+def heard(coordinator: ScriptedCoordinator, environment: dict[str, str], *words: str | Path) -> tuple[str, str]:
+    """What a program writes, which gets all that it asks for: output and errors."""
+    process = subprocess.Popen(
+        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+    )
+    reader = threading.Thread(target=serve, args=(coordinator, process))
+    reader.start()
+    try:
+        output, errors = process.communicate(timeout=BOUND_S)
+    finally:
+        process.kill()
+        reader.join()
+    assert process.returncode == 0, errors
+    return output, errors
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_memory_freed_at_exit(
+    coordinator: ScriptedCoordinator, hook_env: dict[str, str], tmp_path: Path, built: Built, mode: str
+) -> None:
+    """Broken: ordinary programs end with a warning that the driver does not take memory back."""
+    program = compile_c(tmp_path / "free", PROGRAMS / "free_at_exit.c", built.sim_dir / "libcuda.so.1")
+    output, errors = heard(coordinator, {**hook_env, "NVSHARE_MEMORY": mode}, program)
+    assert (output, errors) == (f"{DEINITIALIZED}\n", "")
+
+
+def complaints(client: ScriptedClient) -> list[str]:
+    """What it wrote to its standard error, once it has ended."""
+    client.tell("exit")
+    code, errors = client.ended()
+    assert code == 0
+    return [line.partition(": ")[2] for line in errors.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("own", "slot", "cause"),
+    [
+        ("64MiB", False, "the limit of this program is 64 MiB, from NVSHARE_MEMORY_LIMIT (nvshare-run "
+         "--gpu-memory-limit); to change it now: nvshare-ctl limit scripted --memory SIZE"),
+        (None, False, "the limit of this program is 64 MiB, set in the coordinator; to change it: "
+         "nvshare-ctl limit scripted --memory SIZE"),
+        ("64MiB", True, "the limit of this container is 64 MiB, for all of its programs together (the pod's memory "
+         "resource sets it, or its annotation nvshare.com/memory-limit)"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_refuses_says_so_once(
+    coordinator: ScriptedCoordinator, start: StartClient, own: str | None, slot: bool, cause: str
+) -> None:
+    """Broken: a program is out of memory on a card that is half empty, and nothing tells why."""
+    client = start(NVSHARE_MEMORY_LIMIT=own)
+    client.tell(f"alloc {65 * MIB}")
+    coordinator.welcome(limit=64 * MIB, limit_of_slot=slot)
+    assert client.answer() == f"refused {OUT_OF_MEMORY}"
+    assert client.do(f"alloc {65 * MIB}") == f"refused {OUT_OF_MEMORY}"
+    assert client.do(f"alloc {MIB}") == "allocated"
+    assert complaints(client) == [f"65 MiB more on GPU 0 are out of memory: {cause}"]
+
+
+@pytest.mark.parametrize("by_limit", [False, True])
+def test_a_limit_that_others_of_a_slot_have_used_up(
+    coordinator: ScriptedCoordinator, start: StartClient, by_limit: bool
+) -> None:
+    """Broken: a program of a container blames a limit that it keeps, or hears nothing of the one that it shares."""
+    client = start()
+    client.tell(f"alloc {8 * MIB}")
+    coordinator.welcome(limit=64 * MIB, reserve=True, limit_of_slot=True)
+    while not (answer := client.answer(0.05)):
+        message = coordinator.receive(0.05)
+        if isinstance(message, messages.ReserveMemory):
+            coordinator.send(messages.MemoryReserved(0, message.sequence, 0, by_limit))
+    assert answer == f"refused {OUT_OF_MEMORY}"
+    assert len(complaints(client)) == by_limit

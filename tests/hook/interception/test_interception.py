@@ -1,0 +1,137 @@
+"""Interception: every way to a driver function leads through the hook, and what is not there stays absent.
+
+Against a driver that only says which of its functions was reached (programs/intercept_driver.c), so that all rows of
+the table can be called.  The checks themselves are in C, where applications are.
+
+May not go here: leases, memory, the simulated GPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hook.compiled import SOURCE, compile_c
+from tests.hook.interception.recording_driver import PROGRAMS, Programs, compile_driver
+from tests.test_cuda_api import ROWS
+
+OLD_DRIVER = 12010
+"""CUDA version of the older one, as intercept_program.c has it."""
+
+
+def complaints(output: str) -> tuple[list[str], int]:
+    """What a program found wrong, and how many things it looked at."""
+    *lines, last = output.splitlines()
+    assert last.startswith("done "), output[-2000:]
+    return lines, int(last.removeprefix("done "))
+
+
+@pytest.mark.parametrize(
+    ("mode", "at_least"),
+    [("look_up", 3000), ("by_proc_address", 30000), ("in_threads", 8), ("through_the_gate", 300)],
+)
+def test_every_function_by_every_look_up(programs: Programs, mode: str, at_least: int) -> None:
+    """An entry point that is handed out raw, or leads to another function, or skips the gate, is a bypass."""
+    wrong, checks = complaints(programs.run(programs.look, mode))
+    assert wrong == []
+    assert checks >= at_least
+
+
+def test_the_gate_of_the_right_gpu(programs: Programs) -> None:
+    """A call would wait for the lease of a GPU that it does not use, and run on another without one."""
+    wrong, checks = complaints(programs.run(programs.look, "several_gpus", gpus=4))
+    assert wrong == []
+    assert checks > 50
+
+
+def test_a_driver_that_hides_functions(programs: Programs, tmp_path: Path) -> None:
+    """What a driver lacks would be there with the hook; what it gives by version alone would slip past it."""
+    script = tmp_path / "map"
+    script.write_text("{ global: *; local: cuLaunchKernelEx; cuMemsetD8Async; };", encoding="utf-8")
+    compile_driver(tmp_path, f"-Wl,--version-script={script}")
+    wrong, checks = complaints(programs.run(programs.look, "unexported", driver=tmp_path))
+    assert wrong == []
+    assert checks > 10
+
+
+def test_a_driver_that_is_older_than_the_table(programs: Programs, tmp_path: Path) -> None:
+    """A function that came later would seem to be there, or a call of it would crash instead of failing."""
+    later = [row.name for row in ROWS if row.since > OLD_DRIVER]
+    script = tmp_path / "map"
+    script.write_text(f"{{ global: *; local: {'; '.join(later)}; }};", encoding="utf-8")
+    compile_driver(tmp_path, f"-Wl,--version-script={script}")
+    wrong, checks = complaints(programs.run(programs.look, "older", driver=tmp_path, INTERCEPT_VERSION=str(OLD_DRIVER)))
+    assert wrong == []
+    assert len(later) > 50
+    assert checks > 5000
+
+
+def test_every_error_of_every_wrapped_function_is_passed_on(programs: Programs) -> None:
+    """An application would not hear of a failure, or of another one than happened."""
+    wrong, checks = complaints(programs.run(programs.look, "errors"))
+    assert wrong == []
+    assert checks > 6 * 290
+
+
+@pytest.mark.parametrize("part", ["context", "captures"])
+def test_contexts_streams_and_captures(tmp_path: Path, part: str) -> None:
+    """A drain would miss a context or stream, ask the driver about one that is gone, or spoil a capture."""
+    names = (f"contexts/{name}" for name in ("context", "gpu_cache", "streams", "which_gpu"))
+    ours = (SOURCE / f"{name}.c" for name in (*names, "inflight/captures", "hooks/work/capture", "hooks/work/context"))
+    flags = ("-fsanitize=thread", "-Wno-tsan")
+    program = compile_c(tmp_path / "context", PROGRAMS / f"intercept_{part}.c", *ours, flags=flags)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
+    wrong, checks = complaints(done.stdout)
+    assert wrong == []
+    assert (done.returncode, done.stderr) == (0, "")
+    assert checks > 25
+
+
+def test_without_a_driver(programs: Programs) -> None:
+    """Programs that ask whether CUDA is there would be told so on a machine without it."""
+    wrong, checks = complaints(programs.run(programs.look, "without_driver"))
+    assert wrong == []
+    assert checks > 10
+
+
+def test_calls_of_a_linked_program(programs: Programs) -> None:
+    """A program linked with libcuda calls through the PLT: our symbol must come first, and lead to the driver's."""
+    wrong, checks = complaints(programs.run(programs.linked))
+    assert wrong == []
+    assert checks > 5
+
+
+def test_the_linked_program_notices_a_missing_hook(programs: Programs) -> None:
+    """The test above would pass without any hook."""
+    wrong, _ = complaints(programs.run(programs.linked, preload=False))
+    assert "the hook is not there" in wrong
+
+
+def test_a_python_process_without_cuda(programs: Programs) -> None:
+    """ctypes goes through dlsym for everything: Python must start, load libraries and end as without the hook."""
+    script = (
+        "import ctypes, ssl, sqlite3; print(ctypes.CDLL(None).strlen(b'abc'), hasattr(ctypes.CDLL(None), 'cuInit'))"
+    )
+    assert programs.run(Path(sys.executable), "-c", script) == "3 False\n"
+
+
+def test_ctypes_gets_the_wrappers(programs: Programs) -> None:
+    """CuPy, Numba and JAX's plugins load the driver at run time and look its functions up by name."""
+    script = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+name = ctypes.c_char_p.in_dll(cuda, "intercept_name")
+class State(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint32), ("lease", ctypes.c_uint32), ("lease_id", ctypes.c_uint64),
+                ("waiters", ctypes.c_uint32), ("waiting", ctypes.c_uint32), ("calls", ctypes.c_uint64),
+                ("allocated", ctypes.c_uint64), ("resident", ctypes.c_uint64)]
+state = State(ctypes.sizeof(State))
+assert cuda.cuInit(0) == 0
+assert cuda.cuMemcpyHtoD_v2(ctypes.c_uint64(1), b"x", ctypes.c_size_t(1)) == 0
+assert ctypes.CDLL(None).nvshare_gpu_state(0, ctypes.byref(state)) == 0
+print(name.value.decode(), state.calls)
+"""
+    assert programs.run(Path(sys.executable), "-c", script) == "cuMemcpyHtoD_v2 1\n"

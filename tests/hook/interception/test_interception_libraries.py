@@ -1,0 +1,75 @@
+"""Interception in libraries that a program opens: whatever the flags, their calls pass the gate.
+
+May not go here: names, versions and flags of look-ups (test_interception.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.hook.compiled import compile_c
+from tests.hook.interception.recording_driver import PROGRAMS, Programs
+
+CALLS = 4
+"""What one round of intercept_plugin.c puts on the GPU."""
+
+
+@pytest.fixture(scope="session")
+def opener(programs: Programs) -> Path:
+    """intercept_open.c; finds libraries in a folder of its own by its RUNPATH."""
+    flags = ("-Wl,--enable-new-dtags", f"-Wl,-rpath,{programs.directory / 'plugins'}")
+    return compile_c(programs.directory / "open", PROGRAMS / "intercept_open.c", flags=flags)
+
+
+@pytest.fixture(scope="session", params=["full", "partial"])
+def plugin(request: pytest.FixtureRequest, programs: Programs) -> Path:
+    """intercept_plugin.c, linked with the driver, its table of addresses read-only or not."""
+    folder = programs.directory / "plugins"
+    folder.mkdir(exist_ok=True)
+    relocations = ("-Wl,-z,now,-z,relro",) if request.param == "full" else ("-Wl,-z,lazy,-z,norelro",)
+    sources = (PROGRAMS / "intercept_plugin.c", programs.directory / "libcuda.so.1")
+    return compile_c(folder / f"libplugin_{request.param}.so", *sources, flags=("-fPIC", "-shared", *relocations))
+
+
+def output(programs: Programs, opener: Path, how: str, library: str) -> str:
+    """What the program says, which ends well and writes no error."""
+    return programs.run(opener, how, library)
+
+
+HOWS = [" ".join(words) for words in itertools.product(("now", "lazy"), ("local", "global"), ("", "deepbind"))]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_calls_of_an_opened_library_pass_the_gate(programs: Programs, opener: Path, plugin: Path, how: str) -> None:
+    """A framework's plug-in would submit work without a lease because of the flags that it is opened with."""
+    assert output(programs, opener, how, str(plugin)) == f"calls {CALLS} wrong 0\n"
+
+
+def test_a_library_that_is_opened_again_and_again(programs: Programs, opener: Path, plugin: Path) -> None:
+    """What is unloaded and loaded elsewhere would be bound only the first time."""
+    assert output(programs, opener, "deepbind closed", str(plugin)) == f"calls {3 * CALLS} wrong 0\n"
+
+
+@pytest.mark.parametrize("how", ["now", "now deepbind"])
+def test_a_library_is_found_by_the_callers_search_path(
+    programs: Programs, opener: Path, plugin: Path, how: str
+) -> None:
+    """A program would not find its own library any more: libc looks where the caller of dlopen says."""
+    assert output(programs, opener, how, plugin.name) == f"calls {CALLS} wrong 0\n"
+
+
+def test_without_the_hook_the_flag_needs_no_help(programs: Programs, opener: Path, plugin: Path) -> None:
+    """The counts above would be right without the hook."""
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(programs.directory)}
+    done = subprocess.run([opener, "deepbind", plugin], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "calls 0 wrong 0\n"
+
+
+def test_another_namespace_is_out_of_reach(programs: Programs, opener: Path, plugin: Path) -> None:
+    """docs/how-to/verify.md says that dlmopen escapes: a namespace has a libc and a driver that no preload reaches."""
+    assert output(programs, opener, "namespace", str(plugin)) == "calls 0 wrong 0\n"

@@ -1,0 +1,473 @@
+"""Memory of mode `swap` shared by cuIpcGetMemHandle: what each call answers, what stays on the card, what is left.
+
+The exporter is told by a scripted coordinator; importers run under the hook without one.
+
+May not go here: two programs that share and take turns, in whatever mode (tests/end_to_end/memory/test_ipc.py).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from nvshare.coordinator.protocol import messages
+from tests.hook.memory.test_memory_process import Client, start
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.swap.test_swap_process import GIB, MIB, attached, environment, hold, last_report, order
+from tests.waiting import eventually
+
+__all__ = ["environment"]
+
+INVALID_VALUE, INVALID_CONTEXT, MAP_FAILED, INVALID_HANDLE = 1, 201, 205, 400
+LAZY = 1
+OPEN, CLOSE = 1, 2
+REQUEST = struct.Struct("<IIII16s")
+ANSWER = struct.Struct("<IiIIQQQ32Q")
+
+StartImporter = Callable[..., Client]
+
+
+@pytest.fixture
+def exporter(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+    """A program in mode `swap` that holds the lease of the first of two GPUs."""
+    environment["NVSHARE_SIMULATE"] = "2x512MiB"
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        yield client
+
+
+@pytest.fixture
+def importer(environment: dict[str, str], tmp_path: Path) -> Iterator[StartImporter]:
+    """Starts programs under the hook on the same GPU, for which there is no coordinator."""
+    with ExitStack() as stack:
+
+        def run(**changes: str) -> Client:
+            alone = {**environment, "NVSHARE_SOCKET": "", **changes}
+            client = stack.enter_context(start(alone, tmp_path))
+            assert client.ask("start") == 0
+            return client
+
+        yield run
+
+
+def exported(client: Client, size: int, seed: int) -> tuple[int, int]:
+    """Pointer and handle of memory that holds a pattern."""
+    result, pointer = client.ask("alloc", size)
+    assert result == 0
+    assert client.ask("write", pointer, size, seed) == 0
+    result, handle = client.ask("ipc_get", pointer)
+    assert result == 0
+    return pointer, handle
+
+
+def opened(client: Client, handle: int) -> int:
+    """Where a handle is mapped."""
+    result, pointer = client.ask("ipc_open", handle, LAZY)
+    assert result == 0
+    return int(pointer)
+
+
+def await_pinned(coordinator: ScriptedCoordinator, size: int) -> None:
+    """Until the exporter has reported so much as pinned."""
+    while last_report(coordinator).pinned_bytes != size:
+        coordinator.expect(messages.MemoryReport)
+
+
+def names_in(client: Client, folder: str) -> list[str]:
+    """What the kernel lists of a process: its threads, its descriptors."""
+    return [entry.name for entry in Path(f"/proc/{client.process.pid}/{folder}").iterdir()]
+
+
+def secret_of(handle: int) -> tuple[bytes, bytes]:
+    """(name of the exporter's socket, key) as client_hook/src/ipc/ipc.h lays a handle out."""
+    content = handle.to_bytes(64, "little")
+    return b"\0nvshare-ipc-" + content[16:32].hex().encode(), content[32:48]
+
+
+def test_both_see_the_same_bytes_while_the_rest_moves(
+    coordinator: ScriptedCoordinator, exporter: Client, importer: StartImporter
+) -> None:
+    """Broken: shared memory moves below its importer, is a copy, or pins all that the program has."""
+    shared, rest = 100 * MIB, 60 * MIB
+    pointer, handle = exported(exporter, shared, 1)
+    _, other = exporter.ask("alloc", rest)
+    assert exporter.ask("write", other, rest, 2) == 0
+    with importer() as guest:
+        mapped = opened(guest, handle)
+        coordinator.revoke(1)
+        await_pinned(coordinator, shared)
+        moved, error = order(coordinator, messages.Evict, 1, GIB)
+        assert (moved, error) == (rest, 0)
+        assert guest.ask("same", mapped, shared, 1) is True
+        assert guest.ask("write", mapped, shared, 3) == 0, "an importer works while the exporter has no lease"
+        assert guest.ask("range", mapped + 5) == [0, mapped, shared]
+        assert order(coordinator, messages.Restore, 2, GIB) == (rest, 0)
+        coordinator.grant(2)
+        assert exporter.ask("same", pointer, shared, 3) is True
+        assert exporter.ask("same", other, rest, 2) is True
+        assert guest.ask("ipc_close", mapped) == 0
+        assert exporter.ask("free", pointer) == 0
+        await_pinned(coordinator, 0)
+
+
+def test_handles_are_as_the_driver_gives_them(exporter: Client, importer: StartImporter) -> None:
+    """Broken: a library that compares handles, opens one twice or asks inside of an allocation is led astray."""
+    pointer, handle = exported(exporter, 5 * MIB, 1)
+    _, of_small = exported(exporter, 3000, 2)
+    assert exporter.ask("ipc_get", pointer) == [0, handle], "the same memory has the same handle"
+    assert exporter.ask("ipc_get", pointer + MIB) == [0, handle], "a pointer into it stands for the whole"
+    assert of_small != handle
+    assert exporter.ask("ipc_open", handle, LAZY)[0] == INVALID_CONTEXT, "by its own process"
+    guest = importer()
+    first = opened(guest, handle)
+    assert guest.ask("same", first, 5 * MIB, 1) is True
+    assert guest.ask("same", opened(guest, of_small), 3000, 2) is True
+    assert opened(guest, handle) == first, "opened again it is where it was"
+    assert guest.ask("ipc_close", first) == 0
+    assert guest.ask("same", first, 5 * MIB, 1) is True, "it is open once more"
+    assert guest.ask("ipc_close", first + 4096) != 0
+    assert guest.ask("ipc_close", first) == 0
+    assert guest.ask("ipc_close", first) != 0, "it is closed"
+    assert guest.ask("ipc_open", handle, 0)[0] == INVALID_VALUE
+    assert guest.ask("free", opened(guest, of_small)) != 0, "cuMemFree is not how it is closed"
+
+
+def test_freed_memory_has_a_new_handle(
+    coordinator: ScriptedCoordinator, exporter: Client, importer: StartImporter
+) -> None:
+    """Broken: an old handle opens memory of somebody else that came to the same address."""
+    pointer, handle = exported(exporter, 40 * MIB, 1)
+    guest = importer()
+    mapped = opened(guest, handle)
+    assert exporter.ask("free", pointer) == 0
+    assert guest.ask("same", mapped, 40 * MIB, 1) is True, "who has it open keeps it"
+    assert importer().ask("ipc_open", handle, LAZY)[0] == INVALID_HANDLE, "nobody else gets it"
+    coordinator.revoke(1)
+    assert last_report(coordinator).pinned_bytes == 40 * MIB, "it takes room of the card as long as it is open"
+    assert guest.ask("ipc_close", mapped) == 0
+    await_pinned(coordinator, 0)
+    coordinator.grant(2)
+    again, new = exported(exporter, 40 * MIB, 2)
+    assert new != handle
+    assert guest.ask("ipc_open", handle, LAZY)[0] == INVALID_HANDLE
+    assert guest.ask("same", opened(guest, new), 40 * MIB, 2) is True
+    assert exporter.ask("free", again) == 0
+
+
+def test_memory_freed_in_stream_order_has_a_new_handle(exporter: Client, importer: StartImporter) -> None:
+    """Broken: memory that serves again on its stream keeps the handle of the allocation before."""
+    result, pointer = exporter.ask("async", 4 * MIB)
+    assert result == 0
+    _, handle = exporter.ask("ipc_get", pointer)
+    assert exporter.ask("free_async", pointer) == 0
+    assert exporter.ask("async", 4 * MIB) == [0, pointer], "it serves again at once"
+    assert importer().ask("ipc_open", handle, LAZY)[0] == INVALID_HANDLE
+    result, new = exporter.ask("ipc_get", pointer)
+    assert (result, new != handle) == (0, True)
+
+
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_the_importer_ends(
+    coordinator: ScriptedCoordinator, exporter: Client, importer: StartImporter, end: str
+) -> None:
+    """Broken: memory that only a dead process had open stays pinned for ever."""
+    pointer, handle = exported(exporter, 20 * MIB, 1)
+    guest = importer()
+    opened(guest, handle)
+    assert exporter.ask("free", pointer) == 0
+    if end == "kill":
+        guest.process.send_signal(signal.SIGKILL)
+    else:
+        assert guest.process.stdin is not None
+        guest.process.stdin.close()
+    coordinator.revoke(1)
+    await_pinned(coordinator, 0)
+
+
+@pytest.mark.parametrize("end", ["exit", "kill"])
+def test_the_exporter_ends(exporter: Client, importer: StartImporter, end: str) -> None:
+    """Broken: an importer loses what it has open, crashes, or opens what is gone."""
+    _, handle = exported(exporter, 70 * MIB, 1)
+    guest, late = importer(), importer()
+    mapped = opened(guest, handle)
+    if end == "kill":
+        exporter.process.send_signal(signal.SIGKILL)
+    else:
+        assert exporter.process.stdin is not None
+        exporter.process.stdin.close()
+    exporter.process.wait(60)
+    assert guest.ask("same", mapped, 70 * MIB, 1) is True
+    assert opened(guest, handle) == mapped, "what is open needs nobody"
+    assert late.ask("ipc_open", handle, LAZY)[0] == INVALID_HANDLE
+    for _ in range(2):
+        assert guest.ask("ipc_close", mapped) == 0
+    assert guest.ask("ipc_open", handle, LAZY)[0] == INVALID_HANDLE
+
+
+def test_a_reset_closes_and_voids(coordinator: ScriptedCoordinator, exporter: Client, importer: StartImporter) -> None:
+    """Broken: cudaDeviceReset leaves memory pinned, mapped, or reachable by an old handle."""
+    _, handle = exported(exporter, 6 * MIB, 1)
+    guest = importer()
+    mapped = opened(guest, handle)
+    assert guest.ask("reset") == 0
+    assert guest.ask("ipc_close", mapped) != 0, "it was closed with its context"
+    mapped = opened(guest, handle)
+    assert exporter.ask("reset") == 0
+    assert guest.ask("same", mapped, 6 * MIB, 1) is True
+    assert importer().ask("ipc_open", handle, LAZY)[0] == INVALID_HANDLE
+    assert guest.ask("reset") == 0
+    coordinator.revoke(1)
+    await_pinned(coordinator, 0)
+
+
+def test_a_child_is_no_importer(coordinator: ScriptedCoordinator, exporter: Client, importer: StartImporter) -> None:
+    """Broken: a forked child keeps its parent's connections, so the end of the parent goes unnoticed."""
+    pointer, handle = exported(exporter, 20 * MIB, 1)
+    guest = importer()
+    opened(guest, handle)
+    child = guest.ask("fork_and_stay")
+    try:
+        guest.process.send_signal(signal.SIGKILL)
+        assert exporter.ask("free", pointer) == 0
+        coordinator.revoke(1)
+        await_pinned(coordinator, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    child = exporter.ask("fork_and_stay")
+    os.kill(child, signal.SIGKILL)
+
+
+def test_opened_a_thousand_times(exporter: Client, importer: StartImporter) -> None:
+    """Broken: a descriptor, a mapping or a connection is lost each time."""
+    _, handle = exported(exporter, 70 * MIB, 1)
+    before = names_in(exporter, "fd")
+    assert importer().ask("ipc_cycle", handle, 1000) == [0, 0]
+    eventually(lambda: len(names_in(exporter, "fd")) <= len(before), "the exporter closes what it passed on")
+
+
+IMPORTS = ("cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemAddressReserve", "cuMemUnmap")
+
+
+@pytest.mark.parametrize("function", IMPORTS)
+def test_a_failing_import_leaves_nothing(exporter: Client, importer: StartImporter, function: str) -> None:
+    """Broken: one refusal of the driver costs a mapping or a descriptor, or the handle cannot be opened again."""
+    _, handle = exported(exporter, 6 * MIB, 1)  # two chunks
+    guest = importer(NVSHARE_SIM_FAULTS=f"{function}@%3=999", NVSHARE_LOG="off")  # a log is a descriptor, too
+    before, results = names_in(guest, "fd"), []
+    for _ in range(12):
+        result, pointer = guest.ask("ipc_open", handle, LAZY)
+        results.append(result)
+        if result == 0:
+            assert guest.ask("same", pointer, 6 * MIB, 1) is True
+            assert guest.ask("ipc_close", pointer) == 0
+    assert 0 in results
+    assert len(names_in(guest, "fd")) <= len(before)
+    assert len(names_in(exporter, "fd")) < len(before) + 40
+
+
+def test_a_failing_export_is_told(exporter: Client, importer: StartImporter) -> None:
+    """Broken: an exporter whose driver gives no descriptor leaves importers waiting, or its memory shut for ever."""
+    pointer, handle = exported(exporter, 20 * MIB, 1)
+    assert exporter.ask("fail", int.from_bytes(b"cuMemExportToShareableHandle", "big"), 999) == 0
+    guest = importer()
+    assert guest.ask("ipc_open", handle, LAZY)[0] == MAP_FAILED
+    assert exporter.ask("fail", 0, 0) == 0
+    assert guest.ask("same", opened(guest, handle), 20 * MIB, 1) is True
+    assert exporter.ask("free", pointer) == 0
+
+
+def test_from_another_gpu(exporter: Client, importer: StartImporter) -> None:
+    """Broken: ranks of one job, each on a GPU of its own, cannot reach each other's memory."""
+    _, handle = exported(exporter, 20 * MIB, 1)
+    guest = importer()
+    first = opened(guest, handle)
+    assert guest.ask("use", 1) == 0
+    second = opened(guest, handle)
+    assert second != first, "each GPU of a process has a mapping of its own"
+    assert guest.ask("same", second, 20 * MIB, 1) is True
+    assert guest.ask("access", second, 1) == [0, 3]
+    assert guest.ask("ipc_close", second) == 0
+    assert guest.ask("ipc_close", first) == 0
+
+
+def test_nothing_runs_before_the_first_export(exporter: Client, importer: StartImporter) -> None:
+    """Broken: every program pays for what few use."""
+    process = Path(f"/proc/{exporter.process.pid}/task")
+    names = [(process / task / "comm").read_text().strip() for task in names_in(exporter, "task")]
+    assert "nvshare-ipc" not in names
+    sockets = Path("/proc/net/unix").read_text()
+    _, handle = exported(exporter, MIB, 1)
+    name = secret_of(handle)[0][1:].decode()
+    assert name not in sockets
+    assert name in Path("/proc/net/unix").read_text()
+    importer()
+
+
+def test_a_silent_exporter_is_not_waited_for(exporter: Client, importer: StartImporter, tmp_path: Path) -> None:
+    """Broken: a stopped process hangs all who open its memory, or what they did not get stays open there."""
+    pointer, handle = exported(exporter, 4 * MIB, 1)
+    guest = importer()
+    exporter.process.send_signal(signal.SIGSTOP)
+    try:
+        threads = [Path(f"/proc/{exporter.process.pid}/task/{name}/stat") for name in names_in(exporter, "task")]
+        eventually(lambda: all(") T " in thread.read_text() for thread in threads), "all its threads to be stopped")
+        assert guest.ask("ipc_open", handle, LAZY)[0] == MAP_FAILED
+    finally:
+        exporter.process.send_signal(signal.SIGCONT)
+    assert "did not answer in time" in (tmp_path / "log").read_text()
+    assert guest.ask("same", opened(guest, handle), 4 * MIB, 1) is True
+    assert exporter.ask("free", pointer) == 0
+
+
+def test_nonsense_is_refused(exporter: Client, importer: StartImporter) -> None:
+    """Broken: a handle that is none crashes, hangs or opens something."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")  # pytest shows it when the test fails
+    dice = random.Random(seed)
+    _, handle = exported(exporter, MIB, 1)
+    guest = importer()
+    good = handle.to_bytes(64, "little")
+    for _ in range(300):
+        bad = bytearray(good)
+        for _ in range(dice.choice([1, 2, 20])):
+            bad[dice.randrange(8, 48)] ^= 1 << dice.randrange(8)
+        if bad[8:12] + bad[16:48] == good[8:12] + good[16:48]:
+            continue  # the process id in between is only shown
+        result = guest.ask("ipc_open", int.from_bytes(bad, "little"), LAZY)[0]
+        assert result in (INVALID_VALUE, INVALID_HANDLE), bad.hex()
+    assert guest.ask("ipc_open", dice.getrandbits(512), LAZY)[0] != 0
+    assert guest.ask("same", opened(guest, handle), MIB, 1) is True
+
+
+def connect(handle: int) -> socket.socket:
+    """To the exporter's socket."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.connect(secret_of(handle)[0])  # waits while many others do
+    link.settimeout(60)
+    return link
+
+
+def ask(link: socket.socket, what: int, first: int, key: bytes, version: int = 1) -> tuple[int, int]:
+    """(result, descriptors) of a question; the descriptors are closed."""
+    link.send(REQUEST.pack(version, what, 7, first, key))
+    content, descriptors, _, _ = socket.recv_fds(link, ANSWER.size, 64)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    number, result, *_ = ANSWER.unpack(content)
+    assert number == 7
+    return result, len(descriptors)
+
+
+def test_a_hostile_peer_gets_and_breaks_nothing(exporter: Client, importer: StartImporter) -> None:
+    """Broken: whoever finds the socket gets memory without the key, or stops the thread that serves others."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")  # pytest shows it when the test fails
+    dice = random.Random(seed)
+    _, handle = exported(exporter, 4 * MIB, 1)
+    _, key = secret_of(handle)
+    with connect(handle) as link:
+        assert ask(link, OPEN, 0, dice.randbytes(16)) == (INVALID_HANDLE, 0)
+        assert ask(link, OPEN, 1, key) == (INVALID_HANDLE, 0), "not opened yet"
+        assert ask(link, OPEN, 0, key)[1] == 1
+        assert ask(link, OPEN, 9, key) == (INVALID_VALUE, 0), "it has no such part"
+        for _ in range(50):
+            link.send(REQUEST.pack(1, CLOSE, 0, 0, key))
+    for junk in (b"x", REQUEST.pack(2, OPEN, 0, 0, key), REQUEST.pack(1, 99, 0, 0, key), dice.randbytes(4096)):
+        with connect(handle) as link:
+            link.send(junk)
+            assert link.recv(1) == b"", "it is hung up on"
+    with connect(handle) as link:  # asks and never listens
+        link.setblocking(False)
+        try:
+            for _ in range(10000):
+                link.send(REQUEST.pack(1, OPEN, 7, 0, key))
+        except OSError:
+            pass
+    crowd = [connect(handle) for _ in range(100)]
+    guest = importer()
+    assert guest.ask("same", opened(guest, handle), 4 * MIB, 1) is True
+    for link in crowd:
+        link.close()
+
+
+def test_many_threads_open_the_same(exporter: Client, importer: StartImporter) -> None:
+    """Broken: threads that race for one handle lose count of it, or wait for each other for ever."""
+    pointer, handle = exported(exporter, 6 * MIB, 1)
+    guest = importer()
+    assert guest.ask("ipc_storm", handle, 8, 40) == 0
+    assert guest.ask("same", opened(guest, handle), 6 * MIB, 1) is True
+    assert exporter.ask("free", pointer) == 0
+
+
+def liar(answers: list[bytes], descriptors: int) -> tuple[int, threading.Thread]:
+    """A handle, and somebody who says these things to who opens it, each with so many descriptors."""
+    process, key = os.urandom(16), os.urandom(16)
+    content = struct.pack("<8sIi16s16sQQ", b"nvshIPC", 1, os.getpid(), process, key, MIB, 0)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(b"\0nvshare-ipc-" + process.hex().encode())
+    listener.listen()
+    listener.settimeout(60)
+
+    def serve() -> None:
+        with listener:
+            for answer in answers:
+                link, _ = listener.accept()
+                with link, Path("/dev/null").open() as nothing:
+                    number = REQUEST.unpack(link.recv(REQUEST.size))[2]
+                    said = answer.replace(b"NUMB", struct.pack("<I", number))
+                    socket.send_fds(link, [said], [nothing.fileno()] * descriptors)
+                    link.recv(1)  # until the other end is done with it
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return int.from_bytes(content, "little"), thread
+
+
+@pytest.mark.parametrize("descriptors", [0, 1, 3])
+def test_a_lying_exporter_breaks_nothing(importer: StartImporter, descriptors: int) -> None:
+    """Broken: an importer crashes, hangs or leaks by what another process tells it."""
+    most = 2**64 - 1
+    lies = [
+        (1, 1, most, 0, MIB, 2 * MIB), (1, 1, 2 * MIB, most, MIB, 2 * MIB), (1, 1, 2 * MIB, 0, most, 2 * MIB),
+        (1, 1, 2 * MIB, 0, MIB, most), (most >> 32, 1, 2 * MIB, 0, MIB, 2 * MIB), (1, 33, 2 * MIB, 0, MIB, 2 * MIB),
+        (3, 3, 6 * MIB, 0, MIB, 2 * MIB), (1, 1, 2 * MIB, 0, MIB, 2 * MIB), (0, 0, 0, 0, 0, 0),
+    ]  # fmt: skip
+    answers = [b"NUMB" + struct.pack("<iIIQQQ", 0, *lie[:5]) + struct.pack("<Q", lie[5]) * 32 for lie in lies]
+    handle, thread = liar([*answers, b"NUMB", os.urandom(ANSWER.size), b"x" * 4000], descriptors)
+    guest = importer(NVSHARE_LOG="off")  # a log is a descriptor, too
+    before = names_in(guest, "fd")
+    for _ in range(len(answers) + 3):
+        assert guest.ask("ipc_open", handle, LAZY)[0] != 0
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(names_in(guest, "fd")) <= len(before)
+    assert guest.ask("alloc", MIB)[0] == 0, "it goes on"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_gets_nothing(exporter: Client) -> None:
+    """Broken: a handle that leaks gives another user's process the memory."""
+    _, handle = exported(exporter, MIB, 1)
+    _, key = secret_of(handle)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534)
+            with connect(handle) as link:
+                link.send(REQUEST.pack(1, OPEN, 7, 0, key))
+                os._exit(0 if link.recv(1) == b"" else 1)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,63 @@
+"""A lease that went back while its work still ran: memory is not moved under that work.
+
+May not go here: how memory moves (test_memory_moves.py, test_swap_process.py).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.coordinator.protocol import messages
+from nvshare.simulated_gpu.trace import read_trace
+from tests.hook.memory.test_memory_process import finished, start
+from tests.hook.scripted import ScriptedCoordinator
+
+MIB, MS = 1 << 20, 1_000_000
+NOT_READY = 600
+KERNEL_NS = 2500 * MS
+"""Longer than the hook waits for what a release left behind."""
+
+
+@pytest.mark.parametrize("mode", ["managed", "swap"])
+def test_memory_stays_while_work_runs(
+    coordinator: ScriptedCoordinator, sim_env: dict[str, str], built: Any, tmp_path: Path, mode: str
+) -> None:
+    """Broken: memory moves under a kernel that uses it, or an order that cannot be carried out hangs or lies."""
+    environment = {
+        **sim_env, "LD_PRELOAD": str(built.hook), "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
+        "NVSHARE_LOG_FILE": str(tmp_path / "log"), "NVSHARE_MEMORY": mode,
+    }  # fmt: skip
+    size = 8 * MIB
+    with start(environment, tmp_path) as client:
+        assert client.ask("start") == 0
+        client.tell("info")
+        coordinator.welcome()
+        assert client.result()[0] == 0
+        coordinator.grant(1)
+        assert client.ask("held") == 0
+        result, pointer = client.ask("alloc", size)
+        assert result == 0
+        assert client.ask("write", pointer, size, 3) == 0
+        assert client.ask("busy", KERNEL_NS) == 0
+        release = coordinator.revoke(1, deadline_ns=MS)
+        assert not release.drained
+        outcomes = []
+        for order_id in range(5, 15):
+            coordinator.send(messages.Evict(gpu=0, order_id=order_id, bytes=size))
+            outcomes.append(finished(coordinator, order_id))
+            if outcomes[-1] != (0, NOT_READY):
+                break
+        assert outcomes[0] == (0, NOT_READY), "moved while the kernel ran"
+        assert outcomes[-1] == (size, 0), "and not moved when it was done"
+        (kernel,) = (
+            one for one in read_trace(Path(environment["NVSHARE_SIM_STATE"])) if one.end_ns - one.start_ns >= KERNEL_NS
+        )
+        assert kernel.end_ns <= time.monotonic_ns()
+        coordinator.send(messages.Restore(gpu=0, order_id=99, bytes=size))
+        assert finished(coordinator, 99) == (size, 0)
+        coordinator.grant(2)
+        assert client.ask("same", pointer, size, 3) is True

@@ -1,0 +1,351 @@
+"""Orders to move memory while other things happen: credit, grants, lost connections, ends of contexts and processes.
+
+A restoration without credit stands still for as long as a test wants, with the mover in the middle of it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.coordinator.protocol import messages
+from tests.hook.memory.test_memory_process import Client, finished, start, until
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.swap.test_swap_process import (
+    MIB,
+    OUT_OF_MEMORY,
+    attached,
+    environment,
+    hold,
+    last_report,
+    order,
+    settings,
+)
+from tests.waiting import eventually
+
+__all__ = ["environment"]
+HELD = 96 * MIB
+CHUNK = 4 * MIB
+"""A 64th of the capacity, 256 MiB."""
+FAILED = 999
+LOST_DEVICE = 46
+
+
+def evicted(client: Client, coordinator: ScriptedCoordinator) -> int:
+    """Its memory, written and off the GPU; returns where it is."""
+    hold(client, coordinator)
+    result, pointer = client.ask("alloc", HELD)
+    assert result == 0
+    assert client.ask("write", pointer, HELD, 7) == 0
+    coordinator.revoke(1)
+    assert order(coordinator, messages.Evict, 1, HELD) == (HELD, 0)
+    return int(pointer)
+
+
+def restore(coordinator: ScriptedCoordinator, number: int, credit: int) -> None:
+    """Everything, of which so much has room."""
+    coordinator.send(messages.Restore(gpu=0, order_id=number, bytes=HELD, credit_bytes=credit))
+
+
+def is_whole(client: Client, coordinator: ScriptedCoordinator, pointer: int, lease: int) -> None:
+    """With a new lease all data is there."""
+    coordinator.grant(lease)
+    assert client.ask("same", pointer, HELD, 7) is True
+
+
+def test_no_more_comes_in_than_there_is_credit_for(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: two programs have more on the card than fits, or a grant waits for credit that never comes."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        pointer = evicted(client, coordinator)
+        restore(coordinator, 2, 30 * MIB)
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=41 * MIB))
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=10 * MIB))  # it never shrinks
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=99, credit_bytes=HELD))  # of no order that there is
+        coordinator.grant(2)
+        assert finished(coordinator, 2) == (40 * MIB, 0)
+        assert client.ask("same", pointer, HELD, 7) is True
+
+
+def test_credit_lets_it_go_on_to_the_end(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: a restoration stands still although the room is there, or everything else waits for it."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        pointer = evicted(client, coordinator)
+        restore(coordinator, 2, 0)
+        settings(coordinator, capacity=200 * MIB)
+        until(client, "info", [0, 200 * MIB - HELD, 200 * MIB, 200 * MIB])
+        assert client.ask("alloc", 10 * MIB)[0] == 0, "without a lease, beside the move"
+        for credit in range(0, HELD + 1, 16 * MIB):
+            coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=credit))
+        assert finished(coordinator, 2) == (HELD, 0)
+        is_whole(client, coordinator, pointer, 2)
+
+
+def test_another_order_ends_the_waiting(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: an eviction stands behind a restoration that waits for the room which it is to make."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        pointer = evicted(client, coordinator)
+        restore(coordinator, 2, 17 * MIB)
+        coordinator.send(messages.Evict(gpu=0, order_id=3, bytes=HELD))
+        assert finished(coordinator, 2) == (16 * MIB, 0)
+        assert finished(coordinator, 3) == (16 * MIB, 0)
+        is_whole(client, coordinator, pointer, 2)
+
+
+def test_a_lost_coordinator_ends_it(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: after a coordinator's restart the mover waits for its predecessor, or memory is lost or miscounted."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        pointer = evicted(client, coordinator)
+        restore(coordinator, 2, 9 * MIB)
+        coordinator.stop()
+        coordinator.received.clear()
+        coordinator.restart()
+        attach = coordinator.welcome()
+        assert attach.allocated_bytes == HELD
+        assert attach.resident_bytes <= 8 * MIB
+        is_whole(client, coordinator, pointer, 2)
+        coordinator.revoke(2)
+        assert not any(isinstance(message, messages.MoveProgress) for message in coordinator.received)
+        assert order(coordinator, messages.Evict, 5, HELD) == (HELD, 0)
+
+
+def test_a_context_may_end_meanwhile(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: a program that resets its device hangs until somebody else makes room."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        evicted(client, coordinator)
+        restore(coordinator, 2, 5 * MIB)
+        client.tell("reset")
+        assert finished(coordinator, 2)[0] <= 4 * MIB
+        assert client.result() == 0
+        until(client, "info", [0, 256 * MIB, 256 * MIB, 256 * MIB])
+
+
+def test_memory_may_be_freed_meanwhile(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: what a program gives back while it moves is counted for ever, or used after it is gone."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        pointer = evicted(client, coordinator)
+        restore(coordinator, 2, 9 * MIB)
+        assert client.ask("free", pointer) == 0
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=HELD))
+        assert finished(coordinator, 2)[1] == 0
+        coordinator.grant(2)
+        assert client.ask("alloc", 256 * MIB)[0] == 0, "all of the card is free again"
+        coordinator.revoke(2)
+        assert last_report(coordinator).allocated_bytes == 256 * MIB
+
+
+def test_forks_and_exits_meanwhile(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: the child of a fork inherits a lock that nobody opens, or exit() waits for the mover."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        evicted(client, coordinator)
+        restore(coordinator, 2, 5 * MIB)
+        assert client.ask("fork") == 0
+        assert client.finish()[0] == 0
+
+
+@pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
+def test_killed_while_it_evicts(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, function: str
+) -> None:
+    """Broken: the death of a program that moves is not noticed at once, so that its memory stays taken."""
+    slow = {**environment, "NVSHARE_SIM_FAULTS": f"slow:{function}=100000000"}
+    with start(slow, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, pointer = client.ask("alloc", HELD)
+        assert client.ask("write", pointer, HELD, 7) == 0
+        coordinator.revoke(1)
+        coordinator.send(messages.Evict(gpu=0, order_id=1, bytes=HELD))
+        assert not coordinator.expect(messages.MoveProgress).finished, "it is in the middle"
+        client.process.send_signal(signal.SIGKILL)
+        coordinator.disconnected()
+
+
+def test_a_lost_device_ends_every_order(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: with the card gone a program hangs, or claims to have made room."""
+    calls = ("cuMemcpyDtoHAsync@9-", "cuEventSynchronize@9-", "cuStreamSynchronize", "cuMemUnmap", "cuMemCreate@30-")
+    faults = ",".join(f"{call}={LOST_DEVICE}" for call in calls)
+    with start({**environment, "NVSHARE_SIM_FAULTS": faults}, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, pointer = client.ask("alloc", HELD)
+        assert client.ask("write", pointer, HELD, 7) == 0
+        coordinator.revoke(1)
+        before = last_report(coordinator).resident_bytes
+        moved, error = order(coordinator, messages.Evict, 1, HELD)
+        assert error == FAILED
+        assert moved < HELD
+        assert last_report(coordinator).resident_bytes == before - moved
+        assert order(coordinator, messages.Restore, 2, HELD)[1] == 0, "nothing had left"
+        coordinator.grant(2)
+        assert client.ask("free", pointer) in {0, LOST_DEVICE}
+
+
+def test_no_host_memory(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
+    """Broken: a machine without memory or threads costs a program its data."""
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, pointer = client.ask("alloc", HELD)
+        assert client.ask("write", pointer, HELD, 7) == 0
+        coordinator.revoke(1)
+        size = next(
+            int(line.split()[1]) << 10
+            for line in Path(f"/proc/{client.process.pid}/status").read_text().splitlines()
+            if line.startswith("VmSize:")
+        )
+        bounds = resource.prlimit(client.process.pid, resource.RLIMIT_AS)
+        resource.prlimit(client.process.pid, resource.RLIMIT_AS, (size + MIB, bounds[1]))
+        moved, error = order(coordinator, messages.Evict, 1, HELD)
+        assert (moved, error) == (0, OUT_OF_MEMORY)
+        resource.prlimit(client.process.pid, resource.RLIMIT_AS, bounds)
+        assert order(coordinator, messages.Evict, 2, HELD) == (HELD, 0)
+        is_whole(client, coordinator, pointer, 2)
+
+
+def test_managed_memory_obeys_credit(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: in mode `managed` more is brought in than has room, so that others are pushed out by page faults."""
+    with start({**environment, "NVSHARE_MEMORY": "managed"}, tmp_path) as client:
+        assert client.ask("start") == 0
+        client.tell("info")
+        coordinator.welcome()
+        assert client.result()[0] == 0
+        pointer = evicted(client, coordinator)
+        restore(coordinator, 2, 30 * MIB)
+        coordinator.grant(2)
+        assert finished(coordinator, 2) == (30 * MIB, 0)
+        assert client.ask("same", pointer, HELD, 7) is True
+        coordinator.revoke(2)
+        restore(coordinator, 3, 0)
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=3, credit_bytes=HELD))
+        _, error = finished(coordinator, 3)
+        assert (last_report(coordinator).resident_bytes, error) == (HELD, 0)
+        restore(coordinator, 4, 0)
+        coordinator.send(messages.Evict(gpu=0, order_id=5, bytes=20 * MIB))
+        assert finished(coordinator, 4) == (0, 0)
+        assert finished(coordinator, 5) == (20 * MIB, 0)
+        is_whole(client, coordinator, pointer, 3)
+
+
+# --- the budget of host memory ---------------------------------------------------------------------------------------
+
+
+def reserved(coordinator: ScriptedCoordinator, wanted: int, granted: int) -> None:
+    """The next question about host memory, answered."""
+    asked = coordinator.expect(messages.ReserveHost)
+    assert asked.bytes == wanted
+    coordinator.send(messages.HostReserved(sequence=asked.sequence, bytes=granted))
+
+
+def with_budget(client: Client, coordinator: ScriptedCoordinator) -> None:
+    """As `attached`, with a coordinator that has a budget."""
+    coordinator.has_host_budget = True
+    attached(client, coordinator, capacity=1 << 40)
+    first = next(message for message in coordinator.received if isinstance(message, messages.ReserveHost))
+    assert first.bytes == 0
+    coordinator.send(messages.HostReserved(sequence=first.sequence, bytes=0))
+
+
+def test_host_memory_is_asked_for_in_steps(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: programs promise to evict to host memory that the node does not have, or keep what they do not need."""
+    with start(environment, tmp_path) as client:
+        with_budget(client, coordinator)
+        client.tell(f"alloc {50 * MIB}")
+        reserved(coordinator, 256 * MIB, 256 * MIB)
+        result, first = client.result()
+        assert result == 0
+        assert client.ask("alloc", 200 * MIB)[0] == 0, "within the step nobody is asked"
+        client.tell(f"alloc {300 * MIB}")
+        reserved(coordinator, 768 * MIB, 256 * MIB)
+        reserved(coordinator, 550 * MIB, 256 * MIB)
+        assert client.result()[0] == OUT_OF_MEMORY
+        client.tell(f"alloc {600 * MIB}")
+        reserved(coordinator, 1024 * MIB, 1024 * MIB)
+        result, large = client.result()
+        assert result == 0
+        assert client.ask("free", large) == 0
+        reserved(coordinator, 512 * MIB, 512 * MIB)
+        assert client.ask("free", first) == 0
+        coordinator.stop()
+        coordinator.received.clear()
+        coordinator.restart()
+        coordinator.expect(messages.Hello)
+        coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
+        reserved(coordinator, 256 * MIB, 256 * MIB)
+
+
+def test_a_share_is_not_given_back_before_it_is_taken(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: the agent returns what was just granted for a large allocation, which then finds no memory."""
+    with start(environment, tmp_path) as client:
+        with_budget(client, coordinator)
+        for _ in range(20):
+            client.tell(f"alloc {600 * MIB}")
+            reserved(coordinator, 768 * MIB, 768 * MIB)
+            result, pointer = client.result()
+            assert result == 0
+            assert client.ask("free", pointer) == 0
+            reserved(coordinator, 256 * MIB, 256 * MIB)
+
+
+def resident_bytes(client: Client) -> int:
+    """Of the whole process."""
+    pages = int(Path(f"/proc/{client.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_host_memory_is_made_ready(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: the first eviction has to find its memory first."""
+
+    def prepare(size: int) -> None:
+        values: Any = messages.GpuSettings(
+            gpu=0, memory_limit_bytes=0, capacity_bytes=256 * MIB, reserve=False, pacing_budget_ns=0,
+            idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=size,
+        )  # fmt: skip
+        coordinator.send(values)
+
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        before = resident_bytes(client)
+        result, pointer = client.ask("alloc", HELD)
+        assert result == 0
+        assert resident_bytes(client) < before + HELD // 2, "nothing before it is asked for"
+        prepare(HELD)
+        eventually(lambda: resident_bytes(client) >= before + HELD, "host memory is there")
+        prepare(HELD * 1000)
+        assert client.ask("free", pointer) == 0
+        assert resident_bytes(client) < before + 2 * HELD, "never more than could be needed"

@@ -1,0 +1,249 @@
+"""The application's own virtual memory management in mode `swap`: what each call answers, its memory there or not.
+
+May not go here: random sequences (tests/end_to_end/memory/test_swap_vmm.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvshare.coordinator.protocol import messages
+from tests.hook.memory.test_memory_process import Client, start, until
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.swap.test_swap_process import (
+    CAPACITY,
+    GIB,
+    MIB,
+    attached,
+    environment,
+    hold,
+    last_report,
+    order,
+    settle,
+)
+
+__all__ = ["environment"]
+
+INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 1, 2, 801
+DESCRIPTOR = 1
+NONE, READ_WRITE = 0, 3
+
+
+def mapped(client: Client, handle: int, size: int) -> int:
+    """Address of a new mapping that this GPU may use."""
+    result, address = client.ask("reserve", size)
+    assert result == 0
+    assert client.ask("map", address, size, 0, handle) == 0
+    assert client.ask("allow", address, size, 0, READ_WRITE) == 0
+    return int(address)
+
+
+def test_a_handle_moves_with_all_its_mappings(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: memory that a framework mapped itself is pinned, or its data is gone or stale after a switch."""
+    size = 90 * MIB
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        result, handle = client.ask("create", size)
+        assert result == 0
+        first, second = mapped(client, handle, size), mapped(client, handle, size)
+        assert client.ask("release", handle) == 0, "the mappings keep it"
+        assert client.ask("write", first, size, 3) == 0
+        coordinator.revoke(1)
+        report = last_report(coordinator)
+        assert (report.resident_bytes, report.pinned_bytes) == (size, 0)
+        assert order(coordinator, messages.Evict, 1, 50 * MIB)[1] == 0
+        assert order(coordinator, messages.Evict, 2, GIB)[1] == 0
+        assert last_report(coordinator).resident_bytes == 0
+        assert order(coordinator, messages.Restore, 3, size) == (size, 0)
+        coordinator.grant(2)
+        assert client.ask("same", second, size, 3) is True
+        assert client.ask("write", second, size, 4) == 0
+        assert client.ask("same", first, size, 4) is True
+        for address in (first, second):
+            assert client.ask("unmap", address, size) == 0
+        assert client.ask("info")[1] == CAPACITY
+
+
+def test_without_a_lease_a_handle_takes_no_memory_of_the_card(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: a program that waits takes the card from the one that runs, or gets memory with the wrong contents."""
+    size = 40 * MIB
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        result, handle = client.ask("create", size)
+        assert result == 0
+        address = mapped(client, handle, size)
+        client.tell(f"write {address} {size} 7")
+        coordinator.expect(messages.Request)
+        assert last_report(coordinator).resident_bytes == 0
+        assert last_report(coordinator).allocated_bytes == size
+        assert order(coordinator, messages.Restore, 1, size) == (size, 0)
+        coordinator.grant(1)
+        assert client.result() == 0
+        assert client.ask("same", address, size, 7) is True
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_questions_are_answered_as_the_driver_would(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, there: bool
+) -> None:
+    """Broken: an allocator built on virtual memory fails, or believes nonsense, because its memory is evicted."""
+    size, two = 24 * MIB, {**environment, "NVSHARE_SIMULATE": "2x512MiB"}
+    with start(two, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, handle = client.ask("create_as", size, DESCRIPTOR, 1)
+        address = mapped(client, handle, size)
+        assert client.ask("write", address, size, 5) == 0
+        if not there:
+            coordinator.revoke(1)
+            assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+        inside = address + 5 * MIB
+        assert client.ask("retain", inside) == [0, handle]
+        assert client.ask("release", handle) == 0
+        assert client.ask("properties", handle) == [0, DESCRIPTOR, 0]
+        assert client.ask("range", inside) == [0, address, size]
+        assert client.ask("access", inside, 0) == [0, READ_WRITE]
+        assert client.ask("access", inside, 1) == [0, NONE]
+        if there:  # else it waits for the lease: test_swap_peers.py
+            assert client.ask("allow", address, size, 1, READ_WRITE) == 0
+            assert client.ask("access", inside, 1) == [0, READ_WRITE]
+        assert client.ask("allow", address, size, 9, READ_WRITE) != 0
+        assert client.ask("allow", address, size // 2, 0, READ_WRITE) == INVALID_VALUE, "only whole mappings"
+        assert client.ask("unmap_only", address, size // 2) == INVALID_VALUE
+        assert client.ask("unreserve", address, size) == INVALID_VALUE, "something is mapped there"
+        assert client.ask("map", address, size, 0, handle) == INVALID_VALUE, "something is mapped there"
+        assert client.ask("map", address + 64 * size, size, 0, handle) == INVALID_VALUE, "not reserved"
+        _, other = client.ask("reserve", size)
+        assert client.ask("map", other, size, 2 * MIB, handle) == INVALID_VALUE
+        assert client.ask("map", other, size, 0, handle + 1) == INVALID_VALUE
+        for attribute, value in (
+            (2, 2),
+            (9, 0),
+            (11, address),
+            (12, size),
+            (14, DESCRIPTOR),
+            (16, READ_WRITE),
+            (18, size),
+            (19, address),
+        ):
+            assert client.ask("attribute", attribute, inside) == [0, value, 0, value], attribute
+        assert client.ask("descriptor", address, size) == NOT_SUPPORTED
+        if not there:
+            assert order(coordinator, messages.Restore, 2, GIB)[1] == 0
+            coordinator.grant(2)
+            assert client.ask("allow", address, size, 1, READ_WRITE) == 0
+        assert client.ask("access", inside, 1) == [0, READ_WRITE]
+        assert client.ask("same", address, size, 5) is True
+        assert client.ask("unmap_only", address, size) == 0
+        assert client.ask("release", handle) == 0
+        assert client.ask("release", handle) == INVALID_VALUE, "it is gone"
+        assert client.ask("properties", handle)[0] == INVALID_VALUE
+
+
+def test_what_others_know_of_stays(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: memory moves below a process that has imported it, or is pinned though nobody ever did."""
+    size = 16 * MIB
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, handle = client.ask("create_as", size, DESCRIPTOR, 0)
+        _, quiet = client.ask("create_as", size, DESCRIPTOR, 0)
+        _, plain = client.ask("create", size)
+        address, silent = mapped(client, handle, size), mapped(client, quiet, size)
+        assert client.ask("write", address, size, 1) == 0
+        assert client.ask("write", silent, size, 2) == 0
+        assert client.ask("export", plain, DESCRIPTOR)[0] == INVALID_VALUE, "it was not asked for at creation"
+        result, descriptor = client.ask("export", handle, DESCRIPTOR)
+        assert result == 0
+        coordinator.revoke(1)
+        assert last_report(coordinator).pinned_bytes == size
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+        assert last_report(coordinator).resident_bytes == size
+        result, other = client.ask("import", descriptor)
+        assert result == 0
+        seen = mapped(client, other, size)
+        coordinator.grant(2)
+        assert client.ask("same", seen, size, 1) is True, "it is the same memory"
+        assert client.ask("write", seen, size, 9) == 0
+        assert client.ask("same", address, size, 9) is True
+        assert client.ask("same", silent, size, 2) is True
+        for gone in (address, seen, silent):
+            assert client.ask("unmap", gone, size) == 0
+        for gone in (handle, quiet, plain, other):
+            assert client.ask("release", gone) == 0
+        until(client, "info", [0, CAPACITY, CAPACITY, CAPACITY])
+
+
+def test_attributes_survive_a_move(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Broken: a setting of a pointer is lost with the memory that it was made on, or copies go wrong."""
+    sync_memops = 6
+    with start(environment, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        _, pointer = client.ask("alloc", 6 * MIB)
+        _, other = client.ask("alloc", 6 * MIB)
+        assert client.ask("attribute", sync_memops, pointer)[:2] == [0, 0]
+        assert client.ask("set_sync", pointer, 1) == 0
+        assert client.ask("write", pointer, 6 * MIB, 1) == 0
+        coordinator.revoke(1)
+        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+        assert client.ask("attribute", sync_memops, pointer)[:2] == [0, 1]
+        assert client.ask("set_sync", other, 1) == 0, "also while it is not there"
+        coordinator.grant(2)
+        assert client.ask("peer_copy", other, pointer, 6 * MIB) == 0
+        assert client.ask("same", other, 6 * MIB, 1) is True
+        assert client.ask("attribute", sync_memops, other)[:2] == [0, 1]
+        assert client.ask("descriptor", pointer, 2 * MIB) == NOT_SUPPORTED
+
+
+CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRetainAllocationHandle", "cuMemRelease")
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_a_failing_call_loses_no_data(
+    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, function: str
+) -> None:
+    """Broken: one refusal of the driver costs data of a mapping, or leaves the figures wrong for good."""
+    size = 6 * MIB
+    with start({**environment, "NVSHARE_SIM_FAULTS": f"{function}@%13=999"}, tmp_path) as client:
+        attached(client, coordinator)
+        hold(client, coordinator)
+        held = []
+        for number in range(8):
+            result, handle = client.ask("create", size)
+            if result != 0:
+                continue
+            places = []
+            for _ in range(2):
+                _, address = client.ask("reserve", size)
+                if client.ask("map", address, size, 0, handle) != 0:
+                    continue
+                while client.ask("allow", address, size, 0, READ_WRITE) != 0:
+                    pass
+                places.append(address)
+            if places and client.ask("write", places[0], size, number) == 0:
+                held.append((handle, places, number))
+        assert len(held) > 4
+        coordinator.revoke(1)
+        numbers = iter(range(1, 1000))
+        for _ in range(3):
+            everything = last_report(coordinator).allocated_bytes
+            settle(coordinator, messages.Evict, numbers, everything, resident=0)
+            settle(coordinator, messages.Restore, numbers, everything, resident=everything)
+        coordinator.grant(2)
+        for handle, places, number in held:
+            for address in places:
+                assert client.ask("same", address, size, number) is True
+                assert any(client.ask("unmap_only", address, size) == 0 for _ in range(3))
+            assert client.ask("release", handle) == 0

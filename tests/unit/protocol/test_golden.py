@@ -1,0 +1,266 @@
+"""Golden vectors: the bytes of every message, as literals, for both sides.
+
+They hold the protocol of released versions: a line is never changed, new ones are added.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from nvshare.coordinator.protocol import messages
+from tests.unit.protocol import codec
+
+GOLDEN: list[tuple[messages.Message, str]] = [
+    (
+        messages.Hello(
+            protocol=1,
+            name="trainer",
+            program="python3",
+            process_id=4242,
+            priority=-3,
+            memory_mode=1,
+            memory_limit_bytes=4294967296,
+            library_version="0.1.0",
+            weight=300,
+            gang="pair",
+        ),
+        "9b0101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30cd012ca470616972",
+    ),
+    (
+        messages.AttachGpu(
+            gpu=0,
+            uuid="GPU-51a1c0de-0000-4000-8000-000000000000",
+            total_bytes=17179869184,
+            lease_id=7,
+            wanted=True,
+            allocated_bytes=1073741824,
+            resident_bytes=536870912,
+            pinned_bytes=4096,
+        ),
+        "990200d9284750552d35316131633064652d303030302d343030302d383030302d303030303030303030303030cf0000"
+        "00040000000007c3ce40000000ce20000000cd1000",
+    ),
+    (
+        messages.Request(gpu=3),
+        "920303",
+    ),
+    (
+        messages.Release(
+            gpu=0,
+            lease_id=7,
+            reason=0,
+            drained=True,
+            wanted=False,
+            drain_ns=1500000,
+            opened_at_ns=123456789012345,
+            submissions=1000,
+        ),
+        "9904000700c3c2ce0016e360cf00007048860ddf79cd03e8",
+    ),
+    (
+        messages.MemoryReport(
+            gpu=0,
+            allocated_bytes=1073741824,
+            resident_bytes=536870912,
+            pinned_bytes=4096,
+            host_bytes=268435456,
+        ),
+        "960500ce40000000ce20000000cd1000ce10000000",
+    ),
+    (
+        messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592),
+        "940601ce00010000cf0000000200000000",
+    ),
+    (
+        messages.MoveProgress(gpu=0, order_id=12, moved_bytes=268435456, elapsed_ns=5000000, finished=True, error=2),
+        "9707000cce10000000ce004c4b40c302",
+    ),
+    (
+        messages.ReserveHost(sequence=5, bytes=1073741824),
+        "930905ce40000000",
+    ),
+    (
+        messages.HostReserved(sequence=5, bytes=1073741824),
+        "934b05ce40000000",
+    ),
+    (
+        messages.MoveCredit(gpu=31, order_id=14, credit_bytes=134217728),
+        "944a1f0ece08000000",
+    ),
+    (
+        messages.Goodbye(),
+        "9108",
+    ),
+    (
+        messages.Welcome(protocol=1, client_id=99),
+        "93400163",
+    ),
+    (
+        messages.GpuSettings(
+            gpu=0,
+            memory_limit_bytes=4294967296,
+            capacity_bytes=17179869184,
+            reserve=True,
+            pacing_budget_ns=10000000,
+            idle_release_ns=2000000,
+            drain_deadline_ns=10000000000,
+            sharing=0,
+            resident_limit_bytes=2147483648,
+            prepare_host_bytes=1073741824,
+            room_bytes=536870912,
+            ask_pins=True,
+            limit_of_slot=True,
+        ),
+        "9e4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
+        "ce20000000c3c3",
+    ),
+    (
+        messages.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
+        "95420008ce05f5e10002",
+    ),
+    (
+        messages.Revoke(gpu=0, lease_id=8, drain_deadline_ns=10000000000),
+        "94430008cf00000002540be400",
+    ),
+    (
+        messages.Waiters(gpu=0, lease_id=8, waiters=1),
+        "9444000801",
+    ),
+    (
+        messages.Evict(gpu=0, order_id=13, bytes=1073741824),
+        "9445000dce40000000",
+    ),
+    (
+        messages.Restore(
+            gpu=31,
+            order_id=14,
+            bytes=18446744073709551615,
+            credit_bytes=67108864,
+        ),
+        "95461f0ecfffffffffffffffffce04000000",
+    ),
+    (
+        messages.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592, by_limit=True),
+        "954701ce00010000cf0000000200000000c3",
+    ),
+    (
+        messages.ReservePins(gpu=2, sequence=77, bytes=134217728),
+        "940a024dce08000000",
+    ),
+    (
+        messages.PinsReserved(gpu=2, sequence=77, bytes=67108864),
+        "944c024dce04000000",
+    ),
+    (
+        messages.Standby(gpu=1, within_ns=3000000),
+        "934901ce002dc6c0",
+    ),
+    (
+        messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
+        "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return codec.compile_library(tmp_path_factory.mktemp("codec"))
+
+
+def test_every_message_has_a_vector() -> None:
+    """Broken: a message was added without pinning its bytes."""
+    assert {type(message) for message, _ in GOLDEN} == {*messages.TO_COORDINATOR.values(), *messages.TO_CLIENT.values()}
+
+
+@pytest.mark.parametrize(("message", "text"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_golden(library: ctypes.CDLL, message: messages.Message, text: str) -> None:
+    """Broken: a released hook or coordinator would misread this message."""
+    frame = bytes.fromhex(text)
+    direction = next(d for d, table in codec.TABLES.items() if message.TYPE in table)
+    assert messages.encode(message) == frame
+    assert messages.decode(frame, codec.TABLES[direction]) == message
+    assert codec.c_decode(library, direction, frame) == (codec.OK, frame)
+
+
+def test_a_hello_from_before_weights_is_understood(library: ctypes.CDLL) -> None:
+    """Broken: a hook of an earlier version would be refused."""
+    frame = bytes.fromhex("990101a7747261696e6572a7707974686f6e33cd1092fd01cf0000000100000000a5302e312e30")
+    message = messages.decode(frame, messages.TO_COORDINATOR)
+    assert isinstance(message, messages.Hello)
+    assert (message.weight, message.gang) == (1, "")
+    verdict, read = codec.c_decode(library, "to_coordinator", frame)
+    assert (verdict, messages.decode(read, messages.TO_COORDINATOR)) == (codec.OK, message)
+
+
+def test_settings_from_before_pins_are_understood(library: ctypes.CDLL) -> None:
+    """Broken: with a coordinator of an earlier version a hook would ask what nobody answers."""
+    frame = bytes.fromhex(
+        "9b4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
+    )
+    message = messages.decode(frame, messages.TO_CLIENT)
+    assert isinstance(message, messages.GpuSettings)
+    assert (message.room_bytes, message.ask_pins) == (0, False)
+    verdict, read = codec.c_decode(library, "to_client", frame)
+    assert (verdict, messages.decode(read, messages.TO_CLIENT)) == (codec.OK, message)
+
+
+def test_a_reservation_from_before_reasons_is_understood(library: ctypes.CDLL) -> None:
+    """Broken: with a coordinator of an earlier version a program gets no memory."""
+    frame = bytes.fromhex("944701ce00010000cf0000000200000000")
+    message = messages.decode(frame, messages.TO_CLIENT)
+    assert isinstance(message, messages.MemoryReserved)
+    assert (message.bytes, message.by_limit) == (8 << 30, False)
+    verdict, read = codec.c_decode(library, "to_client", frame)
+    assert (verdict, messages.decode(read, messages.TO_CLIENT)) == (codec.OK, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "today"),
+    [
+        ("9745000dce4000000007cf0123456789abcdefccff", "9445000dce40000000"),
+        ("97461f0ecfffffffffffffffffce04000000cf0123456789abcdefccff", "95461f0ecfffffffffffffffffce04000000"),
+    ],
+)
+def test_orders_of_version_0_1_are_understood(library: ctypes.CDLL, text: str, today: str) -> None:
+    """Broken: memory does not move under an older coordinator, which appends fields that are gone."""
+    frame = bytes.fromhex(text)
+    assert messages.decode(frame, messages.TO_CLIENT) == messages.decode(bytes.fromhex(today), messages.TO_CLIENT)
+    assert codec.c_decode(library, "to_client", frame) == (codec.OK, bytes.fromhex(today))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "empty"),
+        ("c0", "not an array"),
+        ("90", "no type"),
+        ("9303", "shorter than it says"),
+        ("9203cd0100", "ordinal of 16 bits"),
+        ("920303" + "00", "a byte after the end"),
+        ("9203ff", "negative ordinal"),
+        ("9203c3", "bool for an integer"),
+        ("9203ca3f800000", "float for an integer"),
+        ("9103", "field missing"),
+        ("94480001a100", "zero byte in text"),
+        ("94480101a100", "integer for a bool"),
+        ("944801c3a1ff", "no UTF-8"),
+    ],
+)
+def test_malformed(library: ctypes.CDLL, text: str, why: str) -> None:
+    """Broken: something that the protocol forbids is let through."""
+    frame = bytes.fromhex(text)
+    for direction in codec.TABLES:
+        verdict, _ = codec.c_decode(library, direction, frame)
+        assert verdict == codec.python_decode(direction, frame)[0]
+        known = len(frame) > 1 and frame[1] in codec.TABLES[direction]
+        assert verdict == codec.MALFORMED or (not known and verdict == codec.UNKNOWN), why
+
+
+def test_encode_refuses_what_breaks_a_bound() -> None:
+    """Broken: we send what the peer must refuse."""
+    long, zero = messages.Rejected(1, True, "x" * 256), messages.Rejected(1, True, "\0")
+    for message in (messages.Request(256), messages.Request(-1), long, zero):
+        with pytest.raises(AssertionError):
+            messages.encode(message)
