@@ -8,9 +8,9 @@
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
- * Taken with no other: streams (contexts/streams.c), moves (coord/moves.c), the pipeline of a move (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c),
- * marks (inflight/marks.c), captures (inflight/captures.c), ended threads (inflight/pacing.c),
- * figures of pools (memory/records/pool_figures.c).
+ * Locks held without any other: streams (contexts/streams.c), moves (coord/memory/moves.c), the pipeline of a move
+ * (swap/pipeline.c), exports (ipc/export.c), imports (ipc/import.c), marks (inflight/marks.c), captures (inflight/captures.c),
+ * ended threads (inflight/pacing.c), figures of pools (memory/pools/figures.c).
  * No other lock exists.
  */
 #ifndef NVS_BASE_H

@@ -16,7 +16,7 @@
  *
  * Helper threads block all signals, and sleep while there is nothing to do.  The lock is never held across a call of the driver.
  *
- * May not go here: what the memory is used for; messages (coord/host.c).
+ * May not go here: what the memory is used for; messages (coord/memory/budget.c).
  */
 #ifndef NVS_HOST_POOL_H
 #define NVS_HOST_POOL_H

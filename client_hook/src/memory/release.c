@@ -10,10 +10,10 @@
 #include "inflight/marks.h"
 #include "inflight/pacing.h"
 #include "memory/backends/backend.h"
+#include "memory/pools/figures.h"
 #include "memory/quota/deferred.h"
 #include "memory/quota/graph_memory.h"
 #include "memory/records/entries.h"
-#include "memory/records/pool_figures.h"
 
 #include <errno.h>
 

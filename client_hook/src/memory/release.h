@@ -2,9 +2,9 @@
 #ifndef NVS_RELEASE_H
 #define NVS_RELEASE_H
 
+#include "memory/pools/book.h"
 #include "memory/quota/quota.h"
 #include "memory/records/allocation.h"
-#include "memory/records/pool_book.h"
 
 /* Waits until nothing that was submitted in this context uses memory any more.  release.c */
 CUresult nvs_memory_settle(uint32_t gpu, CUcontext context);

@@ -1,6 +1,6 @@
 /* Evicting, restoring and giving up: which chunks make up what is wanted, and the whole of one move.
  *
- * Runs on the GPU's mover thread (coord/moves.h).
+ * Runs on the GPU's mover thread (coord/memory/moves.h).
  *
  * May not go here: which move is wanted, and when; how chunks move (pipeline.c).
  */

@@ -209,7 +209,7 @@ int nvs_chunk_descriptor(const nvs_segment *segment, uint32_t chunk);
 bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out);
 void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes);
 
-/* --- move.c: the thread that moves this GPU's memory (coord/moves.h) --- */
+/* --- move.c: the thread that moves this GPU's memory (coord/memory/moves.h) --- */
 /* Memory of dead contexts, and what cannot be restored after many attempts, is given up instead: nothing is missing any more. */
 nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes);
 

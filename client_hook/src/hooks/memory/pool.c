@@ -17,8 +17,8 @@
 #include "inflight/marks.h"
 #include "ipc/ipc.h"
 #include "memory/memory.h"
+#include "memory/pools/figures.h"
 #include "memory/quota/graph_memory.h"
-#include "memory/records/pool_figures.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
 #include "inflight/captures.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
-#include "memory/records/pool_figures.h"
+#include "memory/pools/figures.h"
 
 /* A constant, as the name is one. */
 #define NVS_IS_GRAPH(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)

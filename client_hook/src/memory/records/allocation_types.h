@@ -48,7 +48,7 @@ typedef struct nvs_allocation {
     bool linked;            /* reachable by key */
     uint32_t priority;      /* of the treap */
     void *kept;                          /* the backend's own word about it */
-    struct nvs_pool_figures *pool;       /* that counts it (pool_figures.h), as so many bytes; NULL: none */
+    struct nvs_pool_figures *pool;       /* that counts it (pools/figures.h), as so many bytes; NULL: none */
     uint64_t pool_bytes;
     struct nvs_allocation *backing;      /* of a mapping: its handle */
     struct nvs_allocation *left, *right; /* tree */

@@ -3,9 +3,9 @@
 
 #include "base/port.h"
 #include "memory/backends/backend.h"
+#include "memory/pools/figures.h"
 #include "memory/quota/quota.h"
 #include "memory/records/ledger.h"
-#include "memory/records/pool_figures.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

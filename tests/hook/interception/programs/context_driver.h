@@ -14,7 +14,7 @@
 #include "contexts/which_gpu.h"
 #include "contexts/streams.h"
 #include "coord/agent.h"
-#include "coord/moves.h"
+#include "coord/memory/moves.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "gate/start.h"

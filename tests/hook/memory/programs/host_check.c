@@ -10,7 +10,7 @@
 #include "contexts/context.h"
 #include "contexts/dead.h"
 #include "coord/agent.h"
-#include "coord/host.h"
+#include "coord/memory/budget.h"
 #include "coord/mailbox.h"
 #include "coord/protocol/link.h"
 #include "driver/cuda_api.h"

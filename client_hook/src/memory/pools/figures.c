@@ -1,5 +1,5 @@
-/* See pool_figures.h. */
-#include "memory/records/pool_figures.h"
+/* See figures.h. */
+#include "memory/pools/figures.h"
 
 #include "driver/cuda_api.h"
 

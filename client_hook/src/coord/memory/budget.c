@@ -1,5 +1,5 @@
-/* See host.h. */
-#include "coord/host.h"
+/* See budget.h. */
+#include "coord/memory/budget.h"
 
 #include "base/clock.h"
 #include "base/config.h"

@@ -1,13 +1,13 @@
 /* See moves.h. */
-#include "coord/moves.h"
+#include "coord/memory/moves.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/process/cancel.h"
 #include "base/process/thread.h"
 #include "coord/mailbox.h"
+#include "coord/memory/report.h"
 #include "coord/protocol/link.h"
-#include "coord/report.h"
 #include "gate/gate.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"

@@ -1,5 +1,5 @@
 /* See report.h. */
-#include "coord/report.h"
+#include "coord/memory/report.h"
 
 #include "base/config.h"
 #include "coord/protocol/link.h"

@@ -1,7 +1,7 @@
-/* See pool_book.h.  Places are found by a hash of the address, among the few of one bucket; where those are taken the caller
+/* See book.h.  Places are found by a hash of the address, among the few of one bucket; where those are taken the caller
  * remembers the memory elsewhere.  Here is what looks through all of them. */
 #define _GNU_SOURCE /* madvise */
-#include "memory/records/pool_book.h"
+#include "memory/pools/book.h"
 
 #include <sys/mman.h>
 
