@@ -22,9 +22,8 @@ from tests.end_to_end.two_gpus import (
     told,
 )
 
-BY_NODES = ("Node", "GeneralNode", "ChangedNode")
-"""There is no node that names a context for each end."""
-APART = [name for name in COPIES if name not in BY_NODES]
+LINEAR = ("Peer", "DtoD", "Async", "PeerAsync", "3DPeer", "Capture")
+"""Copies that mode `swap` makes without peer access; the driver refuses the others (docs/reference/memory.md)."""
 
 
 @pytest.fixture
@@ -62,11 +61,11 @@ def test_what_works_works_under_the_hook(stand: Fixture, mode: str, peers: bool)
     """Broken: a copy between GPUs that a driver makes without any right fails where the memory is of another kind."""
     found = rights(stand, hooked=True, mode=mode, peers=peers)
     lost = {what for what, result in rights_of_cards(peers=peers).items() if result == 0 and found[what] != 0}
-    no_way = mode == "swap" and not peers  # docs/reference/memory.md
-    assert lost == ({f"plain, {name}" for name in BY_NODES} if no_way else set())
+    refused = {f"plain, {name}" for name in COPIES if name not in LINEAR}
+    assert lost == (refused if mode == "swap" and not peers else set())
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", LINEAR)
 def test_copies_between_gpus_that_cannot_reach_each_other(
     stand: Fixture, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -75,11 +74,12 @@ def test_copies_between_gpus_that_cannot_reach_each_other(
     assert "--memory device" not in capfd.readouterr().err, "a warning, though all is well"
 
 
-def test_what_has_no_way_is_told(stand: Fixture, capfd: pytest.CaptureFixture[str]) -> None:
-    """Broken: a graph between such GPUs is refused without a word of why, and of what to do."""
+@pytest.mark.parametrize("name", ["Node", "2D"])
+def test_a_refused_copy_is_logged(stand: Fixture, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    """Broken: a copy between such GPUs fails and the log names neither the reason nor the remedy."""
     with told(stand, peers=False) as program:
         there = first_memory(program, "plain")
         here = program.fill(LITTLE, 2)
-        assert program.ask("copy_between", COPIES["Node"], here, there, LITTLE) == INVALID_VALUE
+        assert program.ask("copy_between", COPIES[name], here, there, LITTLE) == INVALID_VALUE
         assert program.ask("same", here, LITTLE, 2) is True
     assert "--memory device" in capfd.readouterr().err

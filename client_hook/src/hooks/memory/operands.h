@@ -28,7 +28,7 @@ static inline bool nvs_operands_matter(void)
 /* Results, by bit. */
 enum {
     NVS_OPERANDS_MOVE = 1u, /* some of the memory is `gpu`'s own and moves with its turns: who looks at addresses must stand in the gate */
-    NVS_OPERANDS_UNREACHABLE = 2u, /* GPUs that take part cannot be given rights to the memory: see nvs_peer_copy_try */
+    NVS_OPERANDS_UNREACHABLE = 2u, /* a GPU that takes part cannot be given rights to the memory: see nvs_peer_copy_try */
 };
 
 unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other); /* 0: no such memory */
@@ -39,29 +39,23 @@ unsigned nvs_operands_prepare_peer(uint32_t gpu, const CUDA_MEMCPY3D_PEER *shape
 unsigned nvs_operands_prepare_shapes(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *list, size_t count);
 unsigned nvs_operands_prepare_values(uint32_t gpu, const CUstreamBatchMemOpParams *list, size_t count);
 
-/* A copy or fill of memory that its GPU has no rights to.  Any member but `stream` may be 0. */
+/* A linear copy or a fill that names memory which the calling GPU cannot reach. */
 typedef struct nvs_peer_copy {
     CUstream stream;
-    bool per_thread; /* a null stream means the per-thread default stream */
-    bool waits;      /* the call names no stream */
-    CUdeviceptr to, from;
+    bool per_thread;      /* a null stream means the per-thread default stream */
+    bool waits;           /* the call names no stream */
+    CUdeviceptr to, from; /* 0: the call names no such memory */
     size_t bytes;
-    const CUdeviceptr *targets, *sources;
-    const size_t *sizes;
-    size_t count;
-    const CUDA_MEMCPY2D *flat;
-    const CUDA_MEMCPY3D *solid;
-    const CUDA_MEMCPY3D_BATCH_OP *shapes; /* `count` of them, or of the pairs above */
 } nvs_peer_copy;
 
 typedef enum nvs_peer_copy_outcome {
-    NVS_COPY_FALLBACK,       /* the driver's answer stands */
-    NVS_COPY_HANDLED,        /* it is done, with a result */
-    NVS_COPY_CONTEXT_PUSHED, /* the call itself may be made now; then nvs_peer_copy_pop */
+    NVS_COPY_DRIVER_ANSWERS, /* the call is made as it is; the driver refuses it */
+    NVS_COPY_HANDLED,        /* the copy was made, with a result */
+    NVS_COPY_CONTEXT_PUSHED, /* the call is made as it is, and then nvs_peer_copy_pop */
 } nvs_peer_copy_outcome;
 
-/* In the gate.  The driver copies its own memory between any GPUs; memory in chunks only where the call names a context for each end.
- * So it is made one that does, or made in the context of the memory's GPU.  peer_copy.c */
+/* In the gate.  Copies between two GPUs by a call that names a context for each end: only such a call works for memory in chunks without
+ * peer access.  For a call without a stream that names memory of one GPU, pushes a context of that GPU.  peer_copy.c */
 nvs_peer_copy_outcome nvs_peer_copy_try(const nvs_peer_copy *what, CUresult *result);
 void nvs_peer_copy_pop(void);
 

@@ -29,8 +29,7 @@ static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
 /* Where work may lie in memory of another GPU, as far as the call itself says it (hooks/memory/operands.h); by the same names. */
 static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 0;
 static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
-static const size_t *const sizes = NULL;
-static const size_t count = 0, numOps = 0;
+static const size_t count = 0, numOps = 0, size = 0;
 static const void *const pCopy = NULL, *const opList = NULL, *const op = NULL, *const paramArray = NULL;
 static unsigned meet_nothing(uint32_t gpu, const void *shape) { return 0; }
 static unsigned meet_no_list(uint32_t gpu, const void *list, size_t length) { return 0; }
@@ -55,15 +54,9 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         }                                                                                                       \
     } while (0)
 
-#define NVS_AROUND(symbol, work_stream, no_stream, result)                                                      \
+#define NVS_PEER_COPY(symbol, work_stream, no_stream, result)                                                   \
     nvs_peer_copy_try(&(nvs_peer_copy){.stream = (work_stream), .per_thread = NVS_PER_THREAD(#symbol), .waits = (no_stream), \
-                            .to = dst + dstDevice, .from = src + srcDevice, .bytes = ByteCount,                 \
-                            .targets = dsts, .sources = srcs, .sizes = sizes,                                   \
-                            .count = dsts != NULL ? count : op != NULL ? 1 : numOps,                            \
-                            .shapes = _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: opList,                      \
-                                               default: _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: op, default: NULL)), \
-                            .flat = _Generic((pCopy), const CUDA_MEMCPY2D *: pCopy, default: NULL),             \
-                            .solid = _Generic((pCopy), const CUDA_MEMCPY3D *: pCopy, default: NULL)}, result)
+                                       .to = dst + dstDevice, .from = src + srcDevice, .bytes = ByteCount + size}, result)
 
 /* Most calls take the short way (gate/gate.h): the fewer lines of code they run through, the less is missing from the caches. */
 #define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream, no_stream) \
@@ -74,11 +67,11 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
         unsigned found = 0;                                                        \
         NVS_MEET(gpu, found);                                                      \
         nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu) : nvs_gate_enter(gpu); \
-        const nvs_peer_copy_outcome way = NVS_LIKELY((found & NVS_OPERANDS_UNREACHABLE) == 0) ? NVS_COPY_FALLBACK : NVS_AROUND(symbol, work_stream, no_stream, &result); \
-        if (way != NVS_COPY_HANDLED)                                                       \
+        const nvs_peer_copy_outcome peer = NVS_LIKELY((found & NVS_OPERANDS_UNREACHABLE) == 0) ? NVS_COPY_DRIVER_ANSWERS : NVS_PEER_COPY(symbol, work_stream, no_stream, &result); \
+        if (peer != NVS_COPY_HANDLED)                                              \
             result = NVS_REAL(symbol) arguments;                                   \
-        if (way == NVS_COPY_CONTEXT_PUSHED)                                                   \
-            nvs_peer_copy_pop();                                                       \
+        if (peer == NVS_COPY_CONTEXT_PUSHED)                                       \
+            nvs_peer_copy_pop();                                                   \
         if (NVS_IS_GRAPH(#symbol) && nvs_graphs_share_gpus() && result == CUDA_SUCCESS) \
             nvs_graph_mark(gpu, (work_stream), NVS_PER_THREAD(#symbol));           \
         if (NVS_IS_GRAPH(#symbol))                                                 \
