@@ -24,9 +24,6 @@ LAYERS = {
 
 LIBRARIES = {"client_hook": "nvshare_hook", "simulated_gpu": "simulated_cuda"}
 
-CIRCULAR = {"ipc"}
-"""Folders whose files still know each other: what they know of one another is not looked at."""
-
 Graph = dict[str, set[str]]
 
 
@@ -65,10 +62,6 @@ def by_symbols(source: Path, objects: Path, exported: set[str]) -> Graph:
 def complaints(part: str, graph: Graph) -> list[str]:
     """Every dependency upwards, and a cycle if there is one."""
     layers = LAYERS[part].split()
-    graph = {
-        unit: {other for other in others if not {unit.split("/")[0], other.split("/")[0]} <= CIRCULAR}
-        for unit, others in graph.items()
-    }
     upwards = [
         f"{unit} knows {other}, which stands above it"
         for unit, others in sorted(graph.items())

@@ -49,8 +49,8 @@ typedef struct nvs_hot_page {
     _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: whoever uses a special pool has got it from the call that closed
                                                  the short way, and else that is as right as the long one */
     _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate/gate.h; the first is the line's last word */
-    _Atomic uint32_t imports;                 /* pieces of other processes' memory that are open (ipc/import.c).  Relaxed: who has a pointer
-                                                 into one was told of it after it was counted */
+    _Atomic uint32_t imports;                 /* imports that are open (ipc/import.c).  Relaxed: a thread that has a pointer into one got it
+                                                 after the import was counted */
     nvs_slot first_slots[NVS_FIRST_SLOTS];
 } nvs_hot_page;
 _Static_assert(offsetof(nvs_hot_page, gates) == 60, "one line has it all");

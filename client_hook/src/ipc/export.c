@@ -1,15 +1,15 @@
-/* What this process has exported: which chunks, under which key, and how many others have it open.  See ipc.h.
+/* The exports of this process: their chunks, their keys, and the number of processes that have each open.
  *
- * An export lives until the program has freed its memory and nobody has it open any more; so long its chunks are pinned.
+ * An export lives, with its chunks pinned, until the program has freed the memory and no other process has it open.
  *
- * May not go here: sockets, threads.
+ * Non-goals: sockets, threads.
  */
-#include "base/port.h"
-#include "ipc/ipc.h"
-
 #include "base/log.h"
+#include "base/port.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
+#include "ipc/ipc.h"
+#include "ipc/server.h"
 #include "swap/swap.h"
 
 #include <pthread.h>
@@ -26,14 +26,14 @@ struct nvs_ipc_export_entry {
     CUdeviceptr address;
     uint64_t length;
     uint32_t gpu;
-    uint32_t holders; /* processes that have it open, each once; and whoever looks at it just now */
+    uint32_t holders; /* processes that have it open, and a lookup in progress */
     bool withdrawn;   /* the program has freed it: its handle is void */
     nvs_share share;
 };
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "exports" in the lock order of base/base.h */
 NVS_FORK_STATE static nvs_ipc_export_entry *exports;
-NVS_FORK_STATE static _Atomic uint32_t export_count; /* relaxed: a thread that frees memory has exported it, or was told of it, before */
+NVS_FORK_STATE static _Atomic uint32_t export_count; /* relaxed: who frees exported memory knows of the export in its own order */
 
 static nvs_ipc_export_entry *find_address(uint32_t gpu, CUdeviceptr address)
 {
@@ -43,8 +43,8 @@ static nvs_ipc_export_entry *find_address(uint32_t gpu, CUdeviceptr address)
     return at;
 }
 
-/* Locked.  Takes one out that nobody needs any more; then it is the caller's to end. */
-static bool unlink_if_over(nvs_ipc_export_entry *entry)
+/* Locked.  Takes an export without memory and holders out of the list; true: the caller ends it. */
+static bool unlink_if_unused(nvs_ipc_export_entry *entry)
 {
     if (!entry->withdrawn || entry->holders != 0)
         return false;
@@ -64,10 +64,11 @@ static void end(nvs_ipc_export_entry *entry)
     free(entry);
 }
 
-static void describe(const nvs_ipc_export_entry *entry, const nvs_ipc_secret *process, nvs_ipc_handle *out)
+static void describe(const nvs_ipc_export_entry *entry, const nvs_ipc_secret *process, CUipcMemHandle *out)
 {
-    *out = (nvs_ipc_handle){.version = NVS_IPC_VERSION, .process_id = getpid(), .process = *process, .key = entry->key, .length = entry->length};
-    memcpy(out->magic, MAGIC, sizeof MAGIC);
+    nvs_ipc_handle handle = {.version = NVS_IPC_VERSION, .process_id = getpid(), .process = *process, .key = entry->key, .length = entry->length};
+    memcpy(handle.magic, MAGIC, sizeof MAGIC);
+    memcpy(out, &handle, sizeof *out);
 }
 
 bool nvs_ipc_is_ours(const CUipcMemHandle *handle)
@@ -75,8 +76,8 @@ bool nvs_ipc_is_ours(const CUipcMemHandle *handle)
     return memcmp(handle->reserved, MAGIC, sizeof MAGIC) == 0;
 }
 
-/* The handle of what was exported before.  False: it was not. */
-static bool known(const nvs_allocation *allocation, const nvs_ipc_secret *process, nvs_ipc_handle *out)
+/* The handle of an existing export.  False: there is none. */
+static bool known(const nvs_allocation *allocation, const nvs_ipc_secret *process, CUipcMemHandle *out)
 {
     pthread_mutex_lock(&lock);
     const nvs_ipc_export_entry *entry = find_address(allocation->gpu, allocation->key);
@@ -86,7 +87,7 @@ static bool known(const nvs_allocation *allocation, const nvs_ipc_secret *proces
     return entry != NULL;
 }
 
-/* Another thread may have been quicker: then it is its handle that counts. */
+/* False: another thread has exported the allocation meanwhile, and its handle stays. */
 static bool insert(nvs_ipc_export_entry *entry)
 {
     pthread_mutex_lock(&lock);
@@ -111,7 +112,58 @@ static CUresult pin(const nvs_allocation *allocation, nvs_share *out)
     return result;
 }
 
-CUresult nvs_ipc_export(const nvs_allocation *allocation, nvs_ipc_handle *out)
+/* --- what the server calls --- */
+
+static nvs_ipc_export_entry *hold(const nvs_ipc_secret *key)
+{
+    pthread_mutex_lock(&lock);
+    nvs_ipc_export_entry *entry = exports;
+    while (entry != NULL && !nvs_ipc_same(&entry->key, key))
+        entry = entry->next;
+    if (entry != NULL && entry->withdrawn)
+        entry = NULL;
+    if (entry != NULL)
+        entry->holders++;
+    pthread_mutex_unlock(&lock);
+    return entry;
+}
+
+static void unref(nvs_ipc_export_entry *held)
+{
+    pthread_mutex_lock(&lock);
+    held->holders--;
+    const bool unused = unlink_if_unused(held);
+    pthread_mutex_unlock(&lock);
+    if (unused)
+        end(held);
+}
+
+static void answer(const nvs_ipc_export_entry *held, uint32_t first, nvs_ipc_answer *out, int *descriptors)
+{
+    const nvs_share *share = &held->share;
+    out->chunks = share->count;
+    out->total_bytes = share->bytes;
+    out->offset = share->offset;
+    out->length = held->length;
+    out->here = 0;
+    out->result = first < share->count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    while (out->result == CUDA_SUCCESS && out->here < NVS_IPC_CHUNKS && first + out->here < share->count) {
+        const uint32_t chunk = share->first + first + out->here;
+        const int descriptor = nvs_chunk_descriptor(share->segment, chunk);
+        if (descriptor < 0) {
+            out->result = CUDA_ERROR_MAP_FAILED;
+            break;
+        }
+        out->bytes[out->here] = nvs_segment_chunk_bytes(share->segment, chunk);
+        descriptors[out->here++] = descriptor;
+    }
+}
+
+static const nvs_ipc_exports served = {.hold = hold, .unref = unref, .answer = answer};
+
+/* --- what the application calls --- */
+
+CUresult nvs_ipc_export(const nvs_allocation *allocation, CUipcMemHandle *out)
 {
     nvs_ipc_secret process;
     if (!nvs_share_possible(allocation->gpu)) {
@@ -119,8 +171,7 @@ CUresult nvs_ipc_export(const nvs_allocation *allocation, nvs_ipc_handle *out)
                                       "run this program with --memory device (NVSHARE_MEMORY=device)");
         return CUDA_ERROR_NOT_SUPPORTED;
     }
-    nvs_ipc_prepare();
-    if (!nvs_ipc_serve(&process))
+    if (!nvs_ipc_serve(&served, &process))
         return CUDA_ERROR_MAP_FAILED;
     while (!known(allocation, &process, out)) {
         nvs_ipc_export_entry *entry = calloc(1, sizeof *entry);
@@ -148,63 +199,17 @@ void nvs_ipc_withdraw(uint32_t gpu, CUdeviceptr address)
     nvs_ipc_export_entry *entry = find_address(gpu, address);
     if (entry != NULL)
         entry->withdrawn = true;
-    if (entry != NULL && !unlink_if_over(entry))
+    if (entry != NULL && !unlink_if_unused(entry))
         entry = NULL;
     pthread_mutex_unlock(&lock);
     if (entry != NULL)
         end(entry);
 }
 
-/* --- for the server --- */
-
-nvs_ipc_export_entry *nvs_ipc_hold(const nvs_ipc_secret *key)
-{
-    pthread_mutex_lock(&lock);
-    nvs_ipc_export_entry *entry = exports;
-    while (entry != NULL && !nvs_ipc_same(&entry->key, key))
-        entry = entry->next;
-    if (entry != NULL && entry->withdrawn)
-        entry = NULL;
-    if (entry != NULL)
-        entry->holders++;
-    pthread_mutex_unlock(&lock);
-    return entry;
-}
-
-void nvs_ipc_unref(nvs_ipc_export_entry *held)
-{
-    pthread_mutex_lock(&lock);
-    held->holders--;
-    const bool over = unlink_if_over(held);
-    pthread_mutex_unlock(&lock);
-    if (over)
-        end(held);
-}
-
-void nvs_ipc_answer_open(const nvs_ipc_export_entry *held, uint32_t first, nvs_ipc_answer *out, int *descriptors)
-{
-    const nvs_share *share = &held->share;
-    out->chunks = share->count;
-    out->total_bytes = share->bytes;
-    out->offset = share->offset;
-    out->length = held->length;
-    out->here = 0;
-    out->result = first < share->count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    while (out->result == CUDA_SUCCESS && out->here < NVS_IPC_CHUNKS && first + out->here < share->count) {
-        const uint32_t chunk = share->first + first + out->here;
-        const int descriptor = nvs_chunk_descriptor(share->segment, chunk);
-        if (descriptor < 0) {
-            out->result = CUDA_ERROR_MAP_FAILED;
-            break;
-        }
-        out->bytes[out->here] = nvs_segment_chunk_bytes(share->segment, chunk);
-        descriptors[out->here++] = descriptor;
-    }
-}
-
 NVS_FORK_CODE void nvs_ipc_exports_after_fork(void)
 {
+    nvs_ipc_server_after_fork();
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
-    exports = NULL; /* what they pinned belongs to the parent; the child cannot use CUDA */
+    exports = NULL; /* their pins belong to the parent; the child cannot use CUDA */
     atomic_store_explicit(&export_count, 0, memory_order_relaxed);
 }

@@ -1,20 +1,11 @@
-/* The thread that answers for what this process has exported.  See ipc.h.
- *
- * It starts with the first export and sleeps while nobody asks.  Each other process has one connection; what it has open ends with it,
- * so the death of an importer frees what only it held.
- *
- * It calls the driver (descriptors of chunks, and what it is the last to need): not any more once the process has begun to end.
- *
- * May not go here: which memory (export.c).
- */
+/* See server.h. */
 #define _GNU_SOURCE /* pthread_setname_np */
-#include "base/clock.h"
-#include "base/process/futex.h"
-#include "ipc/ipc.h"
+#include "ipc/server.h"
 
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/process/futex.h"
 #include "base/process/thread.h"
-#include "gate/gate.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -25,13 +16,13 @@
 #include <unistd.h>
 
 enum { MOST_CLIENTS = 512, SHORT_OF_DESCRIPTORS_MS = 50 };
-#define GOODBYE_NS 50000000u
+#define EXIT_PATIENCE_NS 50000000u
 
-typedef struct opened { /* an export that a client has open, each time that it opened it */
+typedef struct opened { /* an export that a client has open */
     struct opened *next;
     nvs_ipc_export_entry *export;
     nvs_ipc_secret key;
-    uint64_t times;
+    uint64_t times; /* opens without a close */
 } opened;
 
 typedef struct client {
@@ -39,7 +30,8 @@ typedef struct client {
     opened *opens;
 } client;
 
-typedef struct server { /* of the thread alone */
+typedef struct server { /* only its thread uses it */
+    const nvs_ipc_exports *exports;
     int listener;
     uint32_t count;
     client clients[MOST_CLIENTS];
@@ -47,30 +39,30 @@ typedef struct server { /* of the thread alone */
 } server;
 
 enum { NONE, STARTING, RUNNING };
-NVS_FORK_STATE static _Atomic uint32_t phase; /* futex.  RUNNING is released after `own_name`, acquired by who reads it */
+NVS_FORK_STATE static _Atomic uint32_t phase; /* futex.  RUNNING is released after `own_name`, and acquired before it is read */
 static nvs_ipc_secret own_name;
-NVS_FORK_STATE static server *open_server; /* for a forked child, which closes its copies */
+NVS_FORK_STATE static server *open_server; /* for a forked child, which closes its copies of the sockets */
 
-/* At the end of the process.  seq_cst: either the thread sees that it is ending, or who ends it sees that it is busy. */
+/* At exit.  seq_cst: either the server sees `ending`, or the exiting thread sees `busy`. */
 NVS_FORK_STATE static _Atomic uint32_t ending, busy;
 
 static bool begin_driver(void)
 {
-    atomic_store_explicit(&busy, 1, memory_order_seq_cst); /* pairs with say_goodbye */
+    atomic_store_explicit(&busy, 1, memory_order_seq_cst); /* pairs with end_calls */
     return atomic_load_explicit(&ending, memory_order_seq_cst) == 0;
 }
 
 static void end_driver(void)
 {
-    atomic_store_explicit(&busy, 0, memory_order_seq_cst); /* pairs with say_goodbye */
+    atomic_store_explicit(&busy, 0, memory_order_seq_cst); /* pairs with end_calls */
     if (atomic_load_explicit(&ending, memory_order_seq_cst) != 0)
         nvs_futex_wake(&busy, INT32_MAX);
 }
 
-static void say_goodbye(void)
+static void end_calls(void)
 {
     const int saved = errno;
-    const uint64_t until = nvs_now_ns() + GOODBYE_NS;
+    const uint64_t until = nvs_now_ns() + EXIT_PATIENCE_NS;
     atomic_store_explicit(&ending, 1, memory_order_seq_cst); /* pairs with begin_driver */
     while (atomic_load_explicit(&busy, memory_order_seq_cst) != 0 && nvs_now_ns() < until)
         nvs_futex_wait(&busy, 1, until);
@@ -87,25 +79,25 @@ static opened *find(const client *of, const nvs_ipc_secret *key)
     return at;
 }
 
-static void close_one(client *of, opened *which)
+static void close_one(const nvs_ipc_exports *exports, client *of, opened *which)
 {
     opened **link = &of->opens;
     while (*link != which)
         link = &(*link)->next;
     *link = which->next;
     if (begin_driver())
-        nvs_ipc_unref(which->export);
+        exports->unref(which->export);
     end_driver();
     free(which);
 }
 
-/* Its entry in what the client has open, once more if it is the first part that is asked for. */
-static opened *open_one(client *of, const nvs_ipc_request *asked)
+/* The client's entry for an export; a request for its first chunk opens it once more. */
+static opened *open_one(const nvs_ipc_exports *exports, client *of, const nvs_ipc_request *asked)
 {
     opened *at = find(of, &asked->key);
     if (at == NULL && asked->first == 0) {
         at = calloc(1, sizeof *at);
-        nvs_ipc_export_entry *export = at != NULL ? nvs_ipc_hold(&asked->key) : NULL;
+        nvs_ipc_export_entry *export = at != NULL ? exports->hold(&asked->key) : NULL;
         if (export == NULL) {
             free(at);
             return NULL;
@@ -118,22 +110,22 @@ static opened *open_one(client *of, const nvs_ipc_request *asked)
     return at;
 }
 
-static bool answer(client *of, const nvs_ipc_request *asked)
+static bool answer(const nvs_ipc_exports *exports, client *of, const nvs_ipc_request *asked)
 {
     nvs_ipc_answer said = {.number = asked->number, .result = NVS_IPC_STALE};
     int descriptors[NVS_IPC_CHUNKS];
-    const opened *which = open_one(of, asked);
+    const opened *which = open_one(exports, of, asked);
     if (which != NULL && begin_driver())
-        nvs_ipc_answer_open(which->export, asked->first, &said, descriptors);
+        exports->answer(which->export, asked->first, &said, descriptors);
     end_driver();
-    /* One question at a time is asked, so there is room for the answer; who does not take it is not waited for. */
+    /* A client has one request under way, so the socket has room for the answer.  Deadline 0: never wait for a client. */
     const bool sent = nvs_ipc_send(of->socket, &said, sizeof said, descriptors, said.here, 0);
     nvs_ipc_close_all(descriptors, said.here);
     return sent;
 }
 
-/* False: this client is done. */
-static bool serve(client *of)
+/* False: the client has closed, or broken the protocol. */
+static bool serve(const nvs_ipc_exports *exports, client *of)
 {
     nvs_ipc_request asked;
     uint32_t ignored;
@@ -141,12 +133,12 @@ static bool serve(client *of)
     if (got != (ssize_t)sizeof asked || asked.version != NVS_IPC_VERSION)
         return false;
     if (asked.what == NVS_IPC_OPEN)
-        return answer(of, &asked);
+        return answer(exports, of, &asked);
     opened *which = find(of, &asked.key);
     if (asked.what != NVS_IPC_CLOSE)
         return false;
     if (which != NULL && --which->times == 0)
-        close_one(of, which);
+        close_one(exports, of, which);
     return true;
 }
 
@@ -157,13 +149,13 @@ static void close_client(server *of, uint32_t index)
     client *leaving = &of->clients[index];
     const int socket = leaving->socket;
     while (leaving->opens != NULL)
-        close_one(leaving, leaving->opens);
+        close_one(of->exports, leaving, leaving->opens);
     *leaving = of->clients[of->count - 1];
     of->count--;
-    close(socket); /* once it stands nowhere: a child that is forked just now must not close another's number */
+    close(socket); /* after it is out of the list: a child forked in between must not close a reused number */
 }
 
-/* False: for want of descriptors nobody can come in just now. */
+/* False: no descriptors are free at present. */
 static bool accept_client(server *of)
 {
     bool wait;
@@ -182,13 +174,13 @@ static void *run(void *argument)
         const uint32_t clients = of->count;
         for (uint32_t i = 0; i < clients; i++)
             of->polled[i] = (struct pollfd){.fd = of->clients[i].socket, .events = POLLIN};
-        /* A negative descriptor is left out. */
+        /* poll() ignores a negative descriptor. */
         of->polled[clients] = (struct pollfd){.fd = receiving && clients < MOST_CLIENTS ? of->listener : -1, .events = POLLIN};
         if (poll(of->polled, clients + 1, receiving ? -1 : SHORT_OF_DESCRIPTORS_MS) < 0)
-            continue; /* it takes no signals: for want of memory of the kernel's */
+            continue; /* the kernel has no memory; signals are blocked */
         receiving = true;
-        for (uint32_t i = clients; i-- > 0;) /* backwards: the last one takes the place of one that leaves */
-            if (of->polled[i].revents != 0 && !serve(&of->clients[i]))
+        for (uint32_t i = clients; i-- > 0;) /* backwards: the last client takes the place of one that leaves */
+            if (of->polled[i].revents != 0 && !serve(of->exports, &of->clients[i]))
                 close_client(of, i);
         if (of->polled[clients].revents != 0)
             receiving = accept_client(of);
@@ -196,16 +188,17 @@ static void *run(void *argument)
     return NULL;
 }
 
-static bool start(void)
+static bool start(const nvs_ipc_exports *exports)
 {
     server *made = calloc(1, sizeof *made);
     if (made == NULL || !nvs_ipc_make_secret(&own_name) || (made->listener = nvs_ipc_listen(&own_name)) < 0) {
         free(made);
         return false;
     }
+    made->exports = exports;
     open_server = made;
     if (nvs_thread_start(NULL, run, made) == 0) {
-        (void)atexit(say_goodbye); /* registered after the driver's own handlers, so it runs before them */
+        (void)atexit(end_calls); /* registered after the driver's own handlers, so it runs before them */
         return true;
     }
     open_server = NULL;
@@ -214,7 +207,7 @@ static bool start(void)
     return false;
 }
 
-bool nvs_ipc_serve(nvs_ipc_secret *process)
+bool nvs_ipc_serve(const nvs_ipc_exports *exports, nvs_ipc_secret *process)
 {
     const int saved = errno;
     const uint64_t until = nvs_now_ns() + NVS_IPC_PATIENCE_NS;
@@ -222,11 +215,11 @@ bool nvs_ipc_serve(nvs_ipc_secret *process)
     /* Acquire pairs with the releases below. */
     while (!atomic_compare_exchange_strong_explicit(&phase, &seen, STARTING, memory_order_acquire, memory_order_acquire) && seen != RUNNING &&
            nvs_now_ns() < until) {
-        nvs_futex_wait(&phase, STARTING, until); /* another thread is at it */
+        nvs_futex_wait(&phase, STARTING, until); /* another thread starts it */
         seen = NONE;
     }
     if (seen == NONE) {
-        seen = start() ? RUNNING : NONE;
+        seen = start(exports) ? RUNNING : NONE;
         if (seen == NONE)
             NVS_LOG_ONCE(NVS_LOG_WARNING, "no socket or thread to share memory with other processes by (cuIpcGetMemHandle): %s", strerror(errno));
         atomic_store_explicit(&phase, seen, memory_order_release); /* pairs with the acquires above and in nvs_ipc_is_own */
@@ -246,7 +239,7 @@ bool nvs_ipc_is_own(const nvs_ipc_secret *process)
 
 NVS_FORK_CODE void nvs_ipc_server_after_fork(void)
 {
-    if (open_server != NULL) { /* else the parent's clients would not notice its end; the thread is not here */
+    if (open_server != NULL) { /* else the parent's clients would not notice its end */
         for (uint32_t i = 0; i < open_server->count; i++)
             close(open_server->clients[i].socket);
         close(open_server->listener);

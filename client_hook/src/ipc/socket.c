@@ -1,16 +1,10 @@
-/* Two processes of one user, and what passes between them: whole messages with descriptors.  See ipc.h.
- *
- * An abstract name: it goes with its socket, so nothing is left behind by whom a signal kills, and it is of one
- * network namespace: the containers of a pod reach each other, those of different networks do not.  Nobody can take the name before
- * its owner does, because it is random, and known only to who was given a handle.
- *
- * May not go here: CUDA; what the messages mean.
- */
+/* See socket.h. */
 #define _GNU_SOURCE /* struct ucred, accept4, MSG_CMSG_CLOEXEC */
+#include "ipc/socket.h"
+
 #include "base/clock.h"
 #include "base/process/cancel.h"
 #include "base/process/descriptor.h"
-#include "ipc/ipc.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +33,7 @@ bool nvs_ipc_make_secret(nvs_ipc_secret *out)
 
 bool nvs_ipc_same(const nvs_ipc_secret *a, const nvs_ipc_secret *b)
 {
-    unsigned difference = 0; /* takes as long for a wrong guess as for a good one */
+    unsigned difference = 0; /* constant time, whatever the guess */
     for (size_t i = 0; i < sizeof a->bytes; i++)
         difference |= (unsigned)(a->bytes[i] ^ b->bytes[i]);
     return difference == 0;
@@ -115,7 +109,7 @@ int nvs_ipc_connect(const nvs_ipc_secret *process, uint64_t deadline_ns)
     if (fd < 0)
         return -1;
     int failed;
-    do /* too many others wait there: a Unix socket does not tell when they no longer do */
+    do /* the backlog is full, and a Unix socket does not tell when it is not */
         failed = connect(fd, (const struct sockaddr *)&address, length);
     while (failed != 0 && (errno == EAGAIN || errno == EINTR) && nap(deadline_ns));
     if (failed == 0 && same_user(fd))
@@ -177,7 +171,7 @@ void nvs_ipc_close_all(const int *descriptors, uint32_t count)
             close(descriptors[i]);
 }
 
-/* Takes what came out of a message, all of it: what has no place is closed. */
+/* Takes the descriptors out of a message, and closes those that do not fit. */
 static bool unpack(struct msghdr *whole, int *descriptors, uint32_t most, uint32_t *count)
 {
     bool fits = (whole->msg_flags & (MSG_CTRUNC | MSG_TRUNC)) == 0;

@@ -89,7 +89,7 @@ def names_in(client: Client, folder: str) -> list[str]:
 
 
 def secret_of(handle: int) -> tuple[bytes, bytes]:
-    """(name of the exporter's socket, key) as client_hook/src/ipc/ipc.h lays a handle out."""
+    """(name of the exporter's socket, key) as client_hook/src/ipc/socket.h lays a handle out."""
     content = handle.to_bytes(64, "little")
     return b"\0nvshare-ipc-" + content[16:32].hex().encode(), content[32:48]
 

@@ -2,7 +2,7 @@
  *
  * Handles of events are the driver's in every mode.
  *
- * May not go here: how it is shared.
+ * Non-goals: how exporter and importer share memory (ipc/).
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -12,14 +12,13 @@
 #include "memory/memory.h"
 
 #include <errno.h>
-#include <string.h>
 
 NVS_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)
 {
     nvs_allocation as;
     const nvs_lookup found = nvs_config.enabled ? nvs_allocation_find(NVS_SPACE_ADDRESS, dptr, &as) : NVS_ABSENT;
     const bool ours = found != NVS_ABSENT && (as.kind == NVS_MEMORY_REDIRECTED || as.chunked);
-    nvs_ipc_handle handle;
+    CUipcMemHandle handle;
     if (!ours || !as.chunked) {
         const CUresult result = NVS_REAL(cuIpcGetMemHandle)(pHandle, dptr);
         if (result != CUDA_SUCCESS && ours)
@@ -36,7 +35,7 @@ NVS_EXPORT CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdevicep
     const CUresult result = nvs_ipc_export(&as, &handle);
     errno = saved;
     if (result == CUDA_SUCCESS)
-        memcpy(pHandle, &handle, sizeof *pHandle);
+        *pHandle = handle;
     return result;
 }
 
@@ -58,12 +57,10 @@ bool nvs_ipc_pointer_answer(const nvs_ipc_import *as, void *data, CUpointer_attr
 
 static CUresult open_ours(CUdeviceptr *pdptr, const CUipcMemHandle *from, unsigned int flags)
 {
-    nvs_ipc_handle handle;
     CUdeviceptr address;
-    memcpy(&handle, from, sizeof handle);
     if (pdptr == NULL || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
         return CUDA_ERROR_INVALID_VALUE;
-    const CUresult result = nvs_ipc_open(&handle, &address);
+    const CUresult result = nvs_ipc_open(from, &address);
     if (result == CUDA_SUCCESS)
         *pdptr = address;
     return result;

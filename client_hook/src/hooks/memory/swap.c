@@ -143,7 +143,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peerContext, unsigne
     uint32_t owner = nvs_context_gpu(peerContext), accessor = nvs_current_gpu();
     if (owner >= NVS_MAX_GPUS || accessor >= NVS_MAX_GPUS)
         return result;
-    nvs_ipc_open_to(owner, accessor);
+    nvs_ipc_enable_peer(owner, accessor);
     if (nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled && nvs_memory_backend(owner)->chunked)
         open_to(owner, accessor);
     return result;
