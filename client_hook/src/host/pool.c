@@ -8,12 +8,10 @@
 #include "base/port.h"
 #include "base/process/cancel.h"
 #include "base/process/thread.h"
-#include "contexts/context.h"
-#include "contexts/dead.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 #include "host/left.h"
-#include "host/system.h"
+#include "host/slab.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -24,24 +22,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLAB_GRAINS = 128, FIRST_GRAINS = 32, AHEAD_GRAINS = 8, MAX_SLABS = 8192, HELPERS = 2 };
+enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 8, HELPERS = 2 };
 enum { REST_FACTOR = 9 };      /* a tenth of one thread's time, while the program may run */
 #define IDLE_NS 10000000000u   /* unused for so long, and not to be ready: given back */
 #define LOOK_AGAIN_NS 50000000 /* how old the system's word about free memory may be */
 
-typedef struct slab { /* memory of one growth; never moves while a grain is taken */
-    char *memory; /* NULL: none here */
-    nvs_host_mapping mapping;
-    uint32_t grains, free_grains;
-    CUcontext registered; /* in which it was; NULL: it is not, and copies are slower */
-    uint64_t used[SLAB_GRAINS / 64];
-} slab;
-
 /* All under the lock; "host pool" in the lock order of base/base.h, the innermost. */
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static slab slabs[MAX_SLABS];
-NVS_FORK_STATE static uint32_t slab_count; /* entries that were ever used */
 NVS_FORK_STATE static uint64_t reserved_bytes, grown_grains, taken_grains;
 NVS_FORK_STATE static uint64_t growing_grains; /* that helpers are at */
 NVS_FORK_STATE static uint64_t announced_grains; /* that an eviction under way will take */
@@ -163,58 +151,6 @@ bool nvs_host_spare_share(uint64_t *out)
 
 /* --- growing --- */
 
-typedef struct registration {
-    void *memory;
-    size_t bytes;
-    CUcontext in;
-} registration;
-
-static bool register_in(CUcontext context, void *argument)
-{
-    registration *r = argument;
-    CUcontext ignored;
-    if (!nvs_context_enter(context))
-        return true;
-    CUresult result = NVS_REAL(cuMemHostRegister_v2)(r->memory, r->bytes, CU_MEMHOSTREGISTER_PORTABLE);
-    if (result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        r->in = context;
-    else if (nvs_context_error() == CUDA_SUCCESS) /* a dead one pins nothing */
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "host memory cannot be pinned (error %d): evictions will be slow", (int)result);
-    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
-    return false;
-}
-
-static bool unregister_in(CUcontext context, void *argument)
-{
-    registration *r = argument;
-    CUcontext ignored;
-    if (context != r->in || !nvs_context_enter(context))
-        return true;
-    NVS_REAL(cuMemHostUnregister)(r->memory);
-    NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
-    return false;
-}
-
-/* Unlocked.  A slab of so many grains, ready for use. */
-static bool make_slab(slab *out, uint32_t grains, uint32_t gpu, bool gently)
-{
-    nvs_host_mapping mapping;
-    if (!nvs_host_map(gpu, grains * NVS_HOST_GRAIN, NVS_HOST_GRAIN, gently, &mapping))
-        return false;
-    registration r = {mapping.memory, grains * NVS_HOST_GRAIN, NULL};
-    nvs_each_context(gpu, register_in, &r);
-    *out = (slab){.memory = mapping.memory, .mapping = mapping, .grains = grains, .free_grains = grains, .registered = r.in};
-    return true;
-}
-
-static void end_slab(const slab *of, uint32_t gpu)
-{
-    registration r = {of->memory, of->grains * NVS_HOST_GRAIN, of->registered};
-    if (of->registered != NULL)
-        nvs_each_context(gpu, unregister_in, &r);
-    nvs_host_unmap(&of->mapping);
-}
-
 /* Locked: how many grains there must be now. */
 static uint64_t demand(void)
 {
@@ -231,29 +167,25 @@ static uint64_t target(void)
     return ahead > demand() ? ahead : demand();
 }
 
-/* Locked; unlocks meanwhile.  One slab of at most so many grains, towards `wanted`. */
+/* Locked; unlocks meanwhile.  Makes one slab of at most `most` grains, towards `wanted` grains in all. */
 static void grow(uint64_t wanted, uint32_t most, bool gently)
 {
-    uint64_t missing = wanted - grown_grains - growing_grains;
-    uint32_t grains = (uint32_t)(missing < most ? missing : most), gpu = near_gpu, index = 0;
-    slab made;
+    const uint64_t missing = wanted - grown_grains - growing_grains;
+    const uint32_t grains = (uint32_t)(missing < most ? missing : most), gpu = near_gpu;
+    nvs_slab made;
     growing_grains += grains;
     pthread_mutex_unlock(&lock);
-    bool done = make_slab(&made, grains, gpu, gently);
+    const bool done = nvs_slab_make(&made, grains, gpu, gently);
     pthread_mutex_lock(&lock);
-    growing_grains -= grains;
-    while (index < MAX_SLABS && slabs[index].memory != NULL)
-        index++;
-    if (done && index == MAX_SLABS) {
+    const bool added = done && nvs_slabs_add(&made);
+    if (done && !added) {
         pthread_mutex_unlock(&lock);
-        end_slab(&made, gpu);
+        nvs_slab_end(&made, gpu);
         pthread_mutex_lock(&lock);
-        done = false;
     }
-    grow_failed = !done;
-    if (done) {
-        slabs[index] = made;
-        slab_count = index + 1 > slab_count ? index + 1 : slab_count;
+    growing_grains -= grains;
+    grow_failed = !added;
+    if (added) {
         grown_grains += grains;
         looked_ns = 0; /* the system has less now */
     }
@@ -263,25 +195,22 @@ static void grow(uint64_t wanted, uint32_t most, bool gently)
 static void grow_for_demand(void)
 {
     /* The first ones are soon there. */
-    grow(demand(), grown_grains + growing_grains < SLAB_GRAINS ? FIRST_GRAINS : SLAB_GRAINS, false);
+    grow(demand(), grown_grains + growing_grains < NVS_SLAB_GRAINS ? FIRST_GRAINS : NVS_SLAB_GRAINS, false);
 }
 
-/* Locked; unlocks meanwhile.  Gives one slab back that nobody uses and that is beyond the target; false when there is none. */
+/* Locked; unlocks meanwhile.  Gives back one unused slab beyond the target; false when there is none. */
 static bool shrink(void)
 {
-    for (uint32_t i = 0; i < slab_count; i++) {
-        slab of = slabs[i];
-        if (of.memory == NULL || of.free_grains != of.grains || grown_grains < target() + of.grains)
-            continue;
-        slabs[i] = (slab){0};
-        grown_grains -= of.grains;
-        uint32_t gpu = near_gpu;
-        pthread_mutex_unlock(&lock);
-        end_slab(&of, gpu);
-        pthread_mutex_lock(&lock);
-        return true;
-    }
-    return false;
+    const uint64_t wanted = target();
+    const uint32_t gpu = near_gpu;
+    nvs_slab unused;
+    if (grown_grains <= wanted || !nvs_slabs_remove_unused(grown_grains - wanted, &unused))
+        return false;
+    grown_grains -= unused.grains;
+    pthread_mutex_unlock(&lock);
+    nvs_slab_end(&unused, gpu);
+    pthread_mutex_lock(&lock);
+    return true;
 }
 
 /* For evictions under way. */
@@ -389,42 +318,15 @@ void nvs_host_ahead(uint32_t gpu, uint64_t bytes)
 
 /* --- taking --- */
 
-/* Locked.  Up to so many free grains of a slab from its first free one on, in a row. */
-static uint32_t take_from(slab *of, uint32_t grains, void **out, bool in_a_row)
-{
-    uint32_t got = 0;
-    for (uint32_t i = 0; i < of->grains && got < grains; i++) {
-        bool used = (of->used[i / 64] >> (i % 64)) & 1;
-        if (used && in_a_row)
-            got = 0;
-        if (!used)
-            out[got++] = of->memory + i * NVS_HOST_GRAIN;
-    }
-    if (in_a_row && got < grains)
-        return 0;
-    for (uint32_t i = 0; i < got; i++) {
-        uint64_t index = (uint64_t)((char *)out[i] - of->memory) / NVS_HOST_GRAIN;
-        of->used[index / 64] |= UINT64_C(1) << (index % 64);
-    }
-    of->free_grains -= got;
-    taken_grains += got;
-    announced_grains -= announced_grains < got ? announced_grains : got;
-    return got;
-}
-
 /* Locked. */
 static bool try_take(uint32_t grains, void **out)
 {
-    uint32_t got = 0;
     if (grown_grains - taken_grains < grains)
         return false;
-    for (uint32_t i = 0; i < slab_count; i++)
-        if (slabs[i].memory != NULL && slabs[i].free_grains >= grains && take_from(&slabs[i], grains, out, true) == grains)
-            return true;
-    for (uint32_t i = 0; i < slab_count && got < grains; i++)
-        if (slabs[i].memory != NULL && slabs[i].free_grains != 0)
-            got += take_from(&slabs[i], grains - got, out + got, false);
-    return got == grains; /* there are enough: see above */
+    nvs_slabs_take(grains, out);
+    taken_grains += grains;
+    announced_grains -= announced_grains < grains ? announced_grains : grains;
+    return true;
 }
 
 bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
@@ -452,18 +354,7 @@ bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
 void nvs_host_give(uint32_t grains, void *const *taken)
 {
     pthread_mutex_lock(&lock);
-    for (uint32_t i = 0; i < grains; i++)
-        for (uint32_t s = 0; s < slab_count; s++) {
-            slab *of = &slabs[s];
-            uint64_t offset = (uint64_t)((char *)taken[i] - of->memory);
-            if (of->memory == NULL || (char *)taken[i] < of->memory || offset >= of->grains * NVS_HOST_GRAIN)
-                continue;
-            uint64_t index = offset / NVS_HOST_GRAIN;
-            of->used[index / 64] &= ~(UINT64_C(1) << (index % 64));
-            of->free_grains++;
-            taken_grains--;
-            break;
-        }
+    taken_grains -= nvs_slabs_give(grains, taken);
     if (grown_grains > target())
         pthread_cond_broadcast(&changed); /* time begins to run for what is unused */
     pthread_mutex_unlock(&lock);
@@ -480,9 +371,7 @@ uint64_t nvs_host_taken_bytes(void)
 void nvs_host_context_gone(CUcontext context)
 {
     pthread_mutex_lock(&lock);
-    for (uint32_t i = 0; i < slab_count; i++)
-        if (slabs[i].registered == context)
-            slabs[i].registered = NULL;
+    nvs_slabs_context_gone(context);
     pthread_mutex_unlock(&lock);
 }
 
@@ -492,8 +381,7 @@ NVS_FORK_CODE void nvs_host_after_fork(void)
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&asking, NULL);
     pthread_cond_init(&changed, NULL);
-    memset(slabs, 0, slab_count * sizeof slabs[0]);
-    slab_count = 0;
+    nvs_slabs_after_fork();
     reserved_bytes = grown_grains = taken_grains = announced_grains = 0;
     growing_grains = 0;
     memset(ahead_bytes, 0, sizeof ahead_bytes);

@@ -21,9 +21,8 @@
 #ifndef NVS_HOST_POOL_H
 #define NVS_HOST_POOL_H
 
-#include "base/base.h"
+#include "host/system.h"
 
-#define NVS_HOST_GRAIN (UINT64_C(2) << 20)
 #define NVS_HOST_STEP (UINT64_C(256) << 20) /* in which a share of the budget is asked for and given back */
 
 bool nvs_host_reserve(uint64_t bytes); /* may wait for the coordinator */

@@ -7,6 +7,8 @@
 
 #include "base/base.h"
 
+#define NVS_HOST_GRAIN (UINT64_C(2) << 20)
+
 typedef struct nvs_host_mapping {
     char *memory; /* aligned */
     char *raw;

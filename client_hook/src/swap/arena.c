@@ -1,9 +1,6 @@
-/* Small allocations that share one chunk, and segments that share a reservation: a map of blocks, searched first fit from below,
- * so that what is used stays together.
+/* A bitmap of blocks: small allocations that share a chunk, and segments that share a reservation.  First fit keeps used blocks together.
  *
  * Each allocation begins at a block, so its alignment is the 512 bytes that cuMemAlloc gives in practice (256 are promised).
- *
- * May not go here: calls of the driver.
  */
 #include "swap/swap.h"
 
@@ -26,7 +23,7 @@ static uint32_t next_free(const nvs_segment *arena, uint32_t block)
     return arena->blocks;
 }
 
-/* How many blocks are free in a row from this one, counted no further than `enough`. */
+/* The length of the run of free blocks from this one on, up to `enough`. */
 static uint32_t free_run(const nvs_segment *arena, uint32_t block, uint32_t enough)
 {
     uint32_t at = block;
@@ -77,7 +74,7 @@ bool nvs_arena_take(nvs_segment *arena, uint64_t bytes, CUdeviceptr *out)
         longest = run > longest ? run : longest;
         block = next_free(arena, block + run);
     }
-    arena->longest = longest; /* all were looked at */
+    arena->longest = longest; /* all runs were measured */
     return false;
 }
 
@@ -85,8 +82,8 @@ void nvs_arena_give(nvs_segment *arena, CUdeviceptr pointer, uint64_t bytes)
 {
     uint32_t block = (uint32_t)((pointer - arena->base) / arena->block_bytes), count = (uint32_t)blocks_of(arena, bytes);
     if (pointer < arena->base || block >= arena->blocks || count > arena->blocks - block || !is_used(arena, block))
-        return; /* not one of ours: nothing that a caller could do about it */
+        return; /* not an allocation of this arena */
     mark(arena, block, count, false);
     arena->free_blocks += count;
-    arena->longest = arena->free_blocks; /* it may have joined its neighbours: estimated anew at the next failure */
+    arena->longest = arena->free_blocks; /* an upper bound, until the next failed search measures it */
 }

@@ -1,8 +1,6 @@
-/* The streams and events that a GPU's memory is moved with, kept from one move to the next.
+/* The streams and events of a GPU's moves, kept from one move to the next.
  *
- * They belong to a context.  A thread that ends the context destroys them before, or the driver with it.
- *
- * May not go here: what is moved (pipeline.c).
+ * They belong to a context.  A thread that ends the context destroys them first, or the driver destroys them with it.
  */
 #include "swap/swap.h"
 
@@ -11,9 +9,9 @@
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 
-NVS_FORK_STATE static nvs_lane lanes[NVS_MAX_GPUS]; /* of the GPU's mover; `context` under the lock of swap.h, for threads that report its end */
+NVS_FORK_STATE static nvs_lane lanes[NVS_MAX_GPUS]; /* used by the GPU's mover; `context` is under the lock of swap.h, as other threads report its end */
 
-static void forget_lane(nvs_lane *with)
+static void destroy_lane(nvs_lane *with)
 {
     for (unsigned i = 0; i < NVS_LANE_STREAMS; i++)
         if (with->streams[i] != NULL)
@@ -24,7 +22,7 @@ static void forget_lane(nvs_lane *with)
     *with = (nvs_lane){0};
 }
 
-/* Of another context, whose streams are destroyed while it is held; else they end with it. */
+/* Destroys the old lane while a visit holds its context; without a visit the lane ends with the context. */
 static void replace_lane(nvs_lane *with, const nvs_lane *made)
 {
     nvs_swap_lock();
@@ -32,11 +30,11 @@ static void replace_lane(nvs_lane *with, const nvs_lane *made)
     nvs_swap_unlock();
     const size_t visit = nvs_context_hold(before);
     nvs_swap_lock();
-    nvs_lane old = *with; /* empty by now if the thread that ends its context was here */
+    nvs_lane old = *with; /* empty if the thread that ends its context has taken it */
     *with = *made;
     nvs_swap_unlock();
     if (old.context != NULL && visit != 0)
-        forget_lane(&old);
+        destroy_lane(&old);
     nvs_context_unhold(visit);
 }
 
@@ -56,7 +54,7 @@ CUresult nvs_swap_lane(uint32_t gpu, CUcontext context, nvs_lane **out)
     for (unsigned i = 0; i < NVS_LANE_EVENTS && result == CUDA_SUCCESS; i++)
         result = NVS_REAL(cuEventCreate)(&made.events[i], CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC);
     if (result != CUDA_SUCCESS) {
-        forget_lane(&made);
+        destroy_lane(&made);
         return result;
     }
     replace_lane(with, &made);
@@ -78,7 +76,7 @@ static nvs_lane take_lane_of(CUcontext context, uint32_t gpu)
 void nvs_swap_lanes_context_gone(CUcontext context)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        (void)take_lane_of(context, gpu); /* its streams and events went with it */
+        (void)take_lane_of(context, gpu); /* its streams and events ended with it */
 }
 
 void nvs_swap_lanes_context_leaving(CUcontext context)
@@ -86,7 +84,7 @@ void nvs_swap_lanes_context_leaving(CUcontext context)
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lane old = take_lane_of(context, gpu);
         if (old.context != NULL && nvs_context_enter(context)) {
-            forget_lane(&old);
+            destroy_lane(&old);
             NVS_REAL(cuCtxPopCurrent_v2)(&context);
         }
     }

@@ -1,8 +1,8 @@
-/* Evicting, restoring and giving up: which chunks make up what is wanted, and the whole of one move.
+/* One move of a GPU's memory: chooses the chunks, evicts or restores them, and gives up contents that cannot be moved.
  *
  * Runs on the GPU's mover thread (coord/memory/moves.h).
  *
- * May not go here: which move is wanted, and when; how chunks move (pipeline.c).
+ * Non-goals: when a move is made; how chunks are copied (pipeline.c).
  */
 #include "base/clock.h"
 #include "contexts/dead.h"
@@ -15,12 +15,12 @@
 
 #include <stdlib.h>
 
-enum { MOST_FAILURES = 16 }; /* restorations in a row; the agent waits longer and longer between them (coord/lease.c), a second or two in all */
+enum { MOST_FAILURES = 16 }; /* consecutive failed restorations: one to two seconds with the agent's growing pauses (coord/lease.c) */
 
 typedef struct mover {
     uint32_t gpu;
     bool out, ran;
-    bool lose; /* the contents are given up: with `out` all, else what is missing */
+    bool lose; /* contents are given up: of all chunks if `out`, else of the missing ones */
     nvs_place *places;
     size_t count;
     const nvs_watch *watch;
@@ -39,7 +39,7 @@ static bool wanted(const mover *m, const nvs_chunk *chunk)
     return m->out ? state == NVS_CHUNK_RESIDENT : nvs_chunk_is_missing(state);
 }
 
-/* Neighbours stay together: what lies in a row is mapped in one step. */
+/* By address: adjacent chunks are mapped in one step. */
 static int by_place(const nvs_place *left, const nvs_place *right)
 {
     CUdeviceptr a = nvs_segment_chunk_address(left->segment, left->chunk), b = nvs_segment_chunk_address(right->segment, right->chunk);
@@ -53,9 +53,8 @@ static int by_size(const nvs_place *left, const nvs_place *right)
     return by_place(left, right);
 }
 
-/* To go out: what has been on the GPU longest without a move, so that all take their turn.  To come in: large before small, which
- * fills the room best. */
-static int by_preference_out(const void *a, const void *b)
+/* Evict the chunk that was restored least recently first. */
+static int by_age(const void *a, const void *b)
 {
     const nvs_place *left = a, *right = b;
     if (left->restored != right->restored)
@@ -63,14 +62,14 @@ static int by_preference_out(const void *a, const void *b)
     return by_size(left, right);
 }
 
-/* So does what was chosen go, out as well as in: memory that is handed down has the size that is wanted then, and each small chunk,
- * which takes as long to map as a large one while another program copies, is mapped when that is nearly done. */
-static int by_preference_in(const void *a, const void *b)
+/* Large chunks first: they fill the room best.  Chosen chunks move in this order in both directions.  A small chunk takes as long to map as a
+ * large one while another program copies, so small ones come last. */
+static int largest_first(const void *a, const void *b)
 {
     return by_size(a, b);
 }
 
-/* Lists all candidates.  False when the host has no memory for the list. */
+/* Lists all candidates.  False: malloc failed. */
 static bool gather(mover *m)
 {
     size_t room = 0, count = 0;
@@ -84,7 +83,7 @@ static bool gather(mover *m)
     m->places = malloc(room * sizeof *m->places);
     if (m->places == NULL)
         return false;
-    nvs_swap_lock(); /* others may have come meanwhile: they are left for the next time */
+    nvs_swap_lock(); /* candidates that came meanwhile wait for the next move */
     for (nvs_segment *at = nvs_swap_gpus[m->gpu].first; at != NULL; at = at->next)
         for (uint32_t i = 0; i < at->chunk_count && count < room; i++) {
             if (!wanted(m, &at->chunks[i]))
@@ -97,21 +96,16 @@ static bool gather(mover *m)
     return true;
 }
 
-static void let_go(const nvs_place *of)
-{
-    nvs_segment_unref(of->segment);
-}
-
-static void let_all_go(mover *m)
+static void free_places(mover *m)
 {
     for (size_t i = 0; i < m->count; i++)
-        let_go(&m->places[i]);
+        nvs_segment_unref(m->places[i].segment);
     free(m->places);
     m->places = NULL;
     m->count = 0;
 }
 
-/* What a context that ends has left. */
+/* Keeps the chunks that an ending context has left unmoved. */
 static void keep_wanted(mover *m)
 {
     size_t kept = 0;
@@ -122,17 +116,17 @@ static void keep_wanted(mover *m)
         if (keep)
             m->places[kept++] = m->places[i];
         else
-            let_go(&m->places[i]);
+            nvs_segment_unref(m->places[i].segment);
     }
     m->count = kept;
 }
 
-/* Keeps what makes up `bytes`: out, at least that with the least too much; in, at most that. */
+/* Keeps chunks of `bytes` in all: out, at least that, with the smallest surplus; in, at most that. */
 static void choose(mover *m, uint64_t bytes)
 {
     size_t kept = 0, best = SIZE_MAX;
     uint64_t left = bytes;
-    qsort(m->places, m->count, sizeof *m->places, m->out ? by_preference_out : by_preference_in);
+    qsort(m->places, m->count, sizeof *m->places, m->out ? by_age : largest_first);
     for (size_t i = 0; i < m->count; i++) {
         nvs_place here = m->places[i];
         if (here.bytes > left)
@@ -150,20 +144,20 @@ static void choose(mover *m, uint64_t bytes)
         m->places[kept++] = extra;
     }
     for (size_t i = kept; i < m->count; i++)
-        let_go(&m->places[i]);
+        nvs_segment_unref(m->places[i].segment);
     m->count = kept;
 }
 
 /* --- moving --- */
 
-/* True: another context may do, or do the rest. */
+/* True: another context may do the rest. */
 static bool run_in(CUcontext context, void *argument)
 {
     mover *m = argument;
     CUcontext ignored;
-    bool rest = true;
+    bool go_on = true;
     if (!nvs_context_enter(context))
-        return rest;
+        return go_on;
     if (nvs_context_error() == CUDA_SUCCESS) {
         m->ran = true;
         nvs_transfer job = {
@@ -172,12 +166,12 @@ static bool run_in(CUcontext context, void *argument)
         m->moved = job.moved_bytes;
         m->status = job.status;
         m->failure = job.failure;
-        rest = job.status == NVS_OK && nvs_context_ends(context);
+        go_on = job.status == NVS_OK && nvs_context_ends(context);
     }
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
-    if (m->ran && rest)
+    if (m->ran && go_on)
         keep_wanted(m);
-    return rest && m->count != 0;
+    return go_on && m->count != 0;
 }
 
 static nvs_status move(mover *m, uint64_t bytes)
@@ -189,13 +183,13 @@ static nvs_status move(mover *m, uint64_t bytes)
     if (m->count == 0)
         goto out;
     if (m->out) {
-        qsort(m->places, m->count, sizeof *m->places, by_preference_in); /* what comes in was chosen in this order */
+        qsort(m->places, m->count, sizeof *m->places, largest_first);
         uint64_t grains = 0;
         for (size_t i = 0; i < m->count; i++)
             grains += m->places[i].bytes / NVS_HOST_GRAIN;
         nvs_host_prepare(m->gpu, grains);
     }
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the application's captures are not disturbed */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     nvs_each_context(m->gpu, run_in, m);
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
@@ -206,20 +200,20 @@ static nvs_status move(mover *m, uint64_t bytes)
         m->failure = CUDA_ERROR_INVALID_CONTEXT;
     }
 out:
-    let_all_go(m);
+    free_places(m);
     return m->status;
 }
 
 /* --- giving up --- */
 
-/* How much of it was on the GPU. */
+/* Gives up a chunk; returns how many bytes were on the GPU. */
 static uint64_t lose(const nvs_place *of)
 {
     nvs_swap_gpu *gpu = &nvs_swap_gpus[of->segment->gpu];
     nvs_chunk *chunk = &of->segment->chunks[of->chunk];
     nvs_swap_lock();
     const uint8_t state = chunk->state;
-    if (state != NVS_CHUNK_PINNED) /* by an application's thread meanwhile */
+    if (state != NVS_CHUNK_PINNED) /* an application's thread may have pinned it meanwhile */
         chunk->state = NVS_CHUNK_LOST;
     nvs_swap_unlock();
     if (state == NVS_CHUNK_PINNED)
@@ -233,7 +227,7 @@ static uint64_t lose(const nvs_place *of)
     nvs_swap_lock();
     if (state == NVS_CHUNK_RESIDENT)
         nvs_segment_moved(of->segment, -(int64_t)of->bytes);
-    if (!of->segment->dead) { /* else the line above has done it */
+    if (!of->segment->dead) { /* else nvs_segment_moved has counted it */
         gpu->committed -= of->bytes;
         of->segment->counted -= of->bytes;
     }
@@ -243,20 +237,20 @@ static uint64_t lose(const nvs_place *of)
     return state == NVS_CHUNK_RESIDENT ? of->bytes : 0;
 }
 
-/* Of all contexts, which are dead; or what is missing, which cannot come. */
+/* `dead`: all contexts are dead, and all chunks are given up; else the missing ones. */
 static uint64_t lose_all(uint32_t gpu, bool dead)
 {
     mover m = {.gpu = gpu, .out = dead, .lose = true};
     uint64_t left = 0;
     if (!gather(&m))
-        return 0; /* the next order finds it */
+        return 0; /* the next order tries again */
     for (size_t i = 0; i < m.count; i++)
         left += lose(&m.places[i]);
-    let_all_go(&m);
+    free_places(&m);
     return left;
 }
 
-/* A restoration that fails again and again, though there is room, will not succeed. */
+/* Counts consecutive failed restorations that had room; true: too many. */
 static bool gives_up(const mover *m)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[m->gpu];
@@ -272,14 +266,14 @@ static bool gives_up(const mover *m)
     return now;
 }
 
-static void tell(const mover *m)
+static void log_failure(const mover *m)
 {
     const char *const format = "moving memory %s the GPU stopped after %llu MiB (error %d); nothing is lost, the rest stays where it is";
     const unsigned long long mib = m->moved >> 20;
     if (m->out)
         NVS_LOG_ONCE(NVS_LOG_WARNING, format, "off", mib, (int)m->failure);
     else if (m->failure == CUDA_ERROR_OUT_OF_MEMORY)
-        nvs_log(NVS_LOG_INFO, format, "to", mib, (int)m->failure); /* it is tried again when there is room: the agent says so once */
+        nvs_log(NVS_LOG_INFO, format, "to", mib, (int)m->failure); /* tried again when there is room; the agent logs that once */
     else
         NVS_LOG_ONCE(NVS_LOG_WARNING, format, "to", mib, (int)m->failure);
 }
@@ -307,7 +301,7 @@ nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch
         (void)lose_all(gpu, false);
         m.status = NVS_OK;
     } else if (m.status != NVS_OK) {
-        tell(&m);
+        log_failure(&m);
     }
     *moved_bytes = m.moved;
     return m.status;

@@ -1,6 +1,6 @@
-/* Other GPUs that reach a GPU's memory in chunks, and an attribute that its chunks keep.
+/* Access of a program's other GPUs to one GPU's chunks, and the attribute SYNC_MEMOPS of chunks.
  *
- * May not go here: rights of one chunk (rights.c); the application's own rights, which are those of its views (view.c).
+ * Non-goals: the access rights that the application itself sets (view.c).
  */
 #include "base/log.h"
 #include "base/port.h"
@@ -9,8 +9,8 @@
 #include "memory/quota/pins.h"
 #include "swap/swap.h"
 
-/* The driver's cuCtxEnablePeerAccess does not reach this memory, so the rights are given chunk by chunk, now and at every
- * restoration.  A chunk is held by `users` meanwhile; one that moves gets them from who moves it. */
+/* cuCtxEnablePeerAccess does not cover chunks, so each chunk gets the access rights, now and at every restoration.  `users` holds the segment
+ * meanwhile; a chunk that moves gets the rights from the mover. */
 void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
@@ -23,15 +23,15 @@ void nvs_swap_allow(uint32_t gpu, uint32_t accessor)
             nvs_swap_lock();
             bool mapped = nvs_chunk_is_mapped(segment->chunks[i].state);
             nvs_swap_unlock();
-            /* Moved away in this very moment: then it gets the rights when it comes back. */
-            if (mapped && nvs_rights_of_access(gpu, nvs_segment_chunk_address(segment, i), nvs_segment_chunk_bytes(segment, i)) != CUDA_SUCCESS)
+            /* A chunk that is evicted meanwhile gets the rights when it is restored. */
+            if (mapped && nvs_chunks_allow(gpu, nvs_segment_chunk_address(segment, i), nvs_segment_chunk_bytes(segment, i)) != CUDA_SUCCESS)
                 NVS_LOG_ONCE(NVS_LOG_INFO, "peer access to a chunk could not be given now");
         }
         nvs_swap_lock();
         nvs_segment *next = segment->next;
         bool destroy = --segment->users == 0 && segment->dead;
         if (segment->dead)
-            next = of->first; /* its place in the list is gone: once more from the start, which changes nothing */
+            next = of->first; /* it has left the list: start again; rights that are set twice do no harm */
         if (destroy) {
             nvs_swap_unlock();
             nvs_segment_destroy(segment);
@@ -51,9 +51,9 @@ bool nvs_swap_is_allowed(uint32_t gpu, uint32_t accessor)
     return allowed;
 }
 
-/* A lease is of one GPU, and so is a drain: nobody waits for what other GPUs do before this one's memory is moved, and nobody brings
- * it back before they go on.  So what they reach is not moved at all.  In the gate everything is on the card, and no move is under
- * way; what is allocated later is backed at once (backend.c). */
+/* A lease and a drain cover one GPU: a move does not wait for work of other GPUs on this memory, and their work does not wait for a
+ * restoration.  So memory that another GPU reaches does not move.  In the gate all chunks are on the card and none moves; later allocations
+ * are backed at once (allocate.c). */
 void nvs_swap_reach(uint32_t gpu)
 {
     if (gpu >= NVS_MAX_GPUS || nvs_swap_is_reached(gpu))
@@ -69,7 +69,7 @@ void nvs_swap_reach(uint32_t gpu)
     if (may)
         nvs_pins_settled(gpu, more);
     nvs_gate_leave(slot, gpu);
-    if (!may) /* a copy between GPUs has no error that would mean this, and is under way below memory that must not move */
+    if (!may) /* a copy between GPUs has no fitting error code */
         NVS_LOG_ONCE(NVS_LOG_WARNING, "another GPU works on the memory of GPU %u, so it stays on the card, though other programs need more than it "
                                       "leaves: they wait (nvshare-ctl memory)", gpu);
     nvs_coordinator.memory_changed(gpu);
@@ -84,7 +84,7 @@ bool nvs_swap_is_reached(uint32_t gpu)
     return reached;
 }
 
-/* A segment that is still listed gets one user more; who asks may hold a pointer to one that is no more. */
+/* Adds a user if the segment is still listed; the caller's pointer may be stale. */
 static bool hold_listed(uint32_t gpu, const nvs_segment *segment)
 {
     nvs_swap_lock();
@@ -114,7 +114,7 @@ CUresult nvs_swap_set_sync_memops(uint32_t gpu, nvs_segment *segment, unsigned i
             result = NVS_REAL(cuPointerSetAttribute)(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, nvs_segment_chunk_address(segment, i));
         nvs_swap_lock();
         if (mapped && !nvs_chunk_is_mapped(segment->chunks[i].state))
-            result = CUDA_SUCCESS; /* moved away in this very moment: it gets the attribute when it comes back */
+            result = CUDA_SUCCESS; /* evicted meanwhile: it gets the attribute when it is restored */
         nvs_swap_unlock();
     }
     nvs_segment_unclaim(segment);

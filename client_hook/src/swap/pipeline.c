@@ -1,20 +1,16 @@
-/* Copying chunks out and in, in three stages with a thread each, so that the link is never idle: what can take long beside
- * another program's copies (taking or mapping memory, unmapping it) happens ahead of the copies and behind them.
+/* Copies chunks out and in, in three stages with a thread each.  Allocation of host memory, mapping and unmapping can take long beside
+ * another program's copies, so they run before and after the copies, and the link is never idle.
  *
  *            prepare                          copy              finish
- *   out      host memory is taken             device to host    arrived: unmapped, and counted
- *   in       waits for room; mapped           host to device    arrived: its host memory is given back
+ *   out      takes host memory                device to host    unmaps, counts
+ *   in       waits for room; maps             host to device    gives host memory back
  *
- * The copying stage runs on the caller's thread.  Without threads to be had all stages run there, one piece after the other.
+ * The copying stage runs on the caller's thread.  If threads cannot be started, all stages run there, one chunk after the other.
  *
- * Everything runs in some live context of the GPU: chunks are reachable from all of them.  The context is held by a visit
- * (contexts/context.h), so that it does not end in the middle.
- *
- * May not go here: which chunks.
+ * The context is held by a visit (contexts/context.h), so that it does not end meanwhile.  Any live context of the GPU serves.
  */
 #include "swap/swap.h"
 
-#include "base/log.h"
 #include "base/process/cancel.h"
 #include "base/process/thread.h"
 #include "contexts/context.h"
@@ -22,30 +18,28 @@
 
 #include <pthread.h>
 
-enum { STREAMS = NVS_LANE_STREAMS, IN_FLIGHT = NVS_LANE_EVENTS, RING = 16, MOST_IN_A_ROW = 8 };
+enum { STREAMS = NVS_LANE_STREAMS, IN_FLIGHT = NVS_LANE_EVENTS, RING = 16, MOST_ADJACENT = 8 };
 
-typedef struct flight { /* a chunk on its way; each stage hands it to the next under the pipeline's lock */
+typedef struct flight { /* a chunk that moves; each stage hands it to the next under the pipeline's lock */
     void *host[NVS_CHUNK_GRAINS];
     CUresult failed; /* its copy could not be queued */
-    bool skipped;    /* nothing is to be done about it: freed meanwhile, or given up */
-    bool copied;     /* a copy was wanted: not for a chunk that never had contents */
+    bool skipped;    /* it does not move: freed meanwhile, or the job has stopped */
+    bool copied;     /* it has contents to copy */
 } flight;
 
-/* Places are numbered as in the job: place n has flights[n % RING], and its copy events[n % IN_FLIGHT]. */
+/* Place n of the job has flights[n % RING], and its copy events[n % IN_FLIGHT]. */
 typedef struct pipeline {
     nvs_transfer *job;
     nvs_lane *with;
     CUcontext context;
     flight flights[RING];
-    pthread_mutex_t lock; /* taken with no other, and never held across a call of the driver */
+    pthread_mutex_t lock; /* taken with no other lock; never held during a driver call */
     pthread_cond_t changed;
-    /* Under the lock, and written by one stage each: how many places have passed it. */
+    /* Under the lock: how many places each stage has finished.  Only that stage writes it. */
     size_t prepared, queued, finished;
-    bool all_prepared; /* no more will be */
-    bool stopped;      /* something failed: nothing new is begun */
+    bool all_prepared; /* the first stage has ended */
+    bool stopped;      /* something failed: no stage begins a new chunk */
 } pipeline;
-
-/* --- what all stages do --- */
 
 static void fail(pipeline *p, nvs_status status, CUresult result)
 {
@@ -59,15 +53,15 @@ static void fail(pipeline *p, nvs_status status, CUresult result)
     pthread_mutex_unlock(&p->lock);
 }
 
-static void set_state(const nvs_place *of, nvs_chunk_state state, int64_t on_gpu, void *const *host, uint64_t restored)
+static void set_state(const nvs_place *of, nvs_chunk_state state, int64_t on_gpu, void *const *host)
 {
     nvs_chunk *chunk = &of->segment->chunks[of->chunk];
     nvs_swap_lock();
     chunk->state = (uint8_t)state;
     for (uint32_t i = 0; i < chunk->grains; i++)
         chunk->host[i] = host != NULL ? host[i] : NULL;
-    if (restored != 0)
-        chunk->restored = restored;
+    if (state == NVS_CHUNK_RESIDENT)
+        chunk->restored = ++nvs_swap_gpus[of->segment->gpu].restorations;
     nvs_segment_moved(of->segment, on_gpu);
     nvs_swap_unlock();
 }
@@ -79,20 +73,12 @@ static void account(const nvs_place *of, int64_t on_gpu)
     nvs_swap_unlock();
 }
 
-static uint64_t next_restoration(uint32_t gpu)
-{
-    nvs_swap_lock();
-    uint64_t number = ++nvs_swap_gpus[gpu].restorations;
-    nvs_swap_unlock();
-    return number;
-}
-
 static uint32_t grains_of(const nvs_place *of)
 {
     return of->segment->chunks[of->chunk].grains;
 }
 
-static bool is_doomed(const nvs_place *of)
+static bool is_dead(const nvs_place *of)
 {
     nvs_swap_lock();
     bool dead = of->segment->dead;
@@ -108,49 +94,49 @@ static bool has_room(const pipeline *p, uint64_t bytes, bool wait)
 
 /* --- first stage --- */
 
-/* Neighbours among what is to come in, from the first one on, that are mapped in one step. */
-static size_t in_a_row(const nvs_place *places, size_t count)
+/* How many of the places, from the first one on, are adjacent and can be mapped in one step. */
+static size_t count_adjacent(const nvs_place *places, size_t count)
 {
     static const uint64_t ENOUGH = NVS_CHUNK_GRAINS * NVS_HOST_GRAIN;
     uint64_t bytes = places[0].bytes;
     size_t found = 1;
-    while (found < count && found < MOST_IN_A_ROW && bytes + places[found].bytes <= ENOUGH &&
-           nvs_chunks_adjoin(&places[found - 1], &places[found]) && !is_doomed(&places[found]))
+    while (found < count && found < MOST_ADJACENT && bytes + places[found].bytes <= ENOUGH &&
+           nvs_chunks_adjoin(&places[found - 1], &places[found]) && !is_dead(&places[found]))
         bytes += places[found++].bytes;
     return found;
 }
 
-/* Gives chunks their memory; how many of them, from the first one on. */
+/* Maps chunks; returns how many of them, from the first one on. */
 static size_t map_some(pipeline *p, const nvs_place *places, size_t count)
 {
     CUresult result;
     uint64_t waited_ns = 0;
     for (;; count = 1) {
-        for (size_t i = 0; i < count; i++) /* before it is there: what is told is never too little */
+        for (size_t i = 0; i < count; i++) /* before they are mapped: a report never counts too little */
             account(&places[i], (int64_t)places[i].bytes);
         result = nvs_chunks_map(places, count);
         if (result == CUDA_SUCCESS)
             return count;
         for (size_t i = 0; i < count; i++)
             account(&places[i], -(int64_t)places[i].bytes);
-        /* Who has just ended may still have what is free by all accounts. */
-        bool later = result == CUDA_ERROR_OUT_OF_MEMORY && p->job->watch != NULL && p->job->watch->promised;
-        if (count == 1 && !(later && has_room(p, 0, false) && nvs_swap_patience(&waited_ns)))
+        /* A process that has just ended may still have the memory that the coordinator counts as free. */
+        bool retry = result == CUDA_ERROR_OUT_OF_MEMORY && p->job->watch != NULL && p->job->watch->promised;
+        if (count == 1 && !(retry && has_room(p, 0, false) && nvs_swap_pause(&waited_ns)))
             break;
     }
     fail(p, result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_NO_MEMORY : NVS_CUDA_FAILED, result);
     return 0;
 }
 
-/* From place n on, at most `most` of them; how many, 0: no more.  `begun` counts the bytes so far. */
+/* Prepares at most `most` places from place n on; returns how many, 0: the stage ends.  `begun` counts the bytes so far. */
 static size_t prepare_in(pipeline *p, size_t n, size_t most, uint64_t *begun)
 {
     const nvs_place *places = p->job->places + n;
-    size_t count = in_a_row(places, most);
+    size_t count = count_adjacent(places, most);
     uint64_t bytes = 0;
     for (size_t i = 0; i < count; i++)
         bytes += places[i].bytes;
-    if (count > 1 && !has_room(p, *begun + bytes, false)) { /* then little by little */
+    if (count > 1 && !has_room(p, *begun + bytes, false)) { /* then one by one */
         count = 1;
         bytes = places[0].bytes;
     }
@@ -182,12 +168,12 @@ static size_t prepare_out(pipeline *p, size_t n, uint64_t *begun)
     return 0;
 }
 
-/* Some places from n on; 0: no more. */
+/* See prepare_in. */
 static size_t prepare(pipeline *p, size_t n, size_t most, uint64_t *begun)
 {
     if (nvs_context_ends(p->context))
-        return 0; /* a thread waits to end it; another context may do for the rest */
-    if (is_doomed(&p->job->places[n])) {
+        return 0; /* a thread waits to end it; another context may serve for the rest */
+    if (is_dead(&p->job->places[n])) {
         p->flights[n % RING] = (flight){.skipped = true};
         return 1;
     }
@@ -196,7 +182,7 @@ static size_t prepare(pipeline *p, size_t n, size_t most, uint64_t *begun)
 
 /* --- second stage --- */
 
-/* Neighbouring grains go in one copy. */
+/* Adjacent grains go in one copy. */
 static CUresult copy(const pipeline *p, size_t n, const flight *f, CUstream stream)
 {
     const nvs_place *of = &p->job->places[n];
@@ -218,7 +204,7 @@ static void queue(pipeline *p, size_t n, bool stopped)
     CUstream stream = p->with->streams[n % STREAMS];
     if (f->skipped || !f->copied)
         return;
-    if (p->job->out && (stopped || nvs_context_ends(p->context))) { /* not begun.  But what is mapped must get what belongs there. */
+    if (p->job->out && (stopped || nvs_context_ends(p->context))) { /* not begun; a copy in is still made, as its chunk is mapped */
         nvs_host_give(grains_of(&p->job->places[n]), f->host);
         f->skipped = true;
         return;
@@ -230,7 +216,7 @@ static void queue(pipeline *p, size_t n, bool stopped)
 
 /* --- third stage --- */
 
-static void arrived(pipeline *p, uint64_t bytes)
+static void count_moved(pipeline *p, uint64_t bytes)
 {
     const nvs_watch *watch = p->job->watch;
     p->job->moved_bytes += bytes;
@@ -238,7 +224,7 @@ static void arrived(pipeline *p, uint64_t bytes)
         watch->moved(watch->argument, p->job->moved_bytes);
 }
 
-/* A chunk's copy to the host has arrived, or failed: only now may it leave the GPU. */
+/* A chunk leaves the GPU only after its copy to the host has completed. */
 static void finish_out(pipeline *p, const nvs_place *of, flight *f, CUresult copied)
 {
     CUresult result = copied == CUDA_SUCCESS ? nvs_chunk_unmap(of->segment, of->chunk) : copied;
@@ -247,22 +233,22 @@ static void finish_out(pipeline *p, const nvs_place *of, flight *f, CUresult cop
         fail(p, NVS_CUDA_FAILED, result);
         return;
     }
-    set_state(of, NVS_CHUNK_EVICTED, -(int64_t)of->bytes, f->host, 0);
-    arrived(p, of->bytes);
+    set_state(of, NVS_CHUNK_EVICTED, -(int64_t)of->bytes, f->host);
+    count_moved(p, of->bytes);
 }
 
 static void finish_in(pipeline *p, const nvs_place *of, flight *f, CUresult copied)
 {
-    if (copied != CUDA_SUCCESS) { /* the host's copy is still the good one */
+    if (copied != CUDA_SUCCESS) { /* the host still has the contents */
         fail(p, NVS_CUDA_FAILED, copied);
         if (nvs_chunk_unmap(of->segment, of->chunk) == CUDA_SUCCESS)
             account(of, -(int64_t)of->bytes);
         return;
     }
-    set_state(of, NVS_CHUNK_RESIDENT, 0, NULL, next_restoration(p->job->gpu));
+    set_state(of, NVS_CHUNK_RESIDENT, 0, NULL);
     if (f->copied)
         nvs_host_give(grains_of(of), f->host);
-    arrived(p, of->bytes);
+    count_moved(p, of->bytes);
 }
 
 static void finish(pipeline *p, size_t n)
@@ -274,44 +260,26 @@ static void finish(pipeline *p, size_t n)
     if (f->copied && copied == CUDA_SUCCESS)
         copied = NVS_REAL(cuEventSynchronize)(p->with->events[n % IN_FLIGHT]);
     for (unsigned i = 0; copied != CUDA_SUCCESS && i < STREAMS; i++)
-        NVS_REAL(cuStreamSynchronize)(p->with->streams[i]); /* whatever it was: both ends may still be in use */
+        NVS_REAL(cuStreamSynchronize)(p->with->streams[i]); /* after any failure both ends may still be in use */
     (p->job->out ? finish_out : finish_in)(p, &p->job->places[n], f, copied);
 }
 
 /* --- one thread --- */
 
-static void finish_queued(pipeline *p, size_t keep)
-{
-    while (p->queued - p->finished > keep) {
-        finish(p, p->finished);
-        p->finished++;
-    }
-}
-
-static void run_alone(pipeline *p)
+static void run_on_this_thread(pipeline *p)
 {
     uint64_t begun = p->job->moved_bytes;
-    size_t count = 1;
-    while (p->prepared < p->job->count && count != 0 && !p->stopped) {
-        if (!has_room(p, begun + p->job->places[p->prepared].bytes, false))
-            finish_queued(p, 0); /* before it waits, what is under way arrives and is told */
-        size_t left = p->job->count - p->prepared;
-        count = prepare(p, p->prepared, left < IN_FLIGHT ? left : IN_FLIGHT, &begun);
-        p->prepared += count;
-        while (p->queued < p->prepared) {
-            finish_queued(p, IN_FLIGHT - 1);
-            queue(p, p->queued, p->stopped);
-            p->queued++;
-        }
+    for (size_t n = 0; n < p->job->count && !p->stopped && prepare(p, n, 1, &begun) != 0; n++) {
+        queue(p, n, p->stopped);
+        finish(p, n);
     }
-    finish_queued(p, 0);
 }
 
 /* --- three threads --- */
 
 static void enter(const pipeline *p, bool *pushed)
 {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the application's captures are not disturbed */
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     *pushed = nvs_context_enter(p->context);
 }
@@ -382,7 +350,7 @@ static void *finish_all(void *argument)
         if (p->finished == p->queued)
             break;
         pthread_mutex_unlock(&p->lock);
-        finish(p, p->finished); /* as above */
+        finish(p, p->finished); /* `finished` is written here alone */
         pthread_mutex_lock(&p->lock);
         p->finished++;
         pthread_cond_broadcast(&p->changed);
@@ -392,8 +360,8 @@ static void *finish_all(void *argument)
     return NULL;
 }
 
-/* False: nothing was begun. */
-static bool run_together(pipeline *p)
+/* False: the threads could not be started, and no chunk was begun. */
+static bool run_on_three_threads(pipeline *p)
 {
     pthread_t first, last;
     if (nvs_thread_start(&last, finish_all, p) != 0)
@@ -415,7 +383,6 @@ static bool run_together(pipeline *p)
 
 void nvs_swap_transfer(nvs_transfer *job, CUcontext context)
 {
-    enum { FEW = 1 }; /* not worth a thread */
     pipeline p = {.job = job, .context = context};
     CUresult result = nvs_swap_lane(job->gpu, context, &p.with);
     if (result != CUDA_SUCCESS) {
@@ -425,8 +392,8 @@ void nvs_swap_transfer(nvs_transfer *job, CUcontext context)
     }
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.changed, NULL);
-    if (job->count <= FEW || !run_together(&p))
-        run_alone(&p);
+    if (job->count <= 1 || !run_on_three_threads(&p))
+        run_on_this_thread(&p);
     pthread_cond_destroy(&p.changed);
     pthread_mutex_destroy(&p.lock);
 }

@@ -1,4 +1,4 @@
-/* Segments: address space, physical chunks in it, and the figures of each GPU.  See swap.h. */
+/* Segments: address space and the physical chunks in it.  See swap.h. */
 #include "swap/swap.h"
 
 #include "base/log.h"
@@ -21,7 +21,7 @@ uint64_t nvs_swap_unit(uint32_t gpu)
     static _Atomic uint64_t known[NVS_MAX_GPUS];
     if (gpu >= NVS_MAX_GPUS)
         return 0;
-    /* Relaxed: the value stands for itself and every thread would find the same. */
+    /* Relaxed: every thread finds the same value, and nothing else depends on it. */
     uint64_t unit = atomic_load_explicit(&known[gpu], memory_order_relaxed);
     if (NVS_LIKELY(unit != 0))
         return unit == NONE ? 0 : unit;
@@ -70,7 +70,7 @@ static nvs_segment *space_of(uint32_t gpu)
     nvs_swap_lock();
     nvs_segment *space = of->space;
     bool make = space == NULL && !of->no_space;
-    of->no_space |= make; /* nobody else tries meanwhile: they take ranges of their own */
+    of->no_space |= make; /* other threads reserve ranges of their own meanwhile */
     nvs_swap_unlock();
     if (make && (space = make_space(gpu)) != NULL) {
         nvs_swap_lock();
@@ -105,8 +105,7 @@ static void give_addresses(const nvs_segment *segment)
     nvs_swap_unlock();
 }
 
-/* The size of the next chunk where so much is left of a segment.  The end of a large one is cut smaller and smaller, so that some of
- * its chunks make up any amount that must move. */
+/* The size of a segment's next chunk.  The last chunks of a large segment halve in size, so that a choice of chunks sums up to any amount. */
 static uint64_t next_chunk(uint64_t bytes, uint64_t left, uint64_t chunk_bytes, uint64_t unit)
 {
     enum { LARGE = 8 }; /* chunks */
@@ -205,7 +204,7 @@ static CUresult create_and_map(nvs_segment *segment, uint32_t chunk)
     if (result != CUDA_SUCCESS)
         return result;
     result = map(segment, chunk, handle);
-    /* From here on the mapping keeps the memory, and to unmap it is to give it up: one step that can fail, not two. */
+    /* From here on only the mapping keeps the memory: to free it is one step that can fail, not two. */
     if (NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS && NVS_REAL(cuMemRelease)(handle) != CUDA_SUCCESS)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
     return result;
@@ -216,6 +215,31 @@ static void set_mapped(nvs_segment *segment, uint32_t chunk, bool mapped)
     nvs_swap_lock();
     segment->chunks[chunk].mapped = mapped;
     nvs_swap_unlock();
+}
+
+CUresult nvs_chunks_allow(uint32_t owner, CUdeviceptr address, uint64_t bytes)
+{
+    CUmemAccessDesc who[NVS_MAX_GPUS];
+    size_t count = 0;
+    nvs_swap_lock();
+    const uint32_t accessors = nvs_swap_gpus[owner].accessors;
+    nvs_swap_unlock();
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+        if (gpu == owner || ((accessors >> gpu) & 1))
+            who[count++] = (CUmemAccessDesc){.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = (int)gpu},
+                                             .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    return NVS_REAL(cuMemSetAccess)(address, bytes, who, count);
+}
+
+/* The driver forgets the attribute with the memory. */
+static void restore_attributes(const nvs_segment *segment, uint32_t chunk)
+{
+    unsigned int on = 1;
+    nvs_swap_lock();
+    bool wanted = segment->sync_memops;
+    nvs_swap_unlock();
+    if (wanted && NVS_REAL(cuPointerSetAttribute)(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, nvs_segment_chunk_address(segment, chunk)) != CUDA_SUCCESS)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "CU_POINTER_ATTRIBUTE_SYNC_MEMOPS could not be set again on memory that came back");
 }
 
 bool nvs_chunks_adjoin(const nvs_place *before, const nvs_place *after)
@@ -250,10 +274,10 @@ CUresult nvs_chunks_map(const nvs_place *places, size_t count)
         bytes += places[mapped].bytes;
     }
     if (result == CUDA_SUCCESS) {
-        result = nvs_rights_of_access(gpu, nvs_segment_chunk_address(places[0].segment, places[0].chunk), bytes);
+        result = nvs_chunks_allow(gpu, nvs_segment_chunk_address(places[0].segment, places[0].chunk), bytes);
     }
     for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++) {
-        nvs_rights_of_attributes(places[i].segment, places[i].chunk);
+        restore_attributes(places[i].segment, places[i].chunk);
         set_mapped(places[i].segment, places[i].chunk, true);
     }
     for (size_t i = 0; result != CUDA_SUCCESS && i < mapped; i++)
@@ -283,12 +307,12 @@ CUresult nvs_segment_back(nvs_segment *segment)
         for (count = 0; count < AT_ONCE && first + count < segment->chunk_count; count++)
             places[count] = (nvs_place){segment, first + count, nvs_segment_chunk_bytes(segment, first + count), 0};
         if (segment->chunks[first].state == NVS_CHUNK_RESIDENT)
-            continue; /* by a try before this one, which ended at such a boundary */
+            continue; /* by an earlier attempt, which ended at such a boundary */
         result = nvs_chunks_map(places, count);
         for (uint32_t i = first; i < first + count && result == CUDA_SUCCESS; i++)
             segment->chunks[i].state = NVS_CHUNK_RESIDENT;
     }
-    return result; /* what is there when it fails is given back with the segment */
+    return result; /* after a failure the caller destroys the segment, and with it what was mapped */
 }
 
 bool nvs_segment_mark_dead(nvs_segment *segment)
@@ -341,12 +365,12 @@ void nvs_segment_unref(nvs_segment *segment)
         nvs_segment_destroy(segment);
 }
 
-bool nvs_swap_patience(uint64_t *waited_ns)
+bool nvs_swap_pause(uint64_t *waited_ns)
 {
     static const uint64_t LONGEST_NS = 400000000, NAP_NS = 2000000;
     if (*waited_ns >= LONGEST_NS)
         return false;
-    const int saved = errno; /* the application's, whatever a nap does */
+    const int saved = errno; /* the application's */
     nvs_nap((long)NAP_NS);
     errno = saved;
     *waited_ns += NAP_NS;

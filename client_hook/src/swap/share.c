@@ -1,6 +1,6 @@
-/* Chunks that other processes map too: they are on the GPU and stay there, until the last of those who share them is done.
+/* Chunks that other processes map too.  They stay on the GPU until the last share ends.
  *
- * May not go here: who they are (ipc/export.c), and how descriptors get to them.
+ * Non-goals: the processes, and how descriptors reach them (ipc/export.c).
  */
 #include "swap/swap.h"
 
@@ -9,7 +9,7 @@
 
 #include <stdatomic.h>
 
-/* Locked.  A segment that is still listed; who asks may hold a pointer to one that is no more. */
+/* Locked.  The caller's pointer may be stale. */
 static bool is_listed(uint32_t gpu, const nvs_segment *segment)
 {
     const nvs_segment *at = nvs_swap_gpus[gpu].first;
@@ -18,7 +18,7 @@ static bool is_listed(uint32_t gpu, const nvs_segment *segment)
     return at != NULL;
 }
 
-/* Locked.  Which chunks hold a range of addresses. */
+/* Locked.  The chunks that hold a range of addresses. */
 static void find_chunks(const nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out)
 {
     *out = (nvs_share){.first = UINT32_MAX};
@@ -34,7 +34,7 @@ static void find_chunks(const nvs_segment *segment, CUdeviceptr address, uint64_
     }
 }
 
-/* Locked.  Whether they can be shared as things are, and how many bytes more would have to stay. */
+/* Locked.  Finds the chunks, checks that they can be shared now, and counts the bytes that would newly be pinned. */
 static CUresult look(uint32_t gpu, nvs_segment *segment, CUdeviceptr address, uint64_t bytes, nvs_share *out, uint64_t *more)
 {
     *more = 0;

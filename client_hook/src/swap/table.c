@@ -8,7 +8,7 @@
 
 nvs_swap_gpu nvs_swap_gpus[NVS_MAX_GPUS];
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "swap" in the lock order of base/base.h */
-NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* of a claim */
+NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER; /* a claim has ended */
 
 void nvs_swap_lock(void)
 {

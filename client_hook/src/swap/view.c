@@ -1,11 +1,10 @@
-/* Handles of the application's own virtual memory management: where it has mapped them, and with which access.
+/* Views: the addresses where the application mapped its own handles (cuMemCreate, cuMemMap), and their access rights.
  *
- * The handle that the application holds stands for a segment, whose chunks are mapped at addresses of our own, from where they
- * are copied, and a second time at each place where the application mapped the handle (a view).  Whenever a chunk gets or loses its
- * memory, all its views do; and a view that is made, changed or ended meanwhile finds each chunk either wholly mapped or not at all,
- * because each such step is a claim on the segment.
+ * A handle of the application stands for a segment.  Its chunks are mapped at the segment's addresses, which copies use, and at each view.
+ * A chunk gains or loses its memory at all views together.  Each such step, and each change of a view, holds a claim on the segment, so
+ * that a view finds each chunk mapped everywhere or nowhere.
  *
- * May not go here: the registry of handles and mappings (hooks/memory/vmm.c), when chunks move.
+ * Non-goals: the registry of handles and mappings (hooks/memory/vmm.c); when chunks move.
  */
 #include "swap/swap.h"
 
@@ -16,16 +15,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ALONE UINT32_MAX
+#define EXCLUSIVE UINT32_MAX
 
-void nvs_segment_claim(const nvs_segment *segment, bool alone)
+void nvs_segment_claim(const nvs_segment *segment, bool exclusive)
 {
     if (segment->own == NULL)
         return;
     nvs_swap_lock();
-    while (segment->own->claims == ALONE || (alone && segment->own->claims != 0))
+    while (segment->own->claims == EXCLUSIVE || (exclusive && segment->own->claims != 0))
         nvs_swap_wait();
-    segment->own->claims = alone ? ALONE : segment->own->claims + 1;
+    segment->own->claims = exclusive ? EXCLUSIVE : segment->own->claims + 1;
     nvs_swap_unlock();
 }
 
@@ -34,14 +33,14 @@ void nvs_segment_unclaim(const nvs_segment *segment)
     if (segment->own == NULL)
         return;
     nvs_swap_lock();
-    segment->own->claims = segment->own->claims == ALONE ? 0 : segment->own->claims - 1;
+    segment->own->claims = segment->own->claims == EXCLUSIVE ? 0 : segment->own->claims - 1;
     nvs_swap_wake();
     nvs_swap_unlock();
 }
 
-/* --- one chunk, all views; within a claim --- */
+/* --- one chunk, all views; the caller has a claim --- */
 
-/* Whatever the driver did not take back at once, it may the second time. */
+/* Tries twice. */
 static CUresult unmap(CUdeviceptr address, uint64_t bytes)
 {
     CUresult result = NVS_REAL(cuMemUnmap)(address, bytes);
@@ -54,7 +53,7 @@ static void release(CUmemGenericAllocationHandle handle)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "the driver does not take back a handle of memory; its memory may be lost until the program ends");
 }
 
-static CUdeviceptr place(const nvs_segment *segment, uint32_t chunk, const nvs_view *view)
+static CUdeviceptr address_in(const nvs_segment *segment, uint32_t chunk, const nvs_view *view)
 {
     return view->address + (nvs_segment_chunk_address(segment, chunk) - segment->base);
 }
@@ -62,7 +61,7 @@ static CUdeviceptr place(const nvs_segment *segment, uint32_t chunk, const nvs_v
 static CUresult map_one(const nvs_segment *segment, uint32_t chunk, const nvs_view *view, CUmemGenericAllocationHandle handle)
 {
     const uint64_t bytes = nvs_segment_chunk_bytes(segment, chunk);
-    const CUdeviceptr address = place(segment, chunk, view);
+    const CUdeviceptr address = address_in(segment, chunk, view);
     CUresult result = NVS_REAL(cuMemMap)(address, bytes, 0, handle, 0);
     if (result != CUDA_SUCCESS || view->access_count == 0)
         return result;
@@ -80,7 +79,7 @@ static CUresult map_until(const nvs_segment *segment, uint32_t chunk, CUmemGener
     for (; at != end && result == CUDA_SUCCESS; at = result == CUDA_SUCCESS ? at->next : at)
         result = map_one(segment, chunk, at, handle);
     for (const nvs_view *done = segment->own->views; result != CUDA_SUCCESS && done != at; done = done->next)
-        unmap(place(segment, chunk, done), nvs_segment_chunk_bytes(segment, chunk));
+        unmap(address_in(segment, chunk, done), nvs_segment_chunk_bytes(segment, chunk));
     return result;
 }
 
@@ -89,7 +88,7 @@ CUresult nvs_views_map(const nvs_segment *segment, uint32_t chunk, CUmemGenericA
     return segment->own != NULL ? map_until(segment, chunk, handle, NULL) : CUDA_SUCCESS;
 }
 
-/* A chunk that stays after all is mapped again where it was. */
+/* Maps the views before `end` again, after an unmapping that failed halfway. */
 static void map_again(const nvs_segment *segment, uint32_t chunk, const nvs_view *end)
 {
     CUmemGenericAllocationHandle handle;
@@ -107,7 +106,7 @@ CUresult nvs_views_unmap(const nvs_segment *segment, uint32_t chunk)
     if (segment->own == NULL)
         return CUDA_SUCCESS;
     for (const nvs_view *at = segment->own->views; at != NULL; at = at->next) {
-        CUresult result = unmap(place(segment, chunk, at), nvs_segment_chunk_bytes(segment, chunk));
+        CUresult result = unmap(address_in(segment, chunk, at), nvs_segment_chunk_bytes(segment, chunk));
         if (result != CUDA_SUCCESS) {
             map_again(segment, chunk, at);
             return result;
@@ -132,7 +131,7 @@ static nvs_view *find(const nvs_segment *segment, CUdeviceptr address)
     return at;
 }
 
-/* Chunks in a row that have memory: the first of them at or after `from`; `count` is 0 when there are none. */
+/* The first run of mapped chunks at or after `from`; `count` is 0 when there is none. */
 static uint32_t mapped_run(const nvs_segment *segment, uint32_t from, uint32_t *count, uint64_t *bytes)
 {
     while (from < segment->chunk_count && !segment->chunks[from].mapped)
@@ -165,7 +164,7 @@ static CUresult map_chunks(const nvs_segment *segment, const nvs_view *view, uin
             result = map_chunk(segment, chunk, view);
     for (uint32_t done = 0; result != CUDA_SUCCESS && done < chunk; done++)
         if (segment->chunks[done].mapped)
-            unmap(place(segment, done, view), nvs_segment_chunk_bytes(segment, done));
+            unmap(address_in(segment, done, view), nvs_segment_chunk_bytes(segment, done));
     return result;
 }
 
@@ -194,7 +193,7 @@ static CUresult unmap_chunks(const nvs_segment *segment, const nvs_view *view)
         first = mapped_run(segment, first, &count, &bytes);
         if (count == 0)
             return CUDA_SUCCESS;
-        CUresult result = NVS_REAL(cuMemUnmap)(place(segment, first, view), bytes);
+        CUresult result = NVS_REAL(cuMemUnmap)(address_in(segment, first, view), bytes);
         if (result == CUDA_SUCCESS)
             continue;
         if (map_chunks(segment, view, first) != CUDA_SUCCESS)
@@ -221,7 +220,7 @@ CUresult nvs_view_end(nvs_segment *segment, CUdeviceptr address)
     return result;
 }
 
-/* What the driver would say of access rights if there were something mapped to give them to. */
+/* The driver's answer to access rights, for a handle of which no chunk is mapped. */
 static CUresult check_access(uint32_t owner, const CUmemAccessDesc *desc)
 {
     int devices = 0, possible = 1;
@@ -245,7 +244,7 @@ static bool same_location(const CUmemLocation *a, const CUmemLocation *b)
     return a->type == b->type && a->id == b->id;
 }
 
-/* False when there are too many. */
+/* False: too many locations. */
 static bool remember(nvs_view *view, const CUmemAccessDesc *desc)
 {
     uint32_t at = 0;
@@ -271,7 +270,7 @@ static CUresult allow(const nvs_segment *segment, const nvs_view *view, const CU
     for (size_t i = 0; run == 0 && i < count && result == CUDA_SUCCESS; i++)
         result = check_access(segment->gpu, &desc[i]);
     for (; run != 0 && result == CUDA_SUCCESS; first = mapped_run(segment, first + run, &run, &bytes))
-        result = NVS_REAL(cuMemSetAccess)(place(segment, first, view), bytes, desc, count);
+        result = NVS_REAL(cuMemSetAccess)(address_in(segment, first, view), bytes, desc, count);
     return result;
 }
 
@@ -299,9 +298,9 @@ bool nvs_view_access(nvs_segment *segment, CUdeviceptr address, const CUmemLocat
     return view != NULL;
 }
 
-/* --- handles that must be the driver's --- */
+/* --- pinned handles --- */
 
-/* False: something of it is not on the GPU, or it is in parts. */
+/* False: the chunk is not on the GPU. */
 static bool pin_chunk(nvs_segment *segment)
 {
     nvs_swap_gpu *of = &nvs_swap_gpus[segment->gpu];
@@ -315,7 +314,7 @@ static bool pin_chunk(nvs_segment *segment)
     return state == NVS_CHUNK_RESIDENT || state == NVS_CHUNK_PINNED;
 }
 
-/* `bytes` more that will stay. */
+/* `bytes`: how many are newly pinned. */
 static bool may_pin(const nvs_segment *segment, uint64_t *bytes)
 {
     nvs_swap_lock();
