@@ -41,15 +41,14 @@ uint64_t nvs_host_number_in(const char *root, const char *name, const char *word
     return *at >= '0' && *at <= '9' ? strtoull(at, NULL, 10) : UINT64_MAX;
 }
 
-typedef struct hierarchy { /* control groups of one version: its mount, and what its files are called */
+typedef struct hierarchy { /* control groups of one version: mount and file names */
     const char *mount, *bound, *used, *files;
 } hierarchy;
 
 static const hierarchy version_1 = {"sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "\ntotal_inactive_file"};
 static const hierarchy version_2 = {"sys/fs/cgroup", "memory.max", "memory.current", "\ninactive_file"};
 
-/* A group is charged for files that its programs have read, too.  Those not in use make room by themselves, as they do in
- * the machine's MemAvailable. */
+/* A group is also charged for cached files.  Inactive ones count as available, as in the machine's MemAvailable. */
 static uint64_t left_of_group(const char *group, const hierarchy *of)
 {
     const uint64_t bound = nvs_host_number_in(group, of->bound, NULL);
@@ -63,8 +62,8 @@ static uint64_t left_of_group(const char *group, const hierarchy *of)
     return usable > used ? usable - used : 0;
 }
 
-/* The least of the process's own group and of all around it, up to the root of the mount.  In a container the path may be one of the
- * machine, which is not to be seen there: then the mount's root is the container's own group. */
+/* The minimum over the process's group and its ancestors, up to the root of the mount.  In a container the path may be the machine's, and does
+ * not exist there; the mount's root is then the container's own group. */
 static uint64_t left_of_groups(const char *root, const hierarchy *of, const char *own, size_t length)
 {
     char group[MOST_PATH];
@@ -73,7 +72,7 @@ static uint64_t left_of_groups(const char *root, const hierarchy *of, const char
         return UINT64_MAX;
     memcpy(group + base, own, length);
     group[(size_t)base + length] = 0;
-    if (strstr(group + base, "/..") != NULL) /* outside of this process's namespace of groups */
+    if (strstr(group + base, "/..") != NULL) /* outside of this process's cgroup namespace */
         group[base] = 0;
     for (uint64_t least = UINT64_MAX;;) {
         const uint64_t left = left_of_group(group, of);

@@ -1,4 +1,4 @@
-/* Pinned host memory in grains: see pool.h for what it promises. */
+/* See pool.h. */
 #define _GNU_SOURCE /* syscall */
 #include "host/pool.h"
 
@@ -23,24 +23,24 @@
 #include <unistd.h>
 
 enum { FIRST_GRAINS = 32, AHEAD_GRAINS = 8, HELPERS = 2 };
-enum { REST_FACTOR = 9 };      /* a tenth of one thread's time, while the program may run */
-#define IDLE_NS 10000000000u   /* unused for so long, and not to be ready: given back */
-#define LOOK_AGAIN_NS 50000000 /* how old the system's word about free memory may be */
+enum { REST_FACTOR = 9 };      /* rest per work: a tenth of one thread's time, while the program may run */
+#define IDLE_NS 10000000000u   /* unused memory goes back after this time */
+#define LOOK_AGAIN_NS 50000000 /* maximum age of the figure of available memory */
 
 /* All under the lock; "host pool" in the lock order of base/base.h, the innermost. */
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 NVS_FORK_STATE static uint64_t reserved_bytes, grown_grains, taken_grains;
-NVS_FORK_STATE static uint64_t growing_grains; /* that helpers are at */
-NVS_FORK_STATE static uint64_t announced_grains; /* that an eviction under way will take */
+NVS_FORK_STATE static uint64_t growing_grains; /* that helpers make now */
+NVS_FORK_STATE static uint64_t announced_grains; /* that a running eviction will take */
 static uint32_t near_gpu;
-NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to be ready ahead of need */
+NVS_FORK_STATE static uint64_t ahead_bytes[NVS_MAX_GPUS]; /* to prepare ahead of need */
 NVS_FORK_STATE static bool grow_failed, keeps;
 NVS_FORK_STATE static unsigned helpers; /* two, so that one registers while the other touches */
-NVS_FORK_STATE static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* who asks for a larger share; "host share" in that order */
+NVS_FORK_STATE static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; /* one request for a larger share at a time; "host share" in that order */
 NVS_FORK_STATE static bool share_known; /* the coordinator has a budget */
 NVS_FORK_STATE static uint64_t share_bytes;
-NVS_FORK_STATE static uint64_t asked_bytes; /* by threads that ask for a larger share: not to be given back before they have taken it */
+NVS_FORK_STATE static uint64_t asked_bytes; /* requested by waiting threads: not given back before they have taken it */
 NVS_FORK_STATE static uint64_t available_bytes, looked_ns;
 
 /* --- room --- */
@@ -50,7 +50,7 @@ static bool system_has(uint64_t bytes)
 {
     uint64_t now = nvs_now_ns();
     if (looked_ns == 0 || now > looked_ns + LOOK_AGAIN_NS || bytes > available_bytes) {
-        const int saved = errno, cancel = nvs_cancel_defer(); /* the application's, and it holds the lock */
+        const int saved = errno, cancel = nvs_cancel_defer(); /* a cancelled thread would keep the lock */
         available_bytes = nvs_host_system_left();
         nvs_cancel_allow(cancel);
         looked_ns = now;
@@ -71,7 +71,7 @@ static uint64_t whole_steps(uint64_t bytes)
     return (bytes + NVS_HOST_STEP - 1) / NVS_HOST_STEP * NVS_HOST_STEP;
 }
 
-/* Whether it is taken; false, and `covered` says why: the share is too small, or this machine has no more. */
+/* Reserves if there is room.  On failure `covered` tells the reason: false, the share is too small; true, the machine has no more. */
 static bool take(uint64_t bytes, bool *covered, uint64_t *sum)
 {
     pthread_mutex_lock(&lock);
@@ -80,7 +80,7 @@ static bool take(uint64_t bytes, bool *covered, uint64_t *sum)
     *covered = !fits || !share_known || *sum <= share_bytes;
     if (fits && *covered) {
         reserved_bytes = *sum;
-        pthread_cond_broadcast(&changed); /* more may be made ready ahead */
+        pthread_cond_broadcast(&changed); /* the target may have grown */
     }
     pthread_mutex_unlock(&lock);
     return fits && *covered;
@@ -95,14 +95,14 @@ static void count_asked(uint64_t bytes)
 
 bool nvs_host_reserve(uint64_t bytes)
 {
-    enum { TRIES = 4 }; /* a whole step, and then no more than is needed: others may take of what came */
+    enum { TRIES = 4 }; /* first in whole steps, then exactly: other threads may use up the new share */
     bool covered, taken = take(bytes, &covered, &(uint64_t){0});
     if (taken || covered)
         return taken;
-    /* One thread asks at a time, from the sum to the answer: who asked by an older, smaller sum would give back what others have. */
+    /* One thread asks at a time: a request with an older, smaller sum would give back the share of others. */
     pthread_mutex_lock(&asking);
     count_asked(bytes);
-    uint64_t sum, asked = 0; /* exactly so much, and it was not to be had */
+    uint64_t sum, asked = 0; /* the last exact request, which was refused */
     for (int i = 0;; i++) {
         taken = take(bytes, &covered, &sum);
         if (taken || covered || sum == asked || i == TRIES)
@@ -142,7 +142,7 @@ bool nvs_host_spare_share(uint64_t *out)
 {
     pthread_mutex_lock(&lock);
     uint64_t keep = whole_steps(reserved_bytes + asked_bytes);
-    bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one stays, for the next allocation */
+    bool spare = share_known && share_bytes >= keep + 2 * NVS_HOST_STEP; /* one step stays for the next allocation */
     if (spare)
         *out = share_bytes = keep + NVS_HOST_STEP;
     pthread_mutex_unlock(&lock);
@@ -151,19 +151,19 @@ bool nvs_host_spare_share(uint64_t *out)
 
 /* --- growing --- */
 
-/* Locked: how many grains there must be now. */
+/* Locked: grains that are needed now. */
 static uint64_t demand(void)
 {
     return taken_grains + announced_grains;
 }
 
-/* Locked: how many there should be. */
+/* Locked: grains that are needed now or prepared ahead. */
 static uint64_t target(void)
 {
     uint64_t ahead = 0, all = reserved_bytes / NVS_HOST_GRAIN;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         ahead += (ahead_bytes[gpu] + NVS_HOST_GRAIN - 1) / NVS_HOST_GRAIN;
-    ahead = ahead < all ? ahead : all; /* more can never be taken */
+    ahead = ahead < all ? ahead : all; /* only reserved grains can be taken */
     return ahead > demand() ? ahead : demand();
 }
 
@@ -194,7 +194,7 @@ static void grow(uint64_t wanted, uint32_t most, bool gently)
 
 static void grow_for_demand(void)
 {
-    /* The first ones are soon there. */
+    /* The first slabs are small, so that the first grains come soon. */
     grow(demand(), grown_grains + growing_grains < NVS_SLAB_GRAINS ? FIRST_GRAINS : NVS_SLAB_GRAINS, false);
 }
 
@@ -213,7 +213,7 @@ static bool shrink(void)
     return true;
 }
 
-/* For evictions under way. */
+/* Thread: memory for running evictions. */
 static void *help(void *nothing)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -241,11 +241,11 @@ static bool wait_for(uint64_t length_ns)
 
 static bool program_may_run(uint32_t gpu)
 {
-    /* Relaxed: only how gently we go on depends on it. */
+    /* Relaxed: it decides only how long keep() rests. */
     return (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED) == 0;
 }
 
-/* Locked.  A piece ahead of need, and the rest after it. */
+/* Locked.  Prepares one piece ahead of need, and rests. */
 static void grow_ahead(void)
 {
     uint64_t began = nvs_now_ns();
@@ -256,7 +256,7 @@ static void grow_ahead(void)
         (void)wait_for(end - now);
 }
 
-/* Makes ready ahead of need, and gives back what is not needed. */
+/* Thread: prepares ahead of need, and gives back unused memory. */
 static void *keep(void *nothing)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -278,17 +278,17 @@ static void *keep(void *nothing)
     return NULL;
 }
 
-static bool have_thread(void *(*role)(void *))
+static bool start_thread(void *(*role)(void *))
 {
     return nvs_thread_start(NULL, role, NULL) == 0;
 }
 
 /* Locked. */
-static void have_helpers(void)
+static void start_helpers(void)
 {
     grow_failed = false;
-    keeps = keeps || have_thread(keep);
-    while (helpers < HELPERS && have_thread(help))
+    keeps = keeps || start_thread(keep);
+    while (helpers < HELPERS && start_thread(help))
         helpers++;
     pthread_cond_broadcast(&changed);
 }
@@ -299,7 +299,7 @@ void nvs_host_prepare(uint32_t gpu, uint64_t grains)
     announced_grains = grains;
     near_gpu = gpu;
     if (demand() > grown_grains)
-        have_helpers();
+        start_helpers();
     pthread_mutex_unlock(&lock);
 }
 
@@ -310,7 +310,7 @@ void nvs_host_ahead(uint32_t gpu, uint64_t bytes)
         ahead_bytes[gpu] = bytes;
         near_gpu = gpu;
         grow_failed = false;
-        keeps = keeps || have_thread(keep);
+        keeps = keeps || start_thread(keep);
         pthread_cond_broadcast(&changed);
     }
     pthread_mutex_unlock(&lock);
@@ -340,11 +340,11 @@ bool nvs_host_take(uint32_t gpu, uint32_t grains, void **out)
         if (demand() > grown_grains && grow_failed)
             break;
         if (helpers == 0)
-            have_helpers();
+            start_helpers();
         if (helpers != 0)
             nvs_cond_wait(&changed, &lock, NULL);
         else
-            grow_for_demand(); /* no thread to be had: by ourselves */
+            grow_for_demand(); /* no thread could be started */
         taken = try_take(grains, out);
     }
     pthread_mutex_unlock(&lock);
@@ -356,7 +356,7 @@ void nvs_host_give(uint32_t grains, void *const *taken)
     pthread_mutex_lock(&lock);
     taken_grains -= nvs_slabs_give(grains, taken);
     if (grown_grains > target())
-        pthread_cond_broadcast(&changed); /* time begins to run for what is unused */
+        pthread_cond_broadcast(&changed); /* starts the idle time of unused memory */
     pthread_mutex_unlock(&lock);
 }
 
@@ -377,7 +377,7 @@ void nvs_host_context_gone(CUcontext context)
 
 NVS_FORK_CODE void nvs_host_after_fork(void)
 {
-    /* The memory was not copied to the child (MADV_DONTFORK); the helper does not exist here. */
+    /* The child has neither the memory (MADV_DONTFORK) nor the threads. */
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&asking, NULL);
     pthread_cond_init(&changed, NULL);
@@ -386,7 +386,7 @@ NVS_FORK_CODE void nvs_host_after_fork(void)
     growing_grains = 0;
     memset(ahead_bytes, 0, sizeof ahead_bytes);
     share_known = keeps = grow_failed = false;
-    asked_bytes = 0; /* their threads do not exist here */
+    asked_bytes = 0;
     share_bytes = 0;
     helpers = 0;
     looked_ns = 0;

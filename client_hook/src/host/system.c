@@ -26,7 +26,7 @@ static void *touch(void *argument)
     return NULL;
 }
 
-/* The first touch is what takes the time: by several threads, each its own part. */
+/* The first touch takes most of the time, so several threads share it. */
 static void touch_all(char *memory, size_t bytes, bool gently)
 {
     stretch parts[MAX_TOUCHERS];
@@ -49,7 +49,7 @@ static void touch_all(char *memory, size_t bytes, bool gently)
         pthread_join(threads[--started], NULL);
 }
 
-/* Near the GPU, where the system has several memories; a preference only. */
+/* Prefers the NUMA node of the GPU. */
 static void bind_near(char *memory, size_t bytes, uint32_t gpu)
 {
     enum { PREFERRED = 1 }; /* MPOL_PREFERRED */

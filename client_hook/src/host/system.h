@@ -1,7 +1,4 @@
-/* Memory that is near a GPU and really there.
- *
- * May not go here: state; registration with the driver.
- */
+/* Host memory near a GPU, with all pages present.  Non-goal: registration with the driver. */
 #ifndef NVS_HOST_SYSTEM_H
 #define NVS_HOST_SYSTEM_H
 
@@ -15,7 +12,7 @@ typedef struct nvs_host_mapping {
     size_t raw_bytes;
 } nvs_host_mapping;
 
-/* Memory in huge pages, touched: by several threads, or `gently` by this one alone.  A forked child has none of it. */
+/* Maps memory in huge pages and touches it, by several threads or (`gently`) by this one.  A forked child does not inherit it. */
 bool nvs_host_map(uint32_t gpu, size_t bytes, size_t alignment, bool gently, nvs_host_mapping *out);
 void nvs_host_unmap(const nvs_host_mapping *mapping);
 

@@ -1,7 +1,7 @@
 /* See captures.h.
  *
  * nvs_hot.capturing counts the open captures, and the begins that have not yet returned.  Its bit NVS_CAPTURE_FIRST is set while the first of them leaves
- * the marks of the whole contexts: other begins wait for that, since a capture would be spoilt by it.
+ * the marks of the whole contexts: other begins wait for that, since it would invalidate a capture.
  *
  * One lock, taken with no other and not held while the driver is called.
  */
@@ -19,7 +19,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define FIRST_PATIENCE_NS 1000000000u /* a begin waits no longer for the marks of another one, whose thread may have died */
+#define FIRST_PATIENCE_NS 1000000000u /* the longest wait for the marks of another begin, whose thread may have died */
 #define NAP_NS 20000
 
 typedef struct capture {
@@ -27,7 +27,7 @@ typedef struct capture {
     const void *key;   /* the stream, or the thread for its per-thread default stream */
     CUcontext context; /* the stream's; NULL: not known */
     CUcontext owner;   /* of a green context: the primary context that it is part of */
-    CUgraph graph;     /* what is captured into, where the process sees several GPUs; NULL: not known */
+    CUgraph graph;     /* the captured graph, where the process sees several GPUs; NULL: not known */
     uint32_t gpu;
 } capture;
 
@@ -42,7 +42,7 @@ static CUstream handle_of(CUstream stream, bool per_thread)
     return stream != NULL ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-/* Captured, or the legacy stream beside a capture that it would spoil. */
+/* The stream is captured, or is the legacy stream beside a capture that it would invalidate. */
 static bool is_captured(CUstream handle)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -86,7 +86,7 @@ static void mark_contexts(void)
 
 /* ---- Begin and end ---- */
 
-/* Counts a begin.  True: it is the first, and others wait until its thread has taken NVS_CAPTURE_FIRST back. */
+/* Counts a begin.  True: it is the first, and others wait until its thread has cleared NVS_CAPTURE_FIRST. */
 static bool is_first(void)
 {
     uint64_t began = 0;
@@ -124,7 +124,7 @@ static void count_down(void)
 }
 
 /* Locked. */
-static void take_out(capture **link)
+static void remove_entry(capture **link)
 {
     capture *gone = *link;
     *link = gone->next;
@@ -132,7 +132,7 @@ static void take_out(capture **link)
     count_down();
 }
 
-/* Where the same per-thread handle is another stream in each context, that counts, too. */
+/* The per-thread handle is another stream in each context, so its context is compared, too. */
 static capture **link_of(const void *key, CUcontext context)
 {
     capture **link = &first;
@@ -153,7 +153,7 @@ static CUcontext context_of(CUstream handle)
 
 static const void *key_of(CUstream handle) { return handle == CU_STREAM_PER_THREAD ? &this_thread : (const void *)handle; }
 
-/* What a stream is captured into, in a process that sees several GPUs; else NULL. */
+/* The graph that a stream is captured into; NULL in a process that sees one GPU. */
 static CUgraph captured_into(CUstream handle)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -192,8 +192,8 @@ void nvs_capture_began(uint32_t gpu, CUstream stream, bool per_thread, CUresult 
         *fresh = (capture){NULL, key_of(handle), context, nvs_green_owner(context), captured_into(handle), gpu};
     pthread_mutex_lock(&lock);
     capture **known = link_of(key_of(handle), context);
-    if (*known != NULL) /* one that ended unseen */
-        take_out(known);
+    if (*known != NULL) /* an older capture, whose end the hook has not seen */
+        remove_entry(known);
     if (fresh != NULL) {
         fresh->next = first;
         first = fresh;
@@ -213,7 +213,7 @@ void nvs_capture_ended(CUstream stream, bool per_thread)
     pthread_mutex_lock(&lock);
     capture **link = link_of(key_of(handle), context);
     if (*link != NULL) {
-        take_out(link);
+        remove_entry(link);
     } else if (without_entry > 0) {
         without_entry--;
         count_down();
@@ -226,7 +226,7 @@ void nvs_capture_lost(CUstream stream)
     pthread_mutex_lock(&lock);
     capture **link = link_of(stream, NULL);
     if (*link != NULL)
-        take_out(link);
+        remove_entry(link);
     pthread_mutex_unlock(&lock);
 }
 
@@ -235,7 +235,7 @@ void nvs_captures_context_gone(CUcontext context)
     pthread_mutex_lock(&lock);
     for (capture **link = &first; *link != NULL;)
         if ((*link)->context == context || (*link)->owner == context)
-            take_out(link);
+            remove_entry(link);
         else
             link = &(*link)->next;
     pthread_mutex_unlock(&lock);

@@ -1,13 +1,13 @@
-/* The captures that are open, and marks of the work that no drain can ask about meanwhile.
+/* Open stream captures, and marks of the work that a drain cannot query meanwhile.
  *
- * While a stream of a context is captured, the driver refuses an event of the whole context and a wait for it, and the refusal spoils the capture.  A drain
- * can still ask the streams that the program created, one by one, but not the default streams: beside a capture on a blocking stream the legacy stream
- * refuses every question, and only its own thread can name a per-thread stream (measured on a driver 580, docs/decisions/drains-beside-captures.md).  Marks (marks.h) stand for that work:
+ * While a stream of a context is captured, the driver refuses an event of the whole context and a wait for it, and the refusal invalidates the capture.  A drain
+ * can still query the streams that the program created, but not the default streams: beside a capture on a blocking stream the legacy stream
+ * refuses every query, and only its own thread can name a per-thread stream (measured on a driver 580, docs/decisions/drains-beside-captures.md).  Marks (marks.h) stand for that work:
  *  - before the first capture begins, one mark of each whole context;
  *  - while a capture is open, one mark behind each submission to a default stream;
  *  - before a stream becomes part of a capture, one mark behind the work that it still has.
  *
- * May not go here: waiting for work; what is captured (hooks/work/capture.c).
+ * Non-goals: waiting for work; the captured work (hooks/work/capture.c).
  */
 #ifndef NVS_CAPTURES_H
 #define NVS_CAPTURES_H
@@ -21,16 +21,16 @@ static inline bool nvs_capturing(void)
     return (atomic_load_explicit(&nvs_hot.capturing, memory_order_acquire) & ~NVS_CAPTURE_FIRST) != 0; /* pairs with nvs_capture_begins */
 }
 
-/* Around the driver's begin, in the gate.  A begin that fails leaves nothing. */
+/* Before and after the driver's begin, in the gate.  A failed begin leaves no entry. */
 void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread);
 void nvs_capture_began(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
 
-/* Around a call that may make the stream part of a capture.  The answer: both GPUs (a bit each) if that capture began on another one, else 0. */
+/* Before and after a call that may add the stream to a capture.  nvs_capture_joined: both GPUs (a bit each) if the capture began on another one, else 0. */
 void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread);
 uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread);
 
 void nvs_capture_ended(CUstream stream, bool per_thread);
-void nvs_capture_lost(CUstream stream);            /* destroyed, and its capture with it, if there was one */
+void nvs_capture_lost(CUstream stream);            /* the stream is destroyed, and its capture with it */
 void nvs_captures_context_gone(CUcontext context); /* it has ended, and the captures on its streams with it */
 void nvs_captures_after_fork(void);                /* in the child: none */
 

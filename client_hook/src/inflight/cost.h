@@ -1,11 +1,9 @@
-/* What a submission takes on the GPU, by what is submitted: programs mix kernels of milliseconds with fills of
- * microseconds, and an average of both is wrong for each.
+/* Estimates of GPU time for each kind of submission: programs mix kernels of milliseconds with fills of microseconds, and an average of both
+ * is wrong for each.
  *
- * A small table of estimates for each thread, found by a hash; two kinds that meet in one place share an estimate.  What a stretch
- * of work took, compared with what its parts were thought to take, mends all of them in proportion, and so each in the end:
- * stretches differ in their mixture.  A kind that is new gets what is left of its stretch.
- *
- * May not go here: streams, events, when anybody waits.
+ * Each thread has a small hash table of estimates; kinds with the same hash share one.  The ratio of measured to estimated time of a stretch of
+ * submissions corrects the estimates of all its kinds.  Stretches differ in their mixture, so each estimate converges.  A new kind gets the
+ * time that the known kinds leave.
  */
 #ifndef NVS_PACE_COST_H
 #define NVS_PACE_COST_H
@@ -30,20 +28,20 @@ static inline uint64_t nvs_pace_what(uint32_t entry_point, const void *runs, uin
 
 static inline uint32_t nvs_pace_kind(uint64_t what)
 {
-    return (uint32_t)(what * 0x9e3779b97f4a7c15u >> 56); /* Fibonacci hashing: the best bits come out on top */
+    return (uint32_t)(what * 0x9e3779b97f4a7c15u >> 56); /* Fibonacci hashing: the top bits mix best */
 }
 _Static_assert(NVS_PACE_KINDS == 1 << (64 - 56), "the hash has as many bits as the table has places");
 
-typedef struct nvs_pace_stretch { /* of submissions */
+typedef struct nvs_pace_stretch { /* consecutive submissions */
     nvs_pace_set kinds;
-    uint64_t ns;       /* what they are thought to take */
-    uint64_t guess_ns; /* so much of it is for those of which nothing is known */
+    uint64_t ns;       /* estimated time */
+    uint64_t guess_ns; /* its part for kinds without an estimate */
     uint64_t basis_ns; /* nvs_pace_basis() at its end */
 } nvs_pace_stretch;
 
-/* The sum of the kinds' estimates: how far they have changed since says what would be thought of the stretch today. */
+/* The sum of the kinds' estimates.  Its change since the stretch scales the stretch's estimate to the present. */
 uint64_t nvs_pace_basis(const nvs_pace_costs *costs, const nvs_pace_set *kinds);
-/* It took so long, as measured, or (not exact) at most. */
+/* The stretch took `took_ns`; not `exact`: at most that. */
 void nvs_pace_learn(nvs_pace_costs *costs, const nvs_pace_stretch *stretch, uint64_t took_ns, bool exact);
 
 #endif

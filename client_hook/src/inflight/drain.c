@@ -5,14 +5,12 @@
  * internal streams included, and can be polled against a deadline.  Without it an event in the legacy stream, which waits for all
  * blocking streams, and the known streams are polled until the deadline, and cuCtxSynchronize, which has none, finds nothing left.
  *
- * While a stream is being captured nothing context-wide may be asked, nor the default streams.  Their work is waited for by marks (captures.h), and so
- * is what a graph does on another GPU than its stream's, of which no context of that GPU knows (marks.h).  A drain looks at the streams first: a
- * stream that has become part of a capture meanwhile has left its mark before.
+ * While a stream is captured, neither the whole context nor a default stream may be queried.  Marks stand for their work (captures.h), and for a
+ * graph's work on another GPU than its stream's, which no context of that GPU shows (marks.h).  A drain queries the streams first: a
+ * stream that has joined a capture meanwhile has left its mark before.
  *
- * A context that the program is about to end is left out, while its work runs.  The thread that ends it occupies the gate from before that until
- * the context has ended, or is among the others again since it lives on: who drains waits for the thread, and looks again.
- *
- * May not go here: anything that an application's thread runs.
+ * A context that the program is about to end is skipped, while its work runs.  The thread that ends it stays in the gate until the context has
+ * ended or is listed again.  The drain waits for that thread, and starts again.
  */
 #include "base/clock.h"
 #include "contexts/dead.h"
@@ -30,7 +28,7 @@ enum { LOOK_NS = 100000 }; /* for one look at a context */
 
 typedef struct look {
     bool pending;   /* something is not done */
-    bool capturing; /* a stream is being captured: nothing context-wide may be asked */
+    bool capturing; /* a stream is captured: nothing context-wide may be queried */
 } look;
 
 static void look_at(CUstream stream, look *found)
@@ -41,7 +39,7 @@ static void look_at(CUstream stream, look *found)
         found->capturing = true;
     else if ((result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED) && /* a driver from before captures */
              NVS_REAL(cuStreamQuery)(stream) == CUDA_ERROR_NOT_READY)
-        found->pending = true; /* any other error: nothing runs there that could be waited for */
+        found->pending = true; /* any other error: no work runs there */
 }
 
 static bool look_at_stream(CUstream stream, void *argument)
@@ -62,14 +60,14 @@ static void look_at_streams(CUcontext context, look *found)
 
 typedef struct drain {
     uint32_t gpu;
-    bool marks; /* only those in the context of work on that GPU */
-    uint64_t upto; /* later marks are of what was submitted after this drain had begun */
+    bool marks; /* query only the marks of work on that GPU */
+    uint64_t upto; /* later marks are of work that was submitted after the drain had begun */
     uint64_t deadline_ns;
-    bool look_only; /* do not wait for what a stream has pending */
+    bool look_only; /* do not wait */
     nvs_status status;
 } drain;
 
-/* The first looks follow each other at once, then with naps that grow to a bound: late by at most that much. */
+/* No pause between the first queries; then pauses of 10 us and 30 us.  False: the deadline has passed. */
 static bool nap(unsigned *looks, uint64_t deadline_ns)
 {
     uint64_t now = nvs_now_ns();
@@ -146,7 +144,7 @@ static nvs_status drain_context(CUcontext context, const drain *job)
         return NVS_OK;
     if (job->look_only)
         return drain_by_event(context, job->deadline_ns) == NVS_TIMED_OUT ? NVS_TIMED_OUT : NVS_OK;
-    (void)NVS_REAL(cuCtxSynchronize)(); /* an error is the application's; what failed does not run */
+    (void)NVS_REAL(cuCtxSynchronize)(); /* an error is the application's; failed work does not run */
     return NVS_OK;
 }
 
@@ -165,7 +163,7 @@ static bool visit_context(CUcontext context, void *argument)
     CUcontext popped;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (!nvs_context_enter(context))
-        return true; /* it has died: so has its work */
+        return true; /* the context is dead, and so is its work */
     bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
     job->status = job->marks ? drain_marks(context, job) : drain_context(context, job);
     if (exchanged)
@@ -174,7 +172,7 @@ static bool visit_context(CUcontext context, void *argument)
     return job->status == NVS_OK;
 }
 
-/* False: a context was left out. */
+/* False: a context was skipped. */
 static bool drain_all(drain *job)
 {
     bool all = nvs_each_context(job->gpu, visit_context, job);
@@ -201,10 +199,10 @@ nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns)
         const bool all = drain_all(&job);
         const bool ended = job.status == NVS_OK && all && !nvs_gate_inside(gpu);
         if (ended)
-            (void)nvs_gpu_look_dead(gpu); /* work that fails ends, too */
+            (void)nvs_gpu_look_dead(gpu); /* failed work has ended, too */
         if (ended || job.status != NVS_OK)
             return job.status;
-        /* Waits for who is inside; not for who ends a context from inside of another GPU's gate. */
+        /* Waits for threads in the gate, but not for a thread that ends a context inside another GPU's gate. */
         if (nvs_gate_close(gpu, deadline_ns) != NVS_OK || !nap(&looks, deadline_ns))
             return NVS_TIMED_OUT;
     }

@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { FORGET_FROM = 64 }; /* so many marks later some are looked at, as many */
+enum { CHECK_EVERY = 64 }; /* after this many new marks, as many old ones are queried */
 
 typedef struct mark {
     struct mark *next;
@@ -18,14 +18,14 @@ typedef struct mark {
     CUcontext context;
     uint32_t gpus, gpu_of_stream;
     uint64_t number;
-    bool busy; /* somebody asks the driver about it, and takes it out when it is over */
+    bool busy; /* a thread queries it, and removes it when it is finished */
     bool dead; /* its context has ended, and its event with it */
 } mark;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "marks" in the lock order of base/base.h */
 NVS_FORK_STATE static mark *first, **last = &first;
 NVS_FORK_STATE static _Atomic uint32_t count; /* changes under the lock.  Relaxed: a drain comes after the submissions that it has to wait for, as the gate orders them */
-NVS_FORK_STATE static uint32_t since_forgotten; /* marks */
+NVS_FORK_STATE static uint32_t since_checked; /* new marks */
 static uint64_t newest;          /* the number of the mark made last */
 
 CUresult nvs_event_behind(CUstream stream, bool per_thread, CUevent *event, CUcontext *context)
@@ -59,7 +59,7 @@ static void append(mark *made)
 }
 
 /* Locked. */
-static void take_out(mark *gone)
+static void unlist(mark *gone)
 {
     mark **link = &first;
     while (*link != gone)
@@ -70,7 +70,7 @@ static void take_out(mark *gone)
     atomic_fetch_sub_explicit(&count, 1, memory_order_relaxed);
 }
 
-/* The first in a context that concerns one of these GPUs, for this thread to ask about.  NULL: none, or another thread asks (*pending). */
+/* Claims the first mark in a context that concerns one of these GPUs.  NULL: none, or another thread queries it (*pending). */
 static mark *claim(uint32_t gpus, CUcontext context, uint64_t upto, bool *pending)
 {
     pthread_mutex_lock(&lock);
@@ -86,12 +86,12 @@ static mark *claim(uint32_t gpus, CUcontext context, uint64_t upto, bool *pendin
     return at;
 }
 
-/* Is one that this thread has claimed unfinished?  Then it goes to the end, so that the next claim finds another; else it is forgotten. */
-static bool ask(mark *claimed)
+/* True: the claimed mark is unfinished, and goes to the end, so that the next claim finds another.  A finished mark is freed. */
+static bool query(mark *claimed)
 {
-    const bool pending = NVS_REAL(cuEventQuery)(claimed->event) == CUDA_ERROR_NOT_READY; /* with another error nothing of it runs */
+    const bool pending = NVS_REAL(cuEventQuery)(claimed->event) == CUDA_ERROR_NOT_READY; /* after any other error its work does not run */
     pthread_mutex_lock(&lock);
-    take_out(claimed);
+    unlist(claimed);
     claimed->busy = false;
     const bool dead = claimed->dead;
     if (pending && !dead)
@@ -110,12 +110,12 @@ bool nvs_mark_pending(uint32_t gpu, CUcontext context, uint64_t upto)
     bool pending = false;
     mark *claimed;
     while (!pending && (claimed = claim(1u << gpu, context, upto, &pending)) != NULL)
-        pending = ask(claimed);
+        pending = query(claimed);
     return pending;
 }
 
-/* Some of this context are looked at; those that are not over come to their next turn behind the others. */
-static void forget_some(CUcontext context)
+/* Queries some marks of this context, and frees the finished ones. */
+static void free_finished(CUcontext context)
 {
     const uint32_t all = atomic_load_explicit(&count, memory_order_relaxed); /* see its declaration */
     bool elsewhere;
@@ -123,8 +123,8 @@ static void forget_some(CUcontext context)
     CUcontext ignored;
     if (!nvs_context_enter(context))
         return;
-    for (uint32_t left = all < FORGET_FROM ? all : FORGET_FROM; left != 0 && (claimed = claim(UINT32_MAX, context, UINT64_MAX, &elsewhere)) != NULL; left--)
-        (void)ask(claimed);
+    for (uint32_t left = all < CHECK_EVERY ? all : CHECK_EVERY; left != 0 && (claimed = claim(UINT32_MAX, context, UINT64_MAX, &elsewhere)) != NULL; left--)
+        (void)query(claimed);
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
 }
 
@@ -136,7 +136,7 @@ static mark *make(mark what)
     return made;
 }
 
-/* `made` has its event now, or NULL or `marked` false: there is none. */
+/* Adds a mark to the list; `marked` false: it got no event. */
 static void keep(mark *made, bool marked)
 {
     if (!marked) {
@@ -144,15 +144,15 @@ static void keep(mark *made, bool marked)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "work beside a capture, or of a graph on several GPUs, cannot be followed: a hand-over may not wait for it");
         return;
     }
-    const CUcontext context = made->context; /* from here on another thread may find that it is over */
+    const CUcontext context = made->context; /* once listed, another thread may free it */
     pthread_mutex_lock(&lock);
     made->number = ++newest;
     append(made);
-    const bool many = ++since_forgotten >= FORGET_FROM;
-    since_forgotten = many ? 0 : since_forgotten;
+    const bool many = ++since_checked >= CHECK_EVERY;
+    since_checked = many ? 0 : since_checked;
     pthread_mutex_unlock(&lock);
     if (many)
-        forget_some(context);
+        free_finished(context);
 }
 
 void nvs_mark_stream(uint32_t gpus, uint32_t gpu_of_stream, CUstream stream, bool per_thread)
@@ -226,7 +226,7 @@ void nvs_marks_context_gone(CUcontext context)
         at->dead = true;
         if (at->busy)
             continue;
-        take_out(at);
+        unlist(at);
         at->next = taken;
         taken = at;
     }
@@ -241,7 +241,7 @@ void nvs_marks_context_gone(CUcontext context)
 NVS_FORK_CODE void nvs_marks_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
-    since_forgotten = 0;
+    since_checked = 0;
     first = NULL;                    /* CUDA is not usable here */
     last = &first;
     atomic_store_explicit(&count, 0, memory_order_relaxed);

@@ -1,21 +1,19 @@
-/* Pacing: the first half of pacing.h.
+/* Pacing: see pacing.h.
  *
- * Each thread keeps a queue with events for each stream that it submits to (stream.h).  Here is when it is looked at, and
- * with what budget.
+ * Each thread keeps a queue with events for each stream that it submits to (stream.h).  This file decides when a queue is checked, and with
+ * what budget.
  *
- * Among others every submission is seen here.  A program that has the GPU to itself must not notice, yet its queue is what
- * the first one who comes has to wait for.  So of its submissions one in `stride` is seen, which stands for all since the one
- * before (on whatever stream: a sample), graphs excepted, and events are few.
+ * Beside other programs every submission comes here.  A program that is alone on the GPU must not be slowed, yet the next program waits for
+ * its queue.  So one submission in `stride` comes here (and every graph), stands for all since the one before, on any stream, and
+ * events are few.
  *
- * Threads share the budget of their GPU, and the streams of a thread share the thread's: what they have pending may have to run
- * one after the other.
+ * Threads share the budget of their GPU, and streams share their thread's: their pending work may have to run one after the other.
  *
- * Nothing is recorded, queried or waited for while any stream of the process is being captured, and all of it is done in
- * relaxed capture mode, so that a capture which begins at that very moment elsewhere is not invalidated by us.
- * When a context is destroyed its events die with it: nvs_pacing_context_gone() makes every thread forget what it has there.
+ * Pacing pauses while any stream of the process is captured.  It runs in relaxed capture mode, so that it does not invalidate a capture that
+ * begins in another thread meanwhile.  The events of a destroyed context die with it: nvs_pacing_context_gone() makes every thread forget them.
  *
- * The driver may not be called while a thread is torn down.  Records of ended threads wait in a list.  A later look of any thread destroys
- * their events, inside of a visit to each context, which therefore cannot end meanwhile.
+ * The driver may not be called while a thread is torn down, so records of ended threads wait in a list.  A later check by any thread destroys
+ * their events inside a visit to each context, which therefore cannot end meanwhile.
  */
 #include "inflight/pacing.h"
 
@@ -31,40 +29,40 @@
 #include <stdlib.h>
 
 enum {
-    STREAMS = 16,        /* streams that a thread has in mind; others take the place of the one not used for longest */
-    LONE_STRIDE = 61,    /* no multiple of the number of streams that a program may use in turns */
-    IDLE_STRIDE = 251,   /* the same while nothing is ever pending */
-    UNPACED_STRIDE = 1024, /* where nothing is paced at all */
-    RECENT = 256,        /* looks of a thread: a stream not used for so long does not count as busy */
-    GONE = 64,           /* ends of contexts that are remembered: a thread that has missed more of them forgets all its events */
-    ENDED_AT_ONCE = 2,   /* records of ended threads that one look removes: more than one, so that the list cannot grow */
-    WINDOW_BITS = 24,    /* 17 ms: a thread that was not here in this window or the one before does not share the budget */
+    STREAMS = 16,        /* streams that a thread remembers; a new one replaces the least recently used */
+    LONE_STRIDE = 61,    /* coprime to likely numbers of streams that a program uses in turns */
+    IDLE_STRIDE = 251,   /* the same while checks find no pending work */
+    UNPACED_STRIDE = 1024, /* for a GPU without pacing */
+    RECENT = 256,        /* checks of a thread after which an unused stream no longer counts as busy */
+    GONE = 64,           /* ended contexts that are remembered: a thread that has missed more forgets all its events */
+    ENDED_AT_ONCE = 2,   /* records of ended threads that one check removes: more than one, so that the list cannot grow */
+    WINDOW_BITS = 24,    /* 17 ms: a thread without a check in this window or the one before does not share the budget */
 };
-#define DEFAULT_BUDGET_NS 10000000u /* of who is alone, before a coordinator has named one */
-#define LONE_GAP_NS 4000000u        /* calls that do next to nothing are not worth a look each thousand */
-#define IDLE_GAP_NS 32000000u       /* the same while nothing is ever pending: a look takes up to 20 us where the caches are cold, and
-                                       more than 1024 launches do not fit into the driver's queue however late one looks */
+#define DEFAULT_BUDGET_NS 10000000u /* of a program that is alone, before the coordinator has set one */
+#define LONE_GAP_NS 4000000u        /* minimum time between checks: very short calls are not worth a check each thousand */
+#define IDLE_GAP_NS 32000000u       /* the same while checks find no pending work: a check takes up to 20 us with cold caches, and the
+                                       driver's queue holds at most 1024 launches */
 
 typedef struct pace_thread {
     struct pace_thread *next; /* in the list of ended threads */
     uint32_t generation;
     uint32_t stride;    /* while alone */
-    uint32_t synchronized; /* how often it has waited for its work by itself */
-    uint64_t clock;     /* looks */
-    uint64_t each_ns;   /* the last estimate: a guess for streams that are new */
-    uint32_t window[NVS_MAX_GPUS]; /* in which it joined the crowd of a GPU */
+    uint32_t synchronized; /* its own waits for its work */
+    uint64_t clock;     /* checks */
+    uint64_t each_ns;   /* the last estimate: the initial one of a new stream */
+    uint32_t window[NVS_MAX_GPUS]; /* in which it was last counted on a GPU */
     nvs_pace_stream *last;
     nvs_pace_costs costs;
     nvs_pace_stream streams[STREAMS];
 } pace_thread;
 
-NVS_FORK_STATE static _Atomic uint64_t budgets[NVS_MAX_GPUS];      /* 0: nobody else is there */
+NVS_FORK_STATE static _Atomic uint64_t budgets[NVS_MAX_GPUS];      /* 0: the program is alone */
 NVS_FORK_STATE static _Atomic uint64_t lone_budgets[NVS_MAX_GPUS]; /* 0: not managed (yet): not paced */
-NVS_FORK_STATE static _Atomic uint64_t crowds[NVS_MAX_GPUS];       /* window, threads in the one before, threads in it: 32, 16, 16 bits */
+NVS_FORK_STATE static _Atomic uint64_t crowds[NVS_MAX_GPUS];       /* window, threads in the window before, threads in this one: 32, 16, 16 bits */
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "ended threads" in the lock order of base/base.h: of the next three */
 static _Atomic uint32_t generation; /* grows when events may have died */
 static CUcontext gone[GONE];        /* of each generation: the context that ended */
-NVS_FORK_STATE static _Atomic(pace_thread *) ended; /* relaxed: looked at without the lock too, and again with it */
+NVS_FORK_STATE static _Atomic(pace_thread *) ended; /* relaxed: read without the lock first, and again with it */
 static _Thread_local pace_thread *mine __attribute__((tls_model("initial-exec")));
 static pthread_key_t key;
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
@@ -109,7 +107,7 @@ static pace_thread *make_thread(void)
     return mine = thread;
 }
 
-/* Locked.  Has the context of these events ended since that generation?  Also true where it is not known. */
+/* Locked.  True: the context of these events has ended since that generation, or is not known. */
 static bool lost(const nvs_pace_stream *entry, uint32_t since)
 {
     const uint32_t now = atomic_load_explicit(&generation, memory_order_relaxed); /* changes under the lock */
@@ -177,7 +175,7 @@ static pace_thread *take_ended(void)
     return thread;
 }
 
-/* Events in a context that is not visited end with it: it is ending now, or no hook has seen it. */
+/* Events in a context that is not visited end with it. */
 static void remove_ended(void)
 {
     pace_thread *thread;
@@ -216,7 +214,7 @@ static nvs_pace_stream *my_stream(pace_thread *thread, uint32_t gpu, CUstream st
 
 /* --- shares --- */
 
-/* How many threads have been here lately, this one included.  Relaxed: figures that stand for themselves. */
+/* How many threads have submitted lately, this one included.  Relaxed: figures that order nothing else. */
 static uint64_t crowd(pace_thread *thread, uint32_t gpu, uint64_t now_ns)
 {
     const uint32_t window = (uint32_t)(now_ns >> WINDOW_BITS);
@@ -239,22 +237,22 @@ static bool in_use(const pace_thread *thread, const nvs_pace_stream *entry)
     return entry->count > 0 && thread->clock - entry->used < RECENT;
 }
 
-/* Of how many streams of how many threads this one is. */
-static uint64_t parts(pace_thread *thread, const nvs_pace_stream *looked_at, uint64_t now_ns)
+/* Among how many streams of all threads the budget is divided. */
+static uint64_t parts(pace_thread *thread, const nvs_pace_stream *checked, uint64_t now_ns)
 {
     uint64_t busy = 1;
     for (unsigned i = 0; i < STREAMS; i++) {
         const nvs_pace_stream *entry = &thread->streams[i];
-        busy += entry != looked_at && entry->gpu == looked_at->gpu && in_use(thread, entry);
+        busy += entry != checked && entry->gpu == checked->gpu && in_use(thread, entry);
     }
-    return busy * crowd(thread, looked_at->gpu, now_ns);
+    return busy * crowd(thread, checked->gpu, now_ns);
 }
 
-/* While alone, the stream with the longest kernels says when this thread is looked at again. */
-static void choose_stride(pace_thread *thread, const nvs_pace_stream *looked_at)
+/* While alone, the stream with the longest kernels determines the next check of this thread. */
+static void choose_stride(pace_thread *thread, const nvs_pace_stream *checked)
 {
-    const uint32_t longest = looked_at->idle == NVS_PACE_IDLE ? IDLE_STRIDE : LONE_STRIDE;
-    thread->stride = looked_at->every < longest ? looked_at->every : longest;
+    const uint32_t longest = checked->idle == NVS_PACE_IDLE ? IDLE_STRIDE : LONE_STRIDE;
+    thread->stride = checked->every < longest ? checked->every : longest;
     for (unsigned i = 0; i < STREAMS; i++) {
         const nvs_pace_stream *entry = &thread->streams[i];
         if (in_use(thread, entry) && entry->every < thread->stride)
@@ -262,26 +260,26 @@ static void choose_stride(pace_thread *thread, const nvs_pace_stream *looked_at)
     }
 }
 
-/* Records, and waits if it has to.  `now` has a budget and says who is alone. */
-static __attribute__((noinline)) void look(pace_thread *thread, nvs_pace_stream *entry, nvs_pace_terms *now)
+/* Records an event, and waits if too much is pending. */
+static __attribute__((noinline)) void check(pace_thread *thread, nvs_pace_stream *entry, nvs_pace_terms *now)
 {
     if (nvs_capturing()) {
-        nvs_pace_stream_nothing_since(entry); /* what is captured does not run now */
+        nvs_pace_stream_nothing_since(entry); /* captured work does not run now */
         return;
     }
     if (now->now_ns == 0)
         now->now_ns = nvs_now_ns();
     const uint64_t gap_ns = entry->idle == NVS_PACE_IDLE ? IDLE_GAP_NS : LONE_GAP_NS;
-    if (now->lone && nvs_pace_stream_rare(entry) && now->now_ns - entry->looked_ns < gap_ns)
+    if (now->lone && nvs_pace_stream_rare(entry) && now->now_ns - entry->checked_ns < gap_ns)
         return; /* the clock is read again after the next stride */
-    entry->looked_ns = now->now_ns;
+    entry->checked_ns = now->now_ns;
     now->parts = parts(thread, entry, now->now_ns);
     now->budget_ns /= now->parts;
     now->costs = &thread->costs;
     const int saved = errno;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     bool exchanged = NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
-    nvs_pace_stream_look(entry, thread->synchronized, now);
+    nvs_pace_stream_check(entry, thread->synchronized, now);
     thread->each_ns = entry->each_ns;
     choose_stride(thread, entry);
     remove_ended();
@@ -293,7 +291,7 @@ static __attribute__((noinline)) void look(pace_thread *thread, nvs_pace_stream 
 /* Any submission.  `stream` is not NULL. */
 static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64_t what)
 {
-    nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* stands for itself */
+    nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* orders nothing else */
     if (now.budget_ns == 0) {
         now.lone = true;
         now.budget_ns = atomic_load_explicit(&lone_budgets[gpu], memory_order_relaxed); /* as above */
@@ -304,7 +302,7 @@ static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstre
         return;
     }
     CUcontext context = NULL;
-    /* Every other look comes one later, so that streams used in turns are all seen. */
+    /* Every other check comes one submission later, so that streams used in turns are all sampled. */
     const uint32_t unseen = nvs_gate_unseen(slot, now.lone ? thread->stride + (thread->clock & 1) : 1);
     if ((stream == CU_STREAM_PER_THREAD || stream == CU_STREAM_LEGACY) && /* relaxed: see base/hot.h */
         (context = atomic_load_explicit(&nvs_hot.only_context, memory_order_relaxed)) == NULL &&
@@ -320,16 +318,15 @@ static __attribute__((noinline)) void after(nvs_slot *slot, uint32_t gpu, CUstre
     if (!now.lone)
         due |= nvs_pace_stream_add(entry, what, &thread->costs);
     if (NVS_UNLIKELY(due))
-        look(thread, entry, &now);
+        check(thread, entry, &now);
 }
 
-/* Among others most submissions go to the same stream as the one before, and are only counted: that has to be quick, as who submits as fast as
- * the GPU works has no time for it.  False: nothing has happened. */
+/* Fast path beside other programs: the submission goes to the same stream as the last one, and is only counted.  False: not applicable. */
 static inline bool counted(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64_t what)
 {
     pace_thread *thread = mine;
     nvs_pace_stream *entry = NVS_LIKELY(thread != NULL) ? thread->last : NULL;
-    nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* stands for itself */
+    nvs_pace_terms now = {.budget_ns = atomic_load_explicit(&budgets[gpu], memory_order_relaxed)}; /* orders nothing else */
     if (NVS_UNLIKELY(entry == NULL) || NVS_UNLIKELY(now.budget_ns == 0) || NVS_UNLIKELY(entry->lone) || NVS_UNLIKELY(entry->every == 0) ||
         NVS_UNLIKELY(entry->stream != stream) || NVS_UNLIKELY(entry->gpu != gpu) ||
         NVS_UNLIKELY(outdated(thread)) ||
@@ -339,7 +336,7 @@ static inline bool counted(nvs_slot *slot, uint32_t gpu, CUstream stream, uint64
     thread->clock++;
     entry->since += nvs_gate_unseen(slot, 1);
     if (NVS_UNLIKELY(nvs_pace_stream_add(entry, what, &thread->costs)) || NVS_UNLIKELY(entry->since >= entry->every))
-        look(thread, entry, &now);
+        check(thread, entry, &now);
     return true;
 }
 
@@ -362,7 +359,7 @@ void nvs_pace_synchronized(void)
 
 void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns)
 {
-    /* Relaxed: each stands for itself. */
+    /* Relaxed: each orders nothing else. */
     if (budget_ns != 0)
         atomic_store_explicit(&lone_budgets[gpu], budget_ns, memory_order_relaxed);
     else if (atomic_load_explicit(&lone_budgets[gpu], memory_order_relaxed) == 0)
@@ -385,7 +382,7 @@ NVS_FORK_CODE void nvs_pacing_after_fork(void)
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     atomic_store_explicit(&ended, NULL, memory_order_relaxed); /* the parent's events, as the next */
     if (mine != NULL)
-        mine->generation -= GONE + 1; /* when this thread ends, it has none; its memory is not worth a call to free() here */
+        mine->generation -= GONE + 1; /* so that the record counts as without events when this thread ends */
     mine = NULL;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         atomic_store_explicit(&budgets[gpu], 0, memory_order_relaxed);

@@ -1,7 +1,7 @@
-/* Bounded in-flight work (pacing.c), and how to wait for its end (drain.c).
+/* Bounds the work in flight (pacing.c), and waits for its end (drain.c).
  *
- * Pacing: events between submissions, so many that the estimated GPU time in flight stays below the budget
- * that the coordinator sets; coarsely for who has the GPU to itself.  Nothing here touches a stream that is being captured.
+ * Pacing records events between submissions, and keeps the estimated GPU time in flight below the coordinator's budget; coarsely for a program
+ * that is alone on the GPU.  It leaves captured streams alone.
  */
 #ifndef NVS_PACING_H
 #define NVS_PACING_H
@@ -14,17 +14,17 @@
  * work is done. */
 void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t what);
 
-/* Application thread, after a call that waited for submitted work: if the GPU is idle now, that is no harm of ours. */
+/* Application thread, after a call that waited for submitted work: pacing is not the cause if the GPU is idle now. */
 void nvs_pace_synchronized(void);
 
-/* 0: nobody else uses the GPU; then the last other value, or 10 ms, bounds what the first one to come would wait for.  Never
- * called for a GPU: not paced at all. */
+/* 0: the program is alone on the GPU; then the last other value, or 10 ms, bounds the wait of the next program.  Without a call for a GPU
+ * its work is not paced. */
 void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns);
 
 /* Gate closed: waits until everything submitted on this GPU is done, or the deadline (absolute) passed. */
 nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns);
 
-/* The same of the contexts that nobody is ending just now, for a thread that may be in the gate itself. */
+/* The same for the contexts that no thread ends now; the caller may be in the gate. */
 nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns);
 
 /* Agent thread, gate closed: nothing submitted is unfinished, as far as one look can tell.  Takes at most about 100 us. */

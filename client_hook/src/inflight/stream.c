@@ -1,10 +1,10 @@
 /* See stream.h.
  *
- * No wait here is without end.  The work may wait for something that this very thread would submit next, to another GPU or
- * stream.  Who has waited in vain does not wait for that stream again until its oldest event is done.
+ * Every wait has a deadline: the work may depend on a submission that this thread would make next, to another GPU or stream.  After a wait
+ * that timed out, the thread waits for that stream again only when its oldest event is done.
  *
- * For who has the GPU to itself the bound is lifted step by step (`relief`) when the GPU fell idle after the thread had been made to
- * wait, unless it waited for its work by itself: such a program runs ahead for a reason.
+ * A program that is alone gets a larger budget step by step (`relief`) when the GPU fell idle after pacing had made the thread wait, unless the
+ * thread waited for its work by itself: such a program needs to run ahead.
  */
 #include "inflight/stream.h"
 
@@ -17,23 +17,23 @@
 
 enum {
     UNMEASURED = 2,      /* events pending before there is an estimate */
-    LONGEST_EVERY = 64,  /* an event costs about a fifth of a launch; long kernels after short ones are noticed so late */
-    LONE_EVERY = 1024,   /* the same for who is alone, and then not before LONE_GAP_NS */
+    LONGEST_EVERY = 64,  /* an event costs about a fifth of a launch; bounds how late longer kernels are noticed */
+    LONE_EVERY = 1024,   /* the same while alone, and not before LONE_GAP_NS */
     GUESSED_EVERY = 16,  /* before a stream has an estimate of its own */
-    MOST_RELIEF = 10,    /* twice as often as the budget of who is alone doubles; then there is none */
-    FORGIVEN = 250,      /* waits without harm that take one back: more than half a second */
+    MOST_RELIEF = 10,    /* every second one doubles the budget while alone; at this one pacing ends */
+    FORGIVEN = 250,      /* harmless waits that take one relief back: more than half a second */
 };
-#define PATIENCE_NS 100000000u      /* beyond twice what the estimate says */
-#define FIRST_PATIENCE_NS 1000000u  /* of who is alone, to find out how long its work is */
+#define PATIENCE_NS 100000000u      /* beyond twice the estimate */
+#define FIRST_PATIENCE_NS 1000000u  /* while alone, to measure the work */
 #define SHORTEST_NAP_NS 20000u
 #define LONGEST_NAP_NS 2000000u
 #define RETRY_EVERY (1u << 16)      /* submissions to a stream that could not be paced */
 
-NVS_FORK_STATE static _Atomic uint64_t totals[NVS_MAX_GPUS];       /* submissions that events stand for */
-NVS_FORK_STATE static _Atomic uint64_t totals_ns[NVS_MAX_GPUS];    /* what they were thought to take */
-NVS_FORK_STATE static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* when the work of all is done, by the estimates */
+NVS_FORK_STATE static _Atomic uint64_t totals[NVS_MAX_GPUS];       /* submissions covered by events */
+NVS_FORK_STATE static _Atomic uint64_t totals_ns[NVS_MAX_GPUS];    /* their estimated time */
+NVS_FORK_STATE static _Atomic uint64_t ends_ns[NVS_MAX_GPUS];      /* the estimated end of all work */
 
-/* Something failed: the stream, its context or the device is gone, or broken by the application.  Not ours to report. */
+/* Something failed: the stream, its context or the device is gone or broken.  The application gets that error from its own calls. */
 static void forget(nvs_pace_stream *entry)
 {
     *entry = (nvs_pace_stream){.stream = entry->stream, .context = entry->context, .gpu = entry->gpu, .used = entry->used,
@@ -43,10 +43,10 @@ static void forget(nvs_pace_stream *entry)
 void nvs_pace_stream_choose_every(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     const uint64_t longest = entry->guessed ? GUESSED_EVERY : now->lone ? LONE_EVERY : LONGEST_EVERY;
-    /* Where nothing is ever pending a look costs more than what it may find. */
+    /* A check of an idle queue costs more than it can gain. */
     const uint64_t part = !now->lone ? 8 : entry->idle == NVS_PACE_IDLE ? 1 : 6;
     uint64_t every = entry->each_ns == 0 ? 1 : now->budget_ns / part / entry->each_ns;
-    if (!now->lone) { /* by what is submitted, then */
+    if (!now->lone) { /* then bounded by every_ns */
         if (entry->lone)
             entry->stretch.ns = entry->stretch.guess_ns = entry->since * entry->each_ns;
         entry->every_ns = now->budget_ns / 8;
@@ -72,7 +72,7 @@ static void adapt(nvs_pace_stream *entry, uint64_t sample_ns, bool exact, const 
     else if (entry->each_ns == 0 || sample_ns < entry->each_ns)
         entry->each_ns = sample_ns;
     else
-        exact = entry->exact; /* it said nothing */
+        exact = entry->exact; /* an upper bound above the estimate tells nothing */
     entry->exact = exact;
     if (entry->each_ns == 0)
         entry->each_ns = 1;
@@ -87,14 +87,14 @@ static void learn(nvs_pace_stream *entry, const nvs_pace_event *took, double ns,
     adapt(entry, (uint64_t)ns / took->span, took->follows, now);
 }
 
-/* Nothing is ever pending: the program is bound by launching, as far as is known. */
+/* Checks find no pending work: the program is bound by launching. */
 static bool launch_bound(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     return now->lone && entry->idle == NVS_PACE_IDLE && entry->count == 1 && entry->quickest_ns != 0 && entry->each_ns != 0 && !entry->guessed;
 }
 
-/* What passes between two launches here is not less than what one takes there, and needs no question: the driver takes 3 us for one.  It follows the
- * program: one that has become slow may wait for room in the driver's queue, and then the next look has to come before that queue is through. */
+/* The time between two launches is an upper bound for the time of one, without a call of the driver (3 us).  The estimate follows the program: one that
+ * has slowed down may wait for room in the driver's queue, and the next check must come before that queue has drained. */
 static void follow(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     entry->each_ns = entry->quickest_ns;
@@ -113,7 +113,7 @@ void nvs_pace_stream_visited(nvs_pace_stream *entry, uint32_t submissions, uint6
     entry->visited_ns = now_ns;
 }
 
-/* Takes the oldest event, which is done, out of the ring. */
+/* Removes the oldest event, which has completed, from the ring. */
 static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     nvs_pace_event *oldest = &entry->ring[entry->first];
@@ -133,7 +133,7 @@ static void take_oldest(nvs_pace_stream *entry, const nvs_pace_terms *now)
     entry->stuck = false;
 }
 
-static bool take_what_is_done(nvs_pace_stream *entry, const nvs_pace_terms *now)
+static bool remove_completed(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     while (entry->count > 0) {
         CUresult result = NVS_REAL(cuEventQuery)(entry->ring[entry->first].event);
@@ -146,8 +146,7 @@ static bool take_what_is_done(nvs_pace_stream *entry, const nvs_pace_terms *now)
     return true;
 }
 
-/* What is thought to be pending.  For who is alone an upper bound is no reason to wait: as far as one knows, the GPU waits for the
- * program. */
+/* The estimated pending time.  While alone, an upper bound is no reason to wait: the GPU may be waiting for the program. */
 static double pending_ns(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     const double known = now->lone && !entry->exact ? 0 : (double)entry->work_ns;
@@ -160,9 +159,9 @@ static double pending_ns(const nvs_pace_stream *entry, const nvs_pace_terms *now
     return so_far > known ? so_far : known;
 }
 
-/* How many of the oldest events must be done before more may be submitted: none below the budget, else so many that a
- * good part of it is free again, because each wait costs a wake-up.  One always stays, to keep the GPU busy.  What follows until
- * the next event is recorded comes on top (choose_every), and, when others come, what the estimates were wrong by. */
+/* How many of the oldest events must complete before the next submission: none below the budget, else enough to free a good part of it, because
+ * each wait costs a wake-up.  One event stays pending, to keep the GPU busy.  The limits leave room for submissions until the next
+ * event (choose_every), and for errors of the estimates. */
 static uint32_t surplus(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
     const double eighth = (double)now->budget_ns / 8;
@@ -183,7 +182,7 @@ static uint32_t surplus(const nvs_pace_stream *entry, const nvs_pace_terms *now)
 
 /* --- waiting --- */
 
-/* By naps and not by cuEventSynchronize, which has no deadline; the rest of the budget covers a nap that is too long. */
+/* cuEventSynchronize has no deadline.  The rest of the budget covers a nap that is too long. */
 static void nap(uint64_t expected_ns)
 {
     uint64_t length = expected_ns / 4 * 3;
@@ -191,7 +190,7 @@ static void nap(uint64_t expected_ns)
     nvs_nap((long)length);
 }
 
-/* Sleeps until the `count` oldest events are done, or have taken far longer than they should. */
+/* Sleeps until the `count` oldest events have completed, or have taken far longer than estimated. */
 static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now)
 {
     const uint64_t began = now->now_ns;
@@ -204,7 +203,7 @@ static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now
     }
     const double share = entry->work_ns != 0 ? (double)work_ns / (double)entry->work_ns : (double)work / entry->work;
     const uint64_t expected = (uint64_t)(share * pending_ns(entry, now));
-    /* Who is alone is stopped at first only to find out how long its work is, for little longer each time. */
+    /* While alone, the first waits only measure the work. */
     const bool first = now->lone && entry->each_ns == 0;
     const uint64_t guess = 2 * expected + FIRST_PATIENCE_NS;
     const uint64_t patience = !first ? 2 * expected + PATIENCE_NS : guess < PATIENCE_NS ? guess : PATIENCE_NS;
@@ -212,15 +211,15 @@ static bool wait_for(nvs_pace_stream *entry, uint32_t count, nvs_pace_terms *now
         const uint64_t passed = now->now_ns - began;
         if (passed > patience) {
             entry->stuck = !first || now->now_ns - entry->oldest_ns > PATIENCE_NS;
-            return take_what_is_done(entry, now);
+            return remove_completed(entry, now);
         }
         nap(passed < expected ? expected - passed : passed / 4);
         now->now_ns = nvs_now_ns();
     }
-    return result == CUDA_SUCCESS && take_what_is_done(entry, now);
+    return result == CUDA_SUCCESS && remove_completed(entry, now);
 }
 
-/* --- one look --- */
+/* --- one check --- */
 
 static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
 {
@@ -252,13 +251,13 @@ static bool record(nvs_pace_stream *entry, const nvs_pace_terms *now)
     nvs_pace_stream_nothing_since(entry);
     entry->count++;
     const uint64_t end_ns = now->now_ns + entry->work_ns * now->parts;
-    if (end_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed)) /* who loses the race is near enough */
+    if (end_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed)) /* the loser of a race has a similar value */
         atomic_store_explicit(&ends_ns[entry->gpu], end_ns, memory_order_relaxed);
     return true;
 }
 
-/* Has making it wait harmed who is alone?  Then its GPU has fallen idle since, and not because it waited for it. */
-static void judge(nvs_pace_stream *entry, uint32_t synchronized, const nvs_pace_terms *now)
+/* Detects harm to a program that is alone: the GPU fell idle after pacing had made the thread wait, and the thread did not wait by itself. */
+static void detect_harm(nvs_pace_stream *entry, uint32_t synchronized, const nvs_pace_terms *now)
 {
     const bool idle = entry->count == 0 && now->now_ns > atomic_load_explicit(&ends_ns[entry->gpu], memory_order_relaxed);
     const bool by_itself = entry->synchronized != synchronized;
@@ -267,7 +266,7 @@ static void judge(nvs_pace_stream *entry, uint32_t synchronized, const nvs_pace_
         entry->throttled = false;
     } else if (!now->lone) {
         entry->throttled = false;
-        entry->relief = entry->waits = 0; /* what it was alone with will be another mixture */
+        entry->relief = entry->waits = 0; /* its work while alone may be another mixture then */
     } else if (entry->throttled && idle) {
         entry->throttled = false;
         entry->waits = 0;
@@ -277,7 +276,7 @@ static void judge(nvs_pace_stream *entry, uint32_t synchronized, const nvs_pace_
 
 static bool throttle(nvs_pace_stream *entry, uint32_t drop, nvs_pace_terms *now)
 {
-    if (now->lone && entry->each_ns != 0) { /* else only to find out how long its work is */
+    if (now->lone && entry->each_ns != 0) { /* else the wait only measures the work */
         entry->throttled = true;
         if (++entry->waits >= FORGIVEN) {
             entry->waits = 0;
@@ -292,25 +291,25 @@ static bool pace(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult known = NVS_REAL(cuStreamIsCapturing)(entry->stream, &capture);
     if ((known != CUDA_SUCCESS && known != CUDA_ERROR_NOT_SUPPORTED) || capture != CU_STREAM_CAPTURE_STATUS_NONE)
-        return true; /* being captured, or the legacy stream beside one that is */
+        return true; /* captured, or the legacy stream beside a capture */
     if (entry->refused) { /* time to try again */
         entry->refused = false;
         entry->every = 1;
     }
     if (now->lone)
         now->budget_ns <<= entry->relief / 2;
-    if (!take_what_is_done(entry, now))
+    if (!remove_completed(entry, now))
         return false;
     entry->idle = entry->count != 0 ? 0 : entry->idle < NVS_PACE_IDLE ? entry->idle + 1 : entry->idle;
     if (entry->idle != NVS_PACE_IDLE)
         entry->visited_ns = entry->quickest_ns = 0;
     if (entry->idle == NVS_PACE_IDLE)
         nvs_pace_stream_choose_every(entry, now);
-    judge(entry, synchronized, now);
+    detect_harm(entry, synchronized, now);
     if (now->lone && entry->relief == MOST_RELIEF) {
         nvs_pace_stream_nothing_since(entry);
         entry->every = LONE_EVERY;
-        return true; /* not bounded any more */
+        return true; /* no longer paced */
     }
     if (entry->count == NVS_PACE_RING && (entry->stuck || !throttle(entry, 1, now) || entry->count == NVS_PACE_RING))
         return entry->stuck;
@@ -336,7 +335,7 @@ static bool pace_in_context(nvs_pace_stream *entry, uint32_t synchronized, nvs_p
     return fine;
 }
 
-void nvs_pace_stream_look(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *now)
+void nvs_pace_stream_check(nvs_pace_stream *entry, uint32_t synchronized, nvs_pace_terms *now)
 {
     if (!pace_in_context(entry, synchronized, now))
         forget(entry);
@@ -349,7 +348,7 @@ bool nvs_pace_stream_rare(const nvs_pace_stream *entry)
 
 void nvs_pace_stream_drop(nvs_pace_stream *entry)
 {
-    for (unsigned i = 0; i < NVS_PACE_RING; i++) /* destroying a pending event is legal: it goes when it is done */
+    for (unsigned i = 0; i < NVS_PACE_RING; i++) /* a pending event may be destroyed: the driver frees it when it completes */
         if (entry->ring[i].event != NULL)
             (void)NVS_REAL(cuEventDestroy_v2)(entry->ring[i].event);
     if (entry->done != NULL)

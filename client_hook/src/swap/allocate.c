@@ -173,7 +173,7 @@ static CUresult make(const wanted *as, CUdeviceptr *first, nvs_segment **out)
     const bool may = nvs_pins_may(as->gpu, as->bytes);
     const CUresult result = may ? make_segment(as, first, out) : CUDA_ERROR_OUT_OF_MEMORY;
     if (may)
-        nvs_pins_settled(as->gpu, as->bytes);
+        nvs_pins_counted(as->gpu, as->bytes);
     else
         nvs_pins_say_refused("memory that another GPU reaches");
     nvs_gate_leave(slot, as->gpu);

@@ -67,7 +67,7 @@ void nvs_swap_reach(uint32_t gpu)
     nvs_swap_gpus[gpu].reached = true;
     nvs_swap_unlock();
     if (may)
-        nvs_pins_settled(gpu, more);
+        nvs_pins_counted(gpu, more);
     nvs_gate_leave(slot, gpu);
     if (!may) /* a copy between GPUs has no fitting error code */
         NVS_LOG_ONCE(NVS_LOG_WARNING, "another GPU works on the memory of GPU %u, so it stays on the card, though other programs need more than it "

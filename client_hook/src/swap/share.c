@@ -76,7 +76,7 @@ CUresult nvs_share_begin(uint32_t gpu, nvs_segment *segment, CUdeviceptr address
     }
     segment->users += result == CUDA_SUCCESS;
     nvs_swap_unlock();
-    nvs_pins_settled(gpu, more);
+    nvs_pins_counted(gpu, more);
     return result;
 }
 

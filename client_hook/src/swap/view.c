@@ -336,7 +336,7 @@ CUresult nvs_swap_pin(nvs_segment *segment, CUmemGenericAllocationHandle *real)
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     const bool pinned = pin_chunk(segment);
-    nvs_pins_settled(segment->gpu, more);
+    nvs_pins_counted(segment->gpu, more);
     if (!pinned)
         return CUDA_ERROR_INVALID_VALUE; /* its context is dead */
     nvs_segment_claim(segment, true);

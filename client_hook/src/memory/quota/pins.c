@@ -28,11 +28,11 @@ bool nvs_pins_may(uint32_t gpu, uint64_t bytes)
     const uint64_t before = atomic_fetch_add_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */
     if (may_stay(gpu, before + bytes))
         return true;
-    nvs_pins_settled(gpu, bytes);
+    nvs_pins_counted(gpu, bytes);
     return false;
 }
 
-void nvs_pins_settled(uint32_t gpu, uint64_t bytes)
+void nvs_pins_counted(uint32_t gpu, uint64_t bytes)
 {
     if (bytes != 0 && gpu < NVS_MAX_GPUS)
         atomic_fetch_sub_explicit(&under_way[gpu], bytes, memory_order_relaxed); /* see its declaration */

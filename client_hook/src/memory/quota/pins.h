@@ -11,9 +11,9 @@
 
 #include "memory/records/allocation.h"
 
-/* May so many bytes more stay?  If so, then nvs_pins_settled once they are counted, or will not stay after all. */
+/* May `bytes` more become immovable?  If true, the caller calls nvs_pins_counted once they are counted, or will not be. */
 bool nvs_pins_may(uint32_t gpu, uint64_t bytes);
-void nvs_pins_settled(uint32_t gpu, uint64_t bytes);
+void nvs_pins_counted(uint32_t gpu, uint64_t bytes);
 /* To the log, once: `what` was refused. */
 void nvs_pins_say_refused(const char *what);
 
