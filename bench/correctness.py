@@ -5,7 +5,7 @@ once under it with a short quantum, in `device` mode and in `managed` mode.  All
 
 Invariant: managed memory stays within the card: each program has a limit of 128 MiB.  Exit code 1 on any difference.
 
-May not go here: speed.
+Non-goals: speed.
 """
 
 from __future__ import annotations

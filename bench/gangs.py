@@ -14,7 +14,7 @@ switching costs); `rivals_over_half`: a rival's steps beside the gang by half of
 
 On the simulated GPU kernels take time and compute nothing, the coordinator and the hook are real.
 
-May not go here: the programs (workloads/gang.py).
+Non-goals: the programs (workloads/gang.py).
 """
 
 from __future__ import annotations

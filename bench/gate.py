@@ -6,7 +6,7 @@ the hook and under it in turns; see bench/README.md for why this call and how th
 JSON: `baseline_ns`, `hooked_ns`, `added_ns` per call; `baseline_instructions`, `hooked_instructions` and
 `added_instructions` (null where neither performance counters nor valgrind are to be had); `details`.
 
-May not go here: other costs of the hook than those of a call that passes an open gate.
+Non-goals: other costs of the hook than those of a call that passes an open gate.
 """
 
 from __future__ import annotations

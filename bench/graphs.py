@@ -15,7 +15,7 @@
    sum of their times alone) / (the time until both are done). So programs are compared with themselves: two that are
    alike differ by more than what is asked for. The mean of the repetitions.
 
-May not go here: hand-overs' other times (bench/handover.py).
+Non-goals: hand-overs' other times (bench/handover.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ All clocks are CLOCK_MONOTONIC of one machine.
 JSON: `handover_us` (`p50`, `p99`), `handovers` (samples); `details`: its parts (revoke to release without the drain,
 release to grant, grant to open gate), drains, and how many hand-overs gave no sample and why.
 
-May not go here: hand-overs that move memory.
+Non-goals: hand-overs that move memory.
 """
 
 from __future__ import annotations

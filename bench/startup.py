@@ -13,7 +13,7 @@ less.
 The programs are started with the hook's environment as `nvshare-run` makes it, but not through `nvshare-run`, whose own
 start is not the hook's.
 
-May not go here: what costs later.
+Non-goals: what costs later.
 """
 
 from __future__ import annotations

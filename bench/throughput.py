@@ -8,7 +8,7 @@ JSON: `workloads` by name: `alone`, `alone_hooked`, `two_native`, `two_exclusive
 ratios `hooked_share` (alone_hooked / alone), `native_share`, `exclusive_share` (both sums / alone), each as median,
 min and max.
 
-May not go here: how steps are made (workloads/steps.py).
+Non-goals: how steps are made (workloads/steps.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Three programs (workloads/busy.py) run under the hook; drawn are, for each, its 
 coordinator's events) and the work that really ran: the simulated GPU's trace, or on a card the kernels' own stamps.
 A card's clock is not the host's: each program measures the offset (about 20 us), and its stamps are moved by it.
 
-May not go here: judging the trace (coordinator/cli/demo_proof.py).
+Non-goals: judging the trace (coordinator/cli/demo_proof.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The build: what the wheel must hold, and what its libraries may ask of the system.
 
-May not go here: what the libraries do.
+Non-goals: what the libraries do.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants: a new CUDA release fails here until somebody has decided what to do with each of its functions.
 
-May not go here: what the hook does when it runs (tests/hook).
+Non-goals: what the hook does when it runs (tests/hook).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariant: every figure and verdict on the page comes from a line; without a run on a card the page says so.  A
 line with a `note` was written by hand, where lines of several runs were put together, and is shown as it is.
 
-May not go here: measuring.
+Non-goals: measuring.
 """
 
 from __future__ import annotations

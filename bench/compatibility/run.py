@@ -11,7 +11,7 @@ One JSON object a line, as they come: first the machine, then rows, of which a l
 same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
 page, also from earlier runs (`--from LINES`).  A case that fails is a row; exit code 1 when a row differs or failed.
 
-May not go here: what the cases do, how a page looks (compatibility_page.py).
+Non-goals: what the cases do, how a page looks (compatibility_page.py).
 """
 
 from __future__ import annotations

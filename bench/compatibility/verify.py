@@ -3,7 +3,7 @@
 One process a group, in `device` mode under `nvshare-run --verify`, checks every case once.  What it tells is one line a
 group: kernels and copies that ran and that passed, what escaped by name, and why that cannot be told where it cannot.
 
-May not go here: how escapes are found (client_hook/verify.py).
+Non-goals: how escapes are found (client_hook/verify.py).
 """
 
 from __future__ import annotations

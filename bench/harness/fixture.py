@@ -4,7 +4,7 @@ Invariants: the coordinator lives in a temporary directory and ends with the fix
 tools that a user has (`nvshare-run`, `nvshare-ctl`), so that what is measured is what is shipped; memory is left
 alone (`NVSHARE_MEMORY=device`) unless the caller asks for something else.
 
-May not go here: what is measured, statistics of one benchmark.
+Non-goals: what is measured, statistics of one benchmark.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ turns the hook counted fewer gated calls (`bypassed`: what share of a step's cal
 drawn from whole processes, and in them from whole blocks, because turns of one are alike.  `control` compares the two
 direct turns of a block in the same way: it has to be zero within its own interval.
 
-May not go here: what a program does; comparing processes without the hook with others under it (worker_group.py).
+Non-goals: what a program does; comparing processes without the hook with others under it (worker_group.py).
 """
 
 from __future__ import annotations

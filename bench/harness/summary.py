@@ -1,6 +1,6 @@
 """The figures of a hardware run as a short table: `python bench/harness/summary.py DIRECTORY` (written by hardware.sh).
 
-May not go here: measuring.  A file that is missing or no JSON is said to be so.
+Non-goals: measuring.  A file that is missing or no JSON is said to be so.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ A program ends with its input.  Other lines on its output are skipped: framework
 Invariants: every wait has a limit, and none goes past the deadline of the whole run; a program that dies or is silent
 is a BenchError that quotes its last words.
 
-May not go here: which programs there are, what a verdict means.
+Non-goals: which programs there are, what a verdict means.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ JSON: `sizes`: for each size in bytes `plain_alloc_ns`, `swap_alloc_ns`, `plain_
 
 On the simulated GPU the driver's own part is made up, so ratios there say nothing about a card.
 
-May not go here: what moving memory costs (bench/swap.py).
+Non-goals: what moving memory costs (bench/swap.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Method: the real coordinator, with a capacity of a few GiB, and jobs (`workloads
 
 Every job compares its memory; a difference fails the run.
 
-May not go here: how fast memory moves (nvshare.bench.memory.swap).
+Non-goals: how fast memory moves (nvshare.bench.memory.swap).
 """
 
 from __future__ import annotations

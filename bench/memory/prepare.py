@@ -6,7 +6,7 @@ of that will probably be evicted, and the hook makes so much host memory ready b
 seen by the size of the process.  Compared are launches a second before, meanwhile and after, in the same process: the
 median of the turns, the worst per cent of them, and all launches over all of the time.
 
-May not go here: how fast the memory is made (nvshare.bench.memory.swap).
+Non-goals: how fast the memory is made (nvshare.bench.memory.swap).
 """
 
 from __future__ import annotations

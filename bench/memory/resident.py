@@ -12,7 +12,7 @@ computed the same.
 
 On the simulated GPU kernels take a fixed time: the figures there say nothing about a card.
 
-May not go here: what allocating costs (bench/alloc.py), what moving costs (bench/swap.py).
+Non-goals: what allocating costs (bench/alloc.py), what moving costs (bench/swap.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ and the device, and two such programs, one for each direction.
 `--checked ROUNDS` measures nothing: one program with allocations of random sizes, some replaced in each round, is
 evicted and restored by random amounts and all its bytes are compared; the seed is printed.
 
-May not go here: what the real coordinator decides.
+Non-goals: what the real coordinator decides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 /* A kernel that takes as long as it is told, in PTX: `nvs_busy`, which the simulated GPU knows too (there its parameter alone says how long).
  *
- * May not go here: launching it.
+ * Non-goals: launching it.
  */
 #ifndef NVSHARE_BENCH_BUSY_KERNEL_H
 #define NVSHARE_BENCH_BUSY_KERNEL_H

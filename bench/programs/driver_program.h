@@ -1,7 +1,7 @@
 /* What programs of the benchmarks that speak to the driver have in common: a context, a stream, a module.
  *
  * The driver is found as a CUDA runtime finds it: dlopen, dlsym, calls through pointers, which in_process.c can lead past the hook.
- * Wants _GNU_SOURCE.  May not go here: what one program does.
+ * Wants _GNU_SOURCE.  Non-goals: what one program does.
  */
 #ifndef NVSHARE_BENCH_DRIVER_PROGRAM_H
 #define NVSHARE_BENCH_DRIVER_PROGRAM_H

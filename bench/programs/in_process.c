@@ -13,7 +13,7 @@
  * anonymous memory; not stacks, whose words do not last.  Reading goes through /proc/self/mem, because other threads may
  * unmap meanwhile; a word is written only while it holds what was found there.
  *
- * May not go here: timing, what a case does.
+ * Non-goals: timing, what a case does.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT, dl_iterate_phdr */
 #include "driver_symbol.h"

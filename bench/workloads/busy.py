@@ -8,7 +8,7 @@ times of its start and end into its slot of a ring on the device, which the prog
 (`--log`: pairs of unsigned 64-bit integers, nanoseconds).  %globaltimer is one clock for all processes on a GPU.
 On the simulated GPU the kernel of this name takes as long as its first parameter says; its trace is kept there instead.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

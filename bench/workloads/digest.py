@@ -3,7 +3,7 @@
 Deterministic by seed; prints one JSON object with a SHA-256 over everything computed, and how long it took.  Small:
 below 100 MiB of device memory.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ each line `run SECONDS` one object: `steps`, `seconds`, `worst_ms` (the longest 
 
 Invariants: knows nothing of the hook or of gangs; whoever waits for a token sleeps, and not for ever.
 
-May not go here: what is compared with what.
+Non-goals: what is compared with what.
 """
 
 from __future__ import annotations

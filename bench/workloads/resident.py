@@ -4,7 +4,7 @@ It compares its memory now and then.  It speaks to libcuda.so.1 through ctypes. 
 it is told, and then says when it began and ended, by the monotonic clock.  A notebook-like job thinks between bursts.
 SIGTERM ends it in order before its time.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ It is told a line at a time.
 Commands: `start`, `alloc BYTES...`, `fill SEED`, `check`, `renew SEED BYTES...`, `copies BYTES ROUNDS`,
 `stream OUT BYTES ROUNDS BEGIN_NS`, `launches TURN_NS TURNS`; each answers one line of JSON.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@
  *    still submits work is let through rather than left hanging.  _exit, exec and death need no handler: the connection
  *    closes with the process.
  *
- * May not go here: anything beyond the above.
+ * Non-goals: anything beyond the above.
  */
 #include "base/port.h"
 #include "base/process/fork.h"

@@ -1,6 +1,6 @@
 """Every benchmark runs on the simulated GPU and prints what it promises; how fast is not asked here.
 
-May not go here: figures.
+Non-goals: figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The compatibility matrix: its verdicts, what becomes of cases that fail, its page; and that start-up and graphs run.
 
-May not go here: figures; what frameworks do, which needs a card.
+Non-goals: figures; what frameworks do, which needs a card.
 """
 
 from __future__ import annotations

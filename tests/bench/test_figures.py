@@ -1,6 +1,6 @@
 """The benchmarks' arithmetic, on events and stamps written out by hand.
 
-May not go here: timings.
+Non-goals: timings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How nvshare.bench.gangs agrees on the end of a run, and what it makes of the coordinator's counters.
 
-May not go here: running it (test_benches_run.py).
+Non-goals: running it (test_benches_run.py).
 """
 
 from __future__ import annotations

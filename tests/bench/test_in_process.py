@@ -1,6 +1,6 @@
 """The comparison inside one process: what is found and switched, that it must be proved, and its arithmetic.
 
-May not go here: timings.
+Non-goals: timings.
 """
 
 from __future__ import annotations

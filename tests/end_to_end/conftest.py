@@ -2,7 +2,7 @@
 
 Invariants: everything that a test starts is gone after it; programs are started by `nvshare-run`, as a user would.
 
-May not go here: anything that stands in for a part of the product.
+Non-goals: anything that stands in for a part of the product.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A program with a sticky error that lives on, like a notebook: others get its memory, and it gets its error.
 
-May not go here: what one hook does by itself (tests/hook/memory/test_dead_contexts.py).
+Non-goals: what one hook does by itself (tests/hook/memory/test_dead_contexts.py).
 """
 
 from __future__ import annotations

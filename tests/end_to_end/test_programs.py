@@ -1,6 +1,6 @@
 """Unmodified programs under the whole product: CuPy, and one that asks for memory.
 
-May not go here: taking turns as such (test_sharing.py).
+Non-goals: taking turns as such (test_sharing.py).
 """
 
 from __future__ import annotations

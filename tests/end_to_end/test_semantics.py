@@ -4,7 +4,7 @@ and most of its memory: contexts, captures, graphs, signals, threads, and the wa
 The programs (programs/semantics_*.c) say what they find wrong; the GPU's trace says whether anything ran beside
 somebody else.
 
-May not go here: cases that are about leases or memory alone (tests/hook).
+Non-goals: cases that are about leases or memory alone (tests/hook).
 """
 
 from __future__ import annotations

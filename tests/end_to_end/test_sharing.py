@@ -1,6 +1,6 @@
 """Two programs share one GPU: real coordinator, real hook, simulated GPU, judged by the GPU's own trace.
 
-May not go here: failures of programs or coordinators (test_failures.py).
+Non-goals: failures of programs or coordinators (test_failures.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Programs that use two GPUs, step by step, on simulated ones and on real ones: what must hold on both.
 
-May not go here: tests (test_two_gpus.py, tests/gpu/test_two_cards.py), anything that only one kind of GPU does.
+Non-goals: tests (test_two_gpus.py, tests/gpu/test_two_cards.py), anything that only one kind of GPU does.
 """
 
 from __future__ import annotations

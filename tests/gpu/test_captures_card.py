@@ -4,7 +4,7 @@ How: each case queues a kernel of 0.3 s beside a capture and notes when the kern
 runs short kernels all the time and notes when it began and ended each.  None of those lies within a long one.  No
 program has more than 64 MiB.
 
-May not go here: what work computes (test_semantics_card.py has the same cases).
+Non-goals: what work computes (test_semantics_card.py has the same cases).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The same promises on a real card.  Device memory only: nothing here oversubscribes.
 
-May not go here: figures (bench/), anything that the simulated GPU can show as well.
+Non-goals: figures (bench/), anything that the simulated GPU can show as well.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Programs have at most 192 MiB each.
 
-May not go here: what the simulated GPU shows as well (tests/hook/memory/test_dead_contexts.py).
+Non-goals: what the simulated GPU shows as well (tests/hook/memory/test_dead_contexts.py).
 """
 
 from __future__ import annotations

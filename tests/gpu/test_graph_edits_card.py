@@ -4,7 +4,7 @@ How: one process spins in a kernel that notices when it stands still, as it does
 work.  Meanwhile a second process, without the hook, edits a graph of its own some hundred times.  No program has more
 than 2 MiB.
 
-May not go here: whether such calls wait for a lease (tests/hook/gate/test_graph_edits.py).
+Non-goals: whether such calls wait for a lease (tests/hook/gate/test_graph_edits.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 No program has more than 200 MiB.
 
-May not go here: what the simulated GPU shows as well (tests/hook/ipc/test_ipc.py, tests/end_to_end/memory/test_ipc.py).
+Non-goals: what the simulated GPU shows as well (tests/hook/ipc/test_ipc.py, tests/end_to_end/memory/test_ipc.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ from the documentation (green contexts, resets, forks) is here as it is.
 
 No program has more than 64 MiB.
 
-May not go here: what the simulated GPU shows as well (tests/end_to_end/test_semantics.py has the cases).
+Non-goals: what the simulated GPU shows as well (tests/end_to_end/test_semantics.py has the cases).
 """
 
 from __future__ import annotations

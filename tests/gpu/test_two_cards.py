@@ -2,7 +2,7 @@
 
 No program has more than 64 MiB on a card.
 
-May not go here: what the simulated GPUs show as well (tests/end_to_end/test_two_gpus.py has the same steps on those; a
+Non-goals: what the simulated GPUs show as well (tests/end_to_end/test_two_gpus.py has the same steps on those; a
 kernel that reads the other GPU's memory is real only here).
 """
 

@@ -2,7 +2,7 @@
 
 Every run has its own embedded coordinator, and device memory only.
 
-May not go here: what the simulated GPU shows as well.
+Non-goals: what the simulated GPU shows as well.
 """
 
 from __future__ import annotations

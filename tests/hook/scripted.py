@@ -2,7 +2,7 @@
 
 Invariants: every wait is bounded and ends in a clear failure; nothing outlives the test.
 
-May not go here: what the real coordinator would decide.
+Non-goals: what the real coordinator would decide.
 """
 
 from __future__ import annotations

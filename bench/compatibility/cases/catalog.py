@@ -3,7 +3,7 @@
 Invariants: a case that may run in `managed` mode takes little memory: with a limit of 96 MiB a program and two programs
 at a time, the matrix never has more than 192 MiB of managed memory.
 
-May not go here: how a case is run (bench/compatibility.py), what it does (the modules beside this).
+Non-goals: how a case is run (bench/compatibility.py), what it does (the modules beside this).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CuPy with each of its allocators.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ before `ready`, others when they are first needed.
 Invariants: the real standard output carries answers only; what frameworks print goes to standard error.  A case that
 raises is an answer, not the end.  One case's program is alive at a time.
 
-May not go here: a framework.
+Non-goals: a framework.
 """
 
 from __future__ import annotations

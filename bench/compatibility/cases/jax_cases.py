@@ -1,6 +1,6 @@
 """JAX; whether it takes memory in advance is its environment's business.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants: a check starts from its own seeds, so that it gives the same in every process and every time; it takes a
 second at most once everything is compiled, and stays below 32 MiB of device memory.
 
-May not go here: a framework.
+Non-goals: a framework.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PyTorch: eager training, autocast, libraries, CUDA graphs, DataLoader, compile; and all-reduce over two GPUs.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hugging Face transformers: text generation with random weights.
 
-May not go here: anything of nvshare; weights from elsewhere.
+Non-goals: anything of nvshare; weights from elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Triton kernel by itself.
 
-May not go here: anything of nvshare.
+Non-goals: anything of nvshare.
 """
 
 from __future__ import annotations

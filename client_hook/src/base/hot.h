@@ -4,7 +4,7 @@
  * Why: a program that does much between two calls finds next to nothing of the hook in its caches.  Then what a call costs is the number of
  * lines and pages it touches, not of instructions (docs/decisions/cold-calls.md).
  *
- * May not go here: what is not read by each call.
+ * Non-goals: what is not read by each call.
  */
 #ifndef NVS_HOT_H
 #define NVS_HOT_H

@@ -1,6 +1,6 @@
 /* Logging.  One write() a line, no lock, no allocation; errno stays as it was.
  *
- * May not go here: anything that a fast path could reach.
+ * Non-goals: anything that a fast path could reach.
  */
 #include "base/log.h"
 

@@ -3,7 +3,7 @@
  * Readers accept every encoding of a value that fits, read nothing outside the frame, allocate nothing and do not recurse;
  * they accept exactly what decode() in coordinator/protocol/messages.py does.
  *
- * May not go here: messages.
+ * Non-goals: messages.
  */
 #ifndef NVS_MSGPACK_H
 #define NVS_MSGPACK_H

@@ -1,6 +1,6 @@
 /* What the driver says of a GPU: its UUID as NVML writes it, its memory (gpu_facts.h).
  *
- * May not go here: anything that is remembered.
+ * Non-goals: anything that is remembered.
  */
 #include "contexts/gpu_facts.h"
 

@@ -3,7 +3,7 @@
  * Starting: cuInit, or the first thread that needs the coordinator, makes the agent thread.  Nobody waits until that runs: their
  * wishes are in the mailbox.  If it fails, all gates open for good and the log says why.
  *
- * May not go here: messages, leases; anything that runs on the agent thread.
+ * Non-goals: messages, leases; anything that runs on the agent thread.
  */
 #define _GNU_SOURCE /* syscall numbers, gettid */
 #include "coord/agent.h"

@@ -1,6 +1,6 @@
 /* What the agent does about the lease of one GPU: carries out what the state machine (coord/protocol/lease_machine.h) says.  Agent thread only.
  *
- * May not go here: messages that come in, and sleeping (loop.c).
+ * Non-goals: messages that come in, and sleeping (loop.c).
  */
 #ifndef NVS_AGENT_LEASE_H
 #define NVS_AGENT_LEASE_H

@@ -7,7 +7,7 @@
  * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.  Memory is
  * moved by other threads (moves.h).
  *
- * May not go here: functions that an application's thread calls.
+ * Non-goals: functions that an application's thread calls.
  */
 #define _GNU_SOURCE /* ppoll */
 #include "coord/loop.h"

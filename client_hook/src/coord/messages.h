@@ -1,6 +1,6 @@
 /* What each message from the coordinator does, and what the begin and the end of a connection do.  Agent thread only.
  *
- * May not go here: when the agent looks at its mailboxes (loop.c).
+ * Non-goals: when the agent looks at its mailboxes (loop.c).
  */
 #ifndef NVS_MESSAGES_H
 #define NVS_MESSAGES_H

@@ -26,7 +26,7 @@
  * call of the driver leaves its slot active: that thread is never stopped again.  Out of the wait for a lease a handler may
  * jump: while a thread waits it is inside of nothing.
  *
- * May not go here: leases, CUDA, messages.
+ * Non-goals: leases, CUDA, messages.
  */
 #include "gate/gate.h"
 

@@ -3,7 +3,7 @@
  * A thread announces itself in its own slot with plain stores; whoever closes the gate pays for the ordering
  * with membarrier(PRIVATE_EXPEDITED) and then waits for the slots.  Why that is correct stands in gate.c.
  *
- * Knows nothing of wires, leases, CUDA contexts.  May not go here: anything on the fast path beyond what stands.
+ * Knows nothing of wires, leases, CUDA contexts.  Non-goals: anything on the fast path beyond what stands.
  */
 #ifndef NVS_GATE_H
 #define NVS_GATE_H

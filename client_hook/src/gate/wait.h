@@ -1,6 +1,6 @@
 /* The words of each gate, and the threads that sleep before it.
  *
- * May not go here: closing a gate, and the calls inside of it (gate.h).
+ * Non-goals: closing a gate, and the calls inside of it (gate.h).
  */
 #ifndef NVS_WAIT_H
 #define NVS_WAIT_H

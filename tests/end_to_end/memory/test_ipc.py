@@ -1,6 +1,6 @@
 """Programs that share memory by legacy IPC in mode `swap`, and take turns on a card that is too small for both.
 
-May not go here: what one call answers (tests/hook/ipc/test_ipc.py).
+Non-goals: what one call answers (tests/hook/ipc/test_ipc.py).
 """
 
 from __future__ import annotations

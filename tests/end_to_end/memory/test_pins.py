@@ -1,6 +1,6 @@
 """Programs of which one has memory that cannot move, and another needs more of the card than that leaves.
 
-May not go here: what is pinned and how it is shared (test_ipc.py), who is refused (tests/unit/memory/test_pinning.py).
+Non-goals: what is pinned and how it is shared (test_ipc.py), who is refused (tests/unit/memory/test_pinning.py).
 """
 
 from __future__ import annotations

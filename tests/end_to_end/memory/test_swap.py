@@ -1,6 +1,6 @@
 """Memory mode `swap` end to end: real coordinator, real hook, a simulated GPU that is too small for both programs.
 
-May not go here: what the hook does alone (tests/hook/swap/test_swap_process.py).
+Non-goals: what the hook does alone (tests/hook/swap/test_swap_process.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The application's own virtual memory management in mode `swap`: real coordinator and hook, a card too small for two.
 
-May not go here: what one call answers (tests/hook/swap/test_swap_vmm.py).
+Non-goals: what one call answers (tests/hook/swap/test_swap_vmm.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Descriptors of the hook's stay out of the application's way.
 
-May not go here: what is sent through them.
+Non-goals: what is sent through them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every function that the hook wraps fails, in a program that holds the lease: it hears the driver's error, and nothing
 of the hook's is left behind: it still computes, gives the lease back when asked, and is charged with nothing.
 
-May not go here: faults in the middle of what a wrapper does in several steps (test_memory_process.py).
+Non-goals: faults in the middle of what a wrapper does in several steps (test_memory_process.py).
 """
 
 from __future__ import annotations

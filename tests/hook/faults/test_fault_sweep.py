@@ -1,6 +1,6 @@
 """Each call of the driver and each request to the system that the hook makes fails once, in a scene of everything.
 
-May not go here: what the program checks (programs/fault_sweep.c); the errors of single functions (test_every_error.py).
+Non-goals: what the program checks (programs/fault_sweep.c); the errors of single functions (test_every_error.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a fork costs under the hook, counted in pages that the kernel gives to the child.
 
-May not go here: times; what a child may do with its GPU (test_agent_faults.py).
+Non-goals: times; what a child may do with its GPU (test_agent_faults.py).
 """
 
 from __future__ import annotations

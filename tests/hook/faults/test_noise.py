@@ -1,6 +1,6 @@
 """What the hook writes into a program's standard error.
 
-May not go here: messages of single parts, which stand with their tests.
+Non-goals: messages of single parts, which stand with their tests.
 """
 
 from __future__ import annotations

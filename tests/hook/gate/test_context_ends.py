@@ -1,6 +1,6 @@
 """Contexts that end while their work runs: a lease is given back after that work, however end and drain meet.
 
-May not go here: what else ends with a context (its memory, its streams).
+Non-goals: what else ends with a context (its memory, its streams).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Graphs whose work is on two GPUs: a launch waits for the leases of both, however the graph was made.
 
-May not go here: the memory that such graphs reach (test_swap_peers.py).
+Non-goals: the memory that such graphs reach (test_swap_peers.py).
 """
 
 from __future__ import annotations

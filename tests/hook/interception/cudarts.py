@@ -3,7 +3,7 @@
 `python -m tests.hook.interception.cudarts` installs them below build/cudarts (NVSHARE_TEST_CUDARTS names another
 folder), about 20 MB; the tests skip what is not there.
 
-May not go here: the version that the hook is built with (client_hook/find_cuda_header.py).
+Non-goals: the version that the hook is built with (client_hook/find_cuda_header.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The driver that only says which of its functions was reached, and the programs that look at it.
 
-May not go here: tests.
+Non-goals: tests.
 """
 
 from __future__ import annotations

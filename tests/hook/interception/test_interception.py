@@ -3,7 +3,7 @@
 Against a driver that only says which of its functions was reached (programs/intercept_driver.c), so that all rows of
 the table can be called.  The checks themselves are in C, where applications are.
 
-May not go here: leases, memory, the simulated GPU.
+Non-goals: leases, memory, the simulated GPU.
 """
 
 from __future__ import annotations

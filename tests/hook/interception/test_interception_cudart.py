@@ -3,7 +3,7 @@
 cudart finds the driver's functions as every framework does: by cuGetProcAddress, before cuInit, by version and flags.
 Older ones ask for older versions of them; libraries such as cuBLAS each carry a static cudart of their own.
 
-May not go here: what is right about the results (tests of the simulated GPU), leases.
+Non-goals: what is right about the results (tests of the simulated GPU), leases.
 """
 
 from __future__ import annotations

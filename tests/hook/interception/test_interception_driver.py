@@ -3,7 +3,7 @@
 Runs on the simulated driver everywhere and on the real one where there is a card: no answer may differ but in that it
 leads through the hook.
 
-May not go here: calls of what was handed out (test_interception.py).
+Non-goals: calls of what was handed out (test_interception.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Interception in libraries that a program opens: whatever the flags, their calls pass the gate.
 
-May not go here: names, versions and flags of look-ups (test_interception.py).
+Non-goals: names, versions and flags of look-ups (test_interception.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Over the double of NVML, by pynvml and ctypes in programs/nvml_program.py, told by a scripted coordinator.
 
-May not go here: what a quota lets through (test_memory_process.py).
+Non-goals: what a quota lets through (test_memory_process.py).
 """
 
 from __future__ import annotations

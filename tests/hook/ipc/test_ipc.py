@@ -2,7 +2,7 @@
 
 The exporter is told by a scripted coordinator; importers run under the hook without one.
 
-May not go here: two programs that share and take turns, in whatever mode (tests/end_to_end/memory/test_ipc.py).
+Non-goals: two programs that share and take turns, in whatever mode (tests/end_to_end/memory/test_ipc.py).
 """
 
 from __future__ import annotations

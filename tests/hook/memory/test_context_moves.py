@@ -1,6 +1,6 @@
 """Memory that moves while a context ends: what the hook copies with went with that context, and is not used again.
 
-May not go here: leases (test_context_ends.py).
+Non-goals: leases (test_context_ends.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Programs with a sticky error: their calls need no lease, and their memory is dropped.
 
-May not go here: other programs beside them (tests/end_to_end/test_dead_contexts.py).
+Non-goals: other programs beside them (tests/end_to_end/test_dead_contexts.py).
 """
 
 from __future__ import annotations

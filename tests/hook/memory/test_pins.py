@@ -1,6 +1,6 @@
 """What is going to stay on the card is asked for first: what each call says when it may, may not, or nobody answers.
 
-May not go here: who is refused (tests/unit/memory/test_pinning.py), two programs
+Non-goals: who is refused (tests/unit/memory/test_pinning.py), two programs
 (tests/end_to_end/memory/test_pins.py).
 """
 

@@ -1,6 +1,6 @@
 """A lease that went back while its work still ran: memory is not moved under that work.
 
-May not go here: how memory moves (test_memory_moves.py, test_swap_process.py).
+Non-goals: how memory moves (test_memory_moves.py, test_swap_process.py).
 """
 
 from __future__ import annotations

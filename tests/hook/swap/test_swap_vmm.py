@@ -1,6 +1,6 @@
 """The application's own virtual memory management in mode `swap`: what each call answers, its memory there or not.
 
-May not go here: random sequences (tests/end_to_end/memory/test_swap_vmm.py).
+Non-goals: random sequences (tests/end_to_end/memory/test_swap_vmm.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The hooks' listening socket by itself: who is served, who is cut, and that nothing that one does stops the others.
 
-Invariant: the test plays the loop: nothing is read or written unless it says so.  May not go here: what frames mean.
+Invariant: the test plays the loop: nothing is read or written unless it says so.  Non-goals: what frames mean.
 """
 
 from __future__ import annotations

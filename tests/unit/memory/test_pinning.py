@@ -1,6 +1,6 @@
 """Memory that cannot move: what is allowed, who does not fit beside it, and what becomes of them.
 
-May not go here: what other growth is allowed (test_admission.py, test_growth.py).
+Non-goals: what other growth is allowed (test_admission.py, test_growth.py).
 """
 
 from __future__ import annotations

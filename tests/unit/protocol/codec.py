@@ -1,6 +1,6 @@
 """The generated C codec, compiled into a small library or a program with sanitizers, and ways to make frames.
 
-May not go here: tests.
+Non-goals: tests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ZMTP by itself: any split of the bytes gives the same messages, a breach ends the connection, libzmq understands it.
 
-May not go here: the coordinator's own sockets (test_hook_listener.py).
+Non-goals: the coordinator's own sockets (test_hook_listener.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 /* Threads of our own in somebody's process.
  *
- * May not go here: what they do.
+ * Non-goals: what they do.
  */
 #ifndef NVS_THREAD_H
 #define NVS_THREAD_H

@@ -10,7 +10,7 @@
  * A mover starts with the first order of its GPU, blocks all signals, and sleeps while there is nothing to do.  Everything here is
  * for the agent thread, except nvs_moves_hurry.
  *
- * May not go here: when memory may move (loop.c, lease.c), and how it does (memory/memory.h).
+ * Non-goals: when memory may move (loop.c, lease.c), and how it does (memory/memory.h).
  */
 #ifndef NVS_MOVES_H
 #define NVS_MOVES_H

@@ -8,7 +8,7 @@
  *  - messages about another lease than the one held change nothing;
  *  - who connects again claims what it holds.
  *
- * May not go here: anything that includes more than wire.gen.h.
+ * Non-goals: anything that includes more than wire.gen.h.
  */
 #ifndef NVS_LEASE_H
 #define NVS_LEASE_H

@@ -1,6 +1,6 @@
 /* The agent's connection: connecting, noticing the loss, connecting again; and hello.  Agent thread only.
  *
- * May not go here: what a message about a GPU means.
+ * Non-goals: what a message about a GPU means.
  */
 #ifndef NVS_AGENT_LINK_H
 #define NVS_AGENT_LINK_H

@@ -2,7 +2,7 @@
  *
  * Used by the agent thread alone, except for nvs_transport_abandon (the child of a fork).
  *
- * May not go here: messages, leases, timers, connecting again.
+ * Non-goals: messages, leases, timers, connecting again.
  */
 #ifndef NVS_TRANSPORT_H
 #define NVS_TRANSPORT_H

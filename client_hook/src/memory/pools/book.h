@@ -4,7 +4,7 @@
  * No lock, no tree, no host memory to get: one line of the table is all that an allocation and its free touch.
  *
  * Invariant: an address stands in one place at most, and who takes it out is its only owner.
- * May not go here: figures, limits; memory that moves.
+ * Non-goals: figures, limits; memory that moves.
  */
 #ifndef NVS_POOL_BOOK_H
 #define NVS_POOL_BOOK_H

@@ -8,7 +8,7 @@
  *
  * One lock, taken with no other.
  *
- * May not go here: where memory comes from (hooks/memory/pool.c); the quota.
+ * Non-goals: where memory comes from (hooks/memory/pool.c); the quota.
  */
 #ifndef NVS_POOL_FIGURES_H
 #define NVS_POOL_FIGURES_H

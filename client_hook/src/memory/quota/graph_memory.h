@@ -8,7 +8,7 @@
  * Frees are not followed: the driver's figure has them.  What no executable needs is trimmed before an allocation is refused, and
  * when memory is to be evicted.
  *
- * May not go here: on which GPUs a graph runs (hooks/work/graph_gpus.h).
+ * Non-goals: on which GPUs a graph runs (hooks/work/graph_gpus.h).
  */
 #ifndef NVS_GRAPH_MEMORY_H
 #define NVS_GRAPH_MEMORY_H

@@ -10,7 +10,7 @@
  *    just said that their memory is gone;
  *  - an entry that is reachable belongs to the registry, one that was taken out belongs to who took it.
  *
- * May not go here: CUDA calls, limits, what an eviction means.
+ * Non-goals: CUDA calls, limits, what an eviction means.
  */
 #ifndef NVS_ALLOCATION_H
 #define NVS_ALLOCATION_H

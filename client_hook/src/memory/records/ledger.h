@@ -3,7 +3,7 @@
  * Counters that stand for themselves: nothing else is published with them, so their order is relaxed throughout, and only the
  * compare-and-swap that raises `charged` makes a decision; changes of `charged` are seq_cst for nvs_memory_changed.
  *
- * May not go here: what the limits mean.
+ * Non-goals: what the limits mean.
  */
 #ifndef NVS_LEDGER_H
 #define NVS_LEDGER_H

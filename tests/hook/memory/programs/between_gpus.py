@@ -2,7 +2,7 @@
 
 Each waits for its end and returns a CUresult.  The current GPU is the one that is to work; pointers may be of any.
 
-May not go here: anything that imports the product; these programs see what an application sees.
+Non-goals: anything that imports the product; these programs see what an application sees.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Graphs that allocate, and pools, for the programs that tests start: ctypes only.
 
-May not go here: anything that imports the product; these programs see what an application sees.
+Non-goals: anything that imports the product; these programs see what an application sees.
 """
 
 from __future__ import annotations
