@@ -73,7 +73,6 @@ class Dispatcher:
         self._max_clients = max_clients
         self._end_process = end_process or _end_process
         self._clients: dict[int, int] = {}  # connection -> process id
-        self._processes: dict[int, int] = {}  # process id -> number of connections
         self._sequence = 0
         self._notes: list[tuple[int, commands.Notify]] = []
         self._now_ns = 0
@@ -120,12 +119,7 @@ class Dispatcher:
         self.event(events.ClientGone(connection), now_ns)
         if self.live is not None:
             self.live.gone(connection)
-        left = self._processes.get(process_id, 1) - 1
-        if left:
-            self._processes[process_id] = left
-        else:
-            self._processes.pop(process_id, None)
-            self._journal.forget(process_id)
+        self._journal.forget(process_id)
 
     def event(self, event: events.Event, now_ns: int) -> None:
         """Passes an event to the scheduler.  Raises RemoteProtocolError for an event that its client must not cause."""
@@ -176,7 +170,7 @@ class Dispatcher:
         self._outbox.greeted(connection)
         process_id = registered.process_id
         self._clients[connection] = process_id
-        self._processes[process_id] = self._processes.get(process_id, 0) + 1
+        self._journal.forget(process_id)  # an earlier process may have had this id
         self.event(registered, now_ns)
         for event in () if self.live is None else self.live.registered(registered):
             self.event(event, now_ns)
