@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import socket
 import statistics
 import sys
@@ -30,6 +29,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card, spread
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
@@ -196,12 +196,35 @@ def _want_gpus(stand: Fixture) -> None:
         raise BenchError(f"{RANKS} GPUs are needed, and there is {gpus}; --simulate {SIMULATED} makes some")
 
 
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    simulate = options.simulate or (None if real_card() else SIMULATED)
+    exchange = _exchange(options.exchange, simulate)
+    with fixture(simulate=simulate, quantum=options.quantum) as stand, ExitStack() as stack:
+        _want_gpus(stand)
+        found = compare(stand, start(stand, exchange, stack), options.seconds, options.repetitions)
+    return {
+        **found,
+        "exchange": exchange,
+        "quantum": options.quantum,
+        "seconds": options.seconds,
+        "simulated": simulate is not None,
+        "machine": machine(),
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    where = "simulated GPUs" if result["simulated"] else result["machine"]["gpu"]
+    print(f"two ranks over {result['exchange']} on {where}, a rival on each GPU; steps/s:")
+    print(f"alone {result['alone']['steps_per_s']}")
+    for name in ("apart", "gang"):
+        case = result[name]
+        rivals = f"rivals {case['rivals_steps_per_s']} (alone {result['alone']['rivals_steps_per_s']})"
+        print(f"{name} {case['steps_per_s']['median']}, {rivals}, share of time {case['time_share']}")
+
+
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.gangs", description="Two ranks on two GPUs beside rivals"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser = parser_for("gangs", "Two ranks on two GPUs beside rivals", simulate=False)
     parser.add_argument(
         "--simulate", nargs="?", const=SIMULATED, metavar="GPUSxCAPACITY",
         help=f"on simulated GPUs although there are cards ({SIMULATED})",
@@ -210,35 +233,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=2, help="of apart and gang (default 2)")
     parser.add_argument("--quantum", default="100ms", help="default 100ms")
     parser.add_argument("--exchange", choices=("nccl", "host"), help="default nccl where PyTorch and real GPUs are")
-    options = parser.parse_args()
-    simulate = options.simulate or (None if real_card() else SIMULATED)
-    try:
-        exchange = _exchange(options.exchange, simulate)
-        with fixture(simulate=simulate, quantum=options.quantum) as stand, ExitStack() as stack:
-            _want_gpus(stand)
-            found = compare(stand, start(stand, exchange, stack), options.seconds, options.repetitions)
-    except BenchError as error:
-        sys.stderr.write(f"nvshare.bench.gangs: {error}\n")
-        return 1
-    result = {
-        **found,
-        "exchange": exchange,
-        "quantum": options.quantum,
-        "seconds": options.seconds,
-        "simulated": simulate is not None,
-        "machine": machine(),
-    }
-    if options.json:
-        print(json.dumps(result))
-        return 0
-    where = "simulated GPUs" if simulate is not None else machine()["gpu"]
-    print(f"two ranks over {exchange} on {where}, a rival on each GPU; steps/s:")
-    print(f"alone {found['alone']['steps_per_s']}")
-    for name in ("apart", "gang"):
-        case = found[name]
-        rivals = f"rivals {case['rivals_steps_per_s']} (alone {found['alone']['rivals_steps_per_s']})"
-        print(f"{name} {case['steps_per_s']['median']}, {rivals}, share of time {case['time_share']}")
-    return 0
+    return run_benchmark(parser, _measure, _show)
 
 
 if __name__ == "__main__":

@@ -33,19 +33,26 @@ def run_benchmark(
     parser: argparse.ArgumentParser,
     measure: Callable[[argparse.Namespace], dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
+    fault: Callable[[dict[str, Any]], str] = lambda result: "",
 ) -> int:
-    """Measures, then prints JSON or shows text.  Returns the exit code: 1 if nothing could be measured."""
+    """Measures, then prints JSON or shows text.  Returns the exit code.
+
+    It is 1 if nothing could be measured, or if `fault` says what is wrong with the result.
+    """
     options = parser.parse_args()
+    name = parser.prog.removeprefix("python -m ")
     try:
         result = measure(options)
     except (BenchError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"{parser.prog.removeprefix('python -m ')}: {error}\n")
+        sys.stderr.write(f"{name}: {error}\n")
         return 1
     if options.json:
         print(json.dumps(result))
     else:
         show(result)
-    return 0
+    if wrong := fault(result):
+        sys.stderr.write(f"{name}: {wrong}\n")
+    return 1 if wrong else 0
 
 
 def show_each(result: dict[str, Any]) -> None:

@@ -19,15 +19,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.harness.fixture import PROGRAMS, BenchError, compile_program, fixture, machine, real_card
+from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, compile_program, fixture, machine
 from nvshare.bench.harness.in_process import WAYS, Block, best_way, in_turns, interval, repeats
 from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, pinned, reserve_core, steps_for
 
@@ -106,33 +105,28 @@ def measure(*, simulate: str | None, size_bytes: int, seconds: float) -> dict[st
     }
 
 
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    simulate = simulated(options, "1x16GiB")
+    size_mib = options.mib or (128 if simulate is not None else 1024)
+    return measure(simulate=simulate, size_bytes=size_mib << 20, seconds=options.seconds)
+
+
+def _show(result: dict[str, Any]) -> None:
+    for name, one in result["kernels"].items():
+        low, middle, high = (f"{100 * one[key]:+.2f} %" for key in ("slowdown_min", "slowdown", "slowdown_max"))
+        print(f"{name}: {middle} ({low} to {high}); two plain sets differ by {100 * one['alike_plain']:.2f} %")
+
+
+def _fault(result: dict[str, Any]) -> str:
+    return "" if all(one["same"] for one in result["kernels"].values()) else "the sets did not compute the same"
+
+
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m nvshare.bench.memory.resident", description="Cost of memory in chunks that stays"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--simulate", action="store_true", help="on the simulated GPU although there is a card")
+    parser = parser_for("memory.resident", "Cost of memory in chunks that stays")
     parser.add_argument("--seconds", type=float, default=5.0, help="of measuring each kernel (default 5)")
     parser.add_argument("--mib", type=int, help="size of a buffer, a power of two; there are 12 (default 1024)")
-    options = parser.parse_args()
-    simulate = "1x16GiB" if options.simulate or not real_card() else None
-    size_mib = options.mib or (128 if simulate is not None else 1024)
-    try:
-        result = measure(simulate=simulate, size_bytes=size_mib << 20, seconds=options.seconds)
-    except (BenchError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"nvshare.bench.memory.resident: {error}\n")
-        return 1
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for name, one in result["kernels"].items():
-            low, middle, high = (f"{100 * one[key]:+.2f} %" for key in ("slowdown_min", "slowdown", "slowdown_max"))
-            print(f"{name}: {middle} ({low} to {high}); two plain sets differ by {100 * one['alike_plain']:.2f} %")
-    if not all(one["same"] for one in result["kernels"].values()):
-        sys.stderr.write("nvshare.bench.memory.resident: the sets did not compute the same\n")
-        return 1
-    return 0
+    return run_benchmark(parser, _measure, _show, _fault)
 
 
 if __name__ == "__main__":

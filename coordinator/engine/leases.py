@@ -131,7 +131,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     lease.lease_id = lease_id
     lease.granted_at_ns = seat.gang_turn.accounted_until_ns = now_ns
     lease.revoked_at_ns = 0
-    lease.quantum_since_ns, lease.quantum_ends_ns = now_ns, now_ns + quantum_ns
+    lease.begin_quantum(now_ns, quantum_ns)
     lease.alerted = False
     seat.place.view = None
     leases.by_client[client] = seat
@@ -308,7 +308,6 @@ def _measure_switch(gpu: Gpu, node: Node, seat: Seat, event: Released, now_ns: i
     if seat.phase is HOLDING or drain_ns > now_ns - granted_at_ns:
         return
     costs.recent_drains_ns.append(drain_ns)
-    gpu.statistics.drained_ns += drain_ns
     costs.drain_average_ns = moving_average(costs.drain_average_ns, drain_ns)
     costs.measured += 1
     if gpu.rules.quantum_setting_ns is None:
@@ -327,7 +326,7 @@ def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
         return
     lease = holder.lease
     if lease.quantum_ends_ns == lease.quantum_since_ns + before_ns and not members.in_gang_turn(holder):
-        lease.quantum_ends_ns = lease.quantum_since_ns + quantum_ns
+        lease.begin_quantum(lease.quantum_since_ns, quantum_ns)
 
 
 def renew_quantum(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:

@@ -76,7 +76,7 @@ def _start_exclusive(node: Node, gpu: Gpu, now_ns: int) -> None:
         # Its turn begins now: until now the others could run too.
         gpu.leases.turns_closed_ns -= now_ns - (seat.lease.granted_at_ns or now_ns)
         seat.gang_turn.accounted_until_ns = now_ns
-        seat.lease.quantum_since_ns, seat.lease.quantum_ends_ns = now_ns, now_ns + gpu.rules.quantum_ns
+        seat.lease.begin_quantum(now_ns, gpu.rules.quantum_ns)
         return
     for seat in holding:
         leases.revoke(node, gpu, seat, "sharing", now_ns)

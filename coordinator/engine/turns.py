@@ -78,7 +78,7 @@ def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
         # A policy that has been replaced chose the length of this turn, and may have been replaced because of it.
         gpu.leases.policy_epoch = guard.replaced
         if lease.quantum_ends_ns > now_ns + gpu.rules.quantum_ns:
-            lease.quantum_since_ns, lease.quantum_ends_ns = now_ns, now_ns + gpu.rules.quantum_ns
+            lease.begin_quantum(now_ns, gpu.rules.quantum_ns)
     standby.alert_before_end(node, gpu, seat, now_ns)
     if now_ns < lease.quantum_ends_ns:
         return
@@ -86,7 +86,7 @@ def _end_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
         _end_gang_turn(node, seat.gang_turn.gang, now_ns)
         return
     if guard.renew(lambda: seat.view(now_ns), gpu.wait_queue.views(), gpu.view(), now_ns, node.out):
-        lease.quantum_since_ns, lease.quantum_ends_ns = now_ns, now_ns + gpu.rules.quantum_ns
+        lease.begin_quantum(now_ns, gpu.rules.quantum_ns)
         members.turn_renewed(seat, now_ns)
         return
     leases.revoke(node, gpu, seat, "quantum", now_ns)

@@ -86,6 +86,10 @@ class Lease:
     alerted: bool = False
     """The holder and the next client know that the turn ends; see engine/standby.py."""
 
+    def begin_quantum(self, now_ns: int, quantum_ns: int) -> None:
+        """The lease ends after this quantum if others wait."""
+        self.quantum_since_ns, self.quantum_ends_ns = now_ns, now_ns + quantum_ns
+
 
 @dataclass(slots=True)
 class SentSettings:

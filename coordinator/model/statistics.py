@@ -17,7 +17,6 @@ class LeaseStatistics:
     held_ns: int = 0
     waited_ns: int = 0
     max_wait_ns: int = 0
-    drained_ns: int = 0
 
 
 @dataclass(slots=True)
