@@ -51,6 +51,9 @@ UNBOUNDED: Final = (1 << 64) - 1
 MAX_WEIGHT: Final = 10_000
 WEIGHT: Final = Field("uint", 16, least=1, most=MAX_WEIGHT)
 
+JOB_CLASS: Final = Field("uint", 8, most=2)
+PERMILLE: Final = Field("uint", 16, most=1000)
+
 MAX_GPUS_PER_CLIENT: Final = 32
 """A client names its GPUs by its own CUDA ordinals, which are below this number."""
 ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
@@ -230,6 +233,41 @@ class ReservePins(Message):
     bytes: int
 
 
+@declare(TO_COORDINATOR, 11, ORDINAL, U64, TIME, U64, TIME, TIME, U64)
+@dataclass(frozen=True, slots=True)
+class Progress(Message):
+    """What the client has done on this GPU, in sums since its start; at most every 100 ms while it holds a lease.
+
+    `at_ns` is the time of the count, by CLOCK_MONOTONIC of the node.  `work` counts submissions, weighted by what their
+    kind takes when nothing else runs, in units of the client's own.  `busy_ns` of `watched_ns` the GPU had unfinished
+    work of the client; both grow only while the hook watches.  `steps` counts calls of `nvshare.client_hook.step()`.
+    """
+
+    gpu: int
+    lease_id: int
+    at_ns: int
+    work: int
+    busy_ns: int
+    watched_ns: int
+    steps: int
+
+
+@declare(TO_COORDINATOR, 12, JOB_CLASS, PERMILLE, PERMILLE, TIME, BOOL)
+@dataclass(frozen=True, slots=True)
+class Profile(Message):
+    """What kind of program the client is; sent after `Hello` if a value differs from its default.
+
+    `job_class` is a `scheduler_policies.api.JobClass`.  Shares are in thousandths of the GPU's time; a request of 0 is
+    none.  `deadline_ns` counts from the start of the connection; 0: none.  `spatial`: the process is a client of MPS.
+    """
+
+    job_class: int = 0
+    share_request: int = 0
+    share_limit: int = 1000
+    deadline_ns: int = 0
+    spatial: bool = False
+
+
 # --- to a client ---------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +423,21 @@ class Standby(Message):
 
     gpu: int
     within_ns: int
+
+
+@declare(TO_CLIENT, 77, U8, PERMILLE, BOOL, BOOL)
+@dataclass(frozen=True, slots=True)
+class Allot(Message):
+    """What the client gets beside others.  Before the first one: all of the time, no reports.
+
+    `rate`: thousandths of the time in which the client's work may keep the GPU busy; the gate holds it.
+    `report`: the client sends `Progress` while it holds a lease.  `watch`: it also samples `busy_ns`.
+    """
+
+    gpu: int
+    rate: int
+    report: bool
+    watch: bool
 
 
 @declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)

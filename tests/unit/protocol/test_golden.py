@@ -158,6 +158,20 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         "934901ce002dc6c0",
     ),
     (
+        messages.Progress(
+            gpu=1, lease_id=77, at_ns=123456789012, work=987654321, busy_ns=40000000, watched_ns=50000000, steps=12
+        ),
+        "980b014dcf0000001cbe991a14ce3ade68b1ce02625a00ce02faf0800c",
+    ),
+    (
+        messages.Profile(job_class=1, share_request=300, share_limit=500, deadline_ns=60000000000, spatial=True),
+        "960c01cd012ccd01f4cf0000000df8475800c3",
+    ),
+    (
+        messages.Allot(gpu=2, rate=300, report=True, watch=False),
+        "954d02cd012cc3c2",
+    ),
+    (
         messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
         "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
     ),

@@ -45,6 +45,8 @@ enum {
     NVS_TYPE_GOODBYE = 8,
     NVS_TYPE_RESERVE_HOST = 9,
     NVS_TYPE_RESERVE_PINS = 10,
+    NVS_TYPE_PROGRESS = 11,
+    NVS_TYPE_PROFILE = 12,
     NVS_TYPE_WELCOME = 64,
     NVS_TYPE_GPU_SETTINGS = 65,
     NVS_TYPE_GRANT = 66,
@@ -57,6 +59,7 @@ enum {
     NVS_TYPE_HOST_RESERVED = 75,
     NVS_TYPE_PINS_RESERVED = 76,
     NVS_TYPE_STANDBY = 73,
+    NVS_TYPE_ALLOT = 77,
     NVS_TYPE_REJECTED = 72,
 };
 
@@ -497,6 +500,125 @@ static inline bool nvs_read_reserve_pins(nvs_wire_in *in, uint64_t present, nvs_
         return false;
     message->bytes = (uint64_t)number;
     return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
+}
+
+typedef struct nvs_progress {
+    uint8_t gpu;
+    uint64_t lease_id;
+    uint64_t at_ns;
+    uint64_t work;
+    uint64_t busy_ns;
+    uint64_t watched_ns;
+    uint64_t steps;
+} nvs_progress;
+
+/* Bytes written; 0 when progress does not fit, or its text is too long or not UTF-8. */
+static inline size_t nvs_encode_progress(const nvs_progress *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x98, 0, 0);
+    nvs_wire_put_uint(&out, 11);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
+    nvs_wire_put_uint(&out, message->lease_id);
+    nvs_wire_put_at_most(&out, message->at_ns, UINT64_C(4611686018427387904));
+    nvs_wire_put_uint(&out, message->work);
+    nvs_wire_put_at_most(&out, message->busy_ns, UINT64_C(4611686018427387904));
+    nvs_wire_put_at_most(&out, message->watched_ns, UINT64_C(4611686018427387904));
+    nvs_wire_put_uint(&out, message->steps);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_progress(nvs_wire_in *in, uint64_t present, nvs_progress *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 7)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->lease_id = (uint64_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
+        return false;
+    message->at_ns = (uint64_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->work = (uint64_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
+        return false;
+    message->busy_ns = (uint64_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
+        return false;
+    message->watched_ns = (uint64_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
+        return false;
+    message->steps = (uint64_t)number;
+    return nvs_wire_skip(in, present > 7 ? present - 7 : 0);
+}
+
+typedef struct nvs_profile {
+    uint8_t job_class;
+    uint16_t share_request;
+    uint16_t share_limit;
+    uint64_t deadline_ns;
+    bool spatial;
+} nvs_profile;
+
+/* Bytes written; 0 when profile does not fit, or its text is too long or not UTF-8. */
+static inline size_t nvs_encode_profile(const nvs_profile *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x96, 0, 0);
+    nvs_wire_put_uint(&out, 12);
+    nvs_wire_put_at_most(&out, message->job_class, UINT64_C(2));
+    nvs_wire_put_at_most(&out, message->share_request, UINT64_C(1000));
+    nvs_wire_put_at_most(&out, message->share_limit, UINT64_C(1000));
+    nvs_wire_put_at_most(&out, message->deadline_ns, UINT64_C(4611686018427387904));
+    nvs_wire_put(&out, message->spatial ? 0xc3 : 0xc2, 0, 0);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_profile(nvs_wire_in *in, uint64_t present, nvs_profile *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present <= 0) {
+        message->job_class = 0u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_C(2), &number))
+            return false;
+        message->job_class = (uint8_t)number;
+    }
+    if (present <= 1) {
+        message->share_request = 0u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_C(1000), &number))
+            return false;
+        message->share_request = (uint16_t)number;
+    }
+    if (present <= 2) {
+        message->share_limit = 1000u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_C(1000), &number))
+            return false;
+        message->share_limit = (uint16_t)number;
+    }
+    if (present <= 3) {
+        message->deadline_ns = 0u;
+    } else {
+        if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
+            return false;
+        message->deadline_ns = (uint64_t)number;
+    }
+    if (present <= 4) {
+        message->spatial = false;
+    } else {
+        if (!nvs_wire_get_bool(in, &message->spatial))
+            return false;
+    }
+    return nvs_wire_skip(in, present > 5 ? present - 5 : 0);
 }
 
 typedef struct nvs_welcome {
@@ -1005,6 +1127,45 @@ static inline bool nvs_read_standby(nvs_wire_in *in, uint64_t present, nvs_stand
     return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
 }
 
+typedef struct nvs_allot {
+    uint8_t gpu;
+    uint16_t rate;
+    bool report;
+    bool watch;
+} nvs_allot;
+
+/* Bytes written; 0 when allot does not fit, or its text is too long or not UTF-8. */
+static inline size_t nvs_encode_allot(const nvs_allot *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x95, 0, 0);
+    nvs_wire_put_uint(&out, 77);
+    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_at_most(&out, message->rate, UINT64_C(1000));
+    nvs_wire_put(&out, message->report ? 0xc3 : 0xc2, 0, 0);
+    nvs_wire_put(&out, message->watch ? 0xc3 : 0xc2, 0, 0);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_allot(nvs_wire_in *in, uint64_t present, nvs_allot *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 4)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    if (!nvs_wire_get_uint(in, UINT64_C(1000), &number))
+        return false;
+    message->rate = (uint16_t)number;
+    if (!nvs_wire_get_bool(in, &message->report))
+        return false;
+    if (!nvs_wire_get_bool(in, &message->watch))
+        return false;
+    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
+}
+
 typedef struct nvs_rejected {
     uint16_t code;
     bool final;
@@ -1054,6 +1215,7 @@ typedef struct nvs_to_client {
         nvs_host_reserved host_reserved;
         nvs_pins_reserved pins_reserved;
         nvs_standby standby;
+        nvs_allot allot;
         nvs_rejected rejected;
     };
 } nvs_to_client;
@@ -1108,6 +1270,9 @@ static inline nvs_wire_result nvs_decode_to_client(const uint8_t *frame, size_t 
     case NVS_TYPE_STANDBY:
         good = nvs_read_standby(in, count, &out->standby);
         break;
+    case NVS_TYPE_ALLOT:
+        good = nvs_read_allot(in, count, &out->allot);
+        break;
     case NVS_TYPE_REJECTED:
         good = nvs_read_rejected(in, count, &out->rejected);
         break;
@@ -1132,6 +1297,7 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_MEMORY_RESERVED: return message->memory_reserved.gpu;
     case NVS_TYPE_PINS_RESERVED: return message->pins_reserved.gpu;
     case NVS_TYPE_STANDBY: return message->standby.gpu;
+    case NVS_TYPE_ALLOT: return message->allot.gpu;
     default: return UINT32_MAX;
     }
 }
@@ -1149,6 +1315,8 @@ typedef struct nvs_to_coordinator {
         nvs_goodbye goodbye;
         nvs_reserve_host reserve_host;
         nvs_reserve_pins reserve_pins;
+        nvs_progress progress;
+        nvs_profile profile;
     };
 } nvs_to_coordinator;
 
@@ -1195,6 +1363,12 @@ static inline nvs_wire_result nvs_decode_to_coordinator(const uint8_t *frame, si
         break;
     case NVS_TYPE_RESERVE_PINS:
         good = nvs_read_reserve_pins(in, count, &out->reserve_pins);
+        break;
+    case NVS_TYPE_PROGRESS:
+        good = nvs_read_progress(in, count, &out->progress);
+        break;
+    case NVS_TYPE_PROFILE:
+        good = nvs_read_profile(in, count, &out->profile);
         break;
     default:
         good = nvs_wire_skip(in, count);
