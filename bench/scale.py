@@ -46,9 +46,9 @@ def run_coordinator(directory: Path, gpus: int, ready_fd: int) -> None:
     from nvshare.coordinator.system.devices import Device
 
     devices = [Device(index, uuid_of(index), "made-up GPU", 80 * GIB) for index in range(gpus)]
-    daemon.serve_devices(
-        ["--runtime-dir", str(directory), "--ready-fd", str(ready_fd), "--log-level", "warning"], devices
-    )
+    turns = ["--sharing=exclusive", "--policy=round_robin", "--quantum=100ms"]
+    options = ["--runtime-dir", str(directory), "--ready-fd", str(ready_fd), "--log-level", "warning"]
+    daemon.serve_devices([*options, *turns], devices)
 
 
 def run_clients(socket_path: Path, clients: int, gpus: int, ready_fd: int) -> None:

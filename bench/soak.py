@@ -58,6 +58,7 @@ def draw_plan(chance: _Chance, *, peaceful: bool) -> Plan:
         "device_share": min(1.0 - swap, device),
         "gangs": some(0.3, 1, 2, 4),
         "users": chance.choice((1, 1, 2, 4)),
+        "profile_share": some(0.4, 0.3, 1.0),
     }
     if peaceful:
         return Plan(**{**plan, "memory_bytes": min(memory_bytes, 900), "swap_share": 1.0, "device_share": 0.0})
@@ -82,6 +83,10 @@ def draw_plan(chance: _Chance, *, peaceful: bool) -> Plan:
     )
 
 
+def _draw_sharing(chance: _Chance) -> Sharing:
+    return chance.choices(list(Sharing), [0.4, 0.15, 0.45])[0]
+
+
 def draw(seed: int) -> World:
     """The world of this seed."""
     chance = _Chance(seed)
@@ -90,12 +95,13 @@ def draw(seed: int) -> World:
     policy = chance.choice(sorted(BUILT_IN if peaceful or chance.random() < 0.75 else NONSENSE))
     quantum_ns = chance.choice((None, None, 100 * MILLISECOND_NS, 20 * MILLISECOND_NS, 2 * MILLISECOND_NS))
     if peaceful:
-        settings = core_settings(policy=policy, quantum_ns=quantum_ns)
+        sharing = chance.choice((Sharing.EXCLUSIVE, Sharing.AUTO))
+        settings = core_settings(policy=policy, quantum_ns=quantum_ns, sharing=sharing)
         return World(seed, plan, create, settings)
     settings = core_settings(
         policy=policy,
         quantum_ns=quantum_ns,
-        sharing=Sharing.CONCURRENT if chance.random() < 0.12 else Sharing.EXCLUSIVE,
+        sharing=_draw_sharing(chance),
         overdue_action=chance.choice(list(OverdueAction)),
         drain_deadline_ns=chance.choice((50 * MILLISECOND_NS, SECOND_NS)),
         # A model that pins also allocates without a lease, and then it has no share of the host's memory.
@@ -112,7 +118,8 @@ def kinds(world: World) -> list[str]:
         "memory": plan.memory_bytes, "hostile": plan.hostiles, "restarts": plan.crash_every_ns,
         "torn journal": plan.torn_journal, "slots": plan.slot_share, "gangs": plan.gangs,
         "operator": plan.admin_every_ns, "nonsense": world.settings.policy in NONSENSE,
-        "work and waits": world.bounds.checks_work,
+        "profiles": plan.profile_share, "shared turns": world.settings.sharing is not Sharing.EXCLUSIVE,
+        "work": world.bounds.checks_work, "waits": world.bounds.checks_waits,
     }  # fmt: skip
     return [name for name, there in troubles.items() if there]
 

@@ -9,9 +9,19 @@ The names are loaded from api.py on first use: the notebook opt-in imports this 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from nvshare.client_hook.api import GpuState, HookNotLoadedError, Lease, active, loaded, state, version, yield_lease
+    from nvshare.client_hook.api import (
+        GpuState,
+        HookNotLoadedError,
+        Lease,
+        active,
+        loaded,
+        state,
+        step,
+        version,
+        yield_lease,
+    )
 
-__all__ = ["GpuState", "HookNotLoadedError", "Lease", "active", "loaded", "state", "version", "yield_lease"]
+__all__ = ["GpuState", "HookNotLoadedError", "Lease", "active", "loaded", "state", "step", "version", "yield_lease"]
 
 
 def __getattr__(name: str) -> object:

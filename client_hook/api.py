@@ -26,6 +26,7 @@ const char *nvshare_version(void);
 int nvshare_active(void);
 int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out);
 int nvshare_yield(uint32_t gpu);
+void nvshare_step(void);
 """
 
 
@@ -137,6 +138,16 @@ def yield_lease(gpu: int = 0) -> None:
     _check_ordinal(gpu)
     if library.nvshare_yield(gpu) != 0:
         raise ValueError(f"the hook (version {version()}) knows no GPU {gpu}")
+
+
+def step() -> None:
+    """The program has done one more of its steps; the coordinator measures its speed by them.
+
+    Does not block.  Does nothing without the hook.
+    """
+    found = _hook()
+    if found is not None:
+        found[1].nvshare_step()
 
 
 def _check_ordinal(gpu: int) -> None:

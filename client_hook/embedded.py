@@ -32,6 +32,7 @@ from nvshare.client_hook.launcher import (
     coordinator_environment,
     find_hook,
 )
+from nvshare.client_hook.mps import with_mps, without_mps
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY, RuntimeDir, RuntimeDirError, own_directory, prepare
 from nvshare.coordinator.units import format_duration, format_size, parse_duration
 
@@ -79,6 +80,9 @@ class Launch:
     simulate: str | None = None
     options: ClientOptions = field(default_factory=ClientOptions)
     coordinator_arguments: tuple[str, ...] = ()
+    program: str = ""
+    mps: bool = True
+    """The program joins the coordinator's MPS, where there is one."""
 
 
 def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,7 +94,8 @@ def prepare_client(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]
     ensure_coordinator(directory, environ, simulate=simulate, arguments=launch.coordinator_arguments)
     if simulate is not None:
         environ = _on_simulated_gpus(directory, simulate, environ)
-    return client_environment(environ, hook=hook, runtime_dir=directory.path, options=launch.options)
+    made = client_environment(environ, hook=hook, runtime_dir=directory.path, options=launch.options)
+    return with_mps(made, directory, launch.program) if launch.mps else without_mps(made)
 
 
 def _on_simulated_gpus(directory: RuntimeDir, simulate: str, environ: Mapping[str, str]) -> dict[str, str]:

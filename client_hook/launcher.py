@@ -14,6 +14,7 @@ from pathlib import Path
 
 HOOK_NAME = "libnvshare_hook.so"
 MEMORY_MODES = ("managed", "device", "swap")
+JOB_CLASSES = ("batch", "interactive", "best-effort")
 _SANITIZERS = ("libasan", "libtsan", "libubsan", "liblsan")
 _CLIENT_ONLY = frozenset(
     f"NVSHARE_{name}"
@@ -25,6 +26,10 @@ _CLIENT_ONLY = frozenset(
         "PRIORITY",
         "WEIGHT",
         "GANG",
+        "CLASS",
+        "SHARE_REQUEST",
+        "SHARE_LIMIT",
+        "DEADLINE",
         "MEMORY",
         "MEMORY_LIMIT",
     )
@@ -45,6 +50,10 @@ class ClientOptions:
     memory_limit_bytes: int | None = None
     weight: int | None = None
     gang: str | None = None
+    job_class: str | None = None
+    share_request: float | None = None
+    share_limit: float | None = None
+    deadline_ns: int | None = None
 
 
 def package_root() -> Path:
@@ -196,12 +205,20 @@ def client_environment(
         "NVSHARE_PRIORITY": options.priority,
         "NVSHARE_WEIGHT": options.weight,
         "NVSHARE_GANG": options.gang,
+        "NVSHARE_CLASS": options.job_class,
+        "NVSHARE_SHARE_REQUEST": _share(options.share_request),
+        "NVSHARE_SHARE_LIMIT": _share(options.share_limit),
+        "NVSHARE_DEADLINE": None if options.deadline_ns is None else f"{options.deadline_ns}ns",
         "NVSHARE_NAME": options.name,
         "NVSHARE_MEMORY_LIMIT": options.memory_limit_bytes,
     }
     environ.update({variable: str(value) for variable, value in chosen.items() if value is not None})
     environ.pop("NVSHARE_REEXEC", None)
     return environ
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3f}"
 
 
 def check_memory_mode(mode: str) -> None:

@@ -1,49 +1,141 @@
-"""The policy interface: the views that a policy sees, and its operations.
+"""The policy interface: the views that a policy sees, the plan that it answers, and what it may observe.
 
-A policy decides for ONE GPU.  It sees frozen views, never the engine's records, so it cannot break an invariant.  The
-engine checks every answer.  It logs a policy that raises or answers nonsense, and replaces it by round robin.
+A policy decides for ONE GPU: who runs now (the *running set*), for how long, at what rate.  It sees frozen views, never
+the engine's records, so it cannot break an invariant.  The engine checks each plan, drops members whose memory does not
+fit beside the others, and replaces a policy that raises or answers nonsense by round robin.
 
-Each operation says when it is *not* called.  A policy must implement only `choose`.  Time is an argument: policies use
-no clock and no randomness.
+`decide` is pure: the same views at the same time lead to the same plan, and asking changes nothing.  Only `observe`
+changes a policy's state.  Time is an argument: policies use no clock and no randomness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 
+class JobClass(enum.IntEnum):
+    """What a program is for."""
+
+    BATCH = 0
+    """The default."""
+    INTERACTIVE = 1
+    """A person or a request waits for it."""
+    BEST_EFFORT = 2
+    """It runs in what the others leave."""
+
+
+class Domain(enum.IntEnum):
+    """How the card executes a running set of several programs."""
+
+    TIME_SLICED = 0
+    SPATIAL = 1
+    """Under NVIDIA's MPS: kernels of several programs at the same moment."""
+
+
+class State(enum.IntEnum):
+    """Where a job stands.  Idle jobs are not shown to a policy."""
+
+    WAITING = 0
+    COMING = 1
+    """In the running set; its memory is being brought in, or others drain."""
+    RUNNING = 2
+    """It holds a lease."""
+
+
 @dataclass(frozen=True, slots=True)
-class ClientView:
-    """One client of this GPU.  Times are in ns of a monotonic clock, memory in bytes."""
+class Rank:
+    """What a job may claim.  Users and slots cap it."""
+
+    priority: int = 0
+    weight: int = 1
+    """1 to 10 000, for policies that divide time."""
+    job_class: JobClass = JobClass.BATCH
+    share_request: float = 0.0
+    """The guaranteed share of the GPU's time, 0 to 1; 0: none."""
+    share_limit: float = 1.0
+    """The job gets at most this share over a second, also when it is alone."""
+    deadline_ns: int | None = None
+    """When the job should be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A job's place in turn order, and its lease.  Times are ns of a monotonic clock."""
+
+    number: int
+    """Unique on its GPU.  The job that attached or released longest ago has the least.  Constant while it waits."""
+    attached_at_ns: int
+    waiting_since_ns: int | None = None
+    granted_at_ns: int | None = None
+    """None: it holds no lease."""
+    began_ns: int = 0
+    """When the present turn began: with the grant, or with the end of the turn before."""
+    used_ns: int = 0
+    """Time in all finished leases.  See `JobView.used_ns` for the present one."""
+    last_released_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a job has done by its own count, as the hook reports it.  0: not known (yet)."""
+
+    work: int = 0
+    """All that it has done so far, in units of its own."""
+    rate: float = 0.0
+    """Work a second over the last report of the present running set."""
+    alone_rate: float = 0.0
+    """The same when the job had the GPU alone."""
+    busy_alone: float = 0.0
+    """Part of the time, 0 to 1, in which the GPU had work of the job when it ran alone."""
+    measured_at_ns: int = 0
+    """When `rate` was measured."""
+    measured_for_ns: int = 0
+    """The span for which the job has run undisturbed in the present running set."""
+    alone_at_ns: int = 0
+    """When `alone_rate` was measured last."""
+
+    @property
+    def normalised(self) -> float:
+        """Rate now over the rate alone; 0: not known."""
+        return self.rate / self.alone_rate if self.alone_rate > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a job has on this GPU, in bytes."""
+
+    allocated_bytes: int = 0
+    """What it has allocated, or may allocate without asking."""
+    resident_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One client of this GPU that waits for it or runs."""
 
     client: int
     name: str
-    priority: int
-    attached_at_ns: int
-    waiting_since_ns: int | None
-    """None: it does not wait for the lease."""
-    holding_since_ns: int | None
-    """None: it does not hold the lease."""
-    last_released_ns: int | None
-    used_ns: int
-    """Total time of its leases, including the present one."""
-    leases: int
-    submissions: int
-    """Gated calls in all finished leases: a rough measure of progress."""
-    allocated_bytes: int
-    resident_bytes: int
+    state: State
+    turn: Turn
+    rank: Rank = field(default_factory=Rank)
+    progress: Progress = field(default_factory=Progress)
+    memory: Memory = field(default_factory=Memory)
     user_id: int = 0
-    weight: int = 1
-    """1 to 10 000, for policies that divide time."""
-    group: str = ""
-    """Clients of one group share one part of the time, as the processes of a Kubernetes slot do; "": no group."""
     owner: str = ""
     """The user or slot.  Time is divided between owners first, then between the programs of each.  "" for all clients
     if the operator divides time between programs."""
-    called: bool = False
-    """In `released`: the policy of another GPU gave the client this turn, together with its gang."""
+    gang: str = ""
+    spatial: bool = False
+    """It runs under MPS."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+    def used_ns(self, now_ns: int) -> int:
+        """Time in leases, the present one included."""
+        granted_at_ns = self.turn.granted_at_ns
+        return self.turn.used_ns + (0 if granted_at_ns is None else now_ns - granted_at_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +146,88 @@ class GpuView:
     capacity_bytes: int
     quantum_ns: int
     """The present quantum, fixed or automatic."""
-    contended: bool
+    domain: Domain = Domain.TIME_SLICED
+    exclusive: bool = False
+    """The operator wants one job at a time: the engine keeps the first member of a plan only."""
+    switch_cost_ns: int = 0
+    """Average time from the end of a turn to the next job's first work: drain, memory, messages."""
+    memory_short: bool = False
+    """The jobs' memory does not fit beside each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The next lease holder.  `quantum_ns` None: the GPU's quantum."""
+class Allotment:
+    """What one member of the running set gets."""
 
     client: int
     quantum_ns: int | None = None
+    """A turn of this length, counted from `Turn.began_ns`.  Once it has passed and the plan still names the job, a new
+    turn begins.  The member gives the GPU back early when it is idle and others wait.  None: the job is a member for as
+    long as the plan names it, also while it is idle."""
+    rate: float = 1.0
+    """The part of the time in which its work may keep the GPU busy; held by the hook's gate."""
+    pacing_ns: int | None = None
+    """Submitted GPU time that it may have unfinished; None: the coordinator's setting."""
+    watch: bool = False
+    """The hook measures `Progress.busy_alone` during this turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What should be on one GPU.  The engine acts on the difference between the plan and what is."""
+
+    running: tuple[Allotment, ...] = ()
+    """The running set, most important first: where not all fit into memory, the last are dropped."""
+    order: tuple[int, ...] = ()
+    """Who runs next, as far as it matters; other waiting jobs follow in turn order.  Memory is moved ahead by it."""
+    ask_again_ns: int | None = None
+    """`decide` is called at this time at the latest.  A plan without a member must name one if jobs wait."""
+    why: str = ""
+    """For people: one sentence, with figures, without the GPU's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """A lease ended, also by the end of its client.  `called`: the job ran as a member of its gang's slot, not because
+    this GPU's policy named it."""
+
+    job: JobView
+    now_ns: int
+    called: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A job's progress was reported: `job.progress` is new.  `running`: the clients that ran meanwhile."""
+
+    job: JobView
+    running: tuple[int, ...]
+    now_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobLeft:
+    """A client has left this GPU."""
+
+    client: int
+
+
+Happened = TurnEnded | Measured | JobLeft
 
 
 @runtime_checkable
 class Policy(Protocol):
     """The required operation.  `PolicyBase` has defaults for the others."""
 
-    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
-        """Chooses the next holder of the free lease.
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        """The plan from now on.  Pure.
 
-        `waiting` is in turn order: the client with the oldest release is first, and a client that never held the lease
-        counts from its attachment.  It is a fresh tuple that the policy may keep.  Paused clients are not in it.
+        `jobs` holds the jobs that run or come, then those that wait; each in turn order: the job with the oldest
+        release is first, and one that never ran counts from its attachment.  Paused jobs, and those that cannot fit,
+        are not in it.  Never empty.
 
-        Called again at the same time, with fewer clients, when the chosen client's gang cannot have all its GPUs yet.
-        That client gets its turn later without a new choice, and other clients must not lose by it.
-
-        None leaves the GPU idle, for a policy that throttles; `wake_at_ns` must then return a time in the future.  Not
-        called while a client holds the lease, without waiting clients, while memory moves for an already chosen client,
-        or in concurrent sharing.
+        Called when a job begins or ceases to want the GPU, at the end of a turn while others wait, at `ask_again_ns`,
+        after a report of progress, and when a rank, a quantum or what fits has changed; for a lone job too.
         """
         ...
 
@@ -90,33 +237,8 @@ class PolicyBase:
 
     name = ""
 
-    def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Whether to revoke the lease before its quantum ends.
-
-        Called when a client starts to wait, when a priority changes, and at the grant of a client that was chosen
-        before its memory moved.  Also called for a waiting gang member (its `holding_since_ns` is None), to find out
-        whether it could keep this GPU.  Not called during a revocation, or without waiting clients.
-        """
-        return False
-
-    def renew(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Whether the holder keeps the lease for another quantum, because it would be chosen again anyway.
-
-        Called when the quantum has ended and other clients wait.  Not called without waiting clients: the lease then
-        continues.
-        """
-        return False
-
-    def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Sequence[int]:
-        """The clients in the expected order of their turns.  The memory plan evicts from its end (Belady).
-
-        A wrong order costs only time.  Not called when all clients' memory fits.
-        """
-        return [view.client for view in waiting]
-
-    def wake_at_ns(self, now_ns: int) -> int | None:
-        """Time of the next `choose` without an event; None: never.  Called only after `choose` returned None."""
-        return None
+    def observe(self, happened: Happened) -> None:
+        """The only place that changes the policy's state.  Called before the `decide` that the event leads to."""
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int | None:
         """Longest wait with this number of clients on the GPU, without drains and memory moves; None: no bound.
@@ -124,13 +246,3 @@ class PolicyBase:
         The tests check it.  Not called in production.
         """
         return None
-
-    def released(self, client: ClientView, now_ns: int) -> None:
-        """Notes the end of a turn, also by the end of its client; `gone` then follows.
-
-        The turn of a client that misses its drain's deadline ends then, and not again at its release.  Not called when
-        a gang interrupts a turn, which continues later.
-        """
-
-    def gone(self, client: int) -> None:
-        """Forgets a client that has left this GPU."""

@@ -1,32 +1,28 @@
-"""Strict priorities with ageing: a higher priority runs first and preempts, without starvation.
+"""Strict priorities with ageing: a higher priority runs first and preempts at once, without starvation.
 
-Turns rotate within a priority (owner_turns.py).  At most once in `age_quanta` quanta, a client that has waited that
-long is *favoured*: the longest waiting client gets one turn without preemption.  So the highest priority keeps at
-least age_quanta / (age_quanta + 1) of the time.
+Source: multilevel priority scheduling with ageing (Silberschatz, Galvin, Gagne: "Operating System Concepts").
+Rule: exclusive turns rotate within the highest priority (parts/turns.py).  A *favour* is a turn for the job that has
+waited longest, and for age_quanta quanta at least; no priority preempts it.  Favours begin in slots: once in
+age_quanta + 1 units of the clock, where a unit is the quantum, rounded up to a power of two so that small changes of an
+automatic quantum do not move the slots.
+Bound: a job waits at most age_quanta quanta and n (age_quanta + 1) units, with n clients: then at most n - 1 jobs have
+waited longer, and each slot serves one, which then has waited least.  In the long run favours take one quantum of each
+age_quanta + 1 units.
 
-Invariants: only a higher priority preempts, so two clients never preempt each other in turn.  A client waits at most
-`wait_bound_ns`.
-
-Proof of the bound: after age_quanta quanta a client can be favoured.  At most the n - 1 clients that have waited longer
-come before it, each once, because a returning client has waited less.  Favours follow each other within age_quanta
-quanta and one turn in progress: in all age_quanta + n (age_quanta + 1) quanta.
+Only a higher priority preempts, so two jobs never preempt each other in turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, PolicyBase
-from nvshare.scheduler_policies.owner_turns import OwnerTurns
-
-
-def _waiting_since(view: ClientView) -> int:
-    assert view.waiting_since_ns is not None
-    return view.waiting_since_ns
+from nvshare.scheduler_policies.api import GpuView, Happened, JobView, Plan, PolicyBase
+from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, going_on, one_turn, split
 
 
 class Priority(PolicyBase):
-    """Keeps the last favour, and the last turn of each owner."""
+    """Keeps the last turn of each owner."""
 
     name = "priority"
 
@@ -34,59 +30,60 @@ class Priority(PolicyBase):
         assert age_quanta >= 1
         self._age_quanta = age_quanta
         self._turns = OwnerTurns()
-        self._favoured: int | None = None
-        self._favoured_at_ns: int | None = None
-        self._before: tuple[int | None, int | None] = (None, None)
-        """Time of the last `choose`, and the time of the favour before it."""
 
-    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
-        """Chooses the longest waiting client if a favour is pending, else the next one of the highest priority."""
-        asked_at_ns, favoured_before_ns = self._before
-        if asked_at_ns == now_ns:  # the client chosen just before still waits: its favour does not count
-            self._favoured_at_ns = favoured_before_ns
-        self._before = (now_ns, self._favoured_at_ns)
-        favoured = self._pending_favour(waiting, gpu, now_ns)
-        if favoured is not None:
-            self._favoured, self._favoured_at_ns = favoured.client, now_ns
-            return Choice(favoured.client)
-        self._favoured = None
-        highest = max(view.priority for view in waiting)
-        return Choice(self._turns.first([view for view in waiting if view.priority == highest]).client)
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        """A favoured turn that goes on, then a favour that is due, then turns within the highest priority."""
+        quantum_ns = gpu.quantum_ns
+        period_ns = (self._age_quanta + 1) * _unit(quantum_ns)
+        active, waiting = split(jobs)
+        running = going_on(active, quantum_ns, now_ns)
+        highest = max([job.rank.priority for job in jobs])
+        top = [job for job in waiting if job.rank.priority == highest]
+        following = self._turns.following(top, running or next(iter(active), None)) if top else waiting[:AHEAD]
+        favoured = None
+        if waiting and now_ns % period_ns < quantum_ns // 2:
+            oldest = min(waiting, key=_waiting_since)
+            favoured = oldest if self._is_aged(oldest, quantum_ns, now_ns) else None
+        if running is not None and running.rank.priority < highest:
+            running = running if self._is_favoured(running, waiting, quantum_ns, now_ns) else None
+            favoured = running or favoured
+        job = favoured or running or (following[0] if top else _first(active, highest))
+        plan = one_turn(job, quantum_ns, following, len(waiting))
+        if len(waiting) > len(top):  # a favour may be due in the next slot
+            return replace(plan, ask_again_ns=(now_ns // period_ns + 1) * period_ns)
+        return plan
 
-    def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Preempts for a higher priority, except in a favoured turn."""
-        return holder.client != self._favoured and any(view.priority > holder.priority for view in waiting)
-
-    def renew(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        """Renews while only lower priorities wait and no favour is pending."""
-        if any(view.priority >= holder.priority for view in waiting):
-            return False
-        return self._pending_favour(waiting, gpu, now_ns) is None
-
-    def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> list[int]:
-        """By priority, then by turns; does not predict favours."""
-        classes: dict[int, list[ClientView]] = {}
-        for view in waiting:
-            classes.setdefault(view.priority, []).append(view)
-        return [client for priority in sorted(classes, reverse=True) for client in self._turns.order(classes[priority])]
+    def observe(self, happened: Happened) -> None:
+        """Notes a turn of the job's owner."""
+        self._turns.observe(happened)
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int:
         """The bound of the module's docstring."""
-        return (self._age_quanta + clients * (self._age_quanta + 1)) * gpu.quantum_ns
+        return self._age_quanta * gpu.quantum_ns + clients * (self._age_quanta + 1) * _unit(gpu.quantum_ns)
 
-    def released(self, client: ClientView, now_ns: int) -> None:
-        """Notes a turn of the client's owner."""
-        self._turns.released(client, now_ns)
+    def _is_aged(self, job: JobView, quantum_ns: int, now_ns: int) -> bool:
+        return now_ns - _waiting_since(job) >= self._age_quanta * quantum_ns
 
-    def gone(self, client: int) -> None:
-        """Forgets the client and its favour."""
-        self._turns.gone(client)
-        if self._favoured == client:
-            self._favoured = None
+    def _is_favoured(self, job: JobView, waiting: Sequence[JobView], quantum_ns: int, now_ns: int) -> bool:
+        """Whether a job was named although a higher priority waited: it has aged, or was granted just after a slot."""
+        granted_at_ns = job.turn.granted_at_ns
+        if granted_at_ns is None:
+            return self._is_aged(job, quantum_ns, now_ns)
+        return granted_at_ns % (
+            (self._age_quanta + 1) * _unit(quantum_ns)
+        ) < self._age_quanta * quantum_ns // 2 and any(
+            other.rank.priority > job.rank.priority and _waiting_since(other) <= granted_at_ns for other in waiting
+        )
 
-    def _pending_favour(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> ClientView | None:
-        age_ns = self._age_quanta * gpu.quantum_ns
-        if self._favoured_at_ns is not None and now_ns - self._favoured_at_ns < age_ns:
-            return None
-        longest = min(waiting, key=_waiting_since)
-        return longest if now_ns - _waiting_since(longest) >= age_ns else None
+
+def _unit(quantum_ns: int) -> int:
+    return 1 << (quantum_ns - 1).bit_length()
+
+
+def _waiting_since(job: JobView) -> int:
+    since_ns = job.turn.waiting_since_ns
+    return job.turn.attached_at_ns if since_ns is None else since_ns
+
+
+def _first(active: Sequence[JobView], priority: int) -> JobView:
+    return next(job for job in active if job.rank.priority == priority)

@@ -16,7 +16,11 @@ from nvshare.scheduler_policies.api import Policy
 
 GROUP: Final = "nvshare.policies"
 BUILT_IN: Final = {
+    "auto": "nvshare.scheduler_policies.auto:Auto",
+    "edf": "nvshare.scheduler_policies.edf:Edf",
     "fair_share": "nvshare.scheduler_policies.fair_share:FairShare",
+    "least_attained": "nvshare.scheduler_policies.least_attained:LeastAttained",
+    "opportunistic": "nvshare.scheduler_policies.opportunistic:Opportunistic",
     "priority": "nvshare.scheduler_policies.priority:Priority",
     "round_robin": "nvshare.scheduler_policies.round_robin:RoundRobin",
 }
@@ -77,7 +81,7 @@ def factory(name: str) -> Callable[[], Policy]:
         except Exception as error:
             raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {error!r}") from error
         if not isinstance(policy, Policy):
-            raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {type(policy).__name__} has no choose()")
+            raise BrokenPolicyError(f"policy {name!r} of {offer.origin}: {type(policy).__name__} has no decide()")
         return policy
 
     return make

@@ -1,6 +1,6 @@
 """Reads the shared state of simulated GPUs: the cards, and the trace of ended work.
 
-The layout is version 1 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
+The layout is version 2 of include/simulated_gpu.h; other versions are an error.  Reading needs no lock: a record counts
 only if its sequence number is the expected one before and after.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAGIC = 0x5550476D6953764E
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct("<QIIQQQQ")
-_GPU = struct.Struct("<16sQII")
-_RECORD = struct.Struct("<QQQQQIHH")
+_GPU = struct.Struct("<16sQIIQ")
+_RECORD = struct.Struct("<QQQQQQIHH")
 _KINDS = {1: "kernel", 2: "copy", 3: "memset", 4: "prefetch", 5: "graph"}
 
 
@@ -32,11 +32,13 @@ class Card:
     capacity_bytes: int
     card: int
     """The number of the physical card."""
+    context_switches: int = 0
+    """Ends of time slices of programs that had more to run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """One operation that a GPU ran; times are of CLOCK_MONOTONIC."""
+    """One operation that a GPU ran, from when it could start to its end; times are of CLOCK_MONOTONIC."""
 
     gpu: int
     process_id: int
@@ -45,6 +47,8 @@ class Busy:
     kind: str
     stream: int = 0
     bytes_moved: int = 0
+    work_ns: int = 0
+    """What it takes alone; less than from start to end if kernels of other programs ran on the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,10 @@ def read_cards(state: Path) -> list[Card]:
     view = _open(state)
     cards = []
     for index in range(_HEADER.unpack_from(view)[2]):
-        raw, capacity_bytes, card, instance = _GPU.unpack_from(view, _HEADER.size + index * _GPU.size)
+        raw, capacity_bytes, card, instance, switches = _GPU.unpack_from(view, _HEADER.size + index * _GPU.size)
         text = raw.hex()
         name = "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
-        cards.append(Card(index, f"{'MIG' if instance else 'GPU'}-{name}", capacity_bytes, card))
+        cards.append(Card(index, f"{'MIG' if instance else 'GPU'}-{name}", capacity_bytes, card, switches))
     return cards
 
 
@@ -93,10 +97,10 @@ def read_trace(state: Path, since: int = 0) -> list[Busy]:
     trace = []
     for number in range(max(since, following - records), following):
         place = offset + (number % records) * _RECORD.size
-        sequence, start_ns, end_ns, stream, moved, process_id, gpu, kind = _RECORD.unpack_from(view, place)
+        sequence, start_ns, end_ns, stream, moved, work_ns, process_id, gpu, kind = _RECORD.unpack_from(view, place)
         if sequence != number + 1 or struct.unpack_from("<Q", view, place)[0] != sequence:
             continue  # being written, or its writer was killed
-        trace.append(Busy(gpu, process_id, start_ns, end_ns, _KINDS.get(kind, "unknown"), stream, moved))
+        trace.append(Busy(gpu, process_id, start_ns, end_ns, _KINDS.get(kind, "unknown"), stream, moved, work_ns))
     return trace
 
 
@@ -106,19 +110,22 @@ def trace_length(state: Path) -> int:
 
 
 def merged(trace: Iterable[Busy]) -> list[Busy]:
-    """The busy intervals of each GPU and process (kind "busy"), by start."""
+    """The busy intervals of each GPU and process (kind "busy"), by start; `work_ns` is their sum."""
     groups: dict[tuple[int, int], list[Busy]] = defaultdict(list)
     for busy in trace:
         groups[busy.gpu, busy.process_id].append(busy)
     result: list[Busy] = []
     for (gpu, process_id), group in groups.items():
-        spans: list[tuple[int, int]] = []
+        spans: list[tuple[int, int, int]] = []
         for busy in sorted(group, key=lambda one: one.start_ns):
             if spans and busy.start_ns <= spans[-1][1]:
-                spans[-1] = (spans[-1][0], max(spans[-1][1], busy.end_ns))
+                start_ns, end_ns, work_ns = spans[-1]
+                spans[-1] = (start_ns, max(end_ns, busy.end_ns), work_ns + busy.work_ns)
             else:
-                spans.append((busy.start_ns, busy.end_ns))
-        result += [Busy(gpu, process_id, start_ns, end_ns, "busy") for start_ns, end_ns in spans]
+                spans.append((busy.start_ns, busy.end_ns, busy.work_ns))
+        result += [
+            Busy(gpu, process_id, start_ns, end_ns, "busy", work_ns=work_ns) for start_ns, end_ns, work_ns in spans
+        ]
     return sorted(result, key=lambda one: (one.start_ns, one.end_ns))
 
 
@@ -136,8 +143,11 @@ def overlaps(trace: Sequence[Busy]) -> list[Overlap]:
 
 
 def busy_ns_by_process(trace: Iterable[Busy]) -> dict[tuple[int, int], int]:
-    """(GPU, process id) -> nanoseconds with running work; overlapping streams count once."""
+    """(GPU, process id) -> nanoseconds with running work; time in which other programs had the GPU does not count.
+
+    Overlapping streams count once, unless other programs ran: then their work is added, up to the time that passed.
+    """
     totals: dict[tuple[int, int], int] = defaultdict(int)
     for busy in merged(trace):
-        totals[busy.gpu, busy.process_id] += busy.end_ns - busy.start_ns
+        totals[busy.gpu, busy.process_id] += min(busy.end_ns - busy.start_ns, busy.work_ns)
     return dict(totals)

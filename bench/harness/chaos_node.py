@@ -126,7 +126,8 @@ class Node:
         """Returns when it serves.  Raises BenchError with its words."""
         ready, report = os.pipe()
         command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", f"--simulate={self.simulate}"]
-        command += ["--quantum", self._quantum, f"--max-clients={MAX_CLIENTS}", "--ready-fd", str(report)]
+        command += ["--sharing=exclusive", "--policy=round_robin", "--quantum", self._quantum]
+        command += [f"--max-clients={MAX_CLIENTS}", "--ready-fd", str(report)]
         self._coordinator = subprocess.Popen(
             command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             pass_fds=(report,),

@@ -89,11 +89,10 @@ def compile_program(source: Path, into: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Fixture:
-    """A running coordinator.  `simulate` None: on the real card."""
+    """The place of a coordinator, or of programs without one.  `simulate` None: on the real card."""
 
     directory: Path
     simulate: str | None
-    coordinator: subprocess.Popen[bytes]
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """Environment of a program that is not hooked, on the same GPUs as the hooked ones."""
@@ -121,14 +120,21 @@ class Fixture:
         extra: Mapping[str, str] | None = None,
         stdin: int | None = subprocess.DEVNULL,
         errors: int | None = None,
+        own_group: bool = False,
     ) -> subprocess.Popen[str]:
-        """A program whose standard output is read by the caller; its errors go to ours, or to that descriptor."""
+        """A program whose standard output is read by the caller; its errors go to ours, or to that descriptor.
+
+        `own_group`: it leads a process group, so that what it starts can be ended with it.
+        """
         line = self.hooked(command, name=name, options=options) if hooked else list(command)
         environment = self.environment(extra)
         if hooked:  # nvshare-run puts the simulated libraries in front by itself
             environment = {**{k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}, **dict(extra or {})}
             environment.setdefault("NVSHARE_MEMORY", "device")
-        return subprocess.Popen(line, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=errors, text=True)
+        return subprocess.Popen(
+            line, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=errors, text=True,
+            process_group=0 if own_group else None,
+        )  # fmt: skip
 
     def control(self, *words: str) -> Any:
         """One `nvshare-ctl` command; what it says as JSON."""
@@ -160,14 +166,29 @@ def fixture(
     more: Sequence[str] = (),
 ) -> Iterator[Fixture]:
     """A coordinator for the length of the block; `more` are options of its own."""
+    options = ["--quantum", quantum, "--sharing", sharing, "--policy", policy, *more]
+    with uncoordinated(simulate=simulate) as stand, coordinator(stand, options):
+        yield stand
+
+
+@contextmanager
+def uncoordinated(*, simulate: str | None) -> Iterator[Fixture]:
+    """A place for programs, without a coordinator."""
     directory = Path(tempfile.mkdtemp(prefix="nvshare-bench-"))
-    options = ["--quantum", quantum, "--sharing", sharing, "--policy", policy]
-    options += [*more, *([f"--simulate={simulate}"] if simulate is not None else [])]
+    try:
+        yield Fixture(directory, simulate)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def coordinator(stand: Fixture, options: Sequence[str]) -> Iterator[None]:
+    """A coordinator with these options, and its defaults for the others."""
+    simulated = [f"--simulate={stand.simulate}"] if stand.simulate is not None else []
+    log = stand.directory / "coordinator.log"
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         try:
-            coordinator = temporary_coordinator(directory, options, log=directory / "coordinator.log")
-            process = stack.enter_context(coordinator)
+            stack.enter_context(temporary_coordinator(stand.directory, [*options, *simulated], log=log))
         except LaunchError as error:
             raise BenchError(str(error)) from None
-        yield Fixture(directory, simulate, process)
+        yield

@@ -63,6 +63,18 @@ def gangs(told: dict[str, Any]) -> list[str]:
     ]
 
 
+def pairs(told: dict[str, Any]) -> list[str]:
+    """Geometric means over the mixes, and the worst ratio."""
+    lines = [f"{way}: {json.dumps(means)}" for way, means in told["geometric_means"].items()]
+    ratios = [
+        (case["ratio"], way, mix)
+        for mix, ways in told["pairs"].items()
+        for way, case in ways.items()
+        if "ratio" in case
+    ]
+    return [*lines, *([f"worst ratio: {min(ratios)}"] if ratios else [])]
+
+
 FILES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "demo.json": demo,
     "gate.json": gate,
@@ -72,8 +84,9 @@ FILES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "throughput.json": throughput,
     "infer.json": throughput,
     "gangs.json": gangs,
+    "pairs.json": pairs,
 }
-WHERE_POSSIBLE = ("gangs.json",)
+WHERE_POSSIBLE = ("gangs.json", "pairs.json")
 """Not measured on every machine."""
 
 

@@ -21,6 +21,7 @@ import json
 import os
 import random
 import select
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -52,8 +53,10 @@ class Member:
         options: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
         deadline: float | None = None,
+        own_group: bool = False,
     ) -> None:
         self.name = name
+        self._own_group = own_group
         self._deadline = deadline
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._process = stand.start(
@@ -64,6 +67,7 @@ class Member:
             extra=extra,
             stdin=subprocess.PIPE,
             errors=self._errors.fileno(),
+            own_group=own_group,
         )
         self._pending = b""
 
@@ -98,6 +102,17 @@ class Member:
         self.tell(line)
         return self.answer(timeout_s)
 
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def end_input(self) -> None:
+        """Lets the program end, without waiting for it; `close` follows."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
     def close(self, timeout_s: float = 10.0) -> int:
         """Ends the program; its exit code."""
         assert self._process.stdin is not None
@@ -105,20 +120,29 @@ class Member:
         try:
             self._process.stdin.close()
         except BrokenPipeError:
-            self._process.kill()  # it has ended, or will not read any more
+            self._end()  # it has ended, or will not read any more
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._end()
             self._process.wait()
+        if self._own_group:
+            self._end()  # what it started
         self._process.stdout.close()
         self._errors.close()
         return self._process.returncode
 
     def kill(self) -> None:
         """Ends a program that cannot be trusted to end by itself."""
-        self._process.kill()
+        self._end()
         self.close()
+
+    def _end(self) -> None:
+        if not self._own_group:
+            self._process.kill()
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _more(self, end: float, timeout_s: float) -> bytes:
         assert self._process.stdout is not None

@@ -6,7 +6,8 @@ Prints `ready` after its warm-up.  For each line of seconds on standard input it
 object: `steps`, `seconds`, `steps_per_s`, and for workloads with a beat `latency_ms`.  Ends with the input.
 
 Invariants: knows nothing of the hook or of other programs; at most two steps are in flight, so that a step that is
-counted is done; steps that end after the time is over do not count.
+counted is done; steps that end after the time is over do not count.  The requests of a workload with a beat arrive at
+their times whether or not earlier ones are done; a latency runs from the arrival.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 IN_FLIGHT = 2
 INFER_EVERY_S = 0.010
+DATA_IN_PRODUCTS = 6
+"""Steps of the workload `products` that take the GPU as long as one step of `data` (nvshare.bench.pairs)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`step` submits one step, `mark` gives an event behind it, `wait` waits for one; `beat_s`: a step so often."""
+    """`step` submits one step, `mark` gives an event behind it, `wait` waits for one; `beat_s`: between requests."""
 
     step: Callable[[], object]
     mark: Callable[[], Any]
@@ -101,38 +106,49 @@ TORCH = ("gemm", "small", "infer")
 CUPY = ("cupy-stream", "cupy-small")
 
 
+def finished_steps(workload: Workload) -> Generator[tuple[float, float], None, None]:
+    """(arrival, end) of each step as it ends, by the monotonic clock, until the caller closes the iterator."""
+    depth = 1 if workload.beat_s is not None else IN_FLIGHT
+    in_flight: deque[tuple[float, Any]] = deque()
+    due = time.monotonic()
+    try:
+        while True:
+            if workload.beat_s is not None and (ahead_s := due - time.monotonic()) > 0:
+                time.sleep(ahead_s)
+                arrival = time.monotonic()  # a late wake-up is the host's, not the GPU's
+            else:
+                arrival = due if workload.beat_s is not None else time.monotonic()
+            due += workload.beat_s or 0.0
+            workload.step()
+            in_flight.append((arrival, workload.mark()))
+            if len(in_flight) == depth:
+                arrival, mark = in_flight.popleft()
+                workload.wait(mark)
+                yield arrival, time.monotonic()
+    finally:
+        for _, mark in in_flight:
+            workload.wait(mark)
+
+
+def latencies_ms(latencies_s: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile in milliseconds."""
+    ordered = sorted(latencies_s)
+    last = len(ordered) - 1
+    return {name: ordered[min(last, len(ordered) * rank // 100)] * 1e3 for name, rank in (("p50", 50), ("p99", 99))}
+
+
 def run(workload: Workload, seconds: float) -> dict[str, Any]:
     """Steps that were done within the time, and how long each took to be done where the workload has a beat."""
-    start = time.monotonic()
-    end = start + seconds
-    done = 0
+    end = time.monotonic() + seconds
     latencies: list[float] = []
-    in_flight: list[Any] = []
-    due = start
-    while (now := time.monotonic()) < end:
-        if workload.beat_s is not None:
-            if now < due:
-                time.sleep(due - now)
-            due = max(due + workload.beat_s, time.monotonic())
-        begun = time.monotonic()
-        workload.step()
-        in_flight.append(workload.mark())
-        if len(in_flight) < IN_FLIGHT and workload.beat_s is None:
-            continue
-        workload.wait(in_flight.pop(0))
-        finished = time.monotonic()
-        if finished <= end:
-            done += 1
-            latencies.append((finished - begun) * 1e3)
-    for mark in in_flight:
-        workload.wait(mark)
-    result: dict[str, Any] = {"steps": done, "seconds": seconds, "steps_per_s": done / seconds}
+    with closing(finished_steps(workload)) as steps:
+        for arrival, finished in steps:
+            if finished > end:
+                break
+            latencies.append(finished - arrival)
+    result: dict[str, Any] = {"steps": len(latencies), "seconds": seconds, "steps_per_s": len(latencies) / seconds}
     if workload.beat_s is not None and latencies:
-        latencies.sort()
-        result["latency_ms"] = {
-            "p50": latencies[len(latencies) // 2],
-            "p99": latencies[min(len(latencies) - 1, len(latencies) * 99 // 100)],
-        }
+        result["latency_ms"] = latencies_ms(latencies)
     return result
 
 

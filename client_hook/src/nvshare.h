@@ -41,6 +41,9 @@ int nvshare_gpu_state(uint32_t gpu, struct nvshare_gpu *out);
  * 0, or -1 as above. */
 int nvshare_yield(uint32_t gpu);
 
+/* The program has done one more of its steps, whatever these are: the coordinator judges speed by them where it can. */
+void nvshare_step(void);
+
 /* Not 0 while the calling thread is in a call that passed the gate; UINT32_MAX on a thread of the hook's own.  For the bypass
  * detector. */
 uint32_t nvshare_gate_depth(void);

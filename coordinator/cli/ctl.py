@@ -17,8 +17,10 @@ import typer
 from nvshare.coordinator.cli import ctl_settings
 from nvshare.coordinator.cli.ctl_call import (
     ClientName,
+    Gpu,
     Json,
     Where,
+    call,
     check_reachable,
     client_name,
     directory_of,
@@ -59,6 +61,19 @@ def clients(context: typer.Context, as_json: Json = False, where: Where = None) 
     from nvshare.coordinator.cli.ctl_view import show_clients
 
     run(context, where, as_json, api.Status(), show_clients)
+
+
+@app.command()
+def explain(context: typer.Context, gpu: Gpu = None, as_json: Json = False, where: Where = None) -> None:
+    """Say why the programs of each GPU run side by side or in turns."""
+    from nvshare.coordinator.cli.ctl_explain import explanation, lines
+
+    try:
+        found = call(directory_of(context, where), api.Status())
+        gpus = explanation(found, gpu)
+    except (ControlError, NoCoordinatorError) as error:
+        fail(error, as_json)
+    typer.echo(json.dumps({"gpus": gpus}) if as_json else "\n".join(lines(gpus, found["now_ns"])))
 
 
 @app.command()

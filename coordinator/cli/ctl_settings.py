@@ -19,7 +19,15 @@ from nvshare.coordinator.cli.ctl_call import (
     say,
 )
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.units import format_duration, format_share, format_size, parse_quantum, parse_share, parse_size
+from nvshare.coordinator.units import (
+    format_duration,
+    format_share,
+    format_size,
+    parse_part,
+    parse_quantum,
+    parse_share,
+    parse_size,
+)
 
 settings = typer.Typer(no_args_is_help=True, help="Change a setting at run time; it lasts until `unset`.")
 
@@ -52,7 +60,12 @@ def set_quantum(
 @settings.command("policy")
 def set_policy(
     context: typer.Context,
-    policy: Annotated[str, typer.Argument(help="round_robin, priority, fair_share, or a plug-in")],
+    policy: Annotated[
+        str,
+        typer.Argument(
+            help="auto, round_robin, priority, fair_share, opportunistic, least_attained, edf, or a plug-in"
+        ),
+    ],
     gpu: Gpu = None,
     as_json: Json = False,
     where: Where = None,
@@ -65,12 +78,12 @@ def set_policy(
 @settings.command("sharing")
 def set_sharing(
     context: typer.Context,
-    sharing: Annotated[str, typer.Argument(help="exclusive or concurrent")],
+    sharing: Annotated[str, typer.Argument(help="auto, exclusive or concurrent")],
     gpu: Gpu = None,
     as_json: Json = False,
     where: Where = None,
 ) -> None:
-    """Let clients run in turns, or all at once."""
+    """Let the policy decide who runs together, or let clients run in turns, or all at once."""
     request = make_request(api.SetSharing, sharing=sharing, gpu=gpu)
     run(context, where, as_json, request, lambda result: say(f"sharing is {sharing} on {gpu_names(result)}", result))
 
@@ -137,6 +150,44 @@ def set_weight(
     run(context, where, as_json, request, lambda result: say(f"{client_name(result)} has weight {weight}", result))
 
 
+@settings.command("class")
+def set_class(
+    context: typer.Context,
+    client: ClientName,
+    job_class: Annotated[str, typer.Argument(metavar="CLASS", help="interactive, batch or best-effort")],
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """Set what a client is for, under the policies auto and opportunistic."""
+    request = make_request(api.SetClass, client=client, job_class=job_class.replace("-", "_"))
+    run(context, where, as_json, request, lambda result: say(f"{client_name(result)} is {job_class}", result))
+
+
+@settings.command("share")
+def set_share(
+    context: typer.Context,
+    client: ClientName,
+    share_request: Annotated[
+        str | None, typer.Option("--request", help="guaranteed share of the GPU's time: 0.3 or 30%; 0: none")
+    ] = None,
+    share_limit: Annotated[
+        str | None, typer.Option("--limit", help="greatest share, also when the client is alone: 0.5 or 50%")
+    ] = None,
+    as_json: Json = False,
+    where: Where = None,
+) -> None:
+    """Set a client's guaranteed and greatest share, under the policies auto and fair_share."""
+    request_part = None if share_request is None else parse_argument(parse_part, share_request, "--request")
+    limit_part = None if share_limit is None else parse_argument(parse_part, share_limit, "--limit")
+    request = make_request(api.SetShare, client=client, request=request_part, limit=limit_part)
+    run(context, where, as_json, request, _say_share)
+
+
+def _say_share(result: dict[str, Any]) -> None:
+    request, most = format_share(result["share_request"]), format_share(result["share_limit"])
+    say(f"{client_name(result)} has a share request of {request} and a share limit of {most}", result)
+
+
 @settings.command("limit")
 def set_limit(
     context: typer.Context,
@@ -180,7 +231,10 @@ def unset(
     context: typer.Context,
     setting: Annotated[
         str | None,
-        typer.Argument(help="quantum, policy, sharing, switch-share, host-budget; priority, weight, limit, ... CLIENT"),
+        typer.Argument(
+            help="quantum, policy, sharing, switch-share, host-budget; "
+            "priority, weight, class, share, limit, paused CLIENT"
+        ),
     ] = None,
     client: Annotated[str | None, typer.Argument(metavar="CLIENT", help="only the settings of this client")] = None,
     gpu: Gpu = None,

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nvshare.coordinator.cli.ctl_explain import class_name, percent
+from nvshare.coordinator.cli.ctl_mps import mps_line
 from nvshare.coordinator.cli.ctl_slots import pod_of
 from nvshare.coordinator.units import format_duration, format_share, format_size
 
@@ -17,14 +19,14 @@ def show_status(status: Mapping[str, Any]) -> None:
     """Prints one line for each GPU, then problems, memory, live settings and gangs."""
     names = {client["client"]: f"{client['name']} ({client['process_id']})" for client in status["clients"]}
     table = _table("GPU", "name", "policy", "sharing", "quantum", "capacity", "resident", "clients", "waiting")
-    for title in ("holder", "leases", "hand-over", "switch", "overdue"):
+    for title in ("running", "leases", "hand-over", "switch", "overdue"):
         table.add_column(title)
     for gpu in status["gpus"]:
         automatic = f" (auto, {format_share(gpu['switch_share'])})" if gpu["quantum_automatic"] else ""
         quantum = format_duration(gpu["quantum_ns"]) + automatic
         handover = gpu["handovers_us"]
-        holders = [names.get(client, str(client)) for client in gpu["holders"]]
-        shown = ", ".join(holders[:3]) + (f" and {len(holders) - 3} more" if len(holders) > 3 else "")
+        running = [names.get(client, str(client)) for client in dict.fromkeys((*gpu["members"], *gpu["holders"]))]
+        shown = ", ".join(running[:3]) + (f" and {len(running) - 3} more" if len(running) > 3 else "")
         table.add_row(
             str(gpu["index"]),
             escape(gpu["name"]),
@@ -47,7 +49,7 @@ def show_status(status: Mapping[str, Any]) -> None:
     console.print(table)
     for problem in status.get("problems", ()):
         console.print(escape(f"problem: {problem}"))
-    for line in (*host_lines(status), *room_lines(status)):
+    for line in (mps_line(status["mps"]), *host_lines(status), *room_lines(status)):
         console.print(escape(line))
     for gpu in status["gpus"]:
         if gpu.get("expected_stopped"):
@@ -78,6 +80,9 @@ _SHOWN: Final[dict[str, Callable[[Any], str]]] = {
     "quantum": lambda value: "auto" if value is None else format_duration(value),
     "switch_share": format_share,
     "host_budget": format_size,
+    "class": lambda value: value.replace("_", "-"),
+    "share_request": format_share,
+    "share_limit": format_share,
     "limit": lambda value: format_size(value) if value else "none",
     "paused": lambda value: "yes",
 }
@@ -211,8 +216,8 @@ def show_clients(status: Mapping[str, Any]) -> None:
         console_for_people().print("no clients")
         return
     indices = {gpu["uuid"]: gpu["index"] for gpu in status["gpus"]}
-    table = _table("id", "pid", "name", "GPU", "state", "priority", "weight", "leases", "held", "longest wait")
-    for title in ("allocated", "resident", "limit"):
+    table = _table("id", "pid", "name", "GPU", "state", "class", "prio", "weight", "progress")
+    for title in ("leases", "held", "max wait", "allocated"):
         table.add_column(title)
     pods = {slot["slot"]: pod_of(slot) for slot in status.get("slots", ())}
     gangs = any(client["gang"] for client in status["clients"])
@@ -222,27 +227,27 @@ def show_clients(status: Mapping[str, Any]) -> None:
         tail = [escape(client["gang"]) or "-"] if gangs else []
         tail += [escape(client["group"]) or "-", escape(pods.get(client["group"], "-"))] if pods else []
         head = (str(client["client"]), str(client["process_id"]), escape(client["name"]))
+        rank = (class_name(client), str(client["priority"]), str(client["weight"]))
         for seat in client["seats"]:
-            state = "paused" if client["paused"] else "no room" if seat["shut_out"] else seat["phase"]
+            state = "running" if seat["phase"] == "holding" else seat["phase"]
+            state = "paused" if client["paused"] else "no room" if seat["shut_out"] else state
             if seat["waiting_since_ns"] is not None and not client["paused"]:
                 state += " " + format_duration(max(0, status["now_ns"] - seat["waiting_since_ns"]))
             table.add_row(
                 *head,
                 str(indices[seat["uuid"]]),
                 state,
-                str(client["priority"]),
-                str(client["weight"]),
+                *rank,
+                percent(seat["progress_normalised"]),
                 str(seat["leases"]),
                 format_duration(seat["used_ns"]),
                 format_duration(seat["max_wait_ns"]),
                 format_size(seat["allocated_bytes"]),
-                format_size(seat["resident_bytes"]),
-                format_size(seat["limit_bytes"]) if seat["limit_bytes"] else "-",
                 *tail,
             )
         if not client["seats"]:
             state = "paused" if client["paused"] else "idle"
-            table.add_row(*head, "-", state, str(client["priority"]), str(client["weight"]))
+            table.add_row(*head, "-", state, *rank)
     console_for_people().print(table)
 
 

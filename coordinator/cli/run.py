@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from nvshare.client_hook.embedded import Launch, prepare_client
 from nvshare.client_hook.launcher import (
+    JOB_CLASSES,
     MEMORY_MODES,
     ClientOptions,
     LaunchError,
@@ -27,9 +28,12 @@ from nvshare.client_hook.launcher import (
     without_hook,
 )
 from nvshare.client_hook.obstacles import find_obstacle
-from nvshare.coordinator.units import parse_size
+from nvshare.coordinator.units import parse_duration, parse_size
 
-_WITH_VALUE = ("--memory", "--priority", "--weight", "--gang", "--name", "--gpu-memory-limit", "--runtime-dir")
+_WITH_VALUE = (
+    "--memory", "--priority", "--weight", "--gang", "--class", "--share-request", "--share-limit", "--deadline",
+    "--name", "--gpu-memory-limit", "--runtime-dir",
+)  # fmt: skip
 _NAME_BYTES = 63
 
 
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.simulate == "" and re.fullmatch(r"[0-9]+(x[0-9.]+[A-Za-z]*)?", command[0]):
         parser.error(f"write --simulate={command[0]}, with an equals sign")
     try:
-        environ = _prepare(options, dict(os.environ))
+        environ = _prepare(options, dict(os.environ), command[0])
         if options.verify is not None:
             from nvshare.client_hook.verify import run_verified  # slow to import
 
@@ -91,6 +95,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="run at the same time as the user's other programs of this gang, each on its GPU",
     )
+    parser.add_argument(
+        "--class",
+        dest="job_class",
+        choices=JOB_CLASSES,
+        metavar="batch|interactive|best-effort",
+        help="interactive: someone waits for it; best-effort: runs in what others leave (batch)",
+    )
+    parser.add_argument(
+        "--share-request", type=_share, metavar="S", help="guaranteed share of the GPU's time: 0.3 or 30%%"
+    )
+    parser.add_argument("--share-limit", type=_share, metavar="S", help="largest share, also when alone (1)")
+    parser.add_argument(
+        "--deadline", type=_deadline, metavar="TIME", help="when it should be done, from its start: 90s, 30m, 2h"
+    )
     parser.add_argument("--name", type=_name, metavar="S", help="name shown by tools (the program's name)")
     parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="largest allocation in all: 4GiB")
     parser.add_argument(
@@ -100,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GPUS[xCAPACITY]",
         help="run on simulated GPUs, shared by all commands of the runtime directory: --simulate=2x8GiB",
     )
+    parser.add_argument("--no-mps", action="store_true", help="run outside the coordinator's MPS, where it has one")
     parser.add_argument("--runtime-dir", metavar="DIR", help="runtime directory of the coordinator")
     parser.add_argument(
         "--verify",
@@ -141,8 +160,23 @@ def _size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _prepare(options: argparse.Namespace, environ: dict[str, str]) -> dict[str, str]:
-    """Starts the coordinator if none runs, and returns the command's environment."""
+def _share(text: str) -> float:
+    number, percent = (text[:-1], 100) if text.endswith("%") else (text, 1)
+    value = float(number) / percent if re.fullmatch(r"[0-9]+(\.[0-9]+)?", number) else 0.0
+    if not 0.001 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: write 0.3 or 30%, from 0.001 to 1")
+    return value
+
+
+def _deadline(text: str) -> int:
+    try:
+        return parse_duration(text if not text.isdecimal() else f"{text}s")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str) -> dict[str, str]:
+    """Starts the coordinator if none runs, and returns the environment of the program."""
     launch = Launch(
         runtime_dir=options.runtime_dir,
         simulate=options.simulate,
@@ -151,9 +185,15 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str]) -> dict[str, 
             priority=options.priority,
             weight=options.weight,
             gang=options.gang,
+            job_class=options.job_class,
+            share_request=options.share_request,
+            share_limit=options.share_limit,
+            deadline_ns=options.deadline,
             name=options.name,
             memory_limit_bytes=options.gpu_memory_limit,
         ),
+        program=program,
+        mps=not options.no_mps,
     )
     return prepare_client(launch, environ)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.daemon import settings_file, time_limit
 from nvshare.coordinator.daemon.control.live_settings import NODE_EVENTS, Key, LiveSettings
 from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.core_settings import StartError, check_overrides, configured_events, core_settings
@@ -18,6 +19,7 @@ from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.loop import Server, Sockets
 from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.rehearsal import Rehearsal
+from nvshare.coordinator.engine.policy_guard import PolicyGuard
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.kubernetes.slots.watch import SlotWatch
@@ -26,6 +28,8 @@ from nvshare.coordinator.protocol.messages import MAX_FRAME_BYTES
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.devices import Device
 from nvshare.coordinator.system.journal import Journal
+from nvshare.coordinator.system.mps.daemon import ControlDaemon
+from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.units import format_size
@@ -62,6 +66,8 @@ class Coordinator:
         check_overrides(settings, devices)
         all_users = directory.path == runtime_dir.SYSTEM_DIRECTORY
         several = all_users or options.slots_dir is not None
+        if time_limit.possible():
+            PolicyGuard.time_limit = staticmethod(time_limit.time_limit)
         self.scheduler = Scheduler(registry.create, core_settings(settings, several=several))
         self._journal = Journal(directory.journal, [device.uuid for device in devices])
         connections = possible_connections(settings.max_clients)
@@ -93,6 +99,9 @@ class Coordinator:
             self._live.allocation = self.dispatcher.slots.allocation
         self._devices = devices
         self._metrics: Any = None
+        self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
+        if self._mps is not None:
+            administration.mps = self._mps.status
 
     def begin(self) -> None:
         """Adds the GPUs, begins the recovery, and starts metrics and signal handlers."""
@@ -105,6 +114,8 @@ class Coordinator:
             self._metrics = self._start_metrics(self.settings.metrics_port)
         if self.options.slots_dir is not None and self.dispatcher.slots is not None:
             self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
+        if self._mps is not None:
+            self._mps.start()
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
         self.server.handle_signals(self.reload)
@@ -132,6 +143,17 @@ class Coordinator:
             if holder > 0:
                 started_at = self._journal.earlier[device.uuid].started_at
                 self.server.watch_holder(device.uuid, holder, started_at, self.settings.recovery_ns)
+
+    def _make_mps(self, directory: RuntimeDir, *, all_users: bool) -> Mps:
+        real = self.options.simulate is None and self.options.devices is None
+        slots = self.options.slots_dir is not None
+        off = 'Kubernetes slots are served, whose programs no launcher starts; use mps = "off" here' if slots else None
+        daemon = ControlDaemon(directory.mps, dict(os.environ), real_cards=real)
+
+        def publish(kind: str, values: dict[str, Any]) -> None:
+            self.server.post(lambda: self.dispatcher.note(kind, values, time.monotonic_ns()))
+
+        return Mps(directory.mps_socket, daemon, publish, all_users=all_users, cause_off=off)
 
     def _start_metrics(self, port: int) -> Any:
         from nvshare.coordinator.daemon import metrics
@@ -193,10 +215,15 @@ class Coordinator:
         self._live.forget()  # its programs are gone
         return True
 
-    def close(self) -> None:
-        """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor."""
+    def close(self, *, restarts: bool = False) -> None:
+        """Closes the sockets first, so that clients notice at once.  The journal file stays for a successor.
+
+        `restarts`: a successor follows at once and goes on with the MPS daemon.
+        """
         if self._metrics is not None:
             self._metrics.close()
         self._sockets.close()
+        if self._mps is not None:
+            self._mps.close(keep_daemon=restarts)
         self.server.close()
         self._journal.close()

@@ -28,7 +28,11 @@ def core_settings(settings: settings_file.Settings, *, several: bool) -> CoreSet
         policy=settings.policy,
         sharing=settings.sharing,
         users_first=settings.share_by == "user",
-        quantum=QuantumSettings(quantum_ns=settings.quantum_ns, switch_share=settings.switch_share),
+        quantum=QuantumSettings(
+            quantum_ns=settings.quantum_ns,
+            switch_share=settings.switch_share,
+            longest_wait_ns=settings.longest_wait_ns,
+        ),
         leases=LeaseSettings(
             drain_deadline_ns=settings.drain_deadline_ns,
             overdue_action=settings.overdue_action,

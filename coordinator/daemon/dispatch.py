@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from nvshare.coordinator.engine.scheduler import Scheduler
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 
+from nvshare.scheduler_policies.api import JobClass
+
 log: Final = logging.getLogger("nvshare")
 
 Publish = Callable[[bytes], None]
@@ -104,6 +106,9 @@ class Dispatcher:
             self._hello(connection, message, now_ns)
         elif isinstance(message, messages.AttachGpu) and known:
             self._attach(connection, message, now_ns)
+        elif known and isinstance(message, messages.Profile):
+            profile = _profile(connection, message, now_ns)
+            self.event(profile if self.live is None else self.live.profiled(profile), now_ns)
         elif known and isinstance(message, messages.Goodbye):
             self.gone(connection, now_ns)
         else:
@@ -237,6 +242,10 @@ class Dispatcher:
     def _notify(self, command: commands.Notify) -> None:
         self._notes.append((self._now_ns, command))
 
+    def note(self, kind: str, values: dict[str, Any], now_ns: int) -> None:
+        """Adds a trace event of the shell."""
+        self._notes.append((now_ns, commands.Notify(kind, values)))
+
     def publish_notes(self) -> None:
         """Publishes the trace events.  Call after the clients' messages are sent, to keep handovers short."""
         notes, self._notes = self._notes, []
@@ -328,6 +337,21 @@ def _progress(client: int, m: messages.MoveProgress) -> events.Event:
     return events.MoveProgressed(client, m.gpu, m.order_id, m.moved_bytes, m.elapsed_ns, m.finished, m.error)
 
 
+def _work(client: int, m: messages.Progress) -> events.Event:
+    return events.Progressed(client, m.gpu, m.lease_id, m.at_ns, m.work, m.busy_ns, m.watched_ns, m.steps)
+
+
+def _profile(client: int, m: messages.Profile, now_ns: int) -> events.Profiled:
+    return events.Profiled(
+        client,
+        JobClass(m.job_class),
+        m.share_request / 1000,
+        max(1, m.share_limit) / 1000,
+        now_ns + m.deadline_ns if m.deadline_ns else None,
+        m.spatial,
+    )
+
+
 _TRANSLATE: Final[dict[type[messages.Message], Callable[[int, Any], events.Event]]] = {
     messages.Request: _request,
     messages.Release: _release,
@@ -336,6 +360,7 @@ _TRANSLATE: Final[dict[type[messages.Message], Callable[[int, Any], events.Event
     messages.ReservePins: _reserve_pins,
     messages.ReserveHost: _reserve_host,
     messages.MoveProgress: _progress,
+    messages.Progress: _work,
 }
 
 

@@ -143,6 +143,11 @@ class Server:
         self._stopping = True
         self._wake()
 
+    def post(self, work: Callable[[], None]) -> None:
+        """Runs `work` between two turns."""
+        self._tasks.append(work)
+        self._wake()
+
     def run_on_loop(self, work: Callable[[], T], timeout_s: float) -> T:
         """Runs `work` between two turns and returns its result.  Raises TimeoutError and the exceptions of `work`."""
         outcome: Future[T] = Future()
@@ -153,8 +158,7 @@ class Server:
             except Exception as error:
                 outcome.set_exception(error)
 
-        self._tasks.append(attempt)
-        self._wake()
+        self.post(attempt)
         return outcome.result(timeout_s)
 
     def _stop_by_signal(self, number: int, _frame: object) -> None:

@@ -87,7 +87,7 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
         coordinator = Coordinator(settings, options, devices)
     except OSError as error:
         raise runtime_dir.unusable(options.directory.path, error) from None
-    began_ns = time.monotonic_ns()
+    began_ns, crashed = time.monotonic_ns(), False
     try:
         coordinator.begin()
         kind = "" if options.simulate is None else "simulated "
@@ -103,12 +103,13 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
     except (StartError, RuntimeDirError):
         raise
     except Exception as error:
+        crashed = True
         log.critical("stopping", exc_info=True)
         if isinstance(error, InvariantError):
             _keep_event_log(options.directory, error)
         raise CrashedError(time.monotonic_ns() - began_ns) from error
     finally:
-        coordinator.close()
+        coordinator.close(restarts=crashed)
         for card in cards:
             card.close()
         os.close(lock)
@@ -142,6 +143,28 @@ def _keep_event_log(directory: RuntimeDir, error: InvariantError) -> None:
 
 
 _HELP: Final = {"help_option_names": ["-h", "--help"]}
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        help="scheduling policy: auto (default), round_robin, priority, fair_share, opportunistic, least_attained, "
+        "edf, or a plug-in"
+    ),
+]
+SharingMode = Annotated[
+    str | None, typer.Option(help="auto (default: as the policy plans), exclusive (in turns) or concurrent")
+]
+SwitchShare = Annotated[str | None, typer.Option(help="with --quantum=auto: largest share of time for switching: 5%")]
+LongestWait = Annotated[
+    str | None, typer.Option(help="with --quantum=auto: longest wait for a turn, as far as switching allows: 5s")
+]
+MpsMode = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[same_user|off]",
+        help="NVIDIA's MPS (off).  same_user: nvshare-run starts the programs of one user at a time as MPS clients, "
+        "side by side; a fault of one ends the others, and memory is not isolated from faults",
+    ),
+]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
@@ -149,15 +172,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_
 def run(
     context: typer.Context,
     config_file: Annotated[Path | None, typer.Option("--config", help="TOML file with settings")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="scheduling policy: round_robin, priority, fair_share, or a plug-in")
-    ] = None,
-    quantum: Annotated[str | None, typer.Option(help="length of a turn: 100ms, 2s, auto")] = None,
-    sharing: Annotated[str | None, typer.Option(help="exclusive (in turns) or concurrent")] = None,
+    policy: PolicyName = None,
+    quantum: Annotated[str | None, typer.Option(help="length of a turn: auto (default), 100ms, 2s")] = None,
+    sharing: SharingMode = None,
     capacity: Annotated[str | None, typer.Option(help="memory of each GPU for all clients together: 4GiB")] = None,
-    switch_share: Annotated[
-        str | None, typer.Option(help="with --quantum=auto: largest share of time for switching: 5%")
-    ] = None,
+    switch_share: SwitchShare = None,
+    longest_wait: LongestWait = None,
     host_budget: Annotated[str | None, typer.Option(help="pinned host memory of all clients together: 64GiB")] = None,
     simulate: Annotated[
         str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
@@ -169,6 +189,7 @@ def run(
     ] = None,
     metrics_port: Annotated[int | None, typer.Option(help="port for Prometheus metrics; 0 chooses one")] = None,
     metrics_address: Annotated[str | None, typer.Option(help="address for the metrics (127.0.0.1)")] = None,
+    mps: MpsMode = None,
     max_clients: Annotated[int | None, typer.Option(help="largest number of clients (1024)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
     embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
@@ -182,9 +203,11 @@ def run(
         "sharing": sharing,
         "capacity": capacity,
         "switch_share": switch_share,
+        "longest_wait": longest_wait,
         "host_budget": host_budget,
         "metrics_port": metrics_port,
         "metrics_address": metrics_address,
+        "mps": mps,
         "max_clients": max_clients,
         "log_level": log_level,
     }
@@ -221,6 +244,11 @@ def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = N
     """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line or settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     words = ["--simulate=" if word == "--simulate" else word for word in words]
+    following = [*words[1:], ""]
+    words = [
+        "--mps=same_user" if word == "--mps" and after not in ("off", "same_user") else word
+        for word, after in zip(words, following, strict=True)
+    ]
     code = 0
     try:
         code = app(words, prog_name="nvshare-coordinator", obj=devices) or 0

@@ -181,6 +181,7 @@ _GPU_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] 
     ("waiting", "Clients that wait for a lease", lambda g: g.leases.waiting),
     ("contended", "1 while a client waits", lambda g: float(g.leases.waiting > 0)),
     ("holders", "Clients with a lease", lambda g: len(g.leases.holders)),
+    ("running_clients", "Clients in the running set", lambda g: len(g.rules.members)),
     ("quantum_seconds", "The quantum in force", lambda g: _seconds(g.rules.quantum_ns)),
     ("switch_cost_seconds", "Average cost of a switch", lambda g: _seconds(g.rules.switch_cost_ns)),
     ("wait_max_seconds", "Longest wait since the start", lambda g: _seconds(g.statistics.max_wait_ns)),
@@ -312,6 +313,7 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
     longest = GaugeMetricFamily("nvshare_client_wait_max_seconds", "Its longest wait", labels=_CLIENT)
     priority = GaugeMetricFamily("nvshare_client_priority", "Its priority", labels=_CLIENT)
     weight = GaugeMetricFamily("nvshare_client_weight", "Its weight under fair_share", labels=_CLIENT)
+    classes = GaugeMetricFamily("nvshare_client_class", "Always 1", labels=(*_CLIENT, "class"))
     waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
     for labels, client, seat in seats:
         for kind in ("allocated", "resident", "pinned", "host", "evicted"):
@@ -320,10 +322,26 @@ def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
         lacking.add_metric(labels, seat.memory.lacking_bytes)
         shut_out.add_metric(labels, float(seat.memory.shut_out))
         longest.add_metric(labels, _seconds(seat.statistics.max_wait_ns))
-        priority.add_metric(labels, client.priority)
-        weight.add_metric(labels, client.weight)
+        priority.add_metric(labels, client.rank.priority)
+        weight.add_metric(labels, client.rank.weight)
+        classes.add_metric((*labels, client.rank.job_class.name.lower()), 1)
         waiting.add_metric(labels, float(seat.waiting_since_ns is not None))
-    yield from (memory, limit, lacking, shut_out, longest, priority, weight, waiting)
+    yield from (memory, limit, lacking, shut_out, longest, priority, weight, classes, waiting)
+    yield from _progress(seats)
+
+
+def _progress(seats: SeatRows) -> Iterator[Metric]:
+    """Only what is measured: an unknown figure has no series."""
+    ratio = GaugeMetricFamily("nvshare_client_progress_ratio", "Its rate now by its rate alone", labels=_CLIENT)
+    busy = GaugeMetricFamily(
+        "nvshare_client_busy_ratio", "Share of the time in which it kept the GPU busy when it ran alone", labels=_CLIENT
+    )
+    for labels, _, seat in seats:
+        if seat.progress.normalised:
+            ratio.add_metric(labels, seat.progress.normalised)
+        if seat.progress.busy_alone:
+            busy.add_metric(labels, seat.progress.busy_alone)
+    yield from (ratio, busy)
 
 
 class MetricsServer:

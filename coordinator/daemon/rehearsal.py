@@ -16,6 +16,7 @@ from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.daemon.peers import Peer
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
+from nvshare.coordinator.model.settings import QuantumSettings, Settings
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.round_robin import RoundRobin
 
@@ -57,7 +58,9 @@ class Rehearsal:
 
     def __init__(self, rewrite_journal: Callable[[], None]) -> None:
         recorder = self._recorder = _Recorder(rewrite_journal)
-        scheduler = Scheduler(lambda name, uuid: RoundRobin())
+        turns = QuantumSettings(quantum_ns=_TURN_NS // 10)
+        settings = Settings(policy="round_robin", sharing=messages.Sharing.EXCLUSIVE, quantum=turns)
+        scheduler = Scheduler(lambda name, uuid: RoundRobin(), settings)
         self._dispatcher = Dispatcher(scheduler, recorder, recorder, max_clients=2)
         self._now_ns = 0
         self._dispatcher.event(events.GpuAdded(_GPU, _GPU, 1 << 30, 1 << 30), 0)

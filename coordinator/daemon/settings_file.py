@@ -54,7 +54,7 @@ def _sharing(value: object) -> Sharing:
     names = {member.name.lower(): member for member in Sharing}
     if isinstance(value, str) and value.lower() in names:
         return names[value.lower()]
-    raise ValueError(f"{value!r} is neither exclusive nor concurrent")
+    raise ValueError(f"{value!r} is none of auto, exclusive, concurrent")
 
 
 def _overdue(value: object) -> OverdueAction:
@@ -108,11 +108,12 @@ class Settings(BaseModel):
 
     model_config = _FROZEN
 
-    policy: PolicyName = "round_robin"
-    quantum_ns: Quantum = Field(default=100_000_000, alias="quantum")
-    sharing: SharingName = Sharing.EXCLUSIVE
+    policy: PolicyName = "auto"
+    quantum_ns: Quantum = Field(default=None, alias="quantum")
+    sharing: SharingName = Sharing.AUTO
     capacity_bytes: Size | None = Field(default=None, alias="capacity")
     switch_share: Share = 0.05
+    longest_wait_ns: Duration = Field(default=5_000_000_000, alias="longest_wait")
     host_budget_bytes: Size | None = Field(default=None, alias="host_budget")
     drain_deadline_ns: Duration = Field(default=10_000_000_000, alias="drain_deadline")
     overdue_action: OverdueName = OverdueAction.NOTHING
@@ -128,6 +129,7 @@ class Settings(BaseModel):
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     metrics_address: str = "127.0.0.1"
     log_level: LogLevel = "info"
+    mps: Literal["off", "same_user"] = "off"
     gpu: dict[str, GpuOverride] = Field(default_factory=dict)
 
 
@@ -189,7 +191,7 @@ def _from_environment(env: Mapping[str, str], mistakes: list[str]) -> dict[str, 
     found: dict[str, _Value] = {}
     for variable, key in variables.items():
         text = env.get(variable)
-        if text:
+        if text and not (variable == "NVSHARE_MPS" and text in ("0", "1")):  # a client's: whether it joined
             found[key] = _Value(variable, int(text) if _is_number(key) and text.strip().isdecimal() else text)
     for variable in env:
         if variable.startswith("NVSHARE_") and variable not in variables:

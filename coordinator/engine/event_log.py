@@ -18,7 +18,7 @@ import io
 import json
 import pickle
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, get_type_hints
 
@@ -29,7 +29,18 @@ SHOWN: Final = 40
 """Entries in the message of an InvariantError."""
 
 MAX_STATE_BYTES: Final = 1 << 30
-_STATE_MODULES: Final = {
+_POLICIES: Final = (
+    "auto",
+    "edf",
+    "fair_share",
+    "least_attained",
+    "opportunistic",
+    "priority",
+    "round_robin",
+)
+"""Modules of the built-in policies.  The core does not import the registry, which finds foreign ones."""
+_PARTS: Final = ("ageing", "buckets", "fair_queue", "harvest", "members", "packing", "turns")
+STATE_MODULES: Final = {
     *(
         f"nvshare.coordinator.model.{name}"
         for name in (
@@ -47,10 +58,14 @@ _STATE_MODULES: Final = {
         )
     ),
     *(f"nvshare.coordinator.engine.{name}" for name in ("invariants", "policy_guard")),
+    "nvshare.coordinator.protocol.kinds",
     "nvshare.coordinator.protocol.messages",
-    *(f"nvshare.scheduler_policies.{name}" for name in ("api", "fair_share", "owner_turns", "priority", "round_robin")),
+    *(f"nvshare.scheduler_policies.{name}" for name in ("api", *_POLICIES)),
+    *(f"nvshare.scheduler_policies.parts.{name}" for name in _PARTS),
 }
 """All classes of the core's state are in these modules.  Making one of their objects has no effect."""
+
+_CONTAINERS: Final[dict[str, type]] = {"Counter": Counter, "deque": deque}
 
 _EVENTS: Final[dict[str, type]] = {cls.__name__: cls for cls in events.Event.__args__}
 _HINTS: Final[dict[str, dict[str, object]]] = {name: get_type_hints(cls) for name, cls in _EVENTS.items()}
@@ -164,9 +179,9 @@ class _Unpickler(pickle.Unpickler):
     """Makes records of the core, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "deque"):
-            return deque
-        found = super().find_class(module, name) if module in _STATE_MODULES and "." not in name else None
+        if module == "collections" and name in _CONTAINERS:
+            return _CONTAINERS[name]
+        found = super().find_class(module, name) if module in STATE_MODULES and "." not in name else None
         if not isinstance(found, type) or found.__module__ != module:
             raise pickle.UnpicklingError(f"{module}.{name} is not a record of the core")
         return found

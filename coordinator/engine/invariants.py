@@ -8,27 +8,28 @@ AssertionError.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from nvshare.coordinator.engine import leases
-from nvshare.coordinator.gangs import coscheduling, members
-from nvshare.coordinator.memory import room, switching
+from nvshare.coordinator.gangs import slots
+from nvshare.coordinator.memory import orders, room, switching
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE
+from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, WAITING, WITH_LEASE
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
+LATE_NS: Final = 100_000
+"""A timer may be this late at the end of each of the turns of a bound."""
+
 
 def cheap(gpu: Gpu) -> None:
-    """Invariant 1 for this GPU.  Exclusive leases are few, so looking at all of them is quick."""
-    holder = gpu.leases.holder
-    if gpu.rules.sharing is Sharing.EXCLUSIVE:
-        for seat in gpu.leases.by_client.values():
-            assert seat is holder or seat.phase is not HOLDING, f"invariant 1: {gpu.uuid} has a second holder"
-    assert holder is None or gpu.leases.by_client.get(holder.client.client_id) is holder, (
-        f"{gpu.uuid}: the holder has no lease"
-    )
+    """Invariant 1 for this GPU: who holds a lease is in the plan, and in exclusive sharing alone."""
+    members = gpu.schedule.members
+    for client in gpu.leases.running:
+        assert client in members, f"invariant 1: {gpu.uuid}: client {client} runs, and the plan does not name it"
+    exclusive = gpu.rules.sharing is Sharing.EXCLUSIVE
+    assert not exclusive or len(gpu.leases.running) < 2, f"invariant 1: {gpu.uuid} has a second holder"
     assert gpu.switching.switch is None or gpu.switching.switch.seat.phase is NEXT, (
         f"{gpu.uuid}: the switch has no next client"
     )
@@ -44,12 +45,14 @@ class _Wait:
 
 
 class Thorough:
-    """All invariants.  `slack_ns` is how late a timer may be at the end of each turn."""
+    """All invariants.  `slack_ns` is allowed for each client's wait, beside `LATE_NS` for each turn."""
 
     def __init__(self, slack_ns: int = MILLISECOND_NS) -> None:
         self.slack_ns = slack_ns
         self.longest_ns = 0
         self._waits: dict[tuple[str, int], _Wait] = {}
+        self._clocks: dict[str, tuple[int, int, bool]] = {}
+        """By GPU: its turn clock; the same without time in which no memory came in; and whether it stands now."""
         self._shares: dict[int, int] = {}
         """Of host memory, by client, after the last event."""
 
@@ -61,7 +64,7 @@ class Thorough:
             self._memory(gpu)
             self._immovable(node, gpu)
             self._waiting(node, gpu, now_ns)
-        self._gangs(node, now_ns)
+        self._gangs(node)
         self._host(node)
         for client in node.clients.values():
             for seat in client.seats.values():
@@ -71,15 +74,9 @@ class Thorough:
         ids = [seat.lease.lease_id for seat in gpu.leases.by_client.values() if not seat.lease.stray]
         assert len(ids) == len(set(ids)), f"{gpu.uuid}: one id for two leases"
         assert all(0 < number < gpu.leases.next_lease_id for number in ids), f"{gpu.uuid}: a lease id from the future"
-        busy = [
-            seat for seat in gpu.leases.by_client.values() if seat.phase in (HOLDING, REVOKING) and not seat.lease.stray
-        ]
-        if (
-            gpu.rules.sharing is Sharing.EXCLUSIVE
-            and gpu.leases.holder is not None
-            and gpu.leases.holder.phase is HOLDING
-        ):
-            assert busy == [gpu.leases.holder], f"invariant 1: {gpu.uuid} is granted to {len(busy)} clients"
+        for seat in gpu.leases.by_client.values():
+            runs = seat.client.client_id in gpu.leases.running
+            assert runs == (seat.phase is HOLDING), f"{seat.client.client_id}: running and phase differ"
         for client, seat in gpu.seats.items():
             assert node.clients.get(client) is seat.client, f"invariant 6: gone client {client} has a seat"
             assert (seat.phase in WITH_LEASE) == (client in gpu.leases.by_client), f"{client}: lease and phase differ"
@@ -87,10 +84,11 @@ class Thorough:
             assert in_line == (seat in gpu.wait_queue), f"{client}: waiting and the wait queue differ"
             assert (seat.phase is OVERDUE) <= (seat.lease.drain_deadline_ns is None)
         assert set(gpu.leases.by_client) <= set(gpu.seats), f"invariant 6: a gone client has a lease on {gpu.uuid}"
-        if len(gpu.wait_queue) and gpu.switching.switch is None and not gpu.recovering and not leases.blocked(gpu):
+        blocked = any(seat.phase is not OVERDUE for seat in gpu.leases.by_client.values())
+        if len(gpu.wait_queue) and gpu.switching.switch is None and not gpu.recovering and not blocked:
             # Invariant 10: beside overdue leases only clients wait whose memory does not fit.
             none_fits = not any(switching.fits_beside_overdue(gpu, seat) for seat in gpu.wait_queue.seats())
-            idle = gpu.leases.policy_wakes_at_ns is not None or none_fits
+            idle = gpu.schedule.ask_again_ns is not None or none_fits
             assert idle, f"{gpu.uuid} is free, clients wait, and none is granted"
 
     def _memory(self, gpu: Gpu) -> None:
@@ -101,6 +99,9 @@ class Thorough:
         assert gpu.memory.allocated_bytes == sum(seat.memory.allocated_bytes for seat in seats), (
             "invariant 6: sums of memory"
         )
+        claims = {client: orders.claimed_bytes(seat) for client, seat in gpu.seats.items()}
+        assert claims == {client: seat.memory.claimed_bytes for client, seat in gpu.seats.items()}, "claims of memory"
+        assert gpu.memory.claimed_bytes == sum(claims.values()), "invariant 6: sums of claims"
         assert gpu.memory.host_bytes == sum(seat.memory.host_bytes for seat in seats), "invariant 6: sums of memory"
         assert set(gpu.memory.moving) <= set(gpu.seats), f"invariant 6: a gone client's order is open on {gpu.uuid}"
         for seat in seats:
@@ -151,39 +152,43 @@ class Thorough:
                 has = sum(owned[client.owner]) + more
                 assert more > left or (times and has > times * (left - more)), f"{command}: it is within the rule"
 
-    def _gangs(self, node: Node, now_ns: int) -> None:
-        """A gang's leases end together, and no GPU is reserved for a gang that does not want it."""
+    def _gangs(self, node: Node) -> None:
+        """A slot belongs to a gang that wants its GPUs, and every member is known to its gang."""
         assert not node.changed_gpus, "a change is left over"
         for gang in node.gangs.values():
             assert gang.seats, f"{gang.name}: a gang without members"
-            assert all(seat.gang_turn.gang is gang and seat.client.gang == gang.name for seat in gang.seats)
-            assert all(gpu.gangs.reserved_for is gang for gpu in gang.reserved.values()), f"{gang.name}: reserved twice"
-            assert (gang.gathering_since_ns is None) or gang.reserved, f"{gang.name} gathers nothing"
-            for gpu in gang.reserved.values():
-                wants = members.waits_for_mates(gpu) or coscheduling.next_member(node, gpu, now_ns) is not None
-                assert wants, f"{gpu.uuid} is reserved for {gang.name}, and no member waits there"
+            assert all(seat.client.gang == gang.name for seat in gang.seats)
+            for gpu in gang.slot.gpus.values() if gang.slot is not None else ():
+                assert gpu.slot is gang.slot, f"{gpu.uuid}: two slots"
         for gpu in node.gpus.values():
-            assert gpu.gangs.reserved_for is None or gpu.gangs.reserved_for.reserved.get(gpu.uuid) is gpu
+            assert gpu.slot is None or gpu.slot.gang.slot is gpu.slot, f"{gpu.uuid}: a slot that is over"
         count = sum(client.gang != "" for client in node.clients.values() for _ in client.seats)
         assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
 
-    def _bound_ns(self, node: Node, gpu: Gpu) -> int | None:
-        """The bound that the policy states; with gangs, the one of gangs/coscheduling.py."""
+    def _bound_ns(self, node: Node, gpu: Gpu, *, member: bool) -> int | None:
+        """The bound that the policy states; with gangs, the one of gangs/slots.py."""
         bound = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
         if bound is None or not node.gangs:
             return bound
-        return coscheduling.wait_bound_ns(node, -(-bound // gpu.rules.quantum_ns))
+        return slots.wait_bound_ns(node, -(-bound // gpu.rules.quantum_ns), member=member)
+
+    def _patient_clock_ns(self, gpu: Gpu, now_ns: int) -> int:
+        turn_clock_ns = gpu.turn_clock_ns(now_ns)
+        last_ns, clock_ns, stood = self._clocks.get(gpu.uuid, (0, 0, False))
+        clock_ns += 0 if stood else turn_clock_ns - last_ns
+        stands = gpu.schedule.held_back or gpu.switching.switch is not None or gpu.reconnecting(now_ns)
+        self._clocks[gpu.uuid] = turn_clock_ns, clock_ns, stands
+        return clock_ns
 
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
-        """Invariant 5, on a clock that stands still during drains and moves of memory."""
-        clock = gpu.turn_clock_ns(now_ns)
+        """Invariant 5, on a clock that stands still while clients drain, and while memory moves or is held back."""
+        clock = self._patient_clock_ns(gpu, now_ns)
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
-        usual = self._bound_ns(node, gpu)
         here: set[tuple[str, int]] = set()
-        for seat in gpu.wait_queue.seats():
-            if usual is None or seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
+        for seat in () if gpu.recovering else gpu.wait_queue.seats():  # nobody new is granted during recovery
+            bound = self._bound_ns(node, gpu, member=bool(seat.client.gang))
+            if bound is None or seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
                 continue
-            bound = usual if seat.gang_turn.gang is None else usual + coscheduling.deferred_bound_ns(node)
             key = (gpu.uuid, seat.client.client_id)
             here.add(key)
             wait = self._waits.get(key)
@@ -193,7 +198,8 @@ class Thorough:
             wait.bound_ns = max(wait.bound_ns, bound)
             waited = clock - wait.since_ns
             self.longest_ns = max(self.longest_ns, waited)
-            allowed = wait.bound_ns + self.slack_ns * max(1, len(gpu.seats))
+            turns = max(len(gpu.seats), wait.bound_ns // gpu.rules.quantum_ns)
+            allowed = wait.bound_ns + self.slack_ns * max(1, len(gpu.seats)) + LATE_NS * turns
             assert waited <= allowed, f"invariant 5: client {key[1]} waited {waited} ns of turns, bound {wait.bound_ns}"
         for key in [key for key in self._waits if key[0] == gpu.uuid and key not in here]:
             del self._waits[key]

@@ -3,23 +3,22 @@
 Rules:
 - Lease ids of a GPU only grow.
 - A release is accepted for the lease that the client has, whether it was revoked or not.
-- A drain that passes its deadline is set aside: other clients take turns beside it.
+- A drain that passes its deadline is set aside: other clients run beside it.
 - The journal names every process that may work on the GPU when this coordinator dies: a sole holder, `MANY_HOLDERS`
   for several, and in recovery the process that this coordinator waits for.  Overdue and stray leases beside a holder
   are left out: their clients are told to stop, and a claim of theirs makes the lease stray again.
 
-Non-goals: when leases begin and end (turns.py), what memory moves (memory/switching.py), claims (recovery.py).
+Non-goals: when leases begin and end (reconcile.py), what memory moves (memory/switching.py), claims (recovery.py).
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from nvshare.coordinator.engine import standby
-from nvshare.coordinator.gangs import coscheduling, members
+from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import forecast, orders, pinning, switching
-from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
+from nvshare.coordinator.memory.client_settings import send_allotment, send_settings, send_settings_to_all
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns, moving_average
 from nvshare.coordinator.model.commands import MANY_HOLDERS, Kill, Log, Notify, RecordLease, Send
 from nvshare.coordinator.model.events import Released
@@ -27,8 +26,8 @@ from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, IDLE, OVERDUE, REVOKING, WAITING, WITH_LEASE, Seat
 from nvshare.coordinator.model.settings import OverdueAction
-from nvshare.coordinator.protocol.messages import Grant, MemoryMode, RemoteProtocolError, Revoke, Sharing
-from nvshare.scheduler_policies.api import ClientView
+from nvshare.coordinator.protocol.messages import Grant, MemoryMode, RemoteProtocolError, Revoke
+from nvshare.scheduler_policies.api import JobLeft, TurnEnded
 
 
 def request_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
@@ -42,12 +41,9 @@ def request_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     place.view = None
     if seat.schedulable:
         gpu.wait_queue.join(seat)
-        holder = gpu.leases.holder
-        if len(gpu.wait_queue) == 1 and holder is not None and holder.phase is HOLDING:
-            renew_quantum(node, gpu, holder, now_ns)
-        consider_preemption(node, gpu, now_ns)
-        if place.last_released_ns != now_ns or coscheduling.missed_turn(seat, now_ns):
-            coscheduling.member_waits(node, seat, now_ns)
+        gpu.schedule.stale = True
+        if len(gpu.wait_queue) == 1:
+            follow_quantum(node, gpu, now_ns)
 
 
 def _activate(node: Node, gpu: Gpu, seat: Seat) -> None:
@@ -60,28 +56,11 @@ def _activate(node: Node, gpu: Gpu, seat: Seat) -> None:
         send_settings_to_all(node, gpu)  # from now on they are paced
 
 
-def consider_preemption(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """A client began to wait, or priorities changed: the policy may revoke the holder's lease early."""
-    holder = gpu.leases.holder
-    if holder is None or holder.phase is not HOLDING or not len(gpu.wait_queue):
-        return
-    seat = holder
-    if members.protected_from_policy(seat):
-        return
-    if gpu.policy_guard.preempt(lambda: seat.view(now_ns), gpu.wait_queue.views(), gpu.view(), now_ns, node.out):
-        for mate in members.mates_in_turn(seat, now_ns):
-            if len(mate.gpu.wait_queue):
-                revoke(node, mate.gpu, mate, "gang", now_ns)
-        revoke(node, gpu, seat, "preempted", now_ns)
+def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> None:
+    """The seat has the lease from now on.  The caller has removed it from the wait queue.
 
-
-def blocked(gpu: Gpu) -> bool:
-    """A lease is in use, or its drain is within the deadline."""
-    return any(seat.phase is not OVERDUE for seat in gpu.leases.by_client.values())
-
-
-def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> None:
-    """The seat has the lease from now on.  The caller has removed it from the wait queue."""
+    `quantum_ns` None: for as long as the plan names it.
+    """
     leases, mine, all_seats = gpu.leases, seat.statistics, gpu.statistics
     lease_id = leases.next_lease_id
     leases.next_lease_id = lease_id + 1
@@ -96,12 +75,11 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> Non
         all_seats.waited_ns += waited_ns
         mine.max_wait_ns = max(mine.max_wait_ns, waited_ns)
         all_seats.max_wait_ns = max(all_seats.max_wait_ns, waited_ns)
+    if quantum_ns is not None:
+        quantum_ns = renewed_quantum_ns(node, gpu, seat, quantum_ns)
     start_lease(node, gpu, seat, lease_id, quantum_ns, now_ns)
+    seat.lease.called = gpu.schedule.called == client
     mine.leases += 1
-    gang_turn = seat.gang_turn
-    gang_turn.protected_from_gangs = gpu.gangs.debt_ns > 0 or gang_turn.remaining_ns > 0
-    gang_turn.remaining_ns = 0
-    gang_turn.co_scheduled_at_ns = None
     all_seats.grants += 1
     if leases.last_holder != client:
         all_seats.handovers += leases.last_holder != 0
@@ -116,51 +94,59 @@ def grant(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int, now_ns: int) -> Non
         "client": client,
         "name": seat.client.identity.name,
         "lease": lease_id,
-        "quantum_ns": quantum_ns,
-        "waiters": len(gpu.wait_queue) if gpu.rules.sharing is Sharing.EXCLUSIVE else 0,
+        "quantum_ns": 0 if quantum_ns is None else quantum_ns,
+        "waiters": len(gpu.wait_queue) if quantum_ns is not None else 0,
         "waited_ns": waited_ns,
     }
     node.out.append(Notify("granted", values))
 
 
-def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int, now_ns: int) -> None:
+def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int | None, now_ns: int) -> None:
     """What a grant and a confirmed claim have in common: records, journal, message."""
     client, lease, leases = seat.client.client_id, seat.lease, gpu.leases
     _activate(node, gpu, seat)
     seat.enter(HOLDING)
     lease.lease_id = lease_id
-    lease.granted_at_ns = seat.gang_turn.accounted_until_ns = now_ns
+    lease.granted_at_ns = lease.began_ns = now_ns
     lease.revoked_at_ns = 0
-    lease.begin_quantum(now_ns, quantum_ns)
-    lease.alerted = False
-    seat.place.view = None
+    lease.ends_ns = None if quantum_ns is None else now_ns + quantum_ns
+    lease.alerted = lease.called = False
     leases.by_client[client] = seat
-    waiters = 0
-    if gpu.rules.sharing is Sharing.EXCLUSIVE:
-        assert leases.holder is None, f"{gpu.uuid}: a second holder"
-        leases.holder = seat
-        leases.policy_epoch = gpu.policy_guard.replaced
-        waiters = len(gpu.wait_queue)
+    leases.changed_at_ns = now_ns
+    _set_running(gpu, seat, True, now_ns)
+    orders.claim(seat)
+    waiters = len(gpu.wait_queue) if quantum_ns is not None else 0
     lease.waiters_sent = waiters > 0
     send_settings(node, seat)
+    send_allotment(node, seat)
     record(node, gpu)
-    node.out.append(Send(client, Grant(seat.ordinal, lease_id, quantum_ns, waiters)))
+    told_ns = gpu.rules.quantum_ns if quantum_ns is None else quantum_ns
+    node.out.append(Send(client, Grant(seat.ordinal, lease_id, told_ns, waiters)))
+
+
+def _set_running(gpu: Gpu, seat: Seat, runs: bool, now_ns: int) -> None:
+    leases, client = gpu.leases, seat.client.client_id
+    if runs:
+        leases.running[client] = seat
+        if leases.ran_since_ns is None:
+            leases.ran_since_ns = now_ns
+    elif leases.running.pop(client, None) is not None and not leases.running and leases.ran_since_ns is not None:
+        leases.ran_ns += now_ns - leases.ran_since_ns
+        leases.ran_since_ns = None
 
 
 def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
-    """Asks for the lease back.  The seat HOLDS it."""
+    """Asks for the lease back.  The seat HOLDS it, or its claim is stray."""
     lease, client = seat.lease, seat.client.client_id
-    if seat is gpu.leases.holder and lease.granted_at_ns is not None:
-        gpu.leases.turns_closed_ns += now_ns - lease.granted_at_ns
-        members.account_turn(seat, now_ns)
+    _set_running(gpu, seat, False, now_ns)
     seat.enter(REVOKING)
+    orders.claim(seat)  # a stray claim had none
     deadline_ns = node.settings.leases.drain_deadline_ns
     lease.revoked_at_ns = now_ns
     lease.drain_deadline_ns = now_ns + deadline_ns
+    lease.interrupted = why == "slot" and lease.ends_ns is not None and now_ns < lease.ends_ns
     seat.statistics.revokes += 1
     gpu.statistics.revokes += 1
-    if seat.gang_turn.gang is not None or seat.gang_turn.remaining_ns:
-        node.changed_gpus[gpu.uuid] = gpu
     node.out.append(Send(client, Revoke(seat.ordinal, lease.lease_id, deadline_ns)))
     standby.alert_next(node, gpu, seat, now_ns)
     node.out.append(Notify("revoked", {"uuid": gpu.uuid, "client": client, "lease": lease.lease_id, "why": why}))
@@ -168,15 +154,14 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
 
 def set_overdue(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """The drain has passed its deadline.  Invariant 10: a hung client does not hang the others."""
-    co_scheduled = members.was_co_scheduled(seat)
     seat.enter(OVERDUE)
-    seat.gang_turn.remaining_ns = 0
     seat.lease.drain_deadline_ns = None
-    if seat is gpu.leases.holder:
-        gpu.leases.holder = None
-        gpu.leases.last_holder = seat.client.client_id
+    seat.lease.interrupted = False
+    gpu.leases.last_holder = seat.client.client_id
+    gpu.schedule.stale = True
+    orders.claim(seat)
     _count_overdue(node, gpu, seat)
-    _notify_policy(node, gpu, seat, co_scheduled, now_ns)
+    _notify_policy(node, gpu, seat, now_ns)
 
 
 def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
@@ -199,39 +184,33 @@ def _count_overdue(node: Node, gpu: Gpu, seat: Seat) -> None:
         node.out.append(Kill(client.client_id, client.identity.process_id, text))
 
 
-def _notify_policy(node: Node, gpu: Gpu, seat: Seat, co_scheduled: bool, now_ns: int) -> None:
+def _notify_policy(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     """The policy hears of the end of a turn once: when the lease is released or becomes overdue."""
-
-    def view() -> ClientView:
-        return replace(seat.view(now_ns), called=True) if co_scheduled else seat.view(now_ns)
-
-    gpu.policy_guard.released(view, now_ns, node.out)
+    gpu.policy_guard.observe(lambda: TurnEnded(seat.view(), now_ns, seat.lease.called), node.out)
 
 
 def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     """The lease is over, for whatever reason.  Returns how long it was held."""
     leases, lease, place = gpu.leases, seat.lease, seat.place
     del leases.by_client[seat.client.client_id]
+    leases.changed_at_ns = now_ns
     held_ns = 0 if lease.granted_at_ns is None else now_ns - lease.granted_at_ns
-    if seat is leases.holder:
-        if seat.phase is HOLDING and lease.granted_at_ns is not None:
-            leases.turns_closed_ns += held_ns
-            members.account_turn(seat, now_ns)
-        leases.holder = None
-    members.lease_ended(seat)
+    _set_running(gpu, seat, False, now_ns)
     seat.enter(IDLE)
     seat.statistics.used_ns += held_ns
     gpu.statistics.held_ns += held_ns
     lease.granted_at_ns = None
     lease.drain_deadline_ns = None
     place.last_released_ns = now_ns
-    if not seat.gang_turn.remaining_ns:
+    if not lease.interrupted:
         place.turn = leases.next_turn
         leases.next_turn += 1
     lease.waiters_sent = False
     lease.stray = False
-    place.view = None
     lease.lease_id = 0
+    gpu.schedule.stale = True
+    gpu.schedule.members.pop(seat.client.client_id, None)  # a request in the same message waits in its turn
+    orders.claim(seat)
     return held_ns
 
 
@@ -252,12 +231,10 @@ def release(node: Node, gpu: Gpu, seat: Seat, event: Released, now_ns: int) -> N
         _count_overdue(node, gpu, seat)
     elif in_time:
         seat.place.demoted = False
-    if not event.wanted:
-        seat.gang_turn.remaining_ns = 0
-    co_scheduled = members.was_co_scheduled(seat)
+    lease.interrupted = lease.interrupted and event.wanted
     held_ns = end_lease(node, gpu, seat, now_ns)
-    if in_time and not seat.gang_turn.remaining_ns:
-        _notify_policy(node, gpu, seat, co_scheduled, now_ns)
+    if in_time and not lease.interrupted:
+        _notify_policy(node, gpu, seat, now_ns)
     values: dict[str, int | str | bool | float | None] = {
         "uuid": gpu.uuid,
         "client": seat.client.client_id,
@@ -281,14 +258,15 @@ def client_left(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
         gpu.wait_queue.leave(seat)
     if seat.phase in WITH_LEASE:
         gpu.leases.free_since_ns = now_ns
-        in_time, co_scheduled = seat.phase is not OVERDUE, members.was_co_scheduled(seat)
+        in_time = seat.phase is not OVERDUE
         end_lease(node, gpu, seat, now_ns)
         if in_time:
-            _notify_policy(node, gpu, seat, co_scheduled, now_ns)
-    del gpu.seats[client]
+            _notify_policy(node, gpu, seat, now_ns)
     switching.client_left(node, seat, now_ns)
-    coscheduling.remove_member(node, seat)
-    gpu.policy_guard.gone(client, node.out)
+    del gpu.seats[client]
+    slots.remove_member(node, seat)
+    gpu.schedule.stale = True
+    gpu.policy_guard.observe(lambda: JobLeft(client), node.out)
     if seat.place.active:
         gpu.leases.active_seats -= 1
         if gpu.leases.active_seats == 1:
@@ -315,26 +293,29 @@ def _measure_switch(gpu: Gpu, node: Node, seat: Seat, event: Released, now_ns: i
 
 
 def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
-    """Puts a quantum in force, also for the present lease unless the policy chose another one for it."""
-    before_ns = gpu.rules.quantum_ns
-    if quantum_ns == before_ns:
-        return
-    gpu.rules.quantum_ns = quantum_ns
-    gpu.rules.view = None
-    holder = gpu.leases.holder
-    if holder is None or holder.phase is not HOLDING:
-        return
-    lease = holder.lease
-    if lease.quantum_ends_ns == lease.quantum_since_ns + before_ns and not members.in_gang_turn(holder):
-        lease.begin_quantum(lease.quantum_since_ns, quantum_ns)
+    """Puts a quantum in force; the policy decides what it means for present turns."""
+    if quantum_ns != gpu.rules.quantum_ns:
+        gpu.rules.quantum_ns = quantum_ns
+        gpu.rules.view = None
+        gpu.schedule.stale = True
 
 
-def renew_quantum(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
-    """The quantum for a seat that has the lease or is about to get it, with what is known now."""
-    if gpu.rules.quantum_setting_ns is None and len(gpu.wait_queue) and gpu.rules.sharing is Sharing.EXCLUSIVE:
-        forecast.update(node, gpu, seat, now_ns)
+def follow_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """The automatic quantum with what is known now of the next switch."""
+    holder = next(iter(gpu.leases.running.values()), None)
+    if holder is not None and gpu.rules.quantum_setting_ns is None:
+        forecast.update(node, gpu, holder)
         set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
-    return gpu.rules.quantum_ns
+
+
+def renewed_quantum_ns(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int) -> int:
+    """The quantum that a policy gave, or the automatic one if the policy gave that and it is about to change."""
+    if gpu.rules.quantum_setting_ns is not None or not len(gpu.wait_queue):
+        return quantum_ns
+    before_ns = gpu.rules.quantum_ns
+    forecast.update(node, gpu, seat)
+    set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+    return gpu.rules.quantum_ns if quantum_ns == before_ns else quantum_ns
 
 
 def record(node: Node, gpu: Gpu) -> None:
@@ -355,10 +336,9 @@ def _process_to_wait_for(gpu: Gpu) -> int:
         return MANY_HOLDERS if any(not seat.lease.stray for seat in leases.values()) else expected
     if not leases:
         return 0
-    if gpu.rules.sharing is Sharing.CONCURRENT:
-        return MANY_HOLDERS
-    if gpu.leases.holder is not None:
-        return gpu.leases.holder.client.identity.process_id
     if len(leases) > 1:
-        return MANY_HOLDERS
+        regular = [seat for seat in leases.values() if seat.phase is not OVERDUE and not seat.lease.stray]
+        if len(regular) != 1:
+            return MANY_HOLDERS
+        return regular[0].client.identity.process_id
     return next(iter(leases.values())).client.identity.process_id

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
-from nvshare.coordinator.engine import leases, sharing
+from nvshare.coordinator.engine import leases, reconcile
 from nvshare.coordinator.engine.policy_guard import PolicyFactory
-from nvshare.coordinator.memory.client_settings import send_settings
+from nvshare.coordinator.gangs import slots
+from nvshare.coordinator.memory.client_settings import send_settings, send_settings_to_all
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.client import Client
@@ -19,7 +22,8 @@ from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import HOLDING, NEXT, WAITING
-from nvshare.scheduler_policies.api import Policy
+from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.scheduler_policies.api import JobClass, Policy
 
 
 def _gpus(node: Node, uuid: str | None) -> list[Gpu]:
@@ -57,55 +61,106 @@ def set_policy(node: Node, event: events.PolicySet, now_ns: int, factory: Policy
     for gpu in gpus:
         try:
             policy = event.policies.get(gpu.uuid) or factory(event.name, gpu.uuid)
-            assert isinstance(policy, Policy), f"{policy!r} has no choose()"
+            assert isinstance(policy, Policy), f"{policy!r} has no decide()"
         except Exception as error:
             node.out.append(
                 Log(logging.ERROR, f"policy {event.name}: {error}; {gpu.uuid} keeps {gpu.policy_guard.name}")
             )
             continue
         gpu.policy_guard.replace(event.name, policy)
-        gpu.leases.policy_wakes_at_ns = None
+        gpu.schedule.stale = True
         node.out.append(Notify("policy", {"uuid": gpu.uuid, "policy": event.name}))
-        leases.consider_preemption(node, gpu, now_ns)
     return gpus
 
 
 def set_sharing(node: Node, event: events.SharingSet, now_ns: int) -> Iterable[Gpu]:
-    """Concurrent sharing is in force only while memory allows it; see sharing.py."""
+    """In force at once; concurrent sharing only as far as memory allows it.
+
+    Exclusive sharing during recovery revokes every lease, as the process that is waited for may be at work.
+    """
     gpus = _gpus(node, event.uuid)
     for gpu in gpus:
-        gpu.rules.sharing_wanted = event.sharing
-        sharing.update(node, gpu, now_ns)
+        gpu.rules.sharing = event.sharing
+        gpu.rules.view = None
+        gpu.schedule.stale = True
+        if event.sharing is Sharing.EXCLUSIVE and gpu.recovering:  # the earlier holder may be at work
+            for seat in list(gpu.leases.running.values()):
+                leases.revoke(node, gpu, seat, "plan", now_ns)
+        send_settings_to_all(node, gpu)
+        node.out.append(Notify("sharing", {"uuid": gpu.uuid, "sharing": event.sharing.name.lower()}))
     return gpus
 
 
 def set_priority(node: Node, event: events.PrioritySet, now_ns: int) -> Iterable[Gpu]:
     """May preempt at once."""
-    client = _client(node, event.client)
-    if client is None:
-        return []
-    client.priority = event.priority
-    gpus = _rank_changed(node, client, "priority", event.priority)
-    for gpu in gpus:
-        leases.consider_preemption(node, gpu, now_ns)
-    return gpus
+    return _set_rank(node, event.client, priority=event.priority)
 
 
 def set_weight(node: Node, event: events.WeightSet, now_ns: int) -> Iterable[Gpu]:
     """Concerns policies that divide time.  Time that was used before counts at the old weight."""
+    return _set_rank(node, event.client, weight=event.weight)
+
+
+def set_class(node: Node, event: events.ClassSet, now_ns: int) -> Iterable[Gpu]:
+    """Concerns policies that know classes."""
+    return _set_rank(node, event.client, job_class=event.job_class)
+
+
+def set_shares(node: Node, event: events.SharesSet, now_ns: int) -> Iterable[Gpu]:
+    """Concerns policies that know shares.  A request above the limit is lowered to it."""
     client = _client(node, event.client)
     if client is None:
         return []
-    client.weight = event.weight
-    return _rank_changed(node, client, "weight", event.weight)
+    limit = client.rank.share_limit if event.limit is None else event.limit
+    request = client.rank.share_request if event.request is None else event.request
+    return _set_rank(node, event.client, share_request=min(request, limit), share_limit=limit)
 
 
-def _rank_changed(node: Node, client: Client, what: str, value: int) -> list[Gpu]:
+def set_profile(node: Node, event: events.Profiled, now_ns: int) -> Iterable[Gpu]:
+    """What the client has said of itself."""
+    client = node.clients[event.client]
+    client.spatial = event.spatial
+    return _set_rank(
+        node,
+        event.client,
+        job_class=event.job_class,
+        share_request=min(event.share_request, event.share_limit),
+        share_limit=event.share_limit,
+        deadline_ns=event.deadline_ns,
+    )
+
+
+def _set_rank(node: Node, number: int, **values: Any) -> list[Gpu]:
     """The policy's view of a client has changed, on each of its GPUs."""
-    node.out.append(Notify(what, {"client": client.client_id, what: value}))
+    client = _client(node, number)
+    if client is None:
+        return []
+    client.rank = replace(client.rank, **values)
+    node.out.append(Notify("rank", {"client": number, **{name: _plain(value) for name, value in values.items()}}))
     for seat in client.seats.values():
         seat.gpu.wait_queue.changed(seat)
         seat.gpu.rules.rank_epoch += 1
+        seat.gpu.schedule.stale = True
+    return [seat.gpu for seat in client.seats.values()]
+
+
+def _plain(value: Any) -> int | float | str | None:
+    return value.name.lower() if isinstance(value, JobClass) else value
+
+
+def set_gang(node: Node, event: events.GangSet, now_ns: int) -> list[Gpu]:
+    """An annotation changed."""
+    client = node.clients.get(event.client)
+    if client is None:
+        return []
+    for seat in client.seats.values():
+        slots.remove_member(node, seat)
+    client.gang = event.gang
+    for seat in client.seats.values():
+        slots.add_member(node, seat)
+        seat.gpu.wait_queue.changed(seat)
+        seat.gpu.schedule.stale = True
+    node.out.append(Notify("gang", {"client": event.client, "gang": event.gang}))
     return [seat.gpu for seat in client.seats.values()]
 
 
@@ -147,10 +202,11 @@ def pause(node: Node, event: events.Paused, now_ns: int) -> Iterable[Gpu]:
     client.paused = True
     node.out.append(Notify("paused", {"client": event.client}))
     for seat in client.seats.values():
+        seat.gpu.schedule.stale = True
         if seat in seat.gpu.wait_queue:
             seat.gpu.wait_queue.leave(seat)
         elif seat.phase is NEXT:
-            sharing.cancel_switch(seat.gpu, now_ns)
+            reconcile.cancel_switch(seat.gpu, now_ns)
         elif seat.phase is HOLDING:
             leases.revoke(node, seat.gpu, seat, "paused", now_ns)
     return [seat.gpu for seat in client.seats.values()]
@@ -168,5 +224,5 @@ def resume(node: Node, event: events.Resumed, now_ns: int) -> Iterable[Gpu]:
             seat.place.waiting_since_ns = now_ns
             seat.place.view = None
             seat.gpu.wait_queue.join(seat)
-            leases.consider_preemption(node, seat.gpu, now_ns)
+            seat.gpu.schedule.stale = True
     return [seat.gpu for seat in client.seats.values()]

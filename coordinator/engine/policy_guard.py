@@ -1,22 +1,27 @@
-"""Stands between the core and one GPU's policy: asks, checks every answer, and replaces a policy that breaks the rules.
+"""Stands between the core and one GPU's policy: asks, checks every plan, and replaces a policy that breaks the rules.
 
-No exception of a policy passes, and no answer that names a client which does not wait.  After the first breach round
-robin replaces the policy.  An operation that a policy does not override is not called.
+No exception of a policy passes, and no plan that names a client which does not want the GPU.  After the first breach
+round robin replaces the policy.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 from nvshare.coordinator.model.commands import Command, Log, Notify
-from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
+from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobView, Plan, Policy, PolicyBase
 
-T = TypeVar("T")
 FALLBACK: Final = "round_robin"
 QUANTUM_BOUNDS_NS: Final = (100_000, 3_600_000_000_000)
 """A policy may choose a quantum from 100 us to an hour."""
+SOONEST_NS: Final = 1_000_000
+"""A policy is asked again after this time at the earliest."""
+LATEST_NS: Final = 3_600 * 1_000_000_000
+"""And after this time at the latest, if it names a time: timers of the operating system have a bound."""
+LONGEST_WHY: Final = 400
 
 PolicyFactory = Callable[[str, str], Policy]
 """(name, uuid) -> a new policy for that GPU; raises for a name that it does not know."""
@@ -30,6 +35,9 @@ def _overrides(policy: Policy, operation: str) -> bool:
 class PolicyGuard:
     """One for each GPU."""
 
+    time_limit: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+    """Around each call of a policy of another package.  The shell interrupts one that takes too long."""
+
     def __init__(self, uuid: str, name: str, policy: Policy, factory: PolicyFactory) -> None:
         self._uuid = uuid
         self._factory = factory
@@ -40,8 +48,7 @@ class PolicyGuard:
 
     def __getstate__(self) -> tuple[str, str, int, int, Policy | None]:
         """For the event log.  Policies of other packages are left out: copying them may have effects."""
-        own = type(self.policy).__module__.startswith("nvshare.scheduler_policies.")
-        return self._uuid, self.name, self.failures, self.replaced, self.policy if own else None
+        return self._uuid, self.name, self.failures, self.replaced, self.policy if self._own else None
 
     def __setstate__(self, state: tuple[str, str, int, int, Policy | None]) -> None:
         self._uuid, self.name, self.failures, replaced, policy = state
@@ -60,119 +67,46 @@ class PolicyGuard:
         self.replaced += 1
         self.name = name
         self.policy = policy
-        self._has = {
-            operation
-            for operation in ("preempt", "renew", "order", "wake_at_ns", "wait_bound_ns", "released", "gone")
-            if _overrides(policy, operation)
-        }
+        self._own = type(policy).__module__.startswith("nvshare.scheduler_policies.")
+        self._observes = _overrides(policy, "observe")
+        self._bounds = _overrides(policy, "wait_bound_ns")
 
-    def choose(
-        self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int, out: list[Command]
-    ) -> tuple[Choice | None, int | None]:
-        """The next client, or none and when to ask again.  There is always a client or a time in the future."""
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int, out: list[Command]) -> Plan:
+        """The policy's plan for these jobs, of which there is at least one.  A plan without members names a time."""
         try:
-            choice = self.policy.choose(waiting, gpu, now_ns)
-            if choice is not None:
-                return self._checked(choice, waiting), None
-            return None, self._wake_at_ns(now_ns)
+            if self._own:
+                return _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns)
+            with self.time_limit():
+                return _checked(self.policy.decide(gpu, jobs, now_ns), gpu, jobs, now_ns)
         except Exception as error:
-            self._give_up("choose", error, out)
-            return self.choose(waiting, gpu, now_ns, out)
+            self._give_up("decide", error, out)
+            return self.decide(gpu, jobs, now_ns, out)
 
-    def preempt(
-        self,
-        holder: Callable[[], ClientView],
-        waiting: Sequence[ClientView],
-        gpu: GpuView,
-        now: int,
-        out: list[Command],
-    ) -> bool:
-        """Whether to revoke early."""
-        if "preempt" not in self._has:
+    def observe(self, happened: Callable[[], Happened], out: list[Command]) -> bool:
+        """Tells the policy.  False: it does not listen."""
+        if not self._observes:
             return False
-        return self._ask("preempt", lambda p: p.preempt(holder(), waiting, gpu, now), bool, False, out)
+        try:
+            if self._own:
+                self.policy.observe(happened())  # type: ignore[attr-defined]
+            else:
+                with self.time_limit():
+                    self.policy.observe(happened())  # type: ignore[attr-defined]
+        except Exception as error:
+            self._give_up("observe", error, out)
+        return True
 
-    def renew(
-        self,
-        holder: Callable[[], ClientView],
-        waiting: Sequence[ClientView],
-        gpu: GpuView,
-        now: int,
-        out: list[Command],
-    ) -> bool:
-        """Whether the holder has another quantum."""
-        if "renew" not in self._has:
-            return False
-        return self._ask("renew", lambda p: p.renew(holder(), waiting, gpu, now), bool, False, out)
-
-    def order(self, waiting: Sequence[ClientView], gpu: GpuView, now: int, out: list[Command]) -> list[int]:
-        """Expected order of turns; always a permutation of the waiting clients."""
-        expected = [view.client for view in waiting]
-        if "order" not in self._has:
-            return expected
-        answer = self._ask("order", lambda p: list(p.order(waiting, gpu, now)), list, expected, out)
-        whole = len(answer) == len(expected) and all(type(client) is int for client in answer)
-        if whole and set(answer) == set(expected):
-            return answer
-        self._give_up("order", ValueError(f"{answer!r} is no permutation of {expected!r}"), out)
-        return expected
-
-    def expected(self, waiting: Sequence[ClientView], gpu: GpuView, now: int, out: list[Command]) -> int:
-        """The waiting client that will probably be next."""
-        if "order" not in self._has:
-            return waiting[0].client
-        return self.order(waiting, gpu, now, out)[0]
-
-    def released(self, client: Callable[[], ClientView], now: int, out: list[Command]) -> None:
-        """A lease ended."""
-        if "released" in self._has:
-            self._ask("released", lambda p: p.released(client(), now), type(None), None, out)
-
-    def gone(self, client: int, out: list[Command]) -> None:
-        """A client left this GPU."""
-        if "gone" in self._has:
-            self._ask("gone", lambda p: p.gone(client), type(None), None, out)
+    def starves(self, job: JobView, now_ns: int, out: list[Command]) -> None:
+        """A job has waited far too long."""
+        seconds = (now_ns - (job.turn.waiting_since_ns or now_ns)) // 1_000_000_000
+        self._give_up("decide", RuntimeError(f"{job.name} has waited for {seconds} s and is not named"), out)
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int | None:
         """The longest wait that the policy states; None: it states none."""
-        if "wait_bound_ns" not in self._has:
+        if not self._bounds:
             return None
         bound: int | None = self.policy.wait_bound_ns(clients, gpu)  # type: ignore[attr-defined]
         return bound
-
-    def _wake_at_ns(self, now_ns: int) -> int:
-        wake = self.policy.wake_at_ns(now_ns) if "wake_at_ns" in self._has else None  # type: ignore[attr-defined]
-        if type(wake) is not int or wake <= now_ns:
-            raise ValueError(f"choose() left the GPU idle, but wake_at_ns() is {wake!r}: no time in the future")
-        return min(wake, now_ns + QUANTUM_BOUNDS_NS[1])  # timers of the operating system have a bound
-
-    def _checked(self, choice: object, waiting: Sequence[ClientView]) -> Choice:
-        if type(choice) is not Choice:
-            raise TypeError(f"choose() answered {choice!r}, not a Choice")
-        client = choice.client
-        # The usual answer is the first client of the queue.
-        if waiting[0].client != client and not any(view.client == client for view in waiting):
-            raise ValueError(f"choose() named client {client!r}, which does not wait")
-        quantum = choice.quantum_ns
-        if quantum is None:
-            return choice
-        if type(quantum) is not int:
-            raise TypeError(f"choose() answered a quantum of {quantum!r}")
-        low, high = QUANTUM_BOUNDS_NS
-        if not low <= quantum <= high:
-            raise ValueError(f"choose() answered a quantum of {quantum} ns, outside [{low}, {high}]")
-        return choice
-
-    def _ask(self, operation: str, call: Callable[..., object], kind: type[T], default: T, out: list[Command]) -> T:
-        try:
-            answer = call(self.policy)
-        except Exception as error:
-            self._give_up(operation, error, out)
-            return default
-        if type(answer) is kind:
-            return answer
-        self._give_up(operation, TypeError(f"{answer!r} is not a {kind.__name__}"), out)
-        return default
 
     def _give_up(self, operation: str, error: Exception, out: list[Command]) -> None:
         failed = self.name
@@ -183,3 +117,39 @@ class PolicyGuard:
         values = {"uuid": self._uuid, "policy": FALLBACK, "failed": failed, "error": str(error)[:200]}
         out.append(Notify("policy", {**values}))
         self.replace(FALLBACK, self._factory(FALLBACK, self._uuid))
+
+
+def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+    if type(plan) is not Plan:
+        raise TypeError(f"decide() answered {plan!r}, not a Plan")
+    if type(plan.running) is not tuple or type(plan.order) is not tuple or type(plan.why) is not str:
+        raise TypeError("a Plan has a tuple of Allotments, a tuple of clients, and a text")
+    again_ns = plan.ask_again_ns
+    if again_ns is not None and type(again_ns) is not int:
+        raise TypeError(f"ask_again_ns is {again_ns!r}")
+    if not plan.running and (again_ns is None or again_ns <= now_ns):
+        raise ValueError(f"the plan leaves the GPU idle, but ask_again_ns is {again_ns!r}: no time in the future")
+    known = {job.client for job in jobs} if len(plan.running) > 1 else ()
+    for allotment in plan.running:
+        _check_allotment(allotment, gpu, known, jobs)
+    if len(plan.running) > 1 and len({allotment.client for allotment in plan.running}) < len(plan.running):
+        raise ValueError("the plan names a client twice")
+    return plan
+
+
+def _check_allotment(allotment: object, gpu: GpuView, known: set[int] | tuple[()], jobs: Sequence[JobView]) -> None:
+    if type(allotment) is not Allotment:
+        raise TypeError(f"the plan has {allotment!r}, not an Allotment")
+    client, quantum, rate, pacing = allotment.client, allotment.quantum_ns, allotment.rate, allotment.pacing_ns
+    # The usual answer is one of the first two jobs.
+    here = client in known if known else any(job.client == client for job in jobs)
+    if type(client) is not int or not here:
+        raise ValueError(f"the plan names client {client!r}, which does not want the GPU")
+    low, high = QUANTUM_BOUNDS_NS
+    # The operator may set any quantum, and the policy repeat it.
+    if quantum not in (None, gpu.quantum_ns) and (type(quantum) is not int or not low <= quantum <= high):
+        raise ValueError(f"a quantum of {quantum!r} ns, outside [{low}, {high}]")
+    if type(rate) not in (float, int) or not 0.0 < rate <= 1.0:
+        raise ValueError(f"a rate of {rate!r}, outside (0, 1]")
+    if pacing is not None and (type(pacing) is not int or pacing < low):
+        raise ValueError(f"pacing of {pacing!r} ns, below {low}")

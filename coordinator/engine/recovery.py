@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 from nvshare.coordinator.engine import leases
-from nvshare.coordinator.gangs import coscheduling
+from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import orders, room
 from nvshare.coordinator.memory.client_settings import send_settings
 from nvshare.coordinator.model.client import Client
@@ -30,7 +30,7 @@ from nvshare.coordinator.model.events import GpuAttached
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.memory import SeatMemory
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, OVERDUE, Place, Seat
+from nvshare.coordinator.model.seat import HOLDING, OVERDUE, REVOKING, Place, Seat
 from nvshare.coordinator.protocol.messages import MemoryMode, Rejected, Rejection, RemoteProtocolError, Sharing
 
 NEAR_IDS: Final = 1 << 20
@@ -77,7 +77,7 @@ def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: 
     gpu.leases.next_turn += 1
     client.seats[event.gpu] = seat
     gpu.seats[client.client_id] = seat
-    coscheduling.add_member(node, seat)
+    slots.add_member(node, seat)
     room.add_seat(seat)
     orders.set_usage(
         seat,
@@ -87,6 +87,7 @@ def _add_seat(node: Node, client: Client, gpu: Gpu, event: GpuAttached, now_ns: 
         host=max(0, event.allocated_bytes - event.resident_bytes) if client.memory_mode is not MemoryMode.DEVICE else 0,
     )
     seat.memory.reserved_bytes = seat.memory.allocated_bytes
+    orders.claim(seat)
     room.update(seat)
     send_settings(node, seat)
     values: dict[str, int | str | bool | float | None] = {
@@ -118,6 +119,7 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
         node.out.append(Notify("claimed", values))
         return
     confirmed = _is_confirmed(gpu, event.lease_id, expected)
+    gpu.schedule.stale = True
     if event.lease_id < gpu.leases.next_lease_id + NEAR_IDS:
         gpu.leases.next_lease_id = max(gpu.leases.next_lease_id, event.lease_id + 1)
     if confirmed:
@@ -130,6 +132,7 @@ def _resolve_claim(node: Node, gpu: Gpu, seat: Seat, event: GpuAttached, now_ns:
     gpu.leases.by_client[seat.client.client_id] = seat
     node.out.append(Notify("stray", values))
     leases.revoke(node, gpu, seat, "claim", now_ns)
+    orders.claim(seat)
 
 
 def _transfer_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int) -> bool:
@@ -143,24 +146,24 @@ def _transfer_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, now_ns: int
         ),
         None,
     )
-    if old is None or not (old.phase is HOLDING or old is gpu.leases.holder):
-        return False  # the old lease is being revoked or stray, and so is the new one
-    left_ns = max(0, old.lease.quantum_ends_ns - now_ns) if old.phase is HOLDING else 0
-    called_at_ns = None if old.gang_turn.co_scheduled_at_ns is None else now_ns
+    if old is None or old.phase is not HOLDING:
+        if old is not None and old.phase is REVOKING:  # its release will come by the new connection
+            leases.end_lease(node, gpu, old, now_ns)
+        return False
+    ends_ns, called = old.lease.ends_ns, old.lease.called
+    left_ns = None if ends_ns is None else max(1, ends_ns - now_ns)
     leases.end_lease(node, gpu, old, now_ns)
     gpu.leases.last_holder = seat.client.client_id
     leases.start_lease(node, gpu, seat, lease_id, left_ns, now_ns)
-    seat.gang_turn.protected_from_gangs, seat.gang_turn.co_scheduled_at_ns = (
-        old.gang_turn.protected_from_gangs,
-        called_at_ns,
-    )
+    seat.lease.called = called
     return True
 
 
 def _is_confirmed(gpu: Gpu, lease_id: int, expected: bool) -> bool:
     if lease_id >= gpu.leases.next_lease_id + NEAR_IDS:
         return False
-    if gpu.rules.sharing is Sharing.CONCURRENT:
+    several = gpu.rules.sharing is Sharing.AUTO and gpu.recovery.expected_holder == MANY_HOLDERS
+    if gpu.rules.sharing is Sharing.CONCURRENT or several:
         return all(seat.lease.lease_id != lease_id for seat in gpu.leases.by_client.values())
     if expected:
         # Stray and overdue leases are not the holder's.  Leases of concurrent sharing during recovery are.

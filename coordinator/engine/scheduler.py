@@ -11,27 +11,28 @@ Rules:
 - A mistake of the core raises `InvariantError` with the event log.
 - There is one timer, for the earliest deadline of all GPUs.  It is set only while a deadline exists.
 
-Non-goals: leases (leases.py, turns.py), memory (memory/), commands of the operator (operator_commands.py).
+Non-goals: plans (planning.py), leases (leases.py, reconcile.py), memory (memory/), commands of the operator
+(operator_commands.py).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from nvshare.coordinator.engine import (
-    assembly,
     invariants,
     leases,
     operator_commands,
+    progress,
+    reconcile,
     recovery,
-    sharing,
     snapshot,
-    turns,
 )
 from nvshare.coordinator.engine.event_log import EventLog, InvariantError, freeze, thaw
 from nvshare.coordinator.engine.policy_guard import PolicyFactory, PolicyGuard
+from nvshare.coordinator.gangs import slots
 from nvshare.coordinator.memory import admission, host_budget, orders, pinning
 from nvshare.coordinator.memory.quantum import automatic_quantum_ns
 from nvshare.coordinator.model import events
@@ -51,6 +52,10 @@ from nvshare.coordinator.protocol.messages import (
     RemoteProtocolError,
     Welcome,
 )
+from nvshare.scheduler_policies.api import Rank
+
+MOST_ROUNDS: Final = 100
+"""More than slots need at one moment: each GPU joins or leaves one a few times."""
 
 __all__ = ["InvariantError", "OverdueAction", "PolicyFactory", "Scheduler", "Settings"]
 
@@ -88,7 +93,11 @@ class Scheduler:
             events.SharingSet: lambda event, now: operator_commands.set_sharing(self._node, event, now),
             events.PrioritySet: lambda event, now: operator_commands.set_priority(self._node, event, now),
             events.WeightSet: lambda event, now: operator_commands.set_weight(self._node, event, now),
-            events.GangSet: lambda event, now: assembly.set_gang(self._node, event, now),
+            events.Profiled: self._profiled,
+            events.Progressed: self._progressed,
+            events.ClassSet: lambda event, now: operator_commands.set_class(self._node, event, now),
+            events.SharesSet: lambda event, now: operator_commands.set_shares(self._node, event, now),
+            events.GangSet: lambda event, now: operator_commands.set_gang(self._node, event, now),
             events.LimitSet: lambda event, now: operator_commands.set_limit(self._node, event, now),
             events.HostBudgetSet: lambda event, now: host_budget.set_budget(self._node, event),
             events.SwitchShareSet: lambda event, now: operator_commands.set_switch_share(self._node, event, now),
@@ -151,17 +160,17 @@ class Scheduler:
         node.out = out
         try:
             gpus = {gpu.uuid: gpu for gpu in self._handlers[type(event)](event, now_ns)}
+            if node.gangs:  # first of all, or a plan would still follow a slot that has ended
+                slots.advance(node, now_ns)
             for gpu in gpus.values():
-                if pinning.update(node, gpu, now_ns):
-                    leases.consider_preemption(node, gpu, now_ns)
-                sharing.update(node, gpu, now_ns)
-                turns.advance(node, gpu, now_ns)
+                pinning.update(node, gpu, now_ns)
+                reconcile.advance(node, gpu, now_ns)
             if node.gangs or node.changed_gpus:
-                gpus.update(assembly.advance_all(node, now_ns))
+                gpus.update(self._advance_slots(now_ns))
             for gpu in gpus.values():
                 gpu.leases.free_since_ns = None  # no lease followed at once: no hand-over to measure
                 leases.record(node, gpu)
-                self._deadlines[gpu.uuid] = turns.deadline_ns(node, gpu, now_ns)
+                self._deadlines[gpu.uuid] = reconcile.deadline_ns(node, gpu, now_ns)
                 invariants.cheap(gpu)
             self._set_timer(out, fired=type(event) is events.TimerFired)
             self._event_log.record(now_ns, event, out)
@@ -174,6 +183,19 @@ class Scheduler:
             self._event_log.record(now_ns, event, error)
             raise InvariantError(f"{type(error).__name__}: {error}", self._event_log) from error
         return out
+
+    def _advance_slots(self, now_ns: int) -> dict[str, Gpu]:
+        """Gangs' slots concern several GPUs.  Returns those where something has changed."""
+        node, seen = self._node, dict[str, Gpu]()
+        for _ in range(MOST_ROUNDS):
+            slots.advance(node, now_ns)
+            changed, node.changed_gpus = node.changed_gpus, {}
+            if not changed:
+                return seen
+            seen.update(changed)
+            for gpu in changed.values():
+                reconcile.advance(node, gpu, now_ns)
+        raise AssertionError("the slots of gangs do not come to rest")
 
     def _set_timer(self, out: list[Command], *, fired: bool) -> None:
         due = [deadline for deadline in self._deadlines.values() if deadline is not None]
@@ -196,7 +218,6 @@ class Scheduler:
             ),
             rules=GpuRules(
                 sharing=settings.sharing,
-                sharing_wanted=settings.sharing,
                 quantum_setting_ns=setting_ns,
                 switch_share=settings.quantum.switch_share,
             ),
@@ -262,8 +283,7 @@ class Scheduler:
             memory_mode=event.memory_mode,
             memory_limit_bytes=event.memory_limit_bytes,
             registered_at_ns=now_ns,
-            priority=event.priority,
-            weight=event.weight,
+            rank=Rank(event.priority, event.weight),
             gang=event.gang,
             time_owner="",
         )
@@ -295,6 +315,13 @@ class Scheduler:
         seat = self._seat(event.client, event.gpu)
         leases.release(self._node, seat.gpu, seat, event, now_ns)
         return (seat.gpu,)
+
+    def _profiled(self, event: events.Profiled, now_ns: int) -> Iterable[Gpu]:
+        self._client(event.client)
+        return operator_commands.set_profile(self._node, event, now_ns)
+
+    def _progressed(self, event: events.Progressed, now_ns: int) -> Iterable[Gpu]:
+        return progress.report(self._node, self._seat(event.client, event.gpu), event, now_ns)
 
     def _gone(self, event: events.ClientGone, now_ns: int) -> Iterable[Gpu]:
         client = self._node.clients.pop(event.client, None)

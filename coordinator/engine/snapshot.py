@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nvshare.coordinator.gangs import members
 from nvshare.coordinator.memory import host_budget, room
 from nvshare.coordinator.memory.quantum import switch_cost_ns
 from nvshare.coordinator.model.client import Client, Identity
@@ -23,6 +22,7 @@ from nvshare.coordinator.model.statistics import (
     SeatStatistics,
 )
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.scheduler_policies.api import Progress, Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,11 @@ class SeatSnapshot:
     statistics: SeatStatistics
     """The present lease included."""
     moves: SeatMoveStatistics
+    progress: Progress
+    step_rate: float
+    """Steps a second as the program counts them; 0: it does not."""
+    member: bool
+    """It is in the plan's running set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +78,14 @@ class ClientSnapshot:
 
     client: int
     identity: Identity
-    priority: int
+    rank: Rank
     memory_mode: MemoryMode
     registered_at_ns: int
     paused: bool
     limit_bytes: int
     host_share_bytes: int
     seats: tuple[SeatSnapshot, ...]
-    weight: int = 1
+    spatial: bool = False
     gang: str = ""
 
 
@@ -96,6 +101,16 @@ class RulesSnapshot:
     switch_share: float
     """The share of time that an automatic quantum lets switching cost."""
     switch_cost_ns: int
+    why: str
+    """Why the programs share the GPU as they do."""
+    members: tuple[int, ...]
+    """The running set of the plan."""
+    held_back: bool
+    """The policy wants a switch of memory that would cost too much now."""
+    crowded: bool
+    """A member was left out because its memory does not fit beside the others'."""
+    slot_of_gang: str
+    """The gang that has this GPU, whatever the policy plans; "": none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +218,10 @@ class Snapshot:
     """A counter."""
 
 
-def _gang(gang: Gang, now_ns: int) -> GangSnapshot:
-    state = "idle"
-    if members.members_in_turn(gang, now_ns):
-        state = "running"
-    elif gang.gathering_since_ns is not None:
-        state = "gathering"
-    elif gang.pending_since_ns is not None:
-        state = "due"
+def _gang(gang: Gang) -> GangSnapshot:
+    state = "idle" if gang.due_since_ns is None else "due"
+    if gang.slot is not None:
+        state = "gathering" if gang.slot.ends_ns is None else "running"
     return GangSnapshot(
         name=gang.name,
         clients=tuple(dict.fromkeys(seat.client.client_id for seat in gang.seats)),
@@ -248,6 +259,9 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         ),
         statistics=replace(seat.statistics, used_ns=seat.held_ns(now_ns)),
         moves=replace(seat.moves.statistics),
+        progress=seat.progress.view(),
+        step_rate=seat.progress.step_rate,
+        member=seat.client.client_id in seat.gpu.schedule.members,
     )
 
 
@@ -267,6 +281,11 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
             quantum_automatic=rules.quantum_setting_ns is None,
             switch_share=rules.switch_share,
             switch_cost_ns=int(switch_cost_ns(gpu)),
+            why=gpu.schedule.why,
+            members=tuple(gpu.schedule.members),
+            held_back=gpu.schedule.held_back,
+            crowded=gpu.schedule.crowded,
+            slot_of_gang="" if gpu.slot is None else gpu.slot.gang.name,
         ),
         recovery=RecoverySnapshot(
             recovering=gpu.recovering,
@@ -301,14 +320,14 @@ def take_client(client: Client, now_ns: int) -> ClientSnapshot:
     return ClientSnapshot(
         client=client.client_id,
         identity=client.identity,
-        priority=client.priority,
+        rank=client.rank,
         memory_mode=client.memory_mode,
         registered_at_ns=client.registered_at_ns,
         paused=client.paused,
         limit_bytes=client.memory_limit_bytes,
         host_share_bytes=client.host.share_bytes,
         seats=tuple(_seat(seat, now_ns) for seat in client.seats.values()),
-        weight=client.weight,
+        spatial=client.spatial,
         gang=client.gang,
     )
 
@@ -322,7 +341,7 @@ def take(node: Node, now_ns: int) -> Snapshot:
         host_shared_bytes=host.shared_bytes,
         gpus=tuple(_gpu(gpu, now_ns) for gpu in node.gpus.values()),
         clients=tuple(take_client(client, now_ns) for client in node.clients.values()),
-        gangs=tuple(_gang(gang, now_ns) for gang in node.gangs.values()),
+        gangs=tuple(_gang(gang) for gang in node.gangs.values()),
         gang_turns=node.gang_turns,
         gang_gathered_ns=node.gang_gathered_ns,
         host_owners=tuple(

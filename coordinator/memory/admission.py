@@ -76,6 +76,7 @@ def reserve(node: Node, seat: Seat, sequence: int, total_bytes: int) -> None:
         refuse(node, seat, sequence, total_bytes, why)
         return
     seat.memory.reserved_bytes = total_bytes
+    orders.claim(seat)
     room.update(seat)
     send_reservation(node, seat, sequence)
 
@@ -123,9 +124,7 @@ def answer_growth(node: Node, gpu: Gpu, now_ns: int) -> None:
 
 
 def _leases_are_ending(gpu: Gpu) -> bool:
-    """Concurrent clients give their leases back because memory does not fit.  Then it can move."""
-    if gpu.rules.sharing_wanted is gpu.rules.sharing:
-        return False
+    """Other clients give their leases back.  Then their memory can move."""
     return any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())
 
 
@@ -135,13 +134,15 @@ def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -
     if seat.phase not in WITH_LEASE or lacking <= 0:
         seat.memory.growth = None
         seat.memory.reserved_bytes = growth.total_bytes
+        orders.claim(seat)
         send_reservation(node, seat, growth.sequence)
         return
-    more = evictions(lacking - room.leaving_bytes, switching.eviction_candidates(node, gpu, seat, now_ns))
+    more = evictions(lacking - room.leaving_bytes, switching.eviction_candidates(node, gpu, seat))
     if sum(order.bytes for order in more) >= lacking - room.leaving_bytes:
         orders.evict(node, gpu, more, now_ns)
     if now_ns >= growth.deadline_ns or not (orders.any_moving(gpu) or _leases_are_ending(gpu)):
         seat.memory.growth = None
         seat.room.refused = True
         seat.memory.reserved_bytes = min(seat.memory.reserved_bytes, seat.memory.resident_bytes)
+        orders.claim(seat)
         refuse(node, seat, growth.sequence, growth.total_bytes, "capacity")

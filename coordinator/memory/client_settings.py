@@ -13,7 +13,7 @@ from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
 from nvshare.coordinator.model.seat import Seat
-from nvshare.coordinator.protocol.messages import GpuSettings, MemoryMode, Sharing
+from nvshare.coordinator.protocol.messages import Allot, GpuSettings, MemoryMode, Sharing
 
 TIMES_FOR_MATES: Final = 8
 """Gang members get a longer idle timeout, by this factor."""
@@ -27,16 +27,28 @@ def _idle_release_ns(node: Node, seat: Seat) -> int:
     Gang members get longer: a member that waits for another one keeps the common turn.
     """
     usual_ns = idle_release_ns(seat.gpu, node)
-    gang = seat.gang_turn.gang
+    gang = node.gangs.get(seat.client.gang)
     if gang is None or all(mate.gpu is seat.gpu for mate in gang.seats):
         return usual_ns
     return max(usual_ns, TIMES_FOR_MATES * node.settings.leases.idle_release_ns)
 
 
+def _pacing_budget_ns(node: Node, seat: Seat) -> int:
+    """0: only the coarse bound of a program that is alone.  A member without a turn need not end its work in time."""
+    gpu, budget_ns = seat.gpu, node.settings.leases.pacing_budget_ns
+    if gpu.leases.active_seats < 2:
+        return 0
+    allotment = gpu.schedule.members.get(seat.client.client_id)
+    if allotment is None:
+        return 0 if gpu.rules.sharing is Sharing.CONCURRENT else budget_ns
+    if allotment.pacing_ns is not None:
+        return min(allotment.pacing_ns, budget_ns)
+    return 0 if allotment.quantum_ns is None else budget_ns
+
+
 def settings_for(node: Node, seat: Seat) -> GpuSettings:
     """The settings as they are now."""
     gpu = seat.gpu
-    alone = gpu.leases.active_seats < 2 or gpu.rules.sharing is Sharing.CONCURRENT
     swap = seat.client.memory_mode is MemoryMode.SWAP
     return GpuSettings(
         gpu=seat.ordinal,
@@ -44,7 +56,7 @@ def settings_for(node: Node, seat: Seat) -> GpuSettings:
         capacity_bytes=gpu.memory.capacity_bytes,
         reserve=seat.client.memory_mode is not MemoryMode.MANAGED
         or bool(seat.client.identity.group and seat.memory.limit_bytes),
-        pacing_budget_ns=0 if alone else node.settings.leases.pacing_budget_ns,
+        pacing_budget_ns=_pacing_budget_ns(node, seat),
         idle_release_ns=_idle_release_ns(node, seat),
         drain_deadline_ns=node.settings.leases.drain_deadline_ns,
         sharing=int(gpu.rules.sharing),
@@ -64,6 +76,24 @@ def send_settings(node: Node, seat: Seat, *, even_if_unchanged: bool = False) ->
     if settings != seat.sent.settings or even_if_unchanged:
         seat.sent.settings = settings
         node.out.append(Send(seat.client.client_id, settings))
+
+
+def send_allotment(node: Node, seat: Seat) -> None:
+    """Sends what the client gets in the plan, if that differs from what it knows."""
+    allotment = seat.gpu.schedule.members.get(seat.client.client_id)
+    if allotment is None:
+        return
+    sent = seat.sent
+    if sent.allotment is allotment:
+        return
+    sent.allotment = allotment
+    message = Allot(seat.ordinal, max(1, round(1000 * allotment.rate)), True, allotment.watch)
+    if message != sent.message:
+        sent.message = message
+        node.out.append(Send(seat.client.client_id, message))
+    if sent.settings is not None and sent.settings.pacing_budget_ns != _pacing_budget_ns(node, seat):
+        sent.epoch = -1
+        send_settings(node, seat)
 
 
 def send_settings_to_all(node: Node, gpu: Gpu) -> None:

@@ -57,6 +57,11 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
     seat.memory.resident_bytes = resident
     seat.memory.pinned_bytes = min(pinned, resident)
     seat.memory.host_bytes = host
+    if resident:
+        gpu.memory.evictable[seat.client.client_id] = seat
+    else:
+        gpu.memory.evictable.pop(seat.client.client_id, None)
+    claim(seat)
     room.update(seat, needs=needs)
     gpu.wait_queue.changed(seat)
 
@@ -77,6 +82,20 @@ def missing_bytes(seat: Seat) -> int:
     return max(0, wanted_bytes(seat) - seat.memory.resident_bytes)
 
 
+def is_complete(seat: Seat) -> bool:
+    """Nothing must move before the client runs."""
+    return seat.moves.order is None and missing_bytes(seat) == 0
+
+
+def claim(seat: Seat) -> None:
+    """Counts again what the client claims of its GPU.  Called whenever something that `claimed_bytes` reads changes."""
+    now = claimed_bytes(seat)
+    if now != seat.memory.claimed_bytes:
+        seat.gpu.memory.claimed_bytes += now - seat.memory.claimed_bytes
+        seat.memory.claimed_bytes = now
+        seat.gpu.wait_queue.changed(seat)
+
+
 def claimed_bytes(seat: Seat) -> int:
     """What the client has resident, or may come to have without asking again."""
     claimed = seat.memory.resident_bytes
@@ -94,14 +113,13 @@ def claimed_bytes(seat: Seat) -> int:
 
 
 def free_room(gpu: Gpu) -> Room:
-    """What is free, and what becomes free by itself.  O(seats)."""
-    claimed = leaving = 0
-    for seat in gpu.seats.values():
-        claimed += claimed_bytes(seat)
+    """What is free, and what becomes free by itself.  O(orders)."""
+    leaving = 0
+    for seat in gpu.memory.moving.values():
         order = seat.moves.order
         if order is not None and order.evict and not order.stalled:
             leaving += min(order.bytes - order.moved_bytes, seat.memory.resident_bytes - seat.memory.pinned_bytes)
-    return Room(gpu.memory.capacity_bytes - claimed, max(0, leaving))
+    return Room(gpu.memory.capacity_bytes - gpu.memory.claimed_bytes, max(0, leaving))
 
 
 def restore_is_stuck(seat: Seat, credit: int) -> bool:
@@ -155,6 +173,7 @@ def give_credit(node: Node, seat: Seat, order: Order, credit: int, now_ns: int) 
         if not order.moving:
             order.heard_ns = now_ns
         order.credit_bytes = credit
+        claim(seat)
         node.out.append(Send(seat.client.client_id, MoveCredit(seat.ordinal, order.order_id, credit)))
 
 
@@ -177,6 +196,7 @@ def _new_order(node: Node, seat: Seat, size: int, credit: int, now_ns: int, *, e
     node.next_order_id += 1
     seat.moves.order = order
     gpu.memory.moving[order.client] = seat
+    claim(seat)
     return order
 
 
@@ -299,6 +319,7 @@ def end_order(gpu: Gpu, seat: Seat) -> None:
     """The order is over, or its client gone."""
     seat.moves.order = None
     del gpu.memory.moving[seat.client.client_id]
+    claim(seat)
 
 
 def _count_time(gpu: Gpu, seat: Seat, order: Order, now_ns: int) -> int:

@@ -140,6 +140,7 @@ def _make_unschedulable(node: Node, seat: Seat) -> None:
     if seat.room.unschedulable:
         return
     seat.room.unschedulable = True
+    seat.gpu.schedule.stale = True
     seat.gpu.memory.immovable.unschedulable += 1
     if seat in seat.gpu.wait_queue:
         seat.gpu.wait_queue.leave(seat)
@@ -154,6 +155,7 @@ def _make_unschedulable(node: Node, seat: Seat) -> None:
 def _make_schedulable(gpu: Gpu, seat: Seat) -> None:
     seat.room.unschedulable = seat.room.refused = False
     gpu.memory.immovable.unschedulable -= 1
+    gpu.schedule.stale = True
     if seat.phase is WAITING and not seat.client.paused:
         gpu.wait_queue.join(seat)
 

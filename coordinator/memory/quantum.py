@@ -24,6 +24,8 @@ WEIGHT: Final = 0.125
 
 ROOM_FOR_HIDDEN: Final = 2
 MOST_OVER_FORESEEN: Final = 2
+MOST_FOR_WAITS: Final = 4
+"""Times the cost of a switch: a quantum that is bounded for the others' waits is at least this long."""
 DEFAULT_RATE: Final = 8.0
 """Assumed bytes a nanosecond of one order while a program computes, before anything is measured."""
 
@@ -55,6 +57,9 @@ def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
     quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))
     # Steps of a millisecond keep the figure stable.
     quantum_ns -= quantum_ns % MILLISECOND_NS
+    # Others wait at most this long, unless switching would then cost more than a fifth of the time.
+    others = max(1, gpu.leases.active_seats - 1)
+    quantum_ns = min(quantum_ns, max(settings.quantum.longest_wait_ns // others, int(MOST_FOR_WAITS * cost_ns)))
     return max(settings.quantum.quantum_min_ns, min(settings.quantum.quantum_max_ns, quantum_ns))
 
 

@@ -7,8 +7,8 @@ Rules:
 - A switch ends at its deadline: the next client is granted with what is there, for pages can still fault in.
 - A client that cannot move as told is passed over, and the next one is asked.  A dead client's memory is free.
 
-Non-goals: which bytes (planner.py), what an order means (orders.py), which client is next (engine/turns.py), what moves
-while a client computes (prefetch.py).
+Non-goals: which bytes (planner.py), what an order means (orders.py), which client is next (engine/planning.py), what
+moves while a client computes (prefetch.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from nvshare.coordinator.memory import expected_calls, orders, room
+from nvshare.coordinator.memory import orders, room, switch_credit
 from nvshare.coordinator.memory.planner import Candidate, Room, plan_switch
 from nvshare.coordinator.memory.quantum import idle_release_ns
 from nvshare.coordinator.model.commands import Log, Notify
@@ -27,39 +27,25 @@ from nvshare.coordinator.model.seat import OVERDUE, Seat
 from nvshare.coordinator.protocol.messages import MemoryMode
 
 
-def eviction_candidates(node: Node, gpu: Gpu, following: Seat, now_ns: int) -> Iterator[Candidate]:
-    """Clients that may give room, farthest turn first.
+def eviction_candidates(node: Node, gpu: Gpu, following: Seat) -> Iterator[Candidate]:
+    """Clients that may give room, farthest turn first: O(clients with resident memory).
 
-    First clients that do not ask for the GPU, longest idle first; then waiting ones, last in the policy's order first.
+    First clients that do not ask for the GPU, longest idle first; then waiting ones, last in the expected order first.
     """
-    asking = {seat.client.client_id for seat in gpu.wait_queue.seats()}
     switching = gpu.switching.switch.seat if gpu.switching.switch is not None else None
-    out = (
-        {following.client.client_id} if switching is None else {following.client.client_id, switching.client.client_id}
-    )
-    quiet = [seat for client, seat in gpu.seats.items() if client not in asking and client not in out]
-    quiet.sort(key=lambda seat: seat.place.turn)
-    for seat in quiet:
-        yield orders.eviction_candidate(node, seat)
-    order = expected_order(node, gpu, now_ns)
-    ordered = set(order)
-    demoted = asking - ordered  # demoted clients run after all others
-    for client in (*sorted(demoted), *reversed(order)):
-        if client not in out:
-            yield orders.eviction_candidate(node, gpu.seats[client])
+    places = {client: place for place, client in enumerate(gpu.schedule.order)}
 
+    def nearness(seat: Seat) -> tuple[int, int]:
+        client = seat.client.client_id
+        if seat not in gpu.wait_queue:
+            return 0, seat.place.turn
+        if seat.place.demoted:
+            return 1, -seat.place.turn
+        return (3, -places[client]) if client in places else (2, -seat.place.turn)
 
-def expected_order(node: Node, gpu: Gpu, now_ns: int) -> list[int]:
-    """Waiting clients as they will probably run: a co-scheduled one first, then the policy's order."""
-    waiting = gpu.wait_queue.views()
-    if not waiting:
-        return []
-    order = gpu.policy_guard.order(waiting, gpu.view(), now_ns, node.out)
-    call = expected_calls.next_call(node, gpu, now_ns)
-    if call is None or call.seat.client.client_id not in order:
-        return order
-    first = call.seat.client.client_id
-    return [first, *(client for client in order if client != first)]
+    for seat in sorted(gpu.memory.evictable.values(), key=nearness):
+        if seat is not following and seat is not switching:
+            yield orders.eviction_candidate(node, seat)
 
 
 def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
@@ -70,35 +56,24 @@ def fits_beside_overdue(gpu: Gpu, seat: Seat) -> bool:
     return stuck + orders.wanted_bytes(seat) <= gpu.memory.capacity_bytes
 
 
-def begin(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int | None, now_ns: int) -> bool:
-    """Starts what must move before `seat` runs.  False: nothing must.  O(1) when it lacks nothing."""
-    if seat.moves.order is not None or orders.missing_bytes(seat) > 0:
-        deadline_ns = now_ns + node.settings.memory.move_deadline_ns
-        before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
-        gpu.switching.switch = Switch(
-            seat,
-            quantum_ns,
-            gpu.policy_guard.policy,
-            now_ns,
-            deadline_ns,
-            *before,
-            fresh=seat.moves.statistics.moved_out_bytes == 0,
-        )
-        advance(node, gpu, now_ns)
-        if not gpu.switching.switch.done:
-            return True
-        gpu.switching.switch = None
-    if gpu.leases.last_holder != seat.client.client_id:
-        _count_switch(node, gpu, 0, 0)
+def begin(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> bool:
+    """Starts what must move before `seat` runs.  False: nothing can."""
+    deadline_ns = now_ns + node.settings.memory.move_deadline_ns
+    before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
+    fresh = seat.moves.statistics.moved_out_bytes == 0
+    gpu.switching.switch = Switch(seat, now_ns, deadline_ns, *before, fresh=fresh)
+    advance(node, gpu, now_ns)
+    if not gpu.switching.switch.done:
+        return True
+    gpu.switching.switch = None
+    count_free(node, gpu, seat)
     return False
 
 
-def wait_for_mates(gpu: Gpu, seat: Seat, now_ns: int) -> None:
-    """Nothing must move, but the grant waits for other members of the gang; see engine/assembly.py."""
-    before = (gpu.memory.statistics.evicted_bytes, gpu.memory.statistics.restored_bytes)
-    gpu.switching.switch = Switch(
-        seat, None, gpu.policy_guard.policy, now_ns, now_ns, *before, fresh=True, done=True, ready_ns=now_ns
-    )
+def count_free(node: Node, gpu: Gpu, seat: Seat) -> None:
+    """The seat is granted without a move: a sample for the cost of switches."""
+    if gpu.leases.last_holder != seat.client.client_id:
+        _count_switch(node, gpu, 0, 0)
 
 
 def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
@@ -131,7 +106,7 @@ def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> N
     own = orders.claimed_bytes(seat) - seat.memory.resident_bytes  # promised and under way
     free = orders.free_room(gpu)
     free = Room(free.free_bytes + own, free.leaving_bytes)
-    plan = plan_switch(missing, eviction_candidates(node, gpu, seat, now_ns), free)
+    plan = plan_switch(missing, eviction_candidates(node, gpu, seat), free)
     orders.evict(node, gpu, plan.evictions, now_ns)
     order = seat.moves.order
     if order is not None and order.evict:
@@ -147,6 +122,7 @@ def _make_room(node: Node, gpu: Gpu, seat: Seat, missing: int, now_ns: int) -> N
 def client_left(node: Node, seat: Seat, now_ns: int) -> None:
     """The seat's client is gone, its memory with it."""
     gpu = seat.gpu
+    seat.memory.reserved_bytes = 0
     orders.set_usage(seat, allocated=0, resident=0, pinned=0, host=0)
     room.remove_seat(seat)
     if gpu.switching.switch is not None and gpu.switching.switch.seat is seat:
@@ -157,6 +133,9 @@ def client_left(node: Node, seat: Seat, now_ns: int) -> None:
 
 def cancel(gpu: Gpu, now_ns: int) -> None:
     """Ends the switch without a grant; orders go on."""
+    switch = gpu.switching.switch
+    if switch is not None and not switch.fresh:
+        switch_credit.pay(gpu, now_ns - switch.started_ns, now_ns)
     gpu.switching.exposed_closed_ns = gpu.exposed_clock_ns(now_ns)
     gpu.switching.switch = None
 
@@ -166,7 +145,7 @@ def close(node: Node, gpu: Gpu, now_ns: int) -> None:
     switch = gpu.switching.switch
     assert switch is not None
     cancel(gpu, now_ns)
-    elapsed_ns = (now_ns if switch.ready_ns is None else switch.ready_ns) - switch.started_ns
+    elapsed_ns = now_ns - switch.started_ns
     gpu.memory.statistics.moved_ns += elapsed_ns
     out_bytes = gpu.memory.statistics.evicted_bytes - switch.out_before
     if out_bytes or not switch.fresh:  # allocating new memory is no cost of switching

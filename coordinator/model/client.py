@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies.api import Rank
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
@@ -46,11 +47,11 @@ class Client:
     memory_limit_bytes: int
     """For GPUs that it attaches later."""
     registered_at_ns: int
-    priority: int
-    weight: int
+    rank: Rank
     gang: str
     time_owner: str
-    """As `ClientView.owner`."""
+    """As `JobView.owner`."""
+    spatial: bool = False
     paused: bool = False
     host: HostShare = field(default_factory=HostShare)
     seats: dict[int, Seat] = field(default_factory=dict)

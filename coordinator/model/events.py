@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.scheduler_policies.api import JobClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,18 @@ class ClientRegistered:
 
 
 @dataclass(frozen=True, slots=True)
+class Profiled:
+    """Fields as in `wire.Profile`; the shell has capped them.  `deadline_ns` is a time of the core; None: none."""
+
+    client: int
+    job_class: JobClass
+    share_request: float
+    share_limit: float
+    deadline_ns: int | None
+    spatial: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GpuAttached:
     """A client uses a GPU; `gpu` is its own ordinal for it.  `lease_id` != 0: it claims to hold that lease."""
 
@@ -106,6 +119,20 @@ class Released:
     drain_ns: int
     opened_at_ns: int
     submissions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Fields as in `wire.Progress`."""
+
+    client: int
+    gpu: int
+    lease_id: int
+    at_ns: int
+    work: int
+    busy_ns: int
+    watched_ns: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +226,7 @@ class PolicySet:
 
 @dataclass(frozen=True, slots=True)
 class SharingSet:
-    """Exclusive or concurrent, for one GPU or all."""
+    """For one GPU or all."""
 
     sharing: Sharing
     uuid: str | None = None
@@ -219,6 +246,23 @@ class WeightSet:
 
     client: int
     weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSet:
+    """For one client, on all its GPUs."""
+
+    client: int
+    job_class: JobClass
+
+
+@dataclass(frozen=True, slots=True)
+class SharesSet:
+    """Guaranteed and greatest share of one client, on all its GPUs, from 0 to 1.  None: unchanged."""
+
+    client: int
+    request: float | None = None
+    limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +316,11 @@ Event = (
     | HolderGone
     | HolderStopped
     | ClientRegistered
+    | Profiled
     | GpuAttached
     | Requested
     | Released
+    | Progressed
     | ClientGone
     | MemoryReported
     | ReservationAsked
@@ -287,6 +333,8 @@ Event = (
     | SharingSet
     | PrioritySet
     | WeightSet
+    | ClassSet
+    | SharesSet
     | GangSet
     | LimitSet
     | HostBudgetSet

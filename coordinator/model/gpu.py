@@ -6,14 +6,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from nvshare.coordinator.model.gang import GpuGangs
+from nvshare.coordinator.model.gang import Slot
 from nvshare.coordinator.model.memory import GpuMemory, Switch
-from nvshare.coordinator.model.seat import HOLDING, Seat
+from nvshare.coordinator.model.seat import Seat
 from nvshare.coordinator.model.statistics import LeaseStatistics
 from nvshare.coordinator.model.switch_cost import SwitchCost
 from nvshare.coordinator.model.wait_queue import WaitQueue
 from nvshare.coordinator.protocol.messages import Sharing
-from nvshare.scheduler_policies.api import GpuView
+from nvshare.scheduler_policies.api import Allotment, Domain, GpuView
 
 if TYPE_CHECKING:
     from nvshare.coordinator.engine.policy_guard import PolicyGuard
@@ -24,16 +24,15 @@ RECENT: Final = 256
 
 @dataclass(slots=True, eq=False)
 class GpuRules:
-    """What is in force on one GPU.  Changed by engine/operator_commands.py, engine/sharing.py, engine/leases.py."""
+    """What the operator decided for one GPU.  Changed by engine/operator_commands.py and engine/leases.py."""
 
     sharing: Sharing
-    sharing_wanted: Sharing
-    """By the operator; `sharing` is in force, see engine/sharing.py."""
     quantum_setting_ns: int | None
     """None: automatic."""
     quantum_ns: int = 0
     """In force: the setting, or the automatic quantum."""
     switch_share: float = 0.05
+    domain: Domain = Domain.TIME_SLICED
     settings_epoch: int = 0
     """Grows when the settings that clients are sent may have changed."""
     rank_epoch: int = 0
@@ -61,25 +60,44 @@ class Recovery:
 
 @dataclass(slots=True, eq=False)
 class GpuLeases:
-    """Leases of one GPU.  Changed by engine/leases.py; engine/sharing.py and engine/recovery.py adjust the holder."""
+    """Leases of one GPU.  Changed by engine/leases.py."""
 
     next_lease_id: int
     next_turn: int = 1
     by_client: dict[int, Seat] = field(default_factory=dict)
     """Seats with a lease, overdue and stray ones included."""
-    holder: Seat | None = None
-    """Exclusive sharing: the one seat that HOLDS or is being revoked; never an overdue or stray one."""
+    running: dict[int, Seat] = field(default_factory=dict)
+    """By client: the seats that HOLD a lease."""
+    changed_at_ns: int = 0
+    """When the running set changed last, drains included."""
     active_seats: int = 0
     """Seats that have asked for the GPU."""
     last_holder: int = 0
-    policy_epoch: int = 0
-    """`PolicyGuard.replaced` when the present turn and its length were chosen."""
-    policy_wakes_at_ns: int | None = None
-    """The policy left the GPU idle until this time."""
     free_since_ns: int | None = None
     """When the last lease ended, its drain included; None once the next lease has begun."""
-    turns_closed_ns: int = 0
-    """Time of exclusive holders in finished turns; see `Gpu.turn_clock_ns`."""
+    ran_ns: int = 0
+    ran_since_ns: int | None = None
+    """Time with a running set, and since when there is one; see `Gpu.turn_clock_ns`."""
+
+
+@dataclass(slots=True, eq=False)
+class Schedule:
+    """What should be on one GPU.  Changed by engine/planning.py."""
+
+    members: dict[int, Allotment] = field(default_factory=dict)
+    """The running set by client, most important first."""
+    order: tuple[int, ...] = ()
+    """Who runs next, as far as the policy has said."""
+    ask_again_ns: int | None = None
+    why: str = ""
+    stale: bool = True
+    """Something has changed that the policy must be asked about."""
+    crowded: bool = False
+    """A member was left out because its memory does not fit beside the others'."""
+    called: int | None = None
+    """The member that its gang has called here: the policy of this GPU has not named it."""
+    held_back: bool = False
+    """The policy wants a switch that would cost too much now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +111,10 @@ class Switching:
     """Memory moves before the next grant."""
     cost: SwitchCost = field(default_factory=SwitchCost)
     """What switches wait for memory."""
+    credit_ns: float = 2e9
+    credit_at_ns: int = 0
+    """How much more switches may cost, at which time of the turn clock; see memory/switch_credit.py."""
+    credit_logged_at_ns: int | None = None
     drain_average_ns: float = 0.0
     handover_average_ns: float = 0.0
     measured: int = 0
@@ -124,8 +146,12 @@ class Gpu:
     seats: dict[int, Seat] = field(default_factory=dict)
     """By client."""
     wait_queue: WaitQueue = field(default_factory=WaitQueue)
+    schedule: Schedule = field(default_factory=Schedule)
     switching: Switching = field(default_factory=Switching)
-    gangs: GpuGangs = field(default_factory=GpuGangs)
+    slot: Slot | None = None
+    """A gang has this GPU, whatever the policy plans."""
+    slot_again_ns: int = 0
+    """No gang's slot begins before this time, unless no other client waits."""
     statistics: LeaseStatistics = field(default_factory=LeaseStatistics)
 
     @property
@@ -142,21 +168,33 @@ class Gpu:
         self.rules.settings_epoch += 1
 
     def turn_clock_ns(self, now_ns: int) -> int:
-        """A clock that runs only while an exclusive holder has its turn: not during drains, moves or idle time."""
-        closed_ns, holder = self.leases.turns_closed_ns, self.leases.holder
-        if holder is None or holder.phase is not HOLDING or holder.lease.granted_at_ns is None:
-            return closed_ns
-        return closed_ns + now_ns - holder.lease.granted_at_ns
+        """A clock that runs only while a client holds a lease: not during drains, moves or idle time."""
+        since_ns = self.leases.ran_since_ns
+        return self.leases.ran_ns + (0 if since_ns is None else now_ns - since_ns)
 
     def exposed_clock_ns(self, now_ns: int) -> int:
         """A clock that runs only while a grant waits for memory."""
         switching = self.switching
         return switching.exposed_closed_ns + (now_ns - switching.switch.started_ns if switching.switch else 0)
 
+    @property
+    def memory_short(self) -> bool:
+        """The clients' memory does not fit beside each other."""
+        return self.memory.allocated_bytes > self.memory.capacity_bytes
+
     def view(self) -> GpuView:
         """What a policy sees."""
-        rules, contended = self.rules, len(self.wait_queue) > 0
+        rules, switching, short = self.rules, self.switching, self.memory_short or self.schedule.crowded
+        cost_ns = int(switching.drain_average_ns + switching.handover_average_ns + switching.cost.average_ns)
         view = rules.view
-        if view is None or view.contended is not contended:
-            view = rules.view = GpuView(self.uuid, self.memory.capacity_bytes, rules.quantum_ns, contended)
+        if view is None or view.memory_short is not short or view.switch_cost_ns != cost_ns:
+            view = rules.view = GpuView(
+                self.uuid,
+                self.memory.capacity_bytes,
+                rules.quantum_ns,
+                rules.domain,
+                rules.sharing is Sharing.EXCLUSIVE,
+                cost_ns,
+                short,
+            )
         return view

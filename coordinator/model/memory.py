@@ -28,6 +28,8 @@ class SeatMemory:
     limit_bytes: int = 0
     """0: none."""
     growth: Growth | None = None
+    claimed_bytes: int = 0
+    """As `orders.claim` has counted it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -125,9 +127,12 @@ class GpuMemory:
     allocated_bytes: int = 0
     resident_bytes: int = 0
     host_bytes: int = 0
+    claimed_bytes: int = 0
     """Sums over the seats."""
     overflow_bytes: int = 0
     """What does not fit, as clients were told."""
+    evictable: dict[int, Seat] = field(default_factory=dict)
+    """By client: seats with resident memory."""
     moving: dict[int, Seat] = field(default_factory=dict)
     """By client: seats with an open order."""
     growing: dict[int, Seat] = field(default_factory=dict)
@@ -141,10 +146,6 @@ class Switch:
     """The lease is on its way to `seat`; its memory comes first.  Changed by memory/switching.py."""
 
     seat: Seat
-    quantum_ns: int | None
-    """As the policy chose it; None: the GPU's at the time of the grant."""
-    policy: object
-    """The policy that chose.  Once it is replaced, `quantum_ns` is an upper bound only."""
     started_ns: int
     deadline_ns: int
     out_before: int
@@ -153,7 +154,3 @@ class Switch:
     fresh: bool
     """Nothing of the seat was ever evicted as far as is known: what comes in is new, and not copied."""
     done: bool = False
-    ready_ns: int | None = None
-    """When it was done, if the grant had to wait for more than memory."""
-    co_scheduled: bool = False
-    """The turn is given by the seat's gang: the policy of this GPU has not chosen the seat."""

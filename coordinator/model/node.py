@@ -52,6 +52,6 @@ class Node:
     host: HostBudget = field(default_factory=HostBudget)
     gangs: dict[str, Gang] = field(default_factory=dict)
     changed_gpus: dict[str, Gpu] = field(default_factory=dict)
-    """Further GPUs that the present event concerns; see engine/assembly.py."""
+    """Further GPUs that the present event concerns; see gangs/slots.py."""
     gang_turns: int = 0
     gang_gathered_ns: int = 0

@@ -16,11 +16,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from nvshare.coordinator.model.gang import GangTurn
 from nvshare.coordinator.model.memory import SeatMemory, SeatMoves, SeatRoom
 from nvshare.coordinator.model.statistics import SeatStatistics
-from nvshare.coordinator.protocol.messages import GpuSettings
-from nvshare.scheduler_policies.api import ClientView
+from nvshare.coordinator.protocol.messages import Allot, GpuSettings
+from nvshare.scheduler_policies.api import Allotment, JobView, Memory, Progress, State, Turn
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.client import Client
@@ -39,6 +38,14 @@ class Phase(enum.Enum):
 
 
 IDLE, WAITING, NEXT, HOLDING, REVOKING, OVERDUE = Phase
+_STATES: Final = {
+    IDLE: State.WAITING,
+    WAITING: State.WAITING,
+    NEXT: State.COMING,
+    HOLDING: State.RUNNING,
+    REVOKING: State.RUNNING,
+    OVERDUE: State.RUNNING,
+}
 WITH_LEASE: Final = frozenset({HOLDING, REVOKING, OVERDUE})
 TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     IDLE: frozenset({WAITING, HOLDING, REVOKING}),  # the latter two: a claim after reconnection
@@ -62,19 +69,24 @@ class Place:
     demoted: bool = False
     active: bool = False
     """It has asked for the GPU at least once.  Clients that only look at the GPU do not cause pacing of others."""
-    view: ClientView | None = None
-    """Cached while the seat waits; None when something in it has changed."""
+    view: JobView | None = None
+    """Cached; None when something in it has changed."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """The lease of a seat, or its last one.  Changed by engine/leases.py; a gang's turn moves `quantum_ends_ns`."""
+    """The lease of a seat, or its last one.  Changed by engine/leases.py, its turn by engine/reconcile.py."""
 
     lease_id: int = 0
     granted_at_ns: int | None = None
-    quantum_ends_ns: int = 0
-    quantum_since_ns: int = 0
-    """When the present quantum began: with the grant, a renewal, or a change of policy."""
+    began_ns: int = 0
+    """When the present turn began: with the grant, or with the end of the turn before."""
+    ends_ns: int | None = None
+    """The end of the present turn, if others wait.  None: the lease lasts as long as the plan names the client."""
+    interrupted: bool = False
+    """A gang's slot cut the turn short: the client keeps its place in turn order."""
+    called: bool = False
+    """The lease belongs to a slot of its gang: the policy of this GPU has not named the client."""
     handed_over_from_ns: int | None = None
     """When the GPU became free for this lease, if another client had it and no memory had to move."""
     revoked_at_ns: int = 0
@@ -86,9 +98,38 @@ class Lease:
     alerted: bool = False
     """The holder and the next client know that the turn ends; see engine/standby.py."""
 
-    def begin_quantum(self, now_ns: int, quantum_ns: int) -> None:
-        """The lease ends after this quantum if others wait."""
-        self.quantum_since_ns, self.quantum_ends_ns = now_ns, now_ns + quantum_ns
+
+@dataclass(slots=True)
+class SeatProgress:
+    """One client on one GPU.  Changed by engine/progress.py."""
+
+    lease_id: int = 0
+    """Of the last report; 0: none yet."""
+    at_ns: int = 0
+    work: int = 0
+    busy_ns: int = 0
+    watched_ns: int = 0
+    """Sums of the last report."""
+    steps: int = 0
+    rate: float = 0.0
+    """Work a second between the last two reports, if the running set was the same."""
+    step_rate: float = 0.0
+    measured_for_ns: int = 0
+    alone_rate: float = 0.0
+    alone_at_ns: int = 0
+    busy_alone: float = 0.0
+
+    def view(self) -> Progress:
+        """What a policy sees."""
+        return Progress(
+            self.work,
+            self.rate,
+            self.alone_rate,
+            self.busy_alone,
+            self.at_ns,
+            self.measured_for_ns,
+            self.alone_at_ns,
+        )
 
 
 @dataclass(slots=True)
@@ -97,6 +138,9 @@ class SentSettings:
 
     epoch: int = -1
     settings: GpuSettings | None = None
+    message: Allot | None = None
+    allotment: Allotment | None = None
+    """The allotment that `message` tells."""
     prepare_bytes: int = 0
     """Host memory that the client was told to have ready."""
 
@@ -115,13 +159,14 @@ class Seat:
     moves: SeatMoves = field(default_factory=SeatMoves)
     room: SeatRoom = field(default_factory=SeatRoom)
     sent: SentSettings = field(default_factory=SentSettings)
-    gang_turn: GangTurn = field(default_factory=GangTurn)
+    progress: SeatProgress = field(default_factory=SeatProgress)
     statistics: SeatStatistics = field(default_factory=SeatStatistics)
 
     def enter(self, phase: Phase) -> None:
         """The only way to change phase."""
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
+        self.place.view = None
 
     @property
     def schedulable(self) -> bool:
@@ -133,28 +178,31 @@ class Seat:
         used_ns, granted_at_ns = self.statistics.used_ns, self.lease.granted_at_ns
         return used_ns if granted_at_ns is None else used_ns + now_ns - granted_at_ns
 
-    def view(self, now_ns: int) -> ClientView:
-        """What a policy sees.  While the seat waits nothing in it depends on the time, so it is cached."""
-        place, granted_at_ns = self.place, self.lease.granted_at_ns
-        if place.view is not None and granted_at_ns is None:
-            return place.view
-        client, memory, statistics = self.client, self.memory, self.statistics
-        place.view = ClientView(
-            client.client_id,
-            client.identity.name,
-            client.priority,
-            place.attached_at_ns,
-            place.waiting_since_ns,
-            granted_at_ns,
-            place.last_released_ns,
-            self.held_ns(now_ns),
-            statistics.leases,
-            statistics.submissions,
-            memory.allocated_bytes,
-            memory.resident_bytes,
-            client.identity.user_id,
-            client.weight,
-            client.identity.group,
-            client.time_owner,
-        )
+    def view(self) -> JobView:
+        """What a policy sees.  Nothing in it depends on the time, so it is cached."""
+        place = self.place
+        if place.view is None:
+            client, lease, memory = self.client, self.lease, self.memory
+            state = _STATES[self.phase]
+            place.view = JobView(
+                client.client_id,
+                client.identity.name,
+                state,
+                Turn(
+                    place.turn,
+                    place.attached_at_ns,
+                    place.waiting_since_ns,
+                    lease.granted_at_ns,
+                    lease.began_ns,
+                    self.statistics.used_ns,
+                    place.last_released_ns,
+                ),
+                client.rank,
+                self.progress.view(),
+                Memory(max(memory.allocated_bytes, memory.claimed_bytes), memory.resident_bytes),
+                client.identity.user_id,
+                client.time_owner,
+                client.gang,
+                client.spatial,
+            )
         return place.view

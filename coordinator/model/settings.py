@@ -27,13 +27,15 @@ class OverdueAction(enum.Enum):
 class QuantumSettings:
     """Length of turns."""
 
-    quantum_ns: int | None = 100 * MILLISECOND_NS
+    quantum_ns: int | None = None
     """None: automatic."""
     switch_share: float = 0.05
     """Automatic quantum: the share of time that switching may cost; each GPU begins with this."""
     quantum_min_ns: int = 20 * MILLISECOND_NS
     quantum_max_ns: int = 60 * SECOND_NS
     """Bounds of the automatic quantum."""
+    longest_wait_ns: int = 5 * SECOND_NS
+    """An automatic quantum is short enough for this wait, unless switching would then cost more than a fifth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,8 @@ class MemorySettings:
 class Settings:
     """All settings of the core."""
 
-    policy: str = "round_robin"
-    sharing: Sharing = Sharing.EXCLUSIVE
+    policy: str = "auto"
+    sharing: Sharing = Sharing.AUTO
     users_first: bool = True
     """Time is divided between users and slots, then between the programs of each; otherwise between programs."""
     quantum: QuantumSettings = field(default_factory=QuantumSettings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from nvshare.scheduler_policies.api import ClientView
+from nvshare.scheduler_policies.api import JobView
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.seat import Seat
@@ -21,9 +21,9 @@ class WaitQueue:
 
     def __init__(self) -> None:
         self._turns: list[int] = []
-        self._shown: list[ClientView] = []  # in the order of turns
+        self._shown: list[JobView] = []  # in the order of turns
         self._seats: dict[int, Seat] = {}  # by turn
-        self._views: tuple[ClientView, ...] | None = None
+        self._views: tuple[JobView, ...] | None = None
         self._demoted = 0
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class WaitQueue:
         assert turn not in self._seats
         index = bisect_left(self._turns, turn)
         self._turns.insert(index, turn)
-        self._shown.insert(index, seat.view(0))
+        self._shown.insert(index, seat.view())
         self._seats[turn] = seat
         self._demoted += seat.place.demoted
         self._views = None
@@ -55,18 +55,23 @@ class WaitQueue:
         """Something that a policy sees of the seat has changed.  The seat need not be in the queue."""
         seat.place.view = None
         if seat in self:
-            self._shown[bisect_left(self._turns, seat.place.turn)] = seat.view(0)
+            self._shown[bisect_left(self._turns, seat.place.turn)] = seat.view()
             self._views = None
+
+    @property
+    def hides(self) -> bool:
+        """Demoted clients wait, which a policy does not see as long as others do."""
+        return self._demoted > 0
 
     def seats(self) -> list[Seat]:
         """In turn order."""
         return [self._seats[turn] for turn in self._turns]
 
-    def views(self) -> tuple[ClientView, ...]:
+    def views(self) -> tuple[JobView, ...]:
         """What a policy chooses from: the queue without demoted seats, unless there are no others."""
         if self._views is None:
             shown = self._shown
             if 0 < self._demoted < len(shown):
-                shown = [seat.view(0) for seat in self.seats() if not seat.place.demoted]
+                shown = [seat.view() for seat in self.seats() if not seat.place.demoted]
             self._views = tuple(shown)
         return self._views

@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +40,10 @@ from nvshare.coordinator.protocol.fields import TO_CLIENT as TO_CLIENT
 from nvshare.coordinator.protocol.fields import TO_COORDINATOR as TO_COORDINATOR
 from nvshare.coordinator.protocol.fields import Message as Message
 from nvshare.coordinator.protocol.fields import RemoteProtocolError as RemoteProtocolError
+from nvshare.coordinator.protocol.kinds import MemoryMode as MemoryMode
+from nvshare.coordinator.protocol.kinds import Rejection as Rejection
+from nvshare.coordinator.protocol.kinds import ReleaseReason as ReleaseReason
+from nvshare.coordinator.protocol.kinds import Sharing as Sharing
 
 PROTOCOL_VERSION: Final = 1
 """Increases when an old peer could misunderstand a new one; appended fields do not need that."""
@@ -57,39 +60,6 @@ PERMILLE: Final = Field("uint", 16, most=1000)
 MAX_GPUS_PER_CLIENT: Final = 32
 """A client names its GPUs by its own CUDA ordinals, which are below this number."""
 ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
-
-
-class MemoryMode(enum.IntEnum):
-    """The hook's handling of device allocations."""
-
-    DEVICE = 0
-    MANAGED = 1
-    SWAP = 2
-
-
-class Sharing(enum.IntEnum):
-    """One lease at a time, or all clients at once."""
-
-    EXCLUSIVE = 0
-    CONCURRENT = 1
-
-
-class ReleaseReason(enum.IntEnum):
-    """Reason of a release."""
-
-    REVOKED = 0
-    IDLE = 1
-
-
-class Rejection(enum.IntEnum):
-    """Reason of a rejection; the message's text names the remedy."""
-
-    PROTOCOL_VERSION = 1
-    UNKNOWN_GPU = 2
-    UNKNOWN_MESSAGE = 3
-    MALFORMED = 4
-    TOO_MANY_CLIENTS = 5
-    NOT_ALLOWED = 6
 
 
 # --- from a client -------------------------------------------------------------------------------------------------

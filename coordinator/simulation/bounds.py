@@ -7,13 +7,10 @@
 - Memory: the number of clients bounds the entries in all containers of the engine, the dispatcher and the slot book,
   checked after every `CHECK_EVERY` events.  Nothing remains after the last client.
 - Work: in a world without obstacles, memory moves without any work for at most half of the time in which clients want
-  the GPU.  In such a world all memory can move and fits, no process hangs, stops or dies, the coordinator lives, there
-  is no operator and no hostile client, and a turn is long enough for a move (`MIN_QUANTUM_NS`, or automatic).
-- Waits: in such a world without gangs, a client waits at most as long as its policy states, plus `TURN_COST_NS` for
-  each turn.
-
-Known exception from work and waits: the policy `priority` while memory is short.  A high priority that asks again and
-again can interrupt each restoration of a lower one, so that memory moves most of the time.
+  the GPU, or for what switches may cost (memory/switch_credit.py).  In such a world all memory can move and fits, no
+  process hangs, stops or dies, the coordinator lives, and there is no operator and no hostile client.
+- Waits: in such a world without gangs, if a turn is long enough for a move (`MIN_QUANTUM_NS`, or automatic), a client
+  waits at most as long as its policy states, plus `TURN_COST_NS` for each turn.
 """
 
 from __future__ import annotations
@@ -24,13 +21,14 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.engine.policy_guard import QUANTUM_BOUNDS_NS
+from nvshare.coordinator.memory.switch_credit import MOST_NS
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
+from nvshare.scheduler_policies.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from nvshare.coordinator.model.gpu import Gpu
-    from nvshare.coordinator.simulation.plan import Plan
     from nvshare.coordinator.simulation.shell import Shell
     from nvshare.coordinator.simulation.world import World
 
@@ -44,7 +42,6 @@ ENTRIES_PER_GPU: Final = 80
 CHECK_EVERY: Final = 500
 SHORTEST_NS: Final = 20 * MILLISECOND_NS
 """Shortest quantum of the built-in policies here."""
-BUILT_IN: Final = frozenset({"round_robin", "fair_share", "priority"})
 MIN_QUANTUM_NS: Final = 100 * MILLISECOND_NS
 TURN_COST_NS: Final = 300 * MILLISECOND_NS
 """A model moves its memory in at most 5 steps of 8 ms, after the other clients; a refused growth takes 200 ms."""
@@ -57,7 +54,8 @@ class Bounds:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.checks_work = has_no_obstacles(world.plan) and _pays_for_moves(world)
+        self.checks_work = has_no_obstacles(world)
+        self.checks_waits = self.checks_work and not world.plan.gangs and _has_long_turns(world)
         self.sent = 0
         self.timers = 0
         self.most_timers = 0
@@ -97,7 +95,7 @@ class Bounds:
         if self._world.handled >= self._next_check:
             self._next_check += CHECK_EVERY
             self._check_entries()
-        if self.checks_work and not self._world.plan.gangs:
+        if self.checks_waits:
             self._wait(event, out)
 
     def _timer(self, event: events.Event, out: Sequence[commands.Command]) -> None:
@@ -146,9 +144,10 @@ class Bounds:
         assert not len(shell.dispatcher), "the dispatcher knows clients that have left"
         assert not self._seats(), "invariant 6: the engine knows clients that have left"
         for uuid, wanted_ns in self._wanted_ns.items():
-            share = self._moving_ns.get(uuid, 0) / wanted_ns
+            moving_ns = self._moving_ns.get(uuid, 0)
+            share, most_ns = moving_ns / wanted_ns, max(wanted_ns / 2, MOST_NS + wanted_ns / 5)
             self.moving_share = max(self.moving_share, share)
-            assert share <= 0.5, f"memory of {uuid} moved without work for {share:.0%} of the time"
+            assert moving_ns <= most_ns, f"memory of {uuid} moved without work for {share:.0%} of the time"
 
     # --- work -------------------------------------------------------------------------------------------------------
 
@@ -201,25 +200,21 @@ class Bounds:
         assert waited_ns <= allowed_ns, f"client {key[0]} waited {waited_ns} ns for {gpu.uuid}, at most {allowed_ns}"
 
 
-def has_no_obstacles(plan: Plan) -> bool:
+def has_no_obstacles(world: World) -> bool:
     """Whether only the coordinator could keep a process from working."""
+    plan, settings = world.plan, world.settings
     obstacles = (
         plan.hang_chance, plan.death_chance, plan.drop_chance, plan.crash_every_ns, plan.admin_every_ns, plan.hostiles,
         plan.short_move_chance, plan.pin_chance, plan.stop_chance, plan.slot_share,
     )  # fmt: skip
     fits = not plan.memory_bytes or (plan.swap_share == 1.0 and plan.memory_bytes <= plan.capacity_bytes)
-    return fits and not any(obstacles)
+    known = settings.policy in BUILT_IN and settings.sharing is not messages.Sharing.CONCURRENT
+    return fits and known and settings.memory.host_budget_bytes == messages.UNBOUNDED and not any(obstacles)
 
 
-def _pays_for_moves(world: World) -> bool:
-    settings = world.settings
-    if settings.sharing is not messages.Sharing.EXCLUSIVE or settings.memory.host_budget_bytes != messages.UNBOUNDED:
-        return False
-    if settings.policy not in BUILT_IN:
-        return False
-    if world.plan.memory_bytes and settings.policy == "priority":  # the known exception
-        return False
-    return settings.quantum.quantum_ns is None or settings.quantum.quantum_ns >= MIN_QUANTUM_NS
+def _has_long_turns(world: World) -> bool:
+    quantum_ns = world.settings.quantum.quantum_ns
+    return quantum_ns is None or quantum_ns >= MIN_QUANTUM_NS
 
 
 def entries(shell: Shell) -> int:

@@ -1,8 +1,9 @@
 """Checks of a world (world.py) against what its models really do, and counts of what happened.
 
-- Invariants 1 and 7: at an exclusive grant no other process has its gate open or unfinished work on that GPU.  Excused
-  are processes past their drain's deadline, with a connection lost at work, from concurrent sharing, or missing in a
-  damaged journal.
+- Invariants 1 and 7: at a grant each other process that has its gate open or unfinished work on that GPU holds a lease
+  of the plan; or gives one back, if the new lease has no turn.  Under exclusive sharing there is no such process.
+  Excused are processes past their drain's deadline, with a connection lost at work, or missing in a damaged journal.
+  A confirmed claim under other sharing begins no work, so it is not checked.
 - Invariant 7: in the end every process was served, and no client waits.  Excepted are clients that do not fit beside
   immovable memory of others and are reported as such.
 - Gangs: time in which members had their gates open together, and in which one had while another waited.
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nvshare.coordinator.model import commands
+from nvshare.coordinator.model.seat import HOLDING, REVOKING
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.programs.client import Process
 
@@ -31,11 +33,6 @@ class Checks:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._sharing: dict[object, messages.Sharing] = {}
-        """Sharing of each GPU, as of the present command.
-
-        A claim that brings too much memory is confirmed and ends concurrent sharing.  Among the commands of that event
-        its `Grant` is the first, still concurrent; then all leases are revoked, and later grants are exclusive."""
         self._handled_before_calm = 0
         self.grants = 0
         self.excused = 0
@@ -53,10 +50,6 @@ class Checks:
         self.together_ns = 0
         self.apart_ns = 0
 
-    def coordinator_started(self) -> None:
-        """A new coordinator has the configured sharing."""
-        self._sharing = dict.fromkeys(self._world.uuids, self._world.settings.sharing)
-
     def calm_begins(self) -> None:
         """From now on no process begins new work."""
         self._handled_before_calm = self._world.handled
@@ -68,20 +61,18 @@ class Checks:
         assert not restless, f"the world has not come to rest after {CALM_EVENTS} events without new work"
         for command in out:
             if isinstance(command, commands.Send):
-                self._check_send(command)
+                self._check_send(command, out)
             elif isinstance(command, commands.Notify):
                 self._count(command)
 
     def _count(self, note: commands.Notify) -> None:
-        if note.kind == "sharing":
-            self._sharing[note.values["uuid"]] = messages.Sharing[str(note.values["sharing"]).upper()]
         self.gathered += note.kind == "gang_gathered"
         self.host_refused += note.kind == "refused" and "owner" in note.values
         self.refused_in_calm += note.kind == "refused" and self._world.calm
         self.lacking += note.kind == "lacks_room"
         self.shut_out += note.kind == "shut_out"
 
-    def _check_send(self, command: commands.Send) -> None:
+    def _check_send(self, command: commands.Send, out: Sequence[commands.Command]) -> None:
         world = self._world
         process, message = world.network.connections.get(command.client), command.message
         if not isinstance(process, Process):
@@ -99,13 +90,36 @@ class Checks:
             world.after(message.drain_deadline_ns, lambda: process.excuse(side, number))
             return
         self.grants += 1
-        if self._sharing[uuid] is messages.Sharing.CONCURRENT:
-            return
         for other in world.processes.values():
             for its in other.sides.values():
                 if its.uuid == uuid and its.open and other is not process:
-                    assert its.excused, f"invariant 1 or 7: {uuid} granted to {process.pid} while {other.pid} has it"
-                    self.excused += 1
+                    fits = its.excused or self._may_be_beside(command, uuid, other, side.open, out)
+                    assert fits, f"invariant 1 or 7: {uuid} granted to {process.pid} while {other.pid} has it"
+                    self.excused += its.excused
+
+    def _may_be_beside(
+        self, grant: commands.Send, uuid: str, other: Process, claimed: bool, out: Sequence[commands.Command]
+    ) -> bool:
+        """Whether the plan has the other process run beside the grant, which is one of the commands `out`."""
+        assert self._world.scheduler is not None
+        gpu = self._world.scheduler._node.gpus[uuid]
+        if gpu.rules.sharing is messages.Sharing.EXCLUSIVE:
+            return False
+        seat = None if other.connection is None else gpu.seats.get(other.connection)
+        if claimed or (seat is not None and seat.phase is HOLDING):
+            return True
+        after = out[out.index(grant) :]
+        notes = (note.values for note in after if isinstance(note, commands.Notify) and note.kind == "granted")
+        quantum = next(values["quantum_ns"] for values in notes if values["client"] == grant.client)
+        if seat is None or seat.phase is not REVOKING:
+            return False
+        revoked = any(
+            isinstance(each, commands.Send)
+            and isinstance(each.message, messages.Revoke)
+            and each.client == other.connection
+            for each in after
+        )
+        return quantum == 0 or revoked  # perhaps after the grant
 
     def pass_time(self, elapsed_ns: int) -> None:
         """Accounts for the gangs' time since the last change."""

@@ -26,9 +26,10 @@ GPU = "GPU-0"
 
 
 def core_settings(**values: Any) -> Settings:
-    """Settings from field names of all their records.  Invariants are checked by default."""
+    """Settings from field names of all their records; by default turns of 100 ms, and invariants are checked."""
     parts = {"quantum": QuantumSettings, "leases": LeaseSettings, "memory": MemorySettings}
-    found: dict[str, Any] = {"check_invariants": True}
+    found: dict[str, Any] = {"check_invariants": True, "policy": "round_robin", "sharing": messages.Sharing.EXCLUSIVE}
+    values = {"quantum_ns": 100 * MILLISECOND_NS} | values
     for part, record in parts.items():
         names = {field.name for field in fields(record)} & values.keys()
         found[part] = record(**{name: values.pop(name) for name in names})

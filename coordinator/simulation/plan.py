@@ -47,5 +47,7 @@ class Plan:
     """Share of processes in slots."""
     hidden_share: float = 0.0
     """Share of processes in another PID namespace, whose ids the kernel does not report."""
+    profile_share: float = 0.0
+    """Share of processes that say what they are: class, shares, deadline, whether they run under MPS."""
     pids: int = 0
     """Number of process ids, which are reused; 0: ids are unique."""

@@ -23,11 +23,13 @@ from nvshare.coordinator.simulation.bounds import Bounds
 from nvshare.coordinator.simulation.checks import Checks
 from nvshare.coordinator.simulation.network import Network
 from nvshare.coordinator.simulation.plan import Plan
-from nvshare.coordinator.simulation.programs.client import Process
+from nvshare.coordinator.simulation.programs.client import Process, draw_profile
 from nvshare.coordinator.simulation.programs.hostile import HostileClient
 from nvshare.coordinator.simulation.programs.side import Side
 from nvshare.coordinator.simulation.shell import Shell
 from nvshare.coordinator.simulation.slots import Slots
+from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.registry import BUILT_IN
 
 FIRST_PID = 12_000_100
 """Above every process id of Linux, so that no id means a real process.  A multiple of 12, plus 100."""
@@ -132,7 +134,6 @@ class World:
         """Starts a new coordinator from the journal, if there is none."""
         if self.shell is not None:
             return
-        self.checks.coordinator_started()
         self.shell = Shell(self, self._journal)
         self.shell.begin()
 
@@ -246,6 +247,8 @@ class World:
             process.hidden = self.chance.random() < self.plan.hidden_share
         if self.plan.pin_chance:
             process.old = self.chance.random() < self.plan.old_share
+        if self.plan.profile_share and self.chance.random() < self.plan.profile_share:
+            process.profile = draw_profile(self.chance)
         self.processes[process.pid] = process
         process.connect()
         for side in process.sides.values():
@@ -296,10 +299,12 @@ class World:
         uuid = chance.choice([None, *self.uuids])
         choices: list[events.Event] = [
             events.QuantumSet(chance.choice([None, 20 * MILLISECOND_NS, 200 * MILLISECOND_NS]), uuid),
-            events.PolicySet(chance.choice(["round_robin", "priority", "fair_share"]), {}, uuid),
+            events.PolicySet(chance.choice(sorted(BUILT_IN)), {}, uuid),
             events.SharingSet(chance.choice(list(messages.Sharing)), uuid),
             events.PrioritySet(client, chance.randint(-2, 3)),
             events.WeightSet(client, chance.choice([1, 2, 5])),
+            events.ClassSet(client, chance.choice(list(JobClass))),
+            events.SharesSet(client, chance.choice([None, 0.0, 0.4]), chance.choice([None, 0.3, 1.0])),
             events.LimitSet(client, chance.choice([0, 100])),
             events.HostBudgetSet(chance.choice([500, 5000])),
             events.SwitchShareSet(chance.choice([0.02, 0.05]), uuid),

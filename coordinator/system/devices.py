@@ -77,7 +77,7 @@ def load_simulated_nvml(state: Path, cards: str | None) -> None:
 
 
 def _add_card(pynvml: Any, handle: Any, found: list[Device]) -> None:
-    if not _mig_enabled(pynvml, handle):
+    if not mig_enabled(pynvml, handle):
         found.append(_describe(pynvml, handle, len(found), is_mig=False))
         return
     for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
@@ -88,7 +88,8 @@ def _add_card(pynvml: Any, handle: Any, found: list[Device]) -> None:
         found.append(_describe(pynvml, instance, len(found), is_mig=True))
 
 
-def _mig_enabled(pynvml: Any, handle: Any) -> bool:
+def mig_enabled(pynvml: Any, handle: Any) -> bool:
+    """Whether MIG divides this GPU."""
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError:  # a GPU or driver without MIG

@@ -80,6 +80,16 @@ class RuntimeDir:
     def simulated_gpu(self) -> Path:
         return self.path / "simulated_gpu"
 
+    @property
+    def mps_socket(self) -> Path:
+        """Launchers ask here whether their program joins MPS."""
+        return self.path / "mps.sock"
+
+    @property
+    def mps(self) -> Path:
+        """Directory of the MPS control daemon."""
+        return self.path / "mps"
+
     def coordinator_pid(self) -> int | None:
         """The process that holds the coordinator's lock; None without one, or without permission to know."""
         try:

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #define NVS_SIM_MAGIC 0x5550476d6953764eull /* "NvSimGPU" in memory */
-#define NVS_SIM_VERSION 1u
+#define NVS_SIM_VERSION 2u
 #define NVS_SIM_MAX_GPUS 32u
 #define NVS_SIM_MAX_PROCESSES 1024u
 #define NVS_SIM_TRACE_RECORDS (1u << 20)
@@ -25,12 +25,13 @@ enum { /* nvs_sim_record.kind */
     NVS_SIM_GRAPH = 5, /* any work of a graph launch */
 };
 
-typedef struct nvs_sim_record { /* one piece of work that has ended; 48 bytes */
+typedef struct nvs_sim_record { /* one piece of work that has ended; 56 bytes */
     _Atomic uint64_t sequence;  /* 1 + its number in the trace; written last, 0 while it is being written */
     uint64_t start_ns;          /* CLOCK_MONOTONIC */
     uint64_t end_ns;
     uint64_t stream;            /* id of the stream, unique in its process */
     uint64_t bytes;             /* moved or set; 0 for kernels */
+    uint64_t work_ns;           /* its duration alone; less than from start to end if other programs ran on the GPU */
     uint32_t process_id;
     uint16_t gpu;               /* index in nvs_sim_shared.gpus, independent of CUDA_VISIBLE_DEVICES */
     uint16_t kind;
@@ -41,16 +42,35 @@ typedef struct nvs_sim_gpu {
     uint64_t capacity_bytes;
     uint32_t card;     /* number of the physical card, as NVML counts */
     uint32_t instance; /* 0: the whole card; else 1 + the number of the MIG instance */
+    uint64_t context_switches; /* ends of time slices of programs that had more to run */
 } nvs_sim_gpu;
+
+/* What the time slicer of a GPU knows of a program: a process, or all clients of MPS together.  Its kernels run in its time slices. */
+typedef struct nvs_sim_program {
+    uint64_t slice_start_ns, slice_end_ns; /* the newest slice; the end may move */
+    uint64_t since_ns;                     /* from then to the end of the slice its clocks run at these rates */
+    uint64_t clock_ns[2];                  /* at since_ns: how far a kernel that runs all the time is; one for each MPS priority */
+    uint32_t rate[2];                      /* millionths */
+} nvs_sim_program;
+
+typedef struct nvs_sim_slicer { /* of one GPU */
+    nvs_sim_program clients;    /* of MPS */
+    uint32_t last;              /* the program with the last slice: an index in processes, or NVS_SIM_MAX_PROCESSES for the clients */
+    uint32_t last_process_id;   /* of that process */
+    uint64_t checked_ns;        /* the last search for dead clients of MPS */
+} nvs_sim_slicer;
 
 typedef struct nvs_sim_process { /* unused if process_id is 0 */
     uint32_t process_id;
-    uint32_t reserved;
+    uint32_t mps_priority;                   /* of a client of MPS: 0 normal, 1 below */
     uint64_t start_time;                     /* field 22 of /proc/PID/stat: detects a reused process id */
     uint64_t fixed_bytes[NVS_SIM_MAX_GPUS];  /* device memory that cannot move */
     uint64_t paged_bytes[NVS_SIM_MAX_GPUS];  /* resident managed memory; other processes may page it out */
     uint64_t attached[NVS_SIM_MAX_GPUS];     /* its contexts there */
-    uint64_t busy_ns[NVS_SIM_MAX_GPUS];      /* sum of the durations of its ended work */
+    uint64_t busy_ns[NVS_SIM_MAX_GPUS];      /* sum of work_ns of its ended work */
+    uint32_t demand[NVS_SIM_MAX_GPUS];       /* of a client of MPS: the multiprocessors that its kernels want now, in millionths */
+    _Atomic uint32_t wake[NVS_SIM_MAX_GPUS]; /* futex on which its executor of the GPU sleeps */
+    nvs_sim_program programs[NVS_SIM_MAX_GPUS];
 } nvs_sim_process;
 
 typedef struct nvs_sim_shared {
@@ -65,6 +85,7 @@ typedef struct nvs_sim_shared {
     pthread_mutex_t lock; /* process-shared and robust; guards what follows */
     uint32_t processes_used; /* later entries were never in use */
     nvs_sim_process processes[NVS_SIM_MAX_PROCESSES];
+    nvs_sim_slicer slicers[NVS_SIM_MAX_GPUS];
 } nvs_sim_shared;
 
 /* Faults of this process, in addition to NVSHARE_SIM_FAULTS.  The simulated libcuda.so.1 exports these functions for dlsym.

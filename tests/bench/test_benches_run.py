@@ -99,6 +99,17 @@ def test_prepare() -> None:
     assert told["simulated"] is True
 
 
+def test_pairs() -> None:
+    """The doubles of the workloads answer, and each way has its figures; else nothing is compared on a card."""
+    words = ("--pairs=products+tiny,server+data", "--ways=native,turns", "--seconds=0.3", "--settle=0.1")
+    told = run("nvshare.bench.pairs", "--simulate", *words)
+    assert (told["simulated"], set(told["pairs"])) == (True, {"products+tiny", "server+data"})
+    for cases in told["pairs"].values():
+        assert all(min(cases[way]["np"]) > 0 for way in ("native", "turns")), cases
+    assert set(told["pairs"]["server+data"]["native"]["latency_ms"]) == {"p50", "p99"}
+    assert told["geometric_means"]["turns"]["over_native"] > 0
+
+
 def test_gangs() -> None:
     """All cases are measured, and only one of them has turns together; else the comparison is of nothing."""
     told = run("nvshare.bench.gangs", "--simulate=2x1GiB", "--seconds=1", "--repetitions=1", "--quantum=20ms")

@@ -18,7 +18,8 @@ from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot
 from nvshare.coordinator.kubernetes.slots.slot_book import Figures, SlotSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Notify
-from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.model.settings import Settings
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.scheduler_policies import registry
 
 SECOND = 1_000_000_000
@@ -30,7 +31,8 @@ def _uuid(index: int) -> str:
 
 def scrape(gpus: int, pods_per_gpu: int) -> str:
     """One scrape of a node whose slots are all taken, by a process each, with a hand-over behind it; 2 pods or more."""
-    scheduler, observations = Scheduler(registry.create), metrics.Observations()
+    turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE)
+    scheduler, observations = Scheduler(registry.create, turns), metrics.Observations()
 
     def tell(event: events.Event, now_ns: int) -> None:
         for command in scheduler.handle(event, now_ns):

@@ -183,7 +183,7 @@ def test_the_coordinator_reads_its_settings(name: str, tmp_path: Path) -> None:
     file = tmp_path / "nvshare.toml"
     file.write_text(found["data"]["nvshare.toml"], encoding="utf-8")
     settings = settings_file.load({}, {}, file)
-    given = {"policy": "round_robin", "quantum": "100ms"} | MATRIX[name].get("settings", {})
+    given = {"policy": "auto", "quantum": "auto"} | MATRIX[name].get("settings", {})
     assert settings.policy == given["policy"]
     assert settings.quantum_ns == (None if given["quantum"] == "auto" else 100_000_000)
     assert settings.max_clients == given.get("max_clients", 1024)

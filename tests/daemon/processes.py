@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from unittest import mock
 
 import zmq
@@ -34,6 +34,9 @@ BOUND_S = 60.0
 """No wait is longer; only a broken coordinator ever waits so long."""
 
 M = TypeVar("M", bound=messages.Message)
+
+
+TURNS: Final = {"NVSHARE_POLICY": "round_robin", "NVSHARE_SHARING": "exclusive", "NVSHARE_QUANTUM": "100ms"}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -103,14 +106,15 @@ class Coordinators:
         return [sys.executable, program, str(gpus), "--runtime-dir", str(where), *words]
 
     def start(self, *words: str, gpus: int = 1, directory: Path | None = None, **env: str) -> Running:
-        """A coordinator that is ready."""
+        """A coordinator that is ready: with turns of 100 ms, without a configuration file."""
         where = directory or self.base / "run"
         log = self.base / f"coordinator-{len(self.started)}.log"
         ready, report = os.pipe()
+        defaults = {} if "--config" in words else TURNS
         command = [*self.command(*words, gpus=gpus, directory=where), "--ready-fd", str(report)]
         with log.open("w") as output:
             process = subprocess.Popen(
-                command, pass_fds=(report,), stdout=output, stderr=output, text=True, env=environment(**env)
+                command, pass_fds=(report,), stdout=output, stderr=output, text=True, env=environment(**defaults | env)
             )
         os.close(report)
         running = Running(process, RuntimeDir(where), log)

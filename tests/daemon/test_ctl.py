@@ -65,6 +65,8 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     answer(running, "set", "sharing", "concurrent", "--gpu", "0")
     answer(running, "set", "priority", "train", "-5")
     answer(running, "set", "weight", "train", "12")
+    answer(running, "set", "class", "train", "best-effort")
+    answer(running, "set", "share", "train", "--request", "30%", "--limit", "0.5")
     assert hook.next(messages.GpuSettings).sharing == messages.Sharing.CONCURRENT
     answer(running, "set", "limit", "train", "2GiB")
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 2 << 30
@@ -76,6 +78,7 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     client = status["clients"][0]
     assert (client["priority"], client["paused"], client["limit_bytes"]) == (-5, True, 2 << 30)
     assert (client["weight"], client["gang"], status["gangs"]) == (12, "", [])
+    assert (client["job_class"], client["share_request"], client["share_limit"]) == ("best_effort", 0.3, 0.5)
     answer(running, "limit", "train", "--memory", "3GiB")
     assert hook.next(messages.GpuSettings).memory_limit_bytes == 3 << 30
     answer(running, "set", "switch-share", "2%", "--gpu", "1")
@@ -134,6 +137,46 @@ def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Conne
     until(lambda: not coordinator.status()["gpus"][0]["holders"], "the release")
     answer(coordinator, "resume", "job")
     assert hook.next(messages.Grant).lease_id > lease
+
+
+def test_explain_says_who_runs_and_why(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if nobody could see why programs share a GPU as they do, or what overrides the policy."""
+    running = coordinators.start("--policy", "auto", "--sharing", "auto", "--quantum", "auto", gpus=2)
+    where = running.directory.path
+    for name in ("alpha", "beta"):
+        connect(running).hello(name).attach(wanted=True).next(messages.Grant)
+    first, second = answer(running, "explain")["gpus"]
+    assert [each["name"] for each in first["running"]] == ["alpha", "beta"]
+    assert "2 programs run side by side" in first["why"]
+    assert (second["running"], second["why"]) == ([], "no program wants the GPU")
+    shown = ctl(where, "explain", "--gpu", "0").stdout
+    assert shown.startswith(
+        f"GPU 0 (made-up GPU): {first['why']}\n  policy auto, sharing auto, quantum 100ms (auto, 5%)"
+    )
+    assert f"  running: beta ({os.getpid()}), batch, progress -\n" in shown
+    assert f"alpha ({os.getpid()}), beta ({os.getpid()})" in ctl(where, "status").stdout
+    answer(running, "set", "sharing", "exclusive", "--gpu", "0")
+    assert "one program at a time" in ctl(where, "explain").stdout
+    assert ctl(where, "explain", "--gpu", "7").returncode == 1
+
+
+def test_shares_last_and_stay_consistent(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a request could exceed its limit, or a removed limit left the request lowered."""
+    running = coordinators.start()
+    where = running.directory.path
+    connect(running).hello("train").attach().next(messages.GpuSettings)
+    said = ctl(where, "set", "share", "train", "--request", "0.6").stdout
+    assert "a share request of 60% and a share limit of 100%" in said
+    refused = ctl(where, "set", "share", "train", "--limit", "0.5")
+    assert (refused.returncode, "above the limit" in refused.stderr) == (1, True)
+    answer(running, "set", "share", "train", "--limit", "0.7")
+    answer(running, "set", "class", "train", "interactive")
+    assert f"live setting: share-limit of train (pid {os.getpid()}): 70%\n" in ctl(where, "status").stdout
+    assert "interactive" in ctl(where, "clients").stdout
+    assert len(answer(running, "unset", "share", "train")["undone"]) == 2
+    answer(running, "unset", "class", "train")
+    client = answer(running, "clients")["clients"][0]
+    assert (client["job_class"], client["share_request"], client["share_limit"]) == ("batch", 0.0, 1.0)
 
 
 def test_live_settings_are_shown_and_removed(coordinators: Coordinators, connect: Connect) -> None:
@@ -195,6 +238,10 @@ MISTAKES = (
     (["set", "sharing", "sometimes"], 2, "exclusive"),
     (["set", "priority", "twin", "9999999999"], 2, "priority"),
     (["set", "weight", "twin", "0"], 2, "weight"),
+    (["set", "class", "twin", "urgent"], 2, "interactive"),
+    (["set", "share", "twin"], 2, "request"),
+    (["set", "share", "twin", "--limit", "0"], 2, "limit"),
+    (["set", "share", "twin", "--request", "0.6", "--limit", "0.5"], 2, "above"),
     (["set", "nothing"], 2, "nothing"),
     (["unset"], 2, "name a setting or --all"),
     (["unset", "--all", "quantum"], 2, "name a setting or --all"),

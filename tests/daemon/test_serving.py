@@ -116,7 +116,7 @@ def test_bad_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str
     """Broken if a mistake on the command line did not say which one."""
     for words, said in (
         (["--quantum", "fast"], "--quantum: 'fast' is not a duration"),
-        (["--sharing", "some"], "--sharing: 'some' is neither exclusive nor concurrent"),
+        (["--sharing", "some"], "--sharing: 'some' is none of auto, exclusive, concurrent"),
         (["--capacity", "much"], "--capacity: 'much' is not a size"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file"),
         (["--no-such-flag"], "--no-such-flag"),
@@ -164,7 +164,7 @@ def test_settings_of_one_gpu_are_its_own(coordinators: Coordinators) -> None:
         'capacity = "2GiB"\nsharing = "concurrent"\n'
     )
     first, second = coordinators.start("--config", str(settings), gpus=2).status()["gpus"]
-    assert (first["quantum_ns"], first["policy"], first["sharing"]) == (300_000_000, "round_robin", "exclusive")
+    assert (first["quantum_ns"], first["policy"], first["sharing"]) == (300_000_000, "auto", "auto")
     assert first["capacity_bytes"] == 8 << 30
     assert second["quantum_automatic"]
     assert (second["policy"], second["sharing"], second["capacity_bytes"]) == ("priority", "concurrent", 2 << 30)

@@ -29,6 +29,8 @@ from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.conftest import ROOT, Built
 from tests.waiting import eventually
 
+TURNS = {"NVSHARE_POLICY": "round_robin", "NVSHARE_SHARING": "exclusive", "NVSHARE_QUANTUM": "100ms"}
+"""Exclusive turns, unless a test says otherwise."""
 CLIENT_VARIABLES = ("LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET", "NVSHARE_MEMORY", "NVSHARE_SIM_STATE")
 
 
@@ -56,7 +58,7 @@ class Node:
         }
 
     def start_coordinator(self, *options: str, variables: dict[str, str] | None = None) -> None:
-        """Returns when it serves.  `variables` are for settings without an option."""
+        """Returns when it serves, in exclusive turns by default.  `variables` are for settings without an option."""
         ready, report = os.pipe()
         command = [
             sys.executable,
@@ -69,7 +71,7 @@ class Node:
         with (self.directory / "coordinator.log").open("ab") as log:
             self.coordinator = subprocess.Popen(
                 [*command, *options],
-                env=self.environment() | (variables or {}),
+                env=self.environment() | TURNS | (variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

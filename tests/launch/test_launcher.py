@@ -42,7 +42,16 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
     """Else the hook finds no coordinator, or the user's options get lost on the way."""
     base = {"PATH": "/bin", "NVSHARE_MEMORY": "managed", "NVSHARE_ON_LOSS": "run"}
     options = ClientOptions(
-        memory="device", priority=-3, name="train", memory_limit_bytes=4 << 30, weight=3, gang="pair"
+        memory="device",
+        priority=-3,
+        name="train",
+        memory_limit_bytes=4 << 30,
+        weight=3,
+        gang="pair",
+        job_class="interactive",
+        share_request=0.3,
+        share_limit=0.55,
+        deadline_ns=10**9,
     )
     made = launcher.client_environment(base, hook=HOOK, runtime_dir=tmp_path, options=options)
     assert made == {
@@ -54,6 +63,10 @@ def test_environment_of_a_client_names_the_coordinator_and_what_was_asked_for(tm
         "NVSHARE_PRIORITY": "-3",
         "NVSHARE_WEIGHT": "3",
         "NVSHARE_GANG": "pair",
+        "NVSHARE_CLASS": "interactive",
+        "NVSHARE_SHARE_REQUEST": "0.300",
+        "NVSHARE_SHARE_LIMIT": "0.550",
+        "NVSHARE_DEADLINE": "1000000000ns",
         "NVSHARE_NAME": "train",
         "NVSHARE_MEMORY_LIMIT": str(4 << 30),
         "NVSHARE_ON_LOSS": "run",

@@ -1,67 +1,52 @@
-"""The policies' documents: the example is a whole policy that works, and the table is true."""
+"""The policies' documents: the example is a whole policy that works, and the tables are true."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nvshare.coordinator.simulation.harness import Harness
+import pytest
+
 from nvshare.scheduler_policies import registry
-from nvshare.scheduler_policies.api import ClientView, GpuView, Policy
+from nvshare.scheduler_policies.api import JobView, Rank, State, Turn, TurnEnded
 from nvshare.scheduler_policies.fair_share import FairShare
 from nvshare.scheduler_policies.priority import Priority
 from nvshare.scheduler_policies.round_robin import RoundRobin
+from tests.policies.virtual_gpu import GPU, SECOND, VirtualGpu
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-TABLE = (DOCS / "reference" / "policies.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "write-a-policy.md").read_text(), re.DOTALL)
-
-
-def run_examples() -> dict[str, Any]:
-    """The document's Python, top to bottom; it ends with worlds in which every invariant is checked."""
-    assert len(EXAMPLES) == 2
-    names: dict[str, Any] = {}
-    for example in EXAMPLES:
-        exec(example, names)
-    return names
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = (ROOT / "docs" / "reference" / "policies.md").read_text()
+EXPLANATION = (ROOT / "docs" / "explanation" / "policies.md").read_text()
+EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "write-a-policy.md").read_text(), re.DOTALL)[0]
 
 
 def test_the_example_schedules_as_it_says() -> None:
     """Broken: people would copy a policy that does not work."""
-    names = run_examples()
-    made: list[Policy] = []
-
-    def make(name: str, uuid: str) -> Policy:
-        if name != "fair_by_priority":
-            return registry.create(name, uuid)
-        made.append(names["FairByPriority"]())
-        return made[-1]
-
-    harness = Harness(make, policy="fair_by_priority")
-    harness.gpu()
-    light = harness.client(wanted=True, priority=0)
-    heavy = harness.client(wanted=True, priority=2)
-    for _ in range(80):
-        (holder,) = harness.gpu_snapshot().leases.holders
-        harness.until(lambda h=holder: harness.clients[h].seat().phase == "revoking")  # type: ignore[misc]
-        harness.clients[holder].release(wanted=True)
-    assert harness.gpu_snapshot().rules.policy_failures == 0
-    assert 2.8 <= heavy.seat().statistics.used_ns / light.seat().statistics.used_ns <= 3.2
-    light.die()
-    assert light.client not in made[0].start  # type: ignore[attr-defined]
+    names: dict[str, Any] = {}
+    exec(EXAMPLE, names)
+    world = VirtualGpu(names["FairByPriority"]())
+    light, heavy = world.job(priority=0), world.job(priority=2)
+    world.play(8_000)
+    assert world.used_ns(heavy) / world.used_ns(light) == pytest.approx(3.0, rel=0.1)
+    world.leave(light)
+    assert light.client not in world.policy.start  # type: ignore[attr-defined]
 
 
-def test_the_table_of_policies_is_true() -> None:
-    """Broken: the document would name policies or bounds that are not so."""
-    gpu = GpuView("GPU-0", 0, 1, True)
+def test_the_tables_of_policies_are_true() -> None:
+    """Broken: the documents would name policies or bounds that are not so."""
     for name in registry.BUILT_IN:
-        assert f"| `{name}`" in TABLE
+        assert f"| `{name}`" in REFERENCE
+        assert f"## `{name}`" in EXPLANATION
     for clients in (1, 2, 10):
-        assert RoundRobin().wait_bound_ns(clients, gpu) == clients - 1
-        assert Priority().wait_bound_ns(clients, gpu) == 20 + 21 * clients
-    policy = FairShare()
-    views = [ClientView(n, "", 0, 0, 1, None, None, 0, 0, 0, 0, 0, weight=n) for n in (1, 2, 4)]
-    policy.choose(views, gpu, 1)
-    assert policy.wait_bound_ns(3, replace(gpu, quantum_ns=10)) == 10 * (3 - 1) * (1 + 5.5 * 4)
+        robin = RoundRobin()
+        for client in range(clients):
+            robin.observe(TurnEnded(JobView(client, "", State.WAITING, Turn(client, 0)), 1))
+        assert robin.wait_bound_ns(clients, GPU) == (clients - 1) * GPU.quantum_ns
+        unit_ns = 1 << 27  # the power of two above 100 ms
+        assert Priority().wait_bound_ns(clients, GPU) == 20 * GPU.quantum_ns + 21 * clients * unit_ns
+    fair = FairShare()
+    for weight in (1, 2, 4):
+        job = JobView(weight, "", State.WAITING, Turn(weight, 0, used_ns=GPU.quantum_ns), Rank(weight=weight))
+        fair.observe(TurnEnded(job, SECOND))
+    assert fair.wait_bound_ns(3, GPU) == GPU.quantum_ns * (3 - 1) * (1 + 5.5 * 4)

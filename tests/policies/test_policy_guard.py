@@ -8,11 +8,30 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
 from nvshare.scheduler_policies import registry
-from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy, PolicyBase
+from nvshare.scheduler_policies.api import (
+    Allotment,
+    GpuView,
+    Happened,
+    JobLeft,
+    JobView,
+    Plan,
+    Policy,
+    PolicyBase,
+    State,
+    TurnEnded,
+)
+
+
+def first(jobs: Sequence[JobView], gpu: GpuView, now_ns: int) -> Plan:
+    """Turns: a running job until its quantum is over, else the next one."""
+    running = [job for job in jobs if job.state is not State.WAITING and now_ns < job.turn.began_ns + gpu.quantum_ns]
+    waiting = [job for job in jobs if job.state is State.WAITING]
+    job = (running or waiting or list(jobs))[0]
+    return Plan((Allotment(job.client, gpu.quantum_ns),), tuple(job.client for job in waiting))
 
 
 class Wild(PolicyBase):
@@ -21,37 +40,17 @@ class Wild(PolicyBase):
     def __init__(self, operation: str, act: Callable[..., Any]) -> None:
         self.operation = operation
         self.act = act
-        self.calls: list[str] = []
+        self.calls: list[object] = []
 
-    def _do(self, operation: str, right: object, *arguments: object) -> Any:
-        self.calls.append(operation)
-        return self.act(*arguments) if operation == self.operation else right
-
-    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
-        answer: Choice | None = self._do("choose", Choice(waiting[0].client), waiting)
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        self.calls.append("decide")
+        answer: Plan = self.act(jobs) if self.operation == "decide" else first(jobs, gpu, now_ns)
         return answer
 
-    def preempt(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        answer: bool = self._do("preempt", False, waiting)
-        return answer
-
-    def renew(self, holder: ClientView, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> bool:
-        answer: bool = self._do("renew", False, waiting)
-        return answer
-
-    def order(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Sequence[int]:
-        answer: Sequence[int] = self._do("order", [v.client for v in waiting], waiting)
-        return answer
-
-    def wake_at_ns(self, now_ns: int) -> int | None:
-        answer: int | None = self._do("wake_at_ns", None, now_ns)
-        return answer
-
-    def released(self, client: ClientView, now_ns: int) -> None:
-        self._do("released", None, client)
-
-    def gone(self, client: int) -> None:
-        self._do("gone", None, client)
+    def observe(self, happened: Happened) -> None:
+        self.calls.append(type(happened))
+        if self.operation == "observe":
+            self.act(happened)
 
 
 def wild_harness(policy: Policy, **settings: object) -> Harness:
@@ -88,22 +87,35 @@ def fail(*arguments: object) -> object:
     raise KeyError("a bug")
 
 
+def _named(*allotments: Allotment, **more: Any) -> Callable[[Sequence[JobView]], Plan]:
+    """A plan for the first job with what is wrong in it."""
+    return lambda jobs: Plan(allotments or (Allotment(jobs[0].client),), **more)
+
+
+def _with(**values: Any) -> Callable[[Sequence[JobView]], Plan]:
+    return lambda jobs: Plan((Allotment(jobs[0].client, **values),))
+
+
 BREACHES: dict[str, tuple[str, Callable[..., Any]]] = {
-    "choose raises": ("choose", fail),
-    "choose names one who does not wait": ("choose", lambda waiting: Choice(999)),
-    "choose answers no Choice": ("choose", lambda waiting: waiting[0].client),
-    "choose answers a quantum of 0": ("choose", lambda waiting: Choice(waiting[0].client, 0)),
-    "choose answers a quantum of text": ("choose", lambda waiting: Choice(waiting[0].client, "long")),  # type: ignore[arg-type]
-    "choose leaves the GPU idle and names no time": ("choose", lambda waiting: None),
-    "preempt raises": ("preempt", fail),
-    "preempt answers nonsense": ("preempt", lambda waiting: "yes"),
-    "renew raises": ("renew", fail),
-    "order raises": ("order", fail),
-    "order forgets somebody": ("order", lambda waiting: []),
-    "order invents somebody": ("order", lambda waiting: [1, 2, 3, 4, "x"]),
-    "order answers a number": ("order", lambda waiting: 5),
-    "released raises": ("released", fail),
-    "gone raises": ("gone", fail),
+    "decide raises": ("decide", fail),
+    "decide exits": ("decide", lambda jobs: 1 // 0),
+    "it names a client that does not want the GPU": ("decide", _named(Allotment(999))),
+    "it names a client twice": ("decide", lambda jobs: Plan((Allotment(jobs[0].client),) * 2)),
+    "it answers no plan": ("decide", lambda jobs: jobs[0].client),
+    "it answers None": ("decide", lambda jobs: None),
+    "its members are a list": ("decide", lambda jobs: Plan([Allotment(jobs[0].client)])),  # type: ignore[arg-type]
+    "a member is a number": ("decide", lambda jobs: Plan((jobs[0].client,))),
+    "a quantum of 0": ("decide", _with(quantum_ns=0)),
+    "a quantum of text": ("decide", _with(quantum_ns="long")),
+    "a rate of 0": ("decide", _with(rate=0.0)),
+    "a rate of 2": ("decide", _with(rate=2.0)),
+    "a rate that is no number": ("decide", _with(rate=float("nan"))),
+    "pacing of 0": ("decide", _with(pacing_ns=0)),
+    "it leaves the GPU idle and names no time": ("decide", lambda jobs: Plan()),
+    "it leaves the GPU idle until the past": ("decide", lambda jobs: Plan(ask_again_ns=1)),
+    "a time of text": ("decide", _named(ask_again_ns="soon")),
+    "an order that is a list": ("decide", _named(order=[1])),
+    "observe raises": ("observe", fail),
 }
 
 
@@ -114,7 +126,7 @@ def test_a_policy_that_breaks_the_rules_is_replaced(breach: str) -> None:
     policy = Wild(operation, act)
     harness = wild_harness(policy)
     live(harness)
-    assert operation in policy.calls
+    assert policy.calls
     assert harness.gpu_snapshot().rules.policy == "round_robin"
     assert harness.gpu_snapshot().rules.policy_failures == 1
     assert harness.logged(f"wild on GPU-0: {operation}")
@@ -128,9 +140,38 @@ def test_a_good_policy_stays() -> None:
     """Broken: the test above would also pass if every policy were replaced."""
     policy = Wild("none", fail)
     harness = wild_harness(policy)
-    live(harness)
+    a, _ = live(harness)
+    for at_ms in (0, 30, 60):
+        harness.milliseconds(at_ms and 30)
+        lease = a.seat().lease_id
+        harness.handle(events.Progressed(a.client, 0, lease, harness.clock.now_ns, 1 + at_ms, 0, 0, 0))
     assert harness.gpu_snapshot().rules.policy == "wild"
-    assert set(policy.calls) >= {"choose", "preempt", "renew", "order", "released", "gone"}
+    assert {"decide", TurnEnded, JobLeft} <= set(policy.calls)
+
+
+class Starving(PolicyBase):
+    """Names the highest client number, whoever waits."""
+
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        last = max(jobs, key=lambda job: job.client)
+        return Plan((Allotment(last.client),), ask_again_ns=now_ns + SECOND_NS)
+
+
+def test_a_policy_that_starves_a_job_is_replaced() -> None:
+    """Broken: a policy that forgets a program keeps it from the GPU for ever."""
+    harness = wild_harness(Starving())
+    starved, other = harness.client(wanted=True), harness.client(wanted=True)
+    harness.milliseconds(1)
+    starved.release(starved.take(messages.Revoke)[0].lease_id, wanted=True)
+    assert other.granted() is not None
+    harness.milliseconds(100_000)
+    assert harness.gpu_snapshot().rules.policy == "wild"
+    harness.milliseconds(40_000)
+    assert harness.gpu_snapshot().rules.policy == "round_robin"
+    assert harness.logged("is not named")
+    for revoke in other.take(messages.Revoke):
+        other.release(revoke.lease_id)
+    assert starved.take(messages.Grant)
 
 
 class Throttle(PolicyBase):
@@ -139,14 +180,14 @@ class Throttle(PolicyBase):
     def __init__(self) -> None:
         self.free_at_ns = 0
 
-    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice | None:
-        return Choice(waiting[0].client) if now_ns >= self.free_at_ns else None
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        if now_ns < self.free_at_ns:
+            return Plan(ask_again_ns=self.free_at_ns)
+        return Plan((Allotment(jobs[0].client),))
 
-    def wake_at_ns(self, now_ns: int) -> int:
-        return self.free_at_ns
-
-    def released(self, client: ClientView, now_ns: int) -> None:
-        self.free_at_ns = now_ns + 10 * MILLISECOND_NS
+    def observe(self, happened: Happened) -> None:
+        if isinstance(happened, TurnEnded):
+            self.free_at_ns = happened.now_ns + 10 * MILLISECOND_NS
 
 
 def test_a_policy_may_leave_the_gpu_idle_until_a_time() -> None:
@@ -162,51 +203,52 @@ def test_a_policy_may_leave_the_gpu_idle_until_a_time() -> None:
     assert harness.gpu_snapshot().rules.policy_failures == 0
 
 
-def test_a_wake_up_time_has_a_bound() -> None:
+def test_a_time_to_ask_again_has_a_bound() -> None:
     """Broken: a policy's time beyond what the operating system's timer can hold ends the coordinator."""
     policy = Throttle()
     policy.free_at_ns = 1 << 90
     harness = wild_harness(policy)
     harness.client(wanted=True)
     assert harness.timer_ns is not None
-    assert harness.timer_ns - harness.clock.now_ns == 3_600_000 * MILLISECOND_NS
+    assert harness.timer_ns - harness.clock.now_ns <= 3_600_000 * MILLISECOND_NS
 
 
-class ChooseOnly:
+class DecideOnly:
     """The least that a policy can be: no base class."""
 
-    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
-        return Choice(waiting[-1].client)
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        return Plan((Allotment(jobs[0].client, gpu.quantum_ns),))
 
 
-def test_choose_alone_is_enough() -> None:
+def test_decide_alone_is_enough() -> None:
     """Broken: a policy would have to inherit from the project's class."""
-    harness = wild_harness(ChooseOnly())
+    harness = wild_harness(DecideOnly())
     live(harness)
     assert harness.gpu_snapshot().rules.policy_failures == 0
 
 
 def test_what_a_policy_sees() -> None:
     """Broken: a policy would decide on figures that are old or wrong."""
-    seen: list[tuple[ClientView, ...]] = []
+    seen: list[tuple[JobView, ...]] = []
 
-    def look(waiting: Sequence[ClientView]) -> Choice:
-        seen.append(tuple(waiting))
-        return Choice(waiting[0].client)
+    def look(jobs: Sequence[JobView]) -> Plan:
+        seen.append(tuple(jobs))
+        return Plan((Allotment(jobs[0].client, 100 * MILLISECOND_NS),))
 
-    harness = wild_harness(Wild("choose", look))
+    harness = wild_harness(Wild("decide", look))
     a = harness.client("first", wanted=True, priority=3, memory=10)
     b = harness.client("second", wanted=True)
     c = harness.client("third", wanted=True)
     harness.milliseconds(30)
     b.report(allocated=7, resident=5)
     harness.handle(events.PrioritySet(b.client, -4))
+    assert [job.state for job in seen[-1]] == [State.RUNNING, State.WAITING, State.WAITING]
     a.release(wanted=True)
     views = seen[-1]
     assert [view.client for view in views] == [b.client, c.client, a.client], "turn order"
     second, last = views[0], views[2]
-    assert (second.name, second.priority, second.allocated_bytes, second.resident_bytes) == ("second", -4, 7, 5)
-    assert (last.name, last.priority, last.leases, last.submissions) == ("first", 3, 1, 1)
-    assert last.used_ns == 30 * MILLISECOND_NS
-    assert last.last_released_ns == last.waiting_since_ns == harness.clock.now_ns
-    assert last.holding_since_ns is None
+    assert (second.name, second.rank.priority) == ("second", -4)
+    assert (second.memory.allocated_bytes, second.memory.resident_bytes) == (7, 5)
+    assert (last.name, last.rank.priority, last.turn.used_ns) == ("first", 3, 30 * MILLISECOND_NS)
+    assert last.turn.last_released_ns == last.turn.waiting_since_ns == harness.clock.now_ns
+    assert last.turn.granted_at_ns is None

@@ -15,28 +15,24 @@ from nvshare.scheduler_policies.api import Policy
 ROOT = Path(__file__).resolve().parents[2]
 
 THIRD_PARTY = """
-from nvshare.scheduler_policies.api import Choice, PolicyBase
+from nvshare.scheduler_policies.api import Allotment, Plan, PolicyBase
 
 class LastFirst(PolicyBase):
     name = "last_first"
 
-    def choose(self, waiting, gpu, now_ns):
-        return Choice(waiting[-1].client, 7_000_000)
+    def decide(self, gpu, jobs, now_ns):
+        return Plan((Allotment(jobs[-1].client, 7_000_000),))
 """
 
 PROGRAM = """
 import json, sys
-from nvshare.coordinator.engine.scheduler import Settings
-from nvshare.coordinator.simulation.harness import Harness, core_settings
 from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import GpuView, JobView, State, Turn
 
 report = {"offers": {o.name: o.origin for o in registry.offers().values()}}
-harness = Harness(registry.create, core_settings(policy="last_first"))
-harness.gpu()
-first, second, third = (harness.client(wanted=True) for _ in range(3))
-first.release()
-grant = third.granted()
-report["granted_to_last"] = grant is not None and grant.quantum_ns == 7_000_000
+jobs = [JobView(number, "", State.WAITING, Turn(number, 0, 0)) for number in range(3)]
+plan = registry.create("last_first", "GPU-0").decide(GpuView("GPU-0", 1, 1), jobs, 0)
+report["named"] = [(one.client, one.quantum_ns) for one in plan.running]
 for name in ("broken", "no_class", "not_a_policy", "missing"):
     try:
         registry.create(name, "GPU-0")
@@ -60,7 +56,7 @@ def package(site: Path) -> None:
         "round_robin = other_policies:LastFirst\n"
         "broken = other_broken:Anything\n"
         "no_class = other_policies:Nothing\n"
-        "not_a_policy = other_policies:Choice\n"
+        "not_a_policy = other_policies:Plan\n"
     )
 
 
@@ -78,7 +74,7 @@ def test_a_policy_of_another_package_schedules(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["offers"]["last_first"] == "other-policies"
-    assert report["granted_to_last"] is True
+    assert report["named"] == [[2, 7_000_000]]
     assert report["broken"][0] == "BrokenPolicyError"
     assert "a_package_that_nobody_has" in report["broken"][1]
     assert "other-policies" in report["broken"][1]

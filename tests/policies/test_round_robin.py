@@ -1,57 +1,66 @@
-"""Round robin: fair turns, the stated bound, newcomers in their place."""
+"""Round robin: fair turns, newcomers and returning jobs in their place."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from nvshare.coordinator.model.settings import MILLISECOND_NS
-from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
-from tests.harness import one_gpu, play_turn
-
-QUANTUM_MS = 100
+from nvshare.scheduler_policies.api import TurnEnded
+from nvshare.scheduler_policies.round_robin import RoundRobin
+from tests.policies.virtual_gpu import GPU, MS, VirtualGpu
 
 
-def crowd(count: int, **settings: Any) -> tuple[Harness, list[ScriptedClient]]:
-    """So many clients that all want the GPU all the time; every check on, the wait bound among them."""
-    harness = one_gpu(**settings)
-    return harness, [harness.client(wanted=True) for _ in range(count)]
-
-
-def turns(harness: Harness, count: int) -> list[int]:
-    """Who holds the lease, for so many full quanta; each wants again at once."""
-    return [play_turn(harness) for _ in range(count)]
-
-
-def test_turns_go_round() -> None:
+def test_turns_rotate() -> None:
     """Broken: somebody would run twice before another runs once."""
-    harness, clients = crowd(3)
-    order = [client.client for client in clients]
-    assert turns(harness, 7) == [*order, *order, order[0]]
+    world = VirtualGpu(RoundRobin())
+    clients = [world.job(drain_ns=MS).client for _ in range(3)]
+    world.play(750)
+    assert world.turns == [*clients, *clients, clients[0], clients[1]]
 
 
-def test_everybody_gets_the_same_time() -> None:
-    """Broken: unfair shares."""
-    harness, clients = crowd(4)
-    turns(harness, 40)
-    used = [client.seat().statistics.used_ns for client in clients]
-    assert max(used) - min(used) <= QUANTUM_MS * MILLISECOND_NS
-
-
-def test_a_newcomer_stands_behind_those_who_wait() -> None:
+def test_a_newcomer_stands_behind_those_that_wait() -> None:
     """Broken: a stream of new processes would keep others from their turn."""
-    harness, clients = crowd(2)
-    newcomer = harness.client(wanted=True)
-    first, second = (client.client for client in clients)
-    assert turns(harness, 3) == [first, second, newcomer.client]
+    world = VirtualGpu(RoundRobin())
+    first, second = world.job(), world.job()
+    world.play(50)
+    late = world.job()
+    world.play(300)
+    assert world.turns[:3] == [first.client, second.client, late.client]
 
 
-def test_one_that_was_away_is_before_those_who_ran_meanwhile() -> None:
+def test_a_job_that_was_away_is_before_those_that_ran_meanwhile() -> None:
     """Broken: an interactive client would wait for a full round each time."""
-    harness, clients = crowd(3)
-    a, b, c = clients
-    a.release(idle=True)
-    b.release(idle=True, wanted=True)
-    a.request()
-    c.release(idle=True, wanted=True)
-    (holder,) = harness.gpu_snapshot().leases.holders
-    assert holder == a.client
+    world = VirtualGpu(RoundRobin())
+    a, b, _ = world.job(), world.job(), world.job()
+    world.play(50)
+    world.idle(a)
+    world.play(60)
+    world.want(a)
+    world.play(300)
+    assert world.turns[:4] == [a.client, b.client, 3, a.client]
+
+
+def test_a_lone_job_gives_way_at_once_after_its_turn() -> None:
+    """Broken: a newcomer waits for a quantum of a job that has run for an hour."""
+    world = VirtualGpu(RoundRobin())
+    world.job()
+    world.play(3_600_000)
+    late = world.job()
+    world.play(1)
+    assert world.holder() is late
+    assert late.max_wait_ns == 0
+
+
+def test_co_scheduled_turns_do_not_take_the_turns_of_the_owner() -> None:
+    """Broken: a gang that is co-scheduled after each turn of another user keeps its owner's other programs waiting."""
+    policy = RoundRobin()
+    world = VirtualGpu(policy)
+    member, mate, other = world.job(owner="a"), world.job(owner="a"), world.job(owner="b")
+    world.play(250)  # member, other, mate
+    assert world.turns == [member.client, other.client, mate.client]
+    views = [replace(job.view, state=job.view.state.WAITING) for job in (other, member, mate)]
+    policy.observe(TurnEnded(mate.view, world.now_ns))
+    policy.observe(TurnEnded(member.view, world.now_ns + 1, called=True))
+    assert policy.decide(GPU, views, world.now_ns + 2).running[0].client == other.client
+    policy.observe(TurnEnded(other.view, world.now_ns + 3))
+    policy.observe(TurnEnded(member.view, world.now_ns + 4, called=True))
+    assert policy.decide(GPU, views[1:] + views[:1], world.now_ns + 5).running[0].client == member.client

@@ -18,6 +18,7 @@ from typing import Any
 PTX = b""".version 8.0
 .target sm_90
 .visible .entry nvs_busy(.param .u64 n) { ret; }
+.visible .entry nvs_part(.param .u64 n, .param .u64 demand) { ret; }
 .visible .entry other() { ret; }
 """
 
@@ -115,10 +116,10 @@ class Driver:
         self.cuModuleGetFunction(byref(function), module, name)
         return function
 
-    def busy(self, function: c_void_p, stream: c_void_p | None, duration_ns: int) -> int:
-        """Launches nvs_busy; the result of the launch."""
-        value = c_uint64(duration_ns)
-        parameters = (c_void_p * 1)(ctypes.cast(byref(value), c_void_p))
+    def busy(self, function: c_void_p, stream: c_void_p | None, duration_ns: int, demand: int = 0) -> int:
+        """Launches nvs_busy, or nvs_part with a demand in millionths; the result of the launch."""
+        values = (c_uint64(duration_ns), c_uint64(demand))
+        parameters = (c_void_p * 2)(*(ctypes.cast(byref(value), c_void_p) for value in values))
         return self.result("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
 
     @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 The worlds of test_gang_worlds.py work in bursts as programs do.  Here every client of a node may do anything at every
 step, at rates that the seed chooses, so that mates come and go in the middle of turns and turns are as short as they
-can be.  The core's own checks hold every wait against the bound that is proved at the top of coscheduling.py.
+can be.  The core's own checks hold every wait against the bound at the top of gangs/slots.py.
 """
 
 from __future__ import annotations

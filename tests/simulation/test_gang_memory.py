@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from nvshare.coordinator.memory import expected_calls
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
@@ -86,14 +85,14 @@ def live(milliseconds: int, policy: str) -> Harness:
 
 
 @pytest.mark.parametrize("policy", ["round_robin", "fair_share"])
-def test_memory_is_there_when_a_gang_is_called(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken: a gang's GPUs would wait at each of its turns for what could have moved while others computed."""
-    seen = live(10_000, policy)
-    monkeypatch.setattr(expected_calls, "next_call", lambda *_: None)
-    blind = live(10_000, policy)
-    exposed = [harness.gpu_snapshot(B).moves.exposed_move_ns for harness in (seen, blind)]
-    moved = [harness.gpu_snapshot(B).moves.restored_bytes for harness in (seen, blind)]
-    turns = [harness.scheduler.snapshot(harness.clock.now_ns).gang_turns for harness in (seen, blind)]
-    assert turns[0] >= turns[1] >= 15
-    assert exposed[0] * 4 <= exposed[1], f"{policy}: {exposed} ns exposed, {moved} bytes, {turns} turns"
-    assert moved[0] <= moved[1]
+def test_memory_of_a_gang_moves(policy: str) -> None:
+    """Broken: a gang would wait for memory at most of its turns, or nothing of it would move while others compute."""
+    harness = live(10_000, policy)
+    snapshot = harness.scheduler.snapshot(harness.clock.now_ns)
+    moves = harness.gpu_snapshot(B).moves
+    assert snapshot.gang_turns >= 12
+    assert moves.restored_bytes > 12 * SIZE
+    assert moves.hidden_move_ns > moves.exposed_move_ns, f"{moves}, {snapshot.gang_turns} turns"
+    for client in snapshot.clients:
+        for seat in client.seats:
+            assert seat.statistics.leases >= 10, f"client {client.client} starves"

@@ -55,11 +55,16 @@ def test_three_jobs_of_45_percent_hide_their_moves() -> None:
     assert outcome.out_bytes / outcome.switches == pytest.approx(0.35 * CAPACITY, rel=0.05)
 
 
-def test_no_time_to_hide_no_more_bytes() -> None:
-    """Broken: in quanta too short to move anything beside them, bytes would move twice and be waited for anyway."""
+def test_what_moves_ahead_of_a_short_turn_is_not_waited_for_as_well() -> None:
+    """Broken: bytes move twice and are waited for anyway.  The credit of switches makes some turns long enough for all
+    of the move ahead; in the others there is no time, and the overflow alone moves."""
     outcome = measured(world(0.45, 0.45, 0.45, quantum_ns=20 * MILLISECOND_NS))
-    assert outcome.hidden_ns < 0.05 * outcome.exposed_ns
-    assert outcome.out_bytes / outcome.switches == pytest.approx(0.175 * CAPACITY, rel=0.05)
+    overflow = 0.175 * CAPACITY
+    ahead = outcome.out_bytes / outcome.switches / overflow - 1  # share of the switches: they move twice the overflow
+    assert 0 <= ahead < 0.5
+    overflow_ns = 2 * overflow / (85 * GIB) * SECOND_NS
+    assert outcome.waited_ns / outcome.switches == pytest.approx((1 - ahead) * overflow_ns, rel=0.1)
+    assert outcome.waited_ns <= 0.2 * outcome.elapsed_ns
 
 
 def test_with_room_for_two_nothing_moves_at_a_switch() -> None:
@@ -89,7 +94,8 @@ def trained(
     """Jobs of the benchmark `oversubscribe` on a link as it was measured; only the first evictions differ."""
     second = float(SECOND_NS)
     link = Link(both_ways=84 * GIB / second, first_out=first_gib_s * GIB / second, fresh=700 * GIB / second)
-    settings = core_settings(quantum_ns=None, switch_share=share)
+    # Turns are as long as the share asks for, whatever others wait.
+    settings = core_settings(quantum_ns=None, switch_share=share, longest_wait_ns=60 * SECOND_NS)
     sizes = tuple(int(size * CAPACITY) for size in jobs)
     beginning = LinkWorld(
         create, sizes, CAPACITY, settings, link=link,

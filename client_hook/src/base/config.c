@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LONGEST_DEADLINE_NS (UINT64_C(1) << 62) /* as on the wire */
+
 nvs_settings nvs_config;
 
 struct unit {
@@ -23,8 +25,12 @@ static const struct unit size_units[] = {
     {"M", 1ull << 20}, {"G", 1ull << 30}, {"T", 1ull << 40},   {NULL, 0},
 };
 static const struct unit time_units[] = {
-    {"", 1000000000}, {"s", 1000000000}, {"ms", 1000000}, {"us", 1000}, {"ns", 1}, {"min", 60000000000}, {NULL, 0},
+    {"", 1000000000}, {"s", 1000000000}, {"ms", 1000000}, {"us", 1000}, {"ns", 1}, {"min", 60000000000},
+    {"m", 60000000000}, {"h", 3600000000000}, {NULL, 0},
 };
+
+/* In thousandths. */
+static const struct unit share_units[] = {{"", 1000}, {"%", 10}, {NULL, 0}};
 
 /* A whole or decimal number and a unit.  False when it is not that or too large. */
 static bool parse_quantity(const char *text, const struct unit *units, uint64_t *out)
@@ -94,6 +100,15 @@ static uint64_t read_quantity(const char *variable, const struct unit *units, co
     return preset;
 }
 
+static uint16_t read_share(const char *variable, uint16_t least, uint16_t preset)
+{
+    const uint64_t value = read_quantity(variable, share_units, "0.3 or 30%", preset);
+    if (value >= least && value <= 1000)
+        return (uint16_t)value;
+    nvs_log(NVS_LOG_WARNING, "%s=%s is not a share from %s to 1; ignored", variable, getenv(variable), least == 0 ? "0" : "0.001");
+    return preset;
+}
+
 static int32_t read_number(const char *variable, int32_t low, int32_t high, int32_t preset)
 {
     const char *text = getenv(variable);
@@ -134,6 +149,8 @@ void nvs_config_read(void)
     static const char *const levels[] = {"off", "error", "warning", "info", "debug", NULL};
     static const char *const modes[] = {"device", "managed", "swap", NULL}; /* in the order of nvs_mode */
     static const char *const losses[] = {"wait", "run", NULL};
+    static const char *const classes[] = {"batch", "interactive", "best-effort", NULL}; /* as on the wire */
+    const char *mps = getenv("NVSHARE_MPS");
     const char *disable = getenv("NVSHARE_DISABLE");
     const char *name = getenv("NVSHARE_NAME");
 
@@ -151,6 +168,13 @@ void nvs_config_read(void)
     nvs_config.memory_mode = (uint8_t)read_choice("NVSHARE_MEMORY", modes, NVS_MODE_MANAGED);
     nvs_config.memory_limit = read_quantity("NVSHARE_MEMORY_LIMIT", size_units, "4GiB", 0);
     nvs_config.host_limit = read_quantity("NVSHARE_HOST_LIMIT", size_units, "64GiB", 0);
+    nvs_config.job_class = (uint8_t)read_choice("NVSHARE_CLASS", classes, 0);
+    nvs_config.share_request = read_share("NVSHARE_SHARE_REQUEST", 0, 0);
+    nvs_config.share_limit = read_share("NVSHARE_SHARE_LIMIT", 1, 1000);
+    nvs_config.deadline_ns = read_quantity("NVSHARE_DEADLINE", time_units, "90s, 30m or 2h", 0);
+    if (nvs_config.deadline_ns > LONGEST_DEADLINE_NS)
+        nvs_config.deadline_ns = LONGEST_DEADLINE_NS;
+    nvs_config.spatial = mps != NULL && strcmp(mps, "1") == 0;
     nvs_config.run_on_loss = read_choice("NVSHARE_ON_LOSS", losses, 0) == 1;
     nvs_config.loss_timeout_ns = read_quantity("NVSHARE_LOSS_TIMEOUT", time_units, "30s", 30000000000u);
 }

@@ -20,6 +20,11 @@ typedef struct nvs_settings {
     uint8_t memory_mode;     /* NVSHARE_MEMORY: an nvs_mode */
     uint64_t memory_limit;   /* NVSHARE_MEMORY_LIMIT, bytes or 4GiB; 0: none */
     uint64_t host_limit;     /* NVSHARE_HOST_LIMIT, likewise: host memory for what is off the GPU in mode swap */
+    uint8_t job_class;       /* NVSHARE_CLASS, as on the wire: batch, interactive or best-effort */
+    uint16_t share_request;  /* NVSHARE_SHARE_REQUEST, thousandths, from 0.3 or 30%; 0: none */
+    uint16_t share_limit;    /* NVSHARE_SHARE_LIMIT, likewise; 1000: none */
+    uint64_t deadline_ns;    /* NVSHARE_DEADLINE, from the connection; 0: none */
+    bool spatial;            /* NVSHARE_MPS=1: a client of MPS */
     bool run_on_loss;        /* NVSHARE_ON_LOSS=wait | run */
     uint64_t loss_timeout_ns;/* NVSHARE_LOSS_TIMEOUT, 30s by default: when `run` takes effect */
 } nvs_settings;

@@ -7,6 +7,7 @@
 #include "coord/mailbox.h"
 #include "coord/memory/moves.h"
 #include "coord/memory/report.h"
+#include "coord/progress.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/wire.gen.h"
 #include "gate/gate.h"
@@ -17,6 +18,7 @@
 #include <string.h>
 
 #define SLICE_NS 5000000u /* of a drain */
+#define RATED_BUDGET_NS 2000000u /* most work in flight below a rate, so that drains are short */
 
 nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
 uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* ordinals attached on this connection and not answered, oldest first */
@@ -62,6 +64,7 @@ static void release(uint32_t gpu, bool drained)
     uint64_t now = nvs_now_ns();
     if (nvs_report_is_due(gpu))
         nvs_report_memory(gpu, now);
+    nvs_progress_before_release(gpu, mine->lease.released_id);
     NVS_LINK_SEND(release, .gpu = (uint8_t)gpu, .lease_id = mine->lease.released_id, .reason = mine->lease.reason,
                   .drained = drained, .wanted = mine->lease.release_wanted, .drain_ns = now - mine->close_began_ns,
                   .opened_at_ns = mine->lease.opened_at_ns, .submissions = nvs_gate_calls(gpu) - mine->calls_at_open);
@@ -86,6 +89,8 @@ static void open_gate(uint32_t gpu)
     } else if (nvs_memory_open_gate(gpu, mine->lease.paced, &missing)) {
         mine->incomplete = mine->opening = false;
         mine->patience_ns = 0;
+        if (mine->lease.state == NVS_LEASE_HELD)
+            nvs_duty_opened(&mine->duty, mine->incomplete_ns);
     } else if (mine->tries++ < TRIES) {
         nvs_moves_begin(&(nvs_move_order){.gpu = gpu, .bytes = missing, .credit_bytes = UINT64_MAX, .done = completed});
     } else {
@@ -93,10 +98,18 @@ static void open_gate(uint32_t gpu)
     }
 }
 
+static void open_again(uint32_t gpu)
+{
+    nvs_agent_gpus[gpu].tries = 0;
+    open_gate(gpu);
+}
+
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     show(gpu); /* before the gate opens: who has passed it is told of the lease */
+    if (mine->lease.state != NVS_LEASE_HELD)
+        nvs_duty_stop(&mine->duty);
     if (todo & NVS_LEASE_DO_CLOSE) {
         mine->closed = false;
         mine->close_began_ns = nvs_now_ns();
@@ -114,8 +127,7 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
         if (mine->counted_lease != mine->lease.lease_id) /* not merely opened again or confirmed */
             mine->calls_at_open = nvs_gate_calls(gpu);
         mine->counted_lease = mine->lease.lease_id;
-        mine->tries = 0;
-        open_gate(gpu);
+        open_again(gpu);
     }
     if (todo & NVS_LEASE_DO_WARN)
         NVS_LOG_ONCE(NVS_LOG_WARNING,
@@ -128,6 +140,56 @@ void nvs_agent_happen(uint32_t gpu, const nvs_lease_event *event)
     nvs_lease_event at = *event;
     at.now_ns = nvs_now_ns();
     nvs_agent_carry_out(gpu, nvs_lease_handle(&nvs_agent_gpus[gpu].lease, &at), true);
+}
+
+/* Below a rate the lease is paced whatever the settings say. */
+static void pace(uint32_t gpu, uint64_t idle_release_ns)
+{
+    const nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    const uint64_t budget = mine->pacing_budget_ns, most = mine->duty.rate < NVS_DUTY_ALWAYS ? RATED_BUDGET_NS : 0;
+    nvs_pacing_set_budget(gpu, budget, most);
+    nvs_agent_happen(gpu, &(nvs_lease_event){
+                    .kind = NVS_LEASE_ON_SETTINGS, .number = budget != 0 ? budget : most, .other = idle_release_ns});
+}
+
+void nvs_agent_set_pacing(uint32_t gpu, uint64_t budget_ns, uint64_t idle_release_ns)
+{
+    nvs_agent_gpus[gpu].pacing_budget_ns = budget_ns;
+    pace(gpu, idle_release_ns);
+}
+
+void nvs_agent_set_rate(uint32_t gpu, uint32_t rate)
+{
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    const uint16_t before = mine->duty.rate;
+    nvs_duty_set_rate(&mine->duty, rate, nvs_now_ns());
+    if (mine->duty.rate == before)
+        return;
+    if (before == NVS_DUTY_ALWAYS || mine->duty.rate == NVS_DUTY_ALWAYS)
+        pace(gpu, mine->lease.idle_release_ns);
+    if (mine->duty.phase == NVS_DUTY_OFF && mine->lease.state == NVS_LEASE_HELD && !mine->incomplete)
+        open_again(gpu); /* the cycle begins, or leaves no closed gate behind */
+}
+
+uint64_t nvs_agent_hold_rate(uint32_t gpu)
+{
+    nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
+    nvs_duty *duty = &mine->duty;
+    const uint64_t now = nvs_now_ns(), slice = now + SLICE_NS;
+    if (duty->phase == NVS_DUTY_OFF || mine->incomplete)
+        return UINT64_MAX;
+    if (now < duty->until_ns)
+        return duty->until_ns;
+    if (duty->phase == NVS_DUTY_OPEN && !nvs_duty_begin_close(duty, now, nvs_gate_calls(gpu), nvs_gate_inside(gpu)))
+        return duty->until_ns;
+    if (duty->phase == NVS_DUTY_CLOSED) {
+        open_again(gpu);
+    } else if (nvs_gate_close(gpu, slice) == NVS_OK && nvs_drain_closed(gpu, slice) == NVS_OK) {
+        nvs_duty_drained(duty, nvs_now_ns(), nvs_gate_calls(gpu));
+    } else if (!nvs_duty_wait_on(duty, nvs_now_ns())) {
+        open_again(gpu);
+    }
+    return mine->incomplete ? UINT64_MAX : duty->until_ns;
 }
 
 bool nvs_agent_ending(const nvs_agent_gpu *mine)
@@ -209,6 +271,5 @@ void nvs_agent_complete(uint32_t gpu, uint64_t now)
                                                  .number = NVS_LEASE_DRAIN_NS});
         return;
     }
-    mine->tries = 0;
-    open_gate(gpu);
+    open_again(gpu);
 }

@@ -6,6 +6,7 @@
 #define NVS_AGENT_LEASE_H
 
 #include "base/base.h"
+#include "coord/protocol/duty.h"
 #include "coord/protocol/lease_machine.h"
 
 typedef struct nvs_agent_gpu {
@@ -24,6 +25,8 @@ typedef struct nvs_agent_gpu {
     uint64_t patience_ns;     /* before the next try */
     uint32_t reserve_sent, pins_sent; /* number of the question sent on this connection */
     bool settled;             /* settings have come on this connection */
+    uint64_t pacing_budget_ns; /* of the settings */
+    nvs_duty duty;            /* the gate may be closed though the lease is held */
 } nvs_agent_gpu;
 
 extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
@@ -32,6 +35,9 @@ extern uint32_t nvs_agent_unanswered_count;
 
 void nvs_agent_happen(uint32_t gpu, const nvs_lease_event *event);         /* now; the event's time is filled in */
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* what nvs_lease_handle() said */
+void nvs_agent_set_pacing(uint32_t gpu, uint64_t budget_ns, uint64_t idle_release_ns); /* the settings have come */
+void nvs_agent_set_rate(uint32_t gpu, uint32_t rate);                      /* thousandths of the time that the gate may be open */
+uint64_t nvs_agent_hold_rate(uint32_t gpu);                                /* one slice; returns the time of the next, UINT64_MAX: none */
 bool nvs_agent_ending(const nvs_agent_gpu *mine);
 void nvs_agent_go_on_ending(uint32_t gpu);                                 /* one slice of closing and draining */
 void nvs_agent_complete(uint32_t gpu, uint64_t now);                       /* the gate is shut because memory is missing */

@@ -1,8 +1,8 @@
 /* The agent thread: joins transport, lease, gate, memory and pacing.
  *
  * It sleeps in ppoll() on the eventfd of the application's threads and the connection, with a time-out only while
- * something is due: a drain, the detection of idleness while somebody waits for our lease, a memory report, a new
- * connection.  The mailboxes are levels, not edges: each round looks at all of them, so a poke may be lost in another.
+ * something is due: a drain, a phase of a limited rate, the detection of idleness while somebody waits for our lease, a report of
+ * memory or progress, a new connection.  The mailboxes are levels, not edges: each round looks at all of them, so a poke may be lost in another.
  *
  * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.  Memory is
  * moved by other threads (moves.h).
@@ -22,6 +22,7 @@
 #include "coord/memory/moves.h"
 #include "coord/memory/report.h"
 #include "coord/messages.h"
+#include "coord/progress.h"
 #include "coord/protocol/link.h"
 #include "coord/protocol/transport.h"
 #include "coord/protocol/wire.gen.h"
@@ -132,6 +133,7 @@ static uint64_t serve_gpus(void)
             nvs_agent_complete(gpu, now);
         if (nvs_agent_ending(mine))
             nvs_agent_go_on_ending(gpu);
+        due = earlier(due, nvs_agent_hold_rate(gpu));
         tick(gpu, now); /* last: it arms itself again after an end that was called off */
         if (nvs_agent_ending(mine) && !nvs_moves_busy(gpu))
             due = 0;
@@ -140,6 +142,8 @@ static uint64_t serve_gpus(void)
             due = earlier(due, mine->incomplete_ns + mine->patience_ns);
         if (mine->lease.attached && nvs_report_is_due(gpu) && !nvs_moves_busy(gpu))
             due = earlier(due, nvs_report_at(gpu));
+        const bool runs = mine->lease.state == NVS_LEASE_HELD && !mine->incomplete;
+        due = earlier(due, nvs_progress_serve(gpu, runs ? mine->lease.lease_id : 0, now));
     }
     return due;
 }
@@ -224,11 +228,13 @@ void *nvs_agent_main(void *nothing)
     (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
     memset(nvs_agent_gpus, 0, sizeof nvs_agent_gpus); /* after a fork there is what the parent's agent left */
     nvs_agent_unanswered_count = 0;
+    nvs_progress_start();
     nvs_awake_until_ns = 0;
     deaf = false;
     nvs_link_start();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lease_init(&nvs_agent_gpus[gpu].lease, nvs_config.run_on_loss, nvs_config.loss_timeout_ns);
+        nvs_duty_init(&nvs_agent_gpus[gpu].duty);
         nvs_agent_gpus[gpu].tick_at_ns = UINT64_MAX;
     }
     /* acquire: pairs with the release in nvs_agent_goodbye */

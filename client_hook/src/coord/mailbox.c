@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+_Atomic uint64_t nvs_steps;
 NVS_FORK_STATE _Atomic int nvs_agent_eventfd = -1;
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_poked;
 NVS_FORK_STATE _Atomic uint32_t nvs_agent_connected;

@@ -40,6 +40,7 @@ typedef struct nvs_mailbox {
 } nvs_mailbox;
 
 extern nvs_mailbox nvs_mail[NVS_MAX_GPUS];
+extern _Atomic uint64_t nvs_steps;           /* calls of nvshare_step.  Relaxed: a count */
 extern _Atomic int nvs_agent_eventfd;        /* relaxed: read by who has seen the agent running, and in a fork's child */
 extern _Atomic uint32_t nvs_agent_poked;     /* 1: the eventfd was written since the agent last looked */
 extern _Atomic uint32_t nvs_agent_connected; /* the coordinator said welcome on the present connection */

@@ -10,9 +10,9 @@
 #include "coord/memory/budget.h"
 #include "coord/memory/moves.h"
 #include "coord/memory/report.h"
+#include "coord/progress.h"
 #include "coord/protocol/wire.gen.h"
 #include "gate/gate.h"
-#include "inflight/pacing.h"
 #include "memory/memory.h"
 
 #define SAY_AGAIN_NS 60000000000u
@@ -43,8 +43,11 @@ static void on_lost(void)
     nvs_agent_unanswered_count = 0;
     nvs_moves_void();
     nvs_budget_lost();
-    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
+    for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
+        nvs_progress_lost(gpu);
+        nvs_agent_set_rate(gpu, NVS_DUTY_ALWAYS);
         nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DISCONNECTED});
+    }
 }
 
 static void on_connected(void)
@@ -83,13 +86,11 @@ static void on_settings(const nvs_gpu_settings *settings)
     nvs_agent_answered(gpu);
     atomic_store_explicit(&nvs_ledgers[gpu].limit_of_slot, settings->limit_of_slot, memory_order_relaxed); /* see memory/records/ledger.h */
     nvs_memory_set_limits(gpu, settings->memory_limit_bytes, settings->capacity_bytes, settings->reserve);
-    nvs_pacing_set_budget(gpu, settings->pacing_budget_ns);
     nvs_memory_prepare_host(gpu, settings->prepare_host_bytes);
     nvs_memory_set_room(gpu, settings->room_bytes);
     atomic_store_explicit(&nvs_mail[gpu].ask_pins, settings->ask_pins, memory_order_relaxed); /* see its declaration */
     nvs_agent_gpus[gpu].settled = true;
-    nvs_agent_happen(gpu, &(nvs_lease_event){
-                    .kind = NVS_LEASE_ON_SETTINGS, .number = settings->pacing_budget_ns, .other = settings->idle_release_ns});
+    nvs_agent_set_pacing(gpu, settings->pacing_budget_ns, settings->idle_release_ns);
     settle(gpu);
 }
 
@@ -158,6 +159,10 @@ static void on_frame(const uint8_t *frame, size_t size)
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         nvs_awake_until_ns = 0;
         nvs_agent_happen(in.grant.gpu, &event);
+        return;
+    case NVS_TYPE_ALLOT:
+        nvs_progress_allot(&in.allot);
+        nvs_agent_set_rate(in.allot.gpu, in.allot.rate);
         return;
     case NVS_TYPE_STANDBY: on_standby(&in.standby); return;
     case NVS_TYPE_REVOKE:

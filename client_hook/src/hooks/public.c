@@ -48,3 +48,8 @@ NVS_EXPORT int nvshare_yield(uint32_t gpu)
     errno = saved;
     return 0;
 }
+
+NVS_EXPORT void nvshare_step(void)
+{
+    (void)atomic_fetch_add_explicit(&nvs_steps, 1, memory_order_relaxed); /* a count, orders nothing */
+}

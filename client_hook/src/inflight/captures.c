@@ -34,6 +34,7 @@ typedef struct capture {
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "captures" in the lock order of base/base.h */
 NVS_FORK_STATE static capture *first;
 NVS_FORK_STATE static uint32_t without_entry; /* open captures for which the host had no memory */
+NVS_FORK_STATE static _Atomic uint32_t paused; /* the agent queries streams; see nvs_captures_pause */
 
 static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
 
@@ -106,6 +107,30 @@ static bool is_first(void)
     }
 }
 
+bool nvs_captures_pause(void)
+{
+    /* seq_cst: pairs with await_resume.  Either it sees the pause, or the pause sees the capture. */
+    atomic_store_explicit(&paused, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&nvs_hot.capturing, memory_order_seq_cst) == 0)
+        return true;
+    nvs_captures_resume();
+    return false;
+}
+
+void nvs_captures_resume(void)
+{
+    atomic_store_explicit(&paused, 0, memory_order_release); /* pairs with await_resume: the queries are over */
+}
+
+/* After the begin is counted. */
+static void await_resume(void)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with nvs_captures_pause */
+    const uint64_t began = nvs_now_ns();
+    while (atomic_load_explicit(&paused, memory_order_acquire) != 0 && nvs_now_ns() - began < FIRST_PATIENCE_NS)
+        nvs_nap(NAP_NS);
+}
+
 void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
 {
     const int saved = errno;
@@ -114,6 +139,7 @@ void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
         /* Release pairs with nvs_capturing: the marks exist before a drain trusts in them. */
         (void)atomic_fetch_sub_explicit(&nvs_hot.capturing, NVS_CAPTURE_FIRST - 1, memory_order_release);
     }
+    await_resume();
     nvs_capture_may_join(gpu, stream, per_thread);
     errno = saved;
 }
@@ -246,5 +272,6 @@ NVS_FORK_CODE void nvs_captures_after_fork(void)
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     first = NULL;                    /* CUDA is not usable here */
     without_entry = 0;
+    atomic_store_explicit(&paused, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
 }

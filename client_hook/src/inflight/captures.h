@@ -21,6 +21,11 @@ static inline bool nvs_capturing(void)
     return (atomic_load_explicit(&nvs_hot.capturing, memory_order_acquire) & ~NVS_CAPTURE_FIRST) != 0; /* pairs with nvs_capture_begins */
 }
 
+/* Keeps captures from beginning while streams are queried with the gate open: a query beside a capture invalidates it.  False: one is open; nothing may be
+ * queried.  Else nvs_captures_resume comes after some microseconds.  Agent thread only. */
+bool nvs_captures_pause(void);
+void nvs_captures_resume(void);
+
 /* Before and after the driver's begin, in the gate.  A failed begin leaves no entry. */
 void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread);
 void nvs_capture_began(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);

@@ -64,6 +64,7 @@ typedef struct drain {
     uint64_t upto; /* later marks are of work that was submitted after the drain had begun */
     uint64_t deadline_ns;
     bool look_only; /* do not wait */
+    bool streams_only; /* and submit no event */
     nvs_status status;
 } drain;
 
@@ -129,6 +130,10 @@ static nvs_status drain_context(CUcontext context, const drain *job)
     look found;
     unsigned looks = 0;
     nvs_status status = NVS_UNAVAILABLE;
+    if (job->streams_only) {
+        look_at_streams(context, &found);
+        return found.pending ? NVS_TIMED_OUT : NVS_OK;
+    }
     if (!job->look_only && !nvs_capturing())
         status = drain_by_event(context, job->deadline_ns);
     if (status == NVS_TIMED_OUT)
@@ -213,4 +218,15 @@ bool nvs_gpu_idle(uint32_t gpu)
     /* An event on an idle context takes the GPU some microseconds. */
     drain job = {.gpu = gpu, .deadline_ns = nvs_now_ns() + LOOK_NS, .look_only = true};
     return drain_all(&job) && job.status == NVS_OK;
+}
+
+bool nvs_gpu_sample(uint32_t gpu, bool *busy)
+{
+    drain job = {.gpu = gpu, .streams_only = true};
+    if (!nvs_captures_pause())
+        return false;
+    (void)nvs_each_context(gpu, visit_context, &job);
+    nvs_captures_resume();
+    *busy = job.status != NVS_OK;
+    return true;
 }

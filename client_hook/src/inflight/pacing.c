@@ -357,13 +357,15 @@ void nvs_pace_synchronized(void)
         mine->synchronized++;
 }
 
-void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns)
+void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns, uint64_t most_ns)
 {
     /* Relaxed: each orders nothing else. */
     if (budget_ns != 0)
         atomic_store_explicit(&lone_budgets[gpu], budget_ns, memory_order_relaxed);
     else if (atomic_load_explicit(&lone_budgets[gpu], memory_order_relaxed) == 0)
         atomic_store_explicit(&lone_budgets[gpu], DEFAULT_BUDGET_NS, memory_order_relaxed);
+    if (most_ns != 0 && (budget_ns == 0 || budget_ns > most_ns))
+        budget_ns = most_ns;
     atomic_store_explicit(&budgets[gpu], budget_ns, memory_order_relaxed);
 }
 

@@ -18,8 +18,8 @@ void nvs_pace_after(uint32_t gpu, CUstream stream, bool per_thread, uint64_t wha
 void nvs_pace_synchronized(void);
 
 /* 0: the program is alone on the GPU; then the last other value, or 10 ms, bounds the wait of the next program.  Without a call for a GPU
- * its work is not paced. */
-void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns);
+ * its work is not paced.  `most_ns`: limits the budget, also while the program is alone; 0: no limit. */
+void nvs_pacing_set_budget(uint32_t gpu, uint64_t budget_ns, uint64_t most_ns);
 
 /* Gate closed: waits until everything submitted on this GPU is done, or the deadline (absolute) passed. */
 nvs_status nvs_drain_closed(uint32_t gpu, uint64_t deadline_ns);
@@ -29,6 +29,10 @@ nvs_status nvs_drain(uint32_t gpu, uint64_t deadline_ns);
 
 /* Agent thread, gate closed: nothing submitted is unfinished, as far as one look can tell.  Takes at most about 100 us. */
 bool nvs_gpu_idle(uint32_t gpu);
+
+/* Agent thread, gate open or not: whether this GPU has unfinished work of this process in the legacy stream or a stream that the program created.  Work in a
+ * per-thread default stream is not seen.  Only queries; submits nothing.  False: a capture is open, and `busy` is not set. */
+bool nvs_gpu_sample(uint32_t gpu, bool *busy);
 
 /* A context is about to be destroyed or reset, and with it the events of pacing in it.  Cheap; any thread. */
 void nvs_pacing_context_gone(CUcontext context);

@@ -10,10 +10,10 @@ Invariants: both ends check the version first.  Unknown requests and fields are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 CONTROL_VERSION: Final = 1
 MAX_REQUEST_BYTES: Final = 4096
@@ -68,10 +68,10 @@ class SetPolicy(_Request):
 
 
 class SetSharing(_Request):
-    """Sets exclusive or concurrent sharing."""
+    """Sets exclusive, concurrent or automatic sharing."""
 
     ask: Literal["set_sharing"] = "set_sharing"
-    sharing: Literal["exclusive", "concurrent"]
+    sharing: Literal["auto", "exclusive", "concurrent"]
     gpu: GpuName | None = None
 
 
@@ -89,6 +89,31 @@ class SetWeight(_Request):
     ask: Literal["set_weight"] = "set_weight"
     client: ClientName
     weight: int = Field(ge=1, le=10_000)
+
+
+class SetClass(_Request):
+    """Sets a client's class, for policies that know classes."""
+
+    ask: Literal["set_class"] = "set_class"
+    client: ClientName
+    job_class: Literal["interactive", "batch", "best_effort"]
+
+
+class SetShare(_Request):
+    """Sets a client's guaranteed and greatest share of the time; None leaves a value as it is."""
+
+    ask: Literal["set_share"] = "set_share"
+    client: ClientName
+    request: float | None = Field(default=None, ge=0.0, le=1.0)
+    limit: float | None = Field(default=None, gt=0.0, le=1.0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.request is None and self.limit is None:
+            raise ValueError("give a request or a limit")
+        if self.request is not None and self.limit is not None and self.request > self.limit:
+            raise ValueError("the request is above the limit")
+        return self
 
 
 class SetLimit(_Request):
@@ -123,13 +148,17 @@ SettingName = Literal[
     "host_budget",
     "priority",
     "weight",
+    "class",
+    "share",
+    "share_request",
+    "share_limit",
     "limit",
     "paused",
 ]
 
 
 class Unset(_Request):
-    """Removes live settings.  `setting`, `client` and `gpu` None mean all."""
+    """Removes live settings.  `setting`, `client` and `gpu` None mean all; `share` means its request and its limit."""
 
     ask: Literal["unset"] = "unset"
     setting: SettingName | None = None
@@ -159,6 +188,8 @@ Request = (
     | SetSharing
     | SetPriority
     | SetWeight
+    | SetClass
+    | SetShare
     | SetLimit
     | SetHostBudget
     | SetSwitchShare

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.system.journal import boot_id, start_time
+from nvshare.scheduler_policies.api import JobClass
 
 log: Final = logging.getLogger("nvshare")
 
@@ -52,9 +53,14 @@ NODE_EVENTS: Final[dict[str, Callable[[Any, str | None], events.Event]]] = {
 CLIENT_EVENTS: Final[dict[str, Callable[[int, Any, str | None], events.Event]]] = {
     "priority": lambda client, value, gpu: events.PrioritySet(client, value),
     "weight": lambda client, value, gpu: events.WeightSet(client, value),
+    "class": lambda client, value, gpu: events.ClassSet(client, JobClass[value.upper()]),
+    "share_request": lambda client, value, gpu: events.SharesSet(client, request=value),
+    "share_limit": lambda client, value, gpu: events.SharesSet(client, limit=value),
     "limit": events.LimitSet,
     "paused": lambda client, value, gpu: events.Paused(client) if value else events.Resumed(client),
 }
+SHARES: Final = ("share_request", "share_limit")
+"""Settings that bound each other: an event carries both."""
 _CHECKS: Final[dict[str, Callable[[Any, str | None], object]]] = {
     "quantum": lambda value, gpu: api.SetQuantum(quantum_ns=value, gpu=gpu),
     "policy": lambda value, gpu: api.SetPolicy(policy=value, gpu=gpu),
@@ -63,6 +69,9 @@ _CHECKS: Final[dict[str, Callable[[Any, str | None], object]]] = {
     "host_budget": lambda value, gpu: api.SetHostBudget(budget_bytes=value),
     "priority": lambda value, gpu: api.SetPriority(client="-", priority=value),
     "weight": lambda value, gpu: api.SetWeight(client="-", weight=value),
+    "class": lambda value, gpu: api.SetClass(client="-", job_class=value),
+    "share_request": lambda value, gpu: api.SetShare(client="-", request=value),
+    "share_limit": lambda value, gpu: api.SetShare(client="-", limit=value),
     "limit": lambda value, gpu: api.SetLimit(client="-", limit_bytes=value, gpu=gpu),
     "paused": lambda value, gpu: api.Pause(client="-"),
 }
@@ -162,9 +171,20 @@ class LiveSettings:
 
     def registered(self, client: events.ClientRegistered) -> list[events.Event]:
         """Events that apply the settings of its process or slot to a new client."""
-        values = {"priority": client.priority, "weight": client.weight, "limit": client.memory_limit_bytes}
+        values: dict[str, Any] = {
+            "priority": client.priority,
+            "weight": client.weight,
+            "limit": client.memory_limit_bytes,
+        }
         owner = self._identify(client)
-        self._clients[client.client] = _Client(owner, {**values, "paused": False})
+        values |= {
+            "limit": client.memory_limit_bytes,
+            "class": "batch",
+            "share_request": 0.0,
+            "share_limit": 1.0,
+            "paused": False,
+        }
+        self._clients[client.client] = _Client(owner, values)
         names = dict.fromkeys(setting for setting, _ in self._of(owner))
         return [event for name in names for event in self.in_force(client.client, name)]
 
@@ -173,6 +193,13 @@ class LiveSettings:
         known = self._clients[client]
         found = [(name, value) for (name, gpu), value in self._of(known.owner).items() if gpu == uuid]
         return [event for name, value in found for event in self.changes(client, name, value, uuid)]
+
+    def profiled(self, event: events.Profiled) -> events.Profiled:
+        """What a client says of itself, with its live settings in place of its own."""
+        own = {"class": event.job_class.name.lower(), "share_request": event.share_request}
+        self._clients[event.client].base |= {**own, "share_limit": event.share_limit}
+        job_class, request, limit = (self.value(event.client, name) for name in ("class", *SHARES))
+        return replace(event, job_class=JobClass[job_class.upper()], share_request=request, share_limit=limit)
 
     def gone(self, client: int) -> None:
         """Handles the end of a client's connection; its process may reconnect."""
@@ -193,14 +220,20 @@ class LiveSettings:
 
     def changes(self, client: int, setting: str, value: Value, gpu: str | None) -> list[events.Event]:
         """Events that give the client this value."""
+        if setting in SHARES:
+            values = {name: self.value(client, name) for name in SHARES} | {setting: value}
+            return [events.SharesSet(client, values["share_request"], values["share_limit"])]
         return [CLIENT_EVENTS[setting](client, value, gpu)]
+
+    def value(self, client: int, setting: str) -> Any:
+        """The value in force for all GPUs: the live setting, else the client's own."""
+        known = self._clients[client]
+        return self._of(known.owner).get((setting, None), known.base[setting])
 
     def in_force(self, client: int, setting: str) -> list[events.Event]:
         """Events that give the client its value: the live setting, else its own."""
-        known = self._clients[client]
-        values = self._of(known.owner)
-        found = self.changes(client, setting, values.get((setting, None), known.base[setting]), None)
-        for (name, gpu), value in values.items():
+        found = self.changes(client, setting, self.value(client, setting), None)
+        for (name, gpu), value in self._of(self._clients[client].owner).items():
             if name == setting and gpu is not None:
                 found += self.changes(client, setting, value, gpu)
         return found

@@ -15,10 +15,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.live_settings import NODE
+from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.scheduler_policies.api import Progress
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import Key, LiveSettings, Value
@@ -55,6 +56,8 @@ class Administration:
         self._live = live
         self._configured = configured
         self._problems = problems
+        self.mps: Callable[[], dict[str, Any]] = lambda: {"mode": "off"}
+        """State of MPS, for `status`."""
         self._facts = {"pid": os.getpid(), **facts}
 
     def answer(self, frame: bytes, now_ns: int) -> bytes:
@@ -86,6 +89,7 @@ class Administration:
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
         more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
+        more["mps"] = self.mps()
         more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
         return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
 
@@ -136,6 +140,24 @@ class Administration:
         client = self._client(request.client, now_ns)
         return {**self._set_client(client, "weight", request.weight, None, now_ns), "weight": request.weight}
 
+    def _set_class(self, request: api.SetClass, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        return {**self._set_client(client, "class", request.job_class, None, now_ns), "class": request.job_class}
+
+    def _set_share(self, request: api.SetShare, now_ns: int) -> dict[str, Any]:
+        client = self._client(request.client, now_ns)
+        given = {"share_request": request.request, "share_limit": request.limit}
+        values = {name: self._live.value(client.client, name) if new is None else new for name, new in given.items()}
+        if values["share_request"] > values["share_limit"]:
+            raise api.ControlError(
+                "share", f"the request {values['share_request']:g} would be above the limit {values['share_limit']:g}"
+            )
+        found = {}
+        for name in SHARES:
+            if given[name] is not None:
+                found = self._set_client(client, name, given[name], None, now_ns)
+        return {**found, **values}
+
     def _set_limit(self, request: api.SetLimit, now_ns: int) -> dict[str, Any]:
         client = self._client(request.client, now_ns)
         uuid = self._gpu(request.gpu)
@@ -176,7 +198,8 @@ class Administration:
             configured = self._configured()
         except Exception as error:  # third-party policy
             raise api.ControlError("policy", str(error) or repr(error)) from None
-        undone = [] if named and owner is None else self._live.drop(owner, request.setting, uuid)
+        names = SHARES if request.setting == "share" else (request.setting,)
+        undone = [] if named and owner is None else [e for name in names for e in self._live.drop(owner, name, uuid)]
         if not undone:
             raise api.ControlError("not_set", "no such live setting; see `nvshare-ctl status`")
         for live in undone:
@@ -236,6 +259,8 @@ _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, A
     api.SetSharing: Administration._set_sharing,
     api.SetPriority: Administration._set_priority,
     api.SetWeight: Administration._set_weight,
+    api.SetClass: Administration._set_class,
+    api.SetShare: Administration._set_share,
     api.SetLimit: Administration._set_limit,
     api.SetHostBudget: Administration._set_host_budget,
     api.SetSwitchShare: Administration._set_switch_share,
@@ -259,7 +284,9 @@ def plain(record: Any) -> dict[str, Any]:
     known = _GETTERS.get(cls)
     if known is None:
         paths = _paths(record)
-        known = _GETTERS[cls] = (tuple(path.rpartition(".")[2] for path in paths), operator.attrgetter(*paths))
+        named = tuple(_field_name(path) for path in paths)
+        assert len(set(named)) == len(named), f"{cls.__name__}: two fields of one name"
+        known = _GETTERS[cls] = (named, operator.attrgetter(*paths))
     names, values = known
     found = dict(zip(names, values(record), strict=True))
     for name, convert in _CONVERTED.get(cls, ()):
@@ -274,7 +301,12 @@ def _paths(record: Any, prefix: str = "") -> list[str]:
         value = getattr(record, field.name)
         path = prefix + field.name
         paths += _paths(value, path + ".") if dataclasses.is_dataclass(value) else [path]
-    return paths
+    return [*paths, prefix + "normalised"] if isinstance(record, Progress) else paths
+
+
+def _field_name(path: str) -> str:
+    """The last part of a path; figures of progress keep their prefix."""
+    return path.replace(".", "_") if path.startswith("progress.") else path.rpartition(".")[2]
 
 
 _GETTERS: Final[dict[type[Any], tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]]] = {}
@@ -285,7 +317,11 @@ def _name(member: Enum) -> str:
 
 
 _CONVERTED: Final[dict[type[Any], tuple[tuple[str, Callable[[Any], Any]], ...]]] = {
-    ClientSnapshot: (("memory_mode", _name), ("seats", lambda seats: [plain(seat) for seat in seats])),
+    ClientSnapshot: (
+        ("memory_mode", _name),
+        ("job_class", _name),
+        ("seats", lambda seats: [plain(seat) for seat in seats]),
+    ),
     GpuSnapshot: (("sharing", _name),),
 }
 

@@ -6,10 +6,11 @@ reconnect.  It may answer late.  All randomness and time come from the world.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from nvshare.coordinator.daemon.peers import Peer
-from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.simulation.programs.memory import Memory
 from nvshare.coordinator.simulation.programs.side import Side
@@ -42,6 +43,7 @@ class Process:
         """The kernel does not report its process id."""
         self.old = False
         """Its hook does not ask for pins."""
+        self.profile: messages.Profile | None = None
         self.memory = Memory(self)
 
     @property
@@ -63,6 +65,8 @@ class Process:
         weight, gang = 1 + self.pid % 3, self.gang if world.plan.gangs_are_told else ""
         name, protocol = f"p{self.pid}", messages.PROTOCOL_VERSION
         self.tell(messages.Hello(protocol, name, "model", 1, self.priority, self.mode, 0, "0", weight, gang))
+        if self.profile is not None:
+            self.tell(self.profile)
         self.memory.connected()
         for side in self.sides.values():
             lease = side.lease.number if side.open or side.closing else 0
@@ -104,6 +108,8 @@ class Process:
             return
         if isinstance(message, messages.GpuSettings):
             side.settings = message
+        elif isinstance(message, messages.Allot):
+            side.reports = message.report
         elif isinstance(message, messages.Grant):
             self._granted(side, message)
         elif isinstance(message, messages.Waiters) and message.lease_id == side.lease.number:
@@ -142,6 +148,7 @@ class Process:
             side.busy_until_ns = self.world.now_ns + chance.choice((1, 5, 50, 400)) * MILLISECOND_NS
             self.memory.allocate(side)
             self.memory.change_pins(side)
+            self._report_progress(side)
             self.world.after(side.busy_until_ns - self.world.now_ns, lambda: self._done(side))
             return
         side.wanted = True
@@ -150,9 +157,24 @@ class Process:
             side.asked = True
             self.tell(messages.Request(side.ordinal))
 
+    def _report_progress(self, side: Side) -> None:
+        """Work that was done since the last report at a rate that varies, with the GPU busy for part of the time."""
+        if not side.reports:
+            return
+        chance, now_ns = self.world.chance, self.world.now_ns
+        elapsed_ns = now_ns - side.reported_at_ns
+        side.work += elapsed_ns * chance.randint(1, 4) // MILLISECOND_NS
+        side.watched_ns += elapsed_ns
+        side.reported_at_ns = now_ns
+        busy_ns = side.watched_ns * (1 + self.number % 10) // 10
+        lease_id = side.lease.number
+        self.tell(messages.Progress(side.ordinal, lease_id, now_ns, side.work, busy_ns, side.watched_ns, side.work))
+
     def _done(self, side: Side) -> None:
         if self.world.now_ns < side.busy_until_ns or not self.alive:
             return
+        if side.open:
+            self._report_progress(side)
         self._consider_idle(side)
         pause_ns = self.world.chance.choice((0, 1, 20, 300)) * MILLISECOND_NS
         self.world.after(pause_ns, lambda: self.live(side))
@@ -165,6 +187,7 @@ class Process:
         if side.open:
             assert grant.lease_id == lease.number, f"a second lease: {grant}, has {lease.number}"
             lease.newest, lease.waiters = grant.lease_id, grant.waiters
+            self._consider_idle(side)
             return
         if grant.lease_id in (lease.newest, lease.released):
             return  # its claim was confirmed after its release: the two messages crossed
@@ -223,3 +246,10 @@ class Process:
             return
         if idle or not side.wanted:
             self.world.after(self.world.chance.randint(1, 200) * MILLISECOND_NS, lambda: self.live(side))
+
+
+def draw_profile(chance: random.Random) -> messages.Profile:
+    """What a process says that it is."""
+    request = chance.choice((0, 0, 200, 600))
+    limit, deadline_ns = chance.choice((300, 1000, 1000)), chance.choice((0, SECOND_NS, 20 * SECOND_NS))
+    return messages.Profile(chance.randint(0, 2), request, limit, deadline_ns, chance.random() < 0.3)

@@ -71,3 +71,8 @@ class Side:
     """Other clients may be granted beside this one."""
     busy_until_ns: int = 0
     settings: messages.GpuSettings | None = None
+    reports: bool = False
+    """The coordinator wants counts of work; the next three are what the last one said, and when."""
+    reported_at_ns: int = 0
+    work: int = 0
+    watched_ns: int = 0

@@ -37,6 +37,8 @@ enum { /* first word of each object; a dead object stays readable, so a stale ha
     SIM_PHYSICAL = 0x50485931,
 };
 
+#define SIM_WHOLE 1000000u /* all multiprocessors, or full speed, in millionths */
+
 typedef struct sim_settings {
     int driver_version;
     uint64_t kernel_ns;
@@ -44,6 +46,14 @@ typedef struct sim_settings {
     uint64_t context_bytes;
     uint32_t launch_queue;
     bool peers; /* GPUs can be given access to each other's memory */
+    uint64_t slice_ns;  /* 0: programs do not slow each other */
+    uint64_t switch_ns; /* lost when a slice ends before the work of its program */
+    uint32_t demand;    /* millionths of the multiprocessors that a kernel wants */
+    struct {
+        bool client;
+        uint32_t priority; /* 0 normal, 1 below */
+        uint32_t share;    /* the most that its kernels get, in millionths */
+    } mps;
 } sim_settings;
 
 extern pthread_mutex_t nvs_sim_lock;

@@ -1,7 +1,9 @@
 /* State of the process that belongs to no object, and the settings, which the environment gives. */
 #include "base/base.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 pthread_mutex_t nvs_sim_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t nvs_sim_done = PTHREAD_COND_INITIALIZER;
@@ -23,6 +25,25 @@ static uint64_t number_from(const char *name, uint64_t fallback)
     return value;
 }
 
+/* A part of `whole`, in millionths: more than nothing, at most everything, which is also the fallback. */
+static uint32_t part_from(const char *name, double whole)
+{
+    const char *text = getenv(name);
+    double part = text != NULL ? strtod(text, NULL) / whole : 1.0;
+    return part >= 1e-6 && part < 1.0 ? (uint32_t)(part * SIM_WHOLE + 0.5) : SIM_WHOLE;
+}
+
+/* The double of the control daemon is its entry `control` in CUDA_MPS_PIPE_DIRECTORY, which has no default here. */
+static bool control_daemon_runs(void)
+{
+    const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[4096];
+    if (directory == NULL || *directory == '\0')
+        return false;
+    int length = snprintf(path, sizeof path, "%s/control", directory);
+    return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
+}
+
 void nvs_sim_read_settings(void)
 {
     const char *rate = getenv("NVSHARE_SIM_COPY_GIBPS");
@@ -32,5 +53,11 @@ void nvs_sim_read_settings(void)
     nvs_sim_settings.peers = number_from("NVSHARE_SIM_PEERS", 1) != 0;
     nvs_sim_settings.context_bytes = number_from("NVSHARE_SIM_CONTEXT_BYTES", 0);
     nvs_sim_settings.launch_queue = (uint32_t)number_from("NVSHARE_SIM_LAUNCH_QUEUE", 1024);
+    nvs_sim_settings.slice_ns = number_from("NVSHARE_SIM_SLICE_NS", 2000000);
+    nvs_sim_settings.switch_ns = number_from("NVSHARE_SIM_SWITCH_NS", 100000);
+    nvs_sim_settings.demand = part_from("NVSHARE_SIM_DEMAND", 1.0);
+    nvs_sim_settings.mps.client = control_daemon_runs();
+    nvs_sim_settings.mps.priority = number_from("CUDA_MPS_CLIENT_PRIORITY", 0) != 0;
+    nvs_sim_settings.mps.share = part_from("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100.0);
     nvs_sim_settings.copy_bytes_per_ns = gibps > 0 ? gibps * 1073741824.0 / 1e9 : 0;
 }

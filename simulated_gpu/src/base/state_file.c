@@ -14,7 +14,7 @@
 #define TRACE_OFFSET ((sizeof(nvs_sim_shared) + 4095) & ~(uint64_t)4095)
 #define FILE_BYTES (TRACE_OFFSET + (uint64_t)NVS_SIM_TRACE_RECORDS * sizeof(nvs_sim_record))
 
-_Static_assert(sizeof(nvs_sim_record) == 48, "simulated_gpu/trace.py reads 48 bytes a record");
+_Static_assert(sizeof(nvs_sim_record) == 56, "simulated_gpu/trace.py reads 56 bytes a record");
 
 static char problem_text[512];
 
@@ -206,7 +206,7 @@ nvs_sim_shared *nvs_sim_shared_open(const char **problem)
 
 void nvs_sim_shared_lock(nvs_sim_shared *shared)
 {
-    /* A holder that was killed leaves nothing to repair: each owner writes whole sums. */
+    /* A holder that was killed leaves nothing to repair: sums are whole, and a wrong clock harms only kernels that run now. */
     if (pthread_mutex_lock(&shared->lock) == EOWNERDEAD)
         pthread_mutex_consistent(&shared->lock);
 }

@@ -6,10 +6,15 @@ static nvs_sim_process *self_entry;
 
 static nvs_sim_process *self(void)
 {
-    if (self_entry == NULL)
+    if (self_entry == NULL) {
         self_entry = nvs_sim_shared_self(nvs_sim_shared_state);
+        if (self_entry != NULL)
+            self_entry->mps_priority = nvs_sim_settings.mps.priority;
+    }
     return self_entry;
 }
+
+nvs_sim_process *nvs_sim_self(void) { return self(); }
 
 bool nvs_sim_registered(void) { return self() != NULL; }
 
@@ -133,7 +138,7 @@ void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
     nvs_sim_process *own = self();
     if (own == NULL)
         return;
-    own->busy_ns[gpu] += work->end_ns - work->start_ns;
+    own->busy_ns[gpu] += work->work_ns;
     /* Relaxed: only the number matters; the record itself is published by its sequence. */
     uint64_t number = atomic_fetch_add_explicit(&shared->trace_next, 1, memory_order_relaxed);
     nvs_sim_record *record = &nvs_sim_shared_records(shared)[number % shared->trace_records];
@@ -143,6 +148,7 @@ void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work)
     record->end_ns = work->end_ns;
     record->stream = work->stream;
     record->bytes = work->bytes;
+    record->work_ns = work->work_ns;
     record->process_id = own->process_id;
     record->gpu = (uint16_t)gpu;
     record->kind = work->kind;

@@ -56,8 +56,8 @@ struct sim_device {
     CUresult error;        /* of the first context with a sticky error: this process opens no more contexts here */
     struct {
         struct sim_stream *busy; /* streams that have work */
-        bool started;
-        pthread_cond_t work;
+        bool started, asleep;
+        uint64_t kernel_end_ns; /* of the kernel that ended last */
     } executor;
     struct {
         struct sim_pool *built_in, *current, *all;
@@ -77,6 +77,7 @@ CUresult nvs_sim_device(CUdevice ordinal, sim_device **out);
 sim_device *nvs_sim_device_of_gpu(uint32_t gpu); /* NULL: not visible */
 
 /* charge.c */
+nvs_sim_process *nvs_sim_self(void);                 /* its entry in the shared file; NULL: the table is full */
 bool nvs_sim_registered(void);                       /* this process has a place in the shared file */
 bool nvs_sim_charge(uint32_t gpu, uint64_t bytes);   /* false: no room, even after paging out managed memory of other processes */
 void nvs_sim_uncharge(uint32_t gpu, uint64_t bytes);
@@ -85,7 +86,19 @@ void nvs_sim_page_out(uint32_t gpu, uint64_t bytes);
 uint64_t nvs_sim_paged(uint32_t gpu); /* managed memory of this process that is still resident */
 uint64_t nvs_sim_free(uint32_t gpu);
 void nvs_sim_attach(uint32_t gpu, int change); /* counts contexts */
-void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work); /* its start, end, stream, bytes and kind */
+void nvs_sim_trace(uint32_t gpu, const nvs_sim_record *work); /* its start, end, work, stream, bytes and kind */
+
+/* slices.c: with the shared lock, except where it says so */
+uint64_t nvs_sim_clock_at(const sim_device *device, uint64_t real_ns); /* of this process's kernels; it stands outside its slices */
+uint64_t nvs_sim_clock_end(const sim_device *device, uint64_t clock_ns); /* real time; UINT64_MAX: not in this slice, as things are */
+bool nvs_sim_clock_covers(const sim_device *device, uint64_t clock_ns);
+/* More of the GPU's time, until the clock is there, for work that could run from ready_ns on. */
+void nvs_sim_claim(sim_device *device, uint64_t ready_ns, uint64_t clock_ns, uint64_t now_ns);
+void nvs_sim_demand(sim_device *device, uint32_t demand, uint64_t now_ns); /* what the running kernels want; for clients of MPS */
+uint64_t nvs_sim_next_look(sim_device *device, bool beyond, uint64_t now_ns); /* beyond: a kernel does not end in this slice */
+uint32_t nvs_sim_wakes(const sim_device *device);  /* without the shared lock */
+void nvs_sim_wake(sim_device *device);             /* the executor; without the shared lock */
+void nvs_sim_sleep(sim_device *device, uint32_t wakes, uint64_t until_ns); /* until nvs_sim_wakes changes; drops nvs_sim_lock */
 
 /* figures.c */
 void nvs_sim_figures_set(sim_figures *figures, uint64_t used, uint64_t reserved); /* raises the high marks */

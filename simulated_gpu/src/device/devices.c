@@ -33,7 +33,6 @@ static int find_gpu(const nvs_sim_shared *shared, const char *word)
 
 static void add_device(const nvs_sim_shared *shared, uint32_t gpu)
 {
-    pthread_condattr_t attributes;
     for (int i = 0; i < nvs_sim_device_count; i++)
         if (nvs_sim_devices[i].gpu == gpu)
             return;
@@ -43,10 +42,6 @@ static void add_device(const nvs_sim_shared *shared, uint32_t gpu)
     device->capacity_bytes = shared->gpus[gpu].capacity_bytes;
     device->instance = shared->gpus[gpu].instance != 0;
     memcpy(device->uuid, shared->gpus[gpu].uuid, sizeof device->uuid);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&device->executor.work, &attributes);
-    pthread_condattr_destroy(&attributes);
 }
 
 void nvs_sim_find_devices(const nvs_sim_shared *shared)

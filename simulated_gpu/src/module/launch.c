@@ -35,9 +35,13 @@ CUresult nvs_sim_kernel_work(const CUDA_KERNEL_NODE_PARAMS *launch, sim_work *ou
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t given[3] = {0};
     *out = (sim_work){.kind = OP_KERNEL, .duration_ns = nvs_sim_settings.kernel_ns,
-                      .u.kernel = {.params = *launch, .symbol = function->name}};
+                      .u.kernel = {.params = *launch, .symbol = function->name, .demand = nvs_sim_settings.demand}};
     if (function->busy && read_parameters(launch, given, 1))
         out->duration_ns = given[0];
+    if (function->part && read_parameters(launch, given, 2)) {
+        out->duration_ns = given[0];
+        out->u.kernel.demand = given[1] != 0 && given[1] < SIM_WHOLE ? (uint32_t)given[1] : SIM_WHOLE;
+    }
     if (function->copies && read_parameters(launch, given, 3)) {
         out->u.kernel.to = given[0];
         out->u.kernel.from = given[1];

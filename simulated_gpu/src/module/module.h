@@ -26,6 +26,7 @@ typedef struct sim_function {
     sim_module *module;
     char *name;
     bool busy;   /* nvs_busy: its first parameter is its duration */
+    bool part;   /* nvs_part: as nvs_busy; the second is its demand, in millionths of the multiprocessors */
     bool copies; /* nvs_copy: copies words of 4 bytes; its parameters are target, source and their number */
     int attributes[CU_FUNC_ATTRIBUTE_MAX];
 } sim_function;

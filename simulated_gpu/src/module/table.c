@@ -65,6 +65,7 @@ static CUresult function_named(sim_module *module, const char *name, size_t leng
     }
     *made = (sim_function){.magic = SIM_FUNCTION, .module = module, .name = copy, .next = module->functions};
     made->busy = strcmp(copy, "nvs_busy") == 0;
+    made->part = strcmp(copy, "nvs_part") == 0;
     made->copies = strcmp(copy, "nvs_copy") == 0;
     made->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK] = 1024;
     made->attributes[CU_FUNC_ATTRIBUTE_NUM_REGS] = 32;

@@ -1,7 +1,8 @@
 /* The executor: it lets the work of streams take its time.
  *
  * One thread per device, started with the first work, runs the heads of the queues whose dependencies are met.
- * start = the latest of submission, end of the stream's previous work, and end of what it waited for; end = start + duration.
+ * start = the latest of submission, end of the stream's previous work, and end of what it waited for; end = start + duration,
+ * or later for a kernel beside other programs (kernel_time.c).
  * So a late wake-up delays an effect, but adds nothing to the sums.  The effect of work (bytes, callbacks, events) happens at its
  * end, never before, and its trace is written after the effect.
  */
@@ -22,7 +23,7 @@ static void signal_all(void)
 {
     for (int i = 0; i < nvs_sim_device_count; i++)
         if (nvs_sim_devices[i].executor.started)
-            pthread_cond_signal(&nvs_sim_devices[i].executor.work);
+            nvs_sim_wake(&nvs_sim_devices[i]);
 }
 
 /* True if the head can start; *ready is then the end of what it waited for. */
@@ -137,9 +138,11 @@ static void complete(sim_stream *stream, sim_op *op)
     report(op);
     if (kind != 0) {
         const nvs_sim_record record = {.kind = kind, .stream = stream->id, .start_ns = op->start_ns, .end_ns = op->end_ns,
-                                       .bytes = op->work.bytes};
+                                       .bytes = op->work.bytes, .work_ns = op->work.duration_ns};
         nvs_sim_trace(device->gpu, &record);
     }
+    if (op->work.kind == OP_KERNEL)
+        device->executor.kernel_end_ns = op->end_ns;
     stream->queue.last_end_ns = op->end_ns;
     stream->queue.head = op->next;
     if (stream->queue.head == NULL)
@@ -169,18 +172,23 @@ static void drop_idle(sim_device *device)
     }
 }
 
-/* Starts the heads that can start.  Returns the stream whose head ends first, or NULL when nothing runs. */
-static sim_stream *next_to_end(sim_device *device)
+static void start_heads(sim_device *device)
 {
-    sim_stream *first = NULL;
     uint64_t ready;
     for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy) {
         sim_op *op = stream->queue.head;
-        if (op == NULL)
-            continue;
-        if (!op->started && dependencies_met(stream, op, &ready))
+        if (op != NULL && !op->started && dependencies_met(stream, op, &ready))
             start(stream, op, ready);
-        if (op->started && (first == NULL || op->end_ns < first->queue.head->end_ns))
+    }
+}
+
+/* The stream whose head ends first; NULL when nothing runs. */
+static sim_stream *next_to_end(const sim_device *device)
+{
+    sim_stream *first = NULL;
+    for (sim_stream *stream = device->executor.busy; stream != NULL; stream = stream->next_busy) {
+        const sim_op *op = stream->queue.head;
+        if (op != NULL && op->started && (first == NULL || op->end_ns < first->queue.head->end_ns))
             first = stream;
     }
     return first;
@@ -193,22 +201,20 @@ static void *execute(void *argument)
     prctl(PR_SET_TIMERSLACK, 1UL);
     pthread_mutex_lock(&nvs_sim_lock);
     for (;;) {
+        uint64_t look_ns;
+        const uint32_t wakes = nvs_sim_wakes(device);
+        start_heads(device);
+        const uint64_t now_ns = nvs_sim_time_kernels(device, &look_ns);
         sim_stream *stream = next_to_end(device);
-        if (stream == NULL) {
-            drop_idle(device);
-            pthread_cond_broadcast(&nvs_sim_done); /* after it: the end of a context waits for both */
-            pthread_cond_wait(&device->executor.work, &nvs_sim_lock);
-            continue;
-        }
-        uint64_t end_ns = stream->queue.head->end_ns;
-        if (end_ns <= nvs_sim_now_ns()) {
+        if (stream != NULL && stream->queue.head->end_ns <= now_ns) {
             complete(stream, stream->queue.head);
             continue;
         }
-        struct timespec until = {.tv_sec = (time_t)(end_ns / 1000000000u), .tv_nsec = (long)(end_ns % 1000000000u)};
+        if (stream != NULL && stream->queue.head->end_ns < look_ns)
+            look_ns = stream->queue.head->end_ns;
         drop_idle(device);
-        pthread_cond_broadcast(&nvs_sim_done);
-        pthread_cond_timedwait(&device->executor.work, &nvs_sim_lock, &until);
+        pthread_cond_broadcast(&nvs_sim_done); /* after it: the end of a context waits for both */
+        nvs_sim_sleep(device, wakes, look_ns);
     }
     return NULL;
 }
@@ -228,7 +234,7 @@ static CUresult wake_executor(sim_device *device)
         pthread_detach(thread);
         device->executor.started = true;
     }
-    pthread_cond_signal(&device->executor.work);
+    nvs_sim_wake(device);
     return CUDA_SUCCESS;
 }
 

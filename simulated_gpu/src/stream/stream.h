@@ -14,6 +14,7 @@ typedef struct sim_op {
     struct sim_op *next;
     sim_work work;
     uint64_t sequence, submitted_ns, start_ns, end_ns;
+    uint64_t clock_end_ns; /* of a started kernel: its end on the clock of its program (slices.c); 0: not known yet */
     bool started, counts; /* counts: takes a place of the stream's launch queue */
     bool graph;
     uint32_t call; /* the call that submitted it; this and the symbol only while there is an observer */
@@ -89,6 +90,10 @@ void nvs_sim_transfer_begin(void); /* in an effect: drops the lock while many by
 void nvs_sim_transfer_end(void);
 void nvs_sim_transfers_wait(void); /* until no effect moves bytes without the lock */
 void nvs_sim_context_wait(sim_context *context, const sim_stream *except); /* until all work submitted so far is done; sleeps */
+
+/* kernel_time.c */
+/* Sets the ends of running kernels.  Returns the present time; the ends may have moved at look_ns, or when the executor is woken. */
+uint64_t nvs_sim_time_kernels(sim_device *device, uint64_t *look_ns);
 
 /* submit.c */
 CUresult nvs_sim_submit(sim_stream *stream, const sim_work *work); /* queues, or captures; takes what the work owns */

@@ -31,6 +31,7 @@ typedef struct sim_kernel {
     CUDA_KERNEL_NODE_PARAMS params; /* kernelParams and extra are valid only during the launch call */
     sim_context *by;                /* of a graph node; NULL: that of the stream */
     const char *symbol;
+    uint32_t demand; /* millionths of the multiprocessors */
     uint64_t to, from, bytes; /* the arguments of nvs_copy; 0 bytes: another kernel */
 } sim_kernel;
 

@@ -106,7 +106,7 @@ class Node:
         return Path(done.stdout.strip()).name
 
     def start_coordinator(self, *options: str) -> None:
-        """Returns when it serves."""
+        """Returns when it serves, with turns of 100 ms by default."""
         ready, report = os.pipe()
         command = [
             sys.executable,
@@ -115,6 +115,8 @@ class Node:
             f"--simulate={self.simulate}",
             "--ready-fd",
             str(report),
+            "--policy=round_robin",
+            "--quantum=100ms",
         ]
         paths = ["--runtime-dir", str(self.runtime.path), "--slots-dir", str(self.slots_dir)]
         with (self.directory / "coordinator.log").open("ab") as log:

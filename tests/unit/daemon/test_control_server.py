@@ -18,6 +18,7 @@ from nvshare.coordinator.engine.snapshot import Snapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import Progress
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
@@ -34,7 +35,9 @@ def names(record: Any) -> Iterator[str]:
     """The fields of a record, those of records in it included."""
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, Progress):
+            yield from ("progress_normalised", *(f"progress_{each}" for each in names(value)))
+        elif dataclasses.is_dataclass(value):
             yield from names(value)
         else:
             yield field.name
@@ -49,7 +52,7 @@ def test_every_value_arrives_in_msgpack_and_json() -> None:
         assert sorted(values) == sorted(names(record)), "each name stands for one value"
         assert msgpack.unpackb(msgpack.packb(values)) == json.loads(json.dumps(values))
     gpu, client = plain(snapshot.gpus[0]), plain(snapshot.clients[0])
-    assert gpu["sharing"] == "exclusive"
+    assert gpu["sharing"] == "auto"
     assert client["memory_mode"] == "swap"
     assert client["seats"][0]["phase"] == "holding"
 

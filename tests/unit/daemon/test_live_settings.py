@@ -15,6 +15,7 @@ import pytest
 from nvshare.coordinator.daemon.control.live_settings import NODE, LiveSettings, Owner
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
+from nvshare.scheduler_policies.api import JobClass
 
 GPU, OTHER = "GPU-0", "GPU-1"
 
@@ -25,7 +26,7 @@ def hello(client: int = 1, process_id: int | None = None, **more: object) -> eve
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def set_for(live: LiveSettings, client: int, setting: str, value: int | bool, gpu: str | None = None) -> None:
+def set_for(live: LiveSettings, client: int, setting: str, value: float | str, gpu: str | None = None) -> None:
     owner = live.owner(client)
     assert owner is not None
     live.put(owner, setting, value, (gpu,))
@@ -51,6 +52,21 @@ def test_a_process_that_comes_back_has_what_was_set_for_it(tmp_path: Path) -> No
         assert sorted(map(repr, live.registered(hello(2)))) == sorted(map(repr, wanted))
         assert live.attached(2, GPU) == [events.LimitSet(2, 6, GPU)]
         assert live.attached(2, OTHER) == []
+
+
+def test_a_live_class_and_share_replace_what_the_program_says_of_itself(tmp_path: Path) -> None:
+    """Broken if a program that connects again undid the operator's class, or unset did not restore its own."""
+    live = LiveSettings(tmp_path / "live")
+    live.registered(hello())
+    said = events.Profiled(1, JobClass.INTERACTIVE, 0.4, 0.9, None, spatial=False)
+    assert live.profiled(said) == said
+    set_for(live, 1, "class", "best_effort")
+    set_for(live, 1, "share_limit", 0.5)
+    assert live.profiled(said) == replace(said, job_class=JobClass.BEST_EFFORT, share_limit=0.5)
+    owner = live.owner(1)
+    assert len(live.drop(owner, None, None)) == 2
+    assert live.in_force(1, "class") == [events.ClassSet(1, JobClass.INTERACTIVE)]
+    assert live.in_force(1, "share_limit") == [events.SharesSet(1, 0.4, 0.9)]
 
 
 def test_nobody_inherits_from_a_process_that_is_gone(tmp_path: Path) -> None:

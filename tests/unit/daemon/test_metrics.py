@@ -12,18 +12,23 @@ from nvshare.coordinator.daemon import metrics
 from nvshare.coordinator.engine.scheduler import Scheduler
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Notify
-from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.model.settings import QuantumSettings, Settings
+from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import JobClass
 
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 MS = 1_000_000
+UNMEASURED = ("nvshare_client_progress_ratio", "nvshare_client_busy_ratio")
 
 
 class Node:
     """A scheduler, and what is observed of it, on a clock of the test's own."""
 
     def __init__(self) -> None:
-        self.scheduler = Scheduler(registry.create)
+        quantum = QuantumSettings(quantum_ns=100 * MS)
+        turns = Settings(policy="round_robin", sharing=Sharing.EXCLUSIVE, quantum=quantum)
+        self.scheduler = Scheduler(registry.create, turns)
         self.observations = metrics.Observations()
         self.now_ns = 1_000 * MS
         self.do(events.GpuAdded(GPU, 'card "0"\n', 8 << 30, 6 << 30))
@@ -106,8 +111,23 @@ def test_every_family_is_named_and_documented() -> None:
     for name, family in node.scrape().items():
         assert name.startswith("nvshare_")
         assert family.documentation
-        assert family.samples
+        assert family.samples or name in UNMEASURED
         assert not name.endswith(("_ns", "_ms", "_us", "_total"))
+
+
+def test_measured_progress_and_class_are_exported() -> None:
+    """Broken if nobody could plot what sharing costs a program, or an unknown figure were shown as 0."""
+    node = Node()
+    node.client(1)
+    node.do(events.ClassSet(1, JobClass.INTERACTIVE))
+    for at_ms, work in ((0, 0), (100, 1000), (200, 2000)):
+        node.now_ns = (1_000 + at_ms) * MS
+        node.do(events.Progressed(1, 0, 1, node.now_ns, work, at_ms * MS // 2, at_ms * MS, 0))
+    found = node.scrape()
+    assert [s.value for s in found["nvshare_client_progress_ratio"].samples] == [pytest.approx(1.0)]
+    assert [s.value for s in found["nvshare_client_busy_ratio"].samples] == [pytest.approx(0.5)]
+    assert [s.labels["class"] for s in found["nvshare_client_class"].samples] == ["interactive"]
+    assert [s.value for s in found["nvshare_gpu_running_clients"].samples] == [1]
 
 
 def test_a_loop_that_does_not_answer_fails_the_scrape_alone() -> None:

@@ -59,7 +59,7 @@ def greet(peer: Peer, priority: int, weight: int, policy: SlotPolicy | None = No
     told = [
         message.text for message in connections.sent if isinstance(message, messages.Rejected) and not message.final
     ]
-    return client.priority, client.weight, told
+    return client.rank.priority, client.rank.weight, told
 
 
 def test_a_user_raises_nothing_beyond_the_bounds() -> None:

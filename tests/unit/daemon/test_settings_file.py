@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nvshare.coordinator.daemon.core_settings import core_settings
 from nvshare.coordinator.daemon.settings_file import KEYS, Settings, SettingsError, load
 from nvshare.coordinator.model.settings import OverdueAction
 from nvshare.coordinator.protocol.messages import Sharing
@@ -23,7 +24,8 @@ def test_nothing_given_gives_the_documented_defaults() -> None:
     """Broken if a default changed unnoticed."""
     settings = load({}, {})
     assert settings == Settings()
-    assert (settings.policy, settings.quantum_ns, settings.sharing) == ("round_robin", 100_000_000, Sharing.EXCLUSIVE)
+    assert (settings.policy, settings.quantum_ns, settings.sharing) == ("auto", None, Sharing.AUTO)
+    assert settings.longest_wait_ns == 5_000_000_000
     assert (settings.capacity_bytes, settings.max_clients, settings.metrics_port) == (None, 1024, None)
 
 
@@ -45,6 +47,7 @@ def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
         "sharing": "concurrent",
         "capacity": "512MiB",
         "switch_share": "2%",
+        "longest_wait": "9s",
         "host_budget": "8GiB",
         "drain_deadline": "3s",
         "pacing_budget": "0",
@@ -58,10 +61,19 @@ def test_every_kind_of_value_is_read_from_every_source(tmp_path: Path) -> None:
     from_file = load({}, {}, file)
     assert from_file == load({}, {"NVSHARE_" + key.upper(): value for key, value in values.items()})
     assert from_file.quantum_ns is None
+    assert core_settings(from_file, several=True).quantum.longest_wait_ns == 9_000_000_000
     assert (from_file.switch_share, from_file.host_budget_bytes) == (0.02, 8 << 30)
     assert (from_file.pacing_budget_ns, from_file.idle_release_ns) == (0, 0)
     assert from_file.overdue_action is OverdueAction.DEMOTE
     assert (from_file.sharing, from_file.metrics_port) == (Sharing.CONCURRENT, 9400)
+
+
+def test_a_clients_variable_is_no_setting() -> None:
+    """Broken if a coordinator did not start below an MPS client, or took the client's mark for a permission."""
+    assert load({}, {"NVSHARE_MPS": "1"}).mps == "off"
+    assert load({}, {"NVSHARE_MPS": "same_user"}).mps == "same_user"
+    with pytest.raises(SettingsError, match="--mps: Input should be 'off' or 'same_user'"):
+        load({"mps": "yes"}, {})
 
 
 def test_the_variable_can_name_the_file(tmp_path: Path) -> None:

@@ -9,27 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from nvshare.coordinator.engine.event_log import EventLog, read, replay
+from nvshare.coordinator.engine.event_log import STATE_MODULES, EventLog, read, replay
 from nvshare.coordinator.engine.scheduler import InvariantError, Scheduler
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.seat import HOLDING
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import Revoke, Sharing
 from nvshare.coordinator.simulation.harness import GPU, Harness, core_settings
-from nvshare.coordinator.simulation.plan import Plan
+from nvshare.coordinator.simulation.plan import Plan as Work
 from nvshare.coordinator.simulation.world import World
-from nvshare.scheduler_policies.api import Choice, ClientView, GpuView, Policy
-from nvshare.scheduler_policies.registry import create
+from nvshare.scheduler_policies.api import Allotment, GpuView, JobView, Plan, Policy
+from nvshare.scheduler_policies.registry import BUILT_IN, create
 
 SETTINGS = core_settings(event_log_length=1_000_000)
 
 
-@pytest.mark.parametrize("policy", ["round_robin", "priority", "fair_share"])
+def test_the_log_knows_every_policy() -> None:
+    """Broken: a log does not replay once a new policy has state."""
+    assert {target.partition(":")[0] for target in BUILT_IN.values()} <= STATE_MODULES
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
 @pytest.mark.parametrize("length", [1_000_000, 300])
 def test_a_log_replays_to_the_same_commands(policy: str, length: int) -> None:
     """Broken: a failure could not be run again from what was logged; or something hidden feeds the core."""
     settings = core_settings(policy=policy, event_log_length=length)
-    world = World(5, Plan(memory_bytes=600, admin_every_ns=SECOND_NS, death_chance=0.05), create, settings)
+    world = World(5, Work(memory_bytes=600, admin_every_ns=SECOND_NS, death_chance=0.05), create, settings)
     world.run()
     assert world.scheduler is not None
     told = world.scheduler.event_log
@@ -74,8 +78,8 @@ class _Foreign:
     def __init__(self) -> None:
         self.secret = lambda: None
 
-    def choose(self, waiting: Sequence[ClientView], gpu: GpuView, now_ns: int) -> Choice:
-        return Choice(waiting[-1].client)
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        return Plan((Allotment(jobs[-1].client, gpu.quantum_ns),))
 
 
 def test_a_policy_of_another_package_begins_afresh_in_a_replay() -> None:
@@ -156,12 +160,8 @@ def test_our_own_mistake_shows_the_log() -> None:
     harness = Harness(create, SETTINGS)
     harness.gpu()
     a = harness.client(wanted=True)
-    b = harness.client(wanted=True)
-    gpu = harness.scheduler._node.gpus[GPU]
-    seat = gpu.seats[b.client]  # break invariant 1 by hand
-    seat.phase = HOLDING
-    gpu.leases.by_client[b.client] = seat
-    with pytest.raises(InvariantError, match="invariant 1") as caught:
+    harness.scheduler._node.gpus[GPU].memory.resident_bytes += 1  # break invariant 6 by hand
+    with pytest.raises(InvariantError, match="invariant 6") as caught:
         a.request()
     assert "Requested(client=1, gpu=0)" in str(caught.value)
     assert len(read(caught.value.lines)) == len(caught.value.lines) > 3

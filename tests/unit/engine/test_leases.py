@@ -30,7 +30,7 @@ def test_settings_come_before_the_grant() -> None:
     harness = one_gpu()
     a = harness.client(wanted=True)
     kinds = [type(message) for message in a.inbox]
-    assert kinds == [messages.Welcome, messages.GpuSettings, messages.Grant]
+    assert kinds == [messages.Welcome, messages.GpuSettings, messages.Allot, messages.Grant]
 
 
 def test_a_holder_alone_keeps_the_lease_for_ever() -> None:
@@ -86,16 +86,17 @@ def test_waiters_are_told_when_contention_ends() -> None:
     assert harness.timer_ns is None
 
 
-def test_an_idle_release_hands_over_without_a_revocation() -> None:
-    """Broken: early release would not pass the GPU on."""
+@pytest.mark.parametrize("wanted", [False, True])
+def test_an_idle_release_hands_over_without_a_revocation(wanted: bool) -> None:
+    """Broken: early release would not pass the GPU on, or one that is also a request would keep it from the others."""
     harness = one_gpu()
     a = harness.client(wanted=True)
     b = harness.client(wanted=True)
-    a.release(idle=True)
+    a.release(idle=True, wanted=wanted)
     assert b.granted() is not None
     assert harness.gpu_snapshot().statistics.idle_releases == 1
     assert harness.gpu_snapshot().statistics.revokes == 0
-    assert a.seat().phase == "idle"
+    assert a.seat().phase == ("waiting" if wanted else "idle")
 
 
 def test_a_release_may_be_a_request() -> None:

@@ -1,11 +1,14 @@
-"""Concurrent sharing while memory allows it, and in turns while it does not."""
+"""Exclusive, concurrent and automatic sharing: who runs side by side, as far as memory allows it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
+from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank
 from nvshare.scheduler_policies.registry import create
 
 
@@ -21,18 +24,18 @@ def side_by_side(mode: MemoryMode = MemoryMode.SWAP) -> tuple[Harness, ScriptedC
     return harness, a, b
 
 
-def in_turns() -> tuple[Harness, ScriptedClient, ScriptedClient]:
-    """`a` has asked for 70 bytes in all, and has given its lease back; `b` has it, or is about to."""
-    harness, a, b = side_by_side()
-    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
-    assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
-    assert not a.take(messages.MemoryReserved), "neither refused nor granted yet"
-    a.release(wanted=True)
-    (answer,) = a.take(messages.MemoryReserved)
-    assert answer.bytes == 70, "without a lease it needs no physical memory"
-    a.report(allocated=70, resident=40, host=30)
-    b.release(wanted=True)
-    return harness, a, b
+def move(*clients: ScriptedClient) -> None:
+    """They carry out their orders."""
+    for client in clients:
+        for evict in client.take(messages.Evict):
+            client.moved(evict.order_id, evict.bytes)
+        for restore in client.take(messages.Restore):
+            client.moved(restore.order_id, restore.bytes)
+
+
+def holders(harness: Harness) -> set[int]:
+    """Who computes; who was told to give its lease back is not among them."""
+    return {number for number, client in harness.clients.items() if client.seat().phase == "holding"}
 
 
 def test_what_fits_runs_side_by_side() -> None:
@@ -46,17 +49,22 @@ def test_what_fits_runs_side_by_side() -> None:
 def test_growth_beyond_the_card_begins_turns() -> None:
     """Broken: invariant 4: it is granted beside what others have, or a program is out of memory that could take
     turns."""
-    harness, a, b = in_turns()
-    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE
-    assert harness.logged("take turns")
-    first, second = (a, b) if a.seat().phase in {"next", "holding"} else (b, a)
-    for evict in second.take(messages.Evict):
-        second.moved(evict.order_id, evict.bytes)
-    for restore in first.take(messages.Restore):
-        first.moved(restore.order_id, restore.bytes)
-    assert first.granted() is not None
-    assert second.granted() is None
+    harness, a, b = side_by_side()
+    harness.handle(events.ReservationAsked(a.client, 0, 7, 70))
+    assert not a.take(messages.MemoryReserved), "neither refused nor granted yet"
+    assert not a.take(messages.Revoke)
+    assert len(b.take(messages.Revoke)) == 1
+    b.release(wanted=True)
+    move(b)
+    (answer,) = a.take(messages.MemoryReserved)
+    assert answer.bytes == 70
+    a.report(allocated=70, resident=70)
     assert harness.gpu_snapshot().memory.resident_bytes <= 100
+    harness.milliseconds(100)
+    assert len(a.take(messages.Revoke)) == 1, "its turn is over"
+    a.release(wanted=True)
+    move(a, b)
+    assert holders(harness) == {b.client}
 
 
 def test_the_other_one_first() -> None:
@@ -86,32 +94,108 @@ def test_pages_that_would_thrash_take_turns() -> None:
     """Broken: in mode `managed` programs that together have more than the card fault each other's pages out."""
     harness, a, b = side_by_side(MemoryMode.MANAGED)
     a.report(allocated=70, resident=50)
-    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE
-    assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
+    assert holders(harness) == {a.client}
+    assert len(b.take(messages.Revoke)) == 1
 
 
 def test_side_by_side_again_when_there_is_room() -> None:
-    """Broken: turns for ever after, or back and forth with each byte."""
-    harness, a, b = in_turns()
-    a.report(allocated=48, resident=40, host=8)
-    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE, "98 of 100: the next byte would end it again"
+    """Broken: turns for ever after, once two programs did not fit."""
+    harness, a, b = side_by_side()
+    a.report(allocated=70, resident=50, host=20)
+    (revoke,) = b.take(messages.Revoke)
+    b.release(revoke.lease_id, wanted=True)
+    assert holders(harness) == {a.client}
     a.report(allocated=40, resident=40)
-    assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT
-    for client in (a, b):
-        if client.seat().phase != "holding":
-            for restore in client.take(messages.Restore):
-                client.moved(restore.order_id, restore.bytes)
-    assert a.seat().phase == b.seat().phase == "holding"
+    harness.milliseconds(100)
+    assert holders(harness) == {a.client, b.client}
+    assert not a.take(messages.Revoke)
 
 
-def test_exclusive_stays_exclusive() -> None:
-    """Broken: what the operator wants is overruled."""
+def test_to_exclusive_the_first_member_goes_on() -> None:
+    """Broken: what the operator wants is overruled, or every program drains for it."""
     harness, a, b = side_by_side()
     harness.handle(events.SharingSet(Sharing.EXCLUSIVE))
-    assert len(a.take(messages.Revoke)) == len(b.take(messages.Revoke)) == 1
-    a.release()
-    b.release()
-    a.report(allocated=10, resident=10)
-    assert harness.gpu_snapshot().rules.sharing is Sharing.EXCLUSIVE
+    (revoke,) = b.take(messages.Revoke)
+    assert not a.take(messages.Revoke)
+    b.release(revoke.lease_id, wanted=True)
+    assert holders(harness) == {a.client}
+    assert [note["why"] for note in harness.notifications("revoked")] == ["plan"]
     harness.handle(events.SharingSet(Sharing.CONCURRENT))
-    assert harness.gpu_snapshot().rules.sharing is Sharing.CONCURRENT
+    assert holders(harness) == {a.client, b.client}
+
+
+class _All(PolicyBase):
+    """All jobs are members without turns, those that want it most first."""
+
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        ranked = sorted(jobs, key=lambda job: (-job.rank.priority, job.client))
+        return Plan(tuple(Allotment(job.client) for job in ranked))
+
+
+def running_set() -> Harness:
+    """One GPU of 100 bytes in automatic sharing, under a policy that wants everybody."""
+    harness = Harness(
+        lambda name, uuid: _All() if name == "all" else create(name, uuid), policy="all", sharing=Sharing.AUTO
+    )
+    harness.gpu(capacity=100)
+    return harness
+
+
+def test_members_run_side_by_side_without_ends() -> None:
+    """Broken: a policy's running set would be served in turns."""
+    harness = running_set()
+    clients = [harness.client(wanted=True) for _ in range(3)]
+    assert all(client.granted() is not None for client in clients)
+    harness.milliseconds(10_000)
+    assert not any(client.take(messages.Revoke) for client in clients)
+    assert harness.gpu_snapshot().rules.members == (1, 2, 3)
+
+
+def test_a_member_that_does_not_fit_is_left_out_and_comes_back() -> None:
+    """Broken: one large program would end the running set of the others, or never come back to it."""
+    harness = running_set()
+    a, b, large = (harness.client(wanted=True, mode=MemoryMode.SWAP) for _ in range(3))
+    a.report(allocated=30, resident=30)
+    b.report(allocated=30, resident=30)
+    large.report(allocated=60, resident=40, host=20)
+    assert holders(harness) == {a.client, b.client}
+    (revoke,) = large.take(messages.Revoke)
+    large.release(revoke.lease_id, wanted=True)
+    move(large)
+    a.report(allocated=5, resident=5)
+    assert holders(harness) == {a.client, b.client}, "95 of 100: the next byte would end it again"
+    b.report(allocated=5, resident=5)
+    move(large)
+    assert holders(harness) == {a.client, b.client, large.client}
+
+
+def test_a_rank_decides_who_is_left_out() -> None:
+    """Broken: `set priority`, `set class` or a program's profile would change nothing until the next turn."""
+    harness = running_set()
+    a, b = (harness.client(wanted=True, mode=MemoryMode.SWAP) for _ in range(2))
+    a.report(allocated=60, resident=60)
+    b.report(allocated=60, resident=0, host=60)
+    assert holders(harness) == {a.client}
+    b.release(b.take(messages.Revoke)[0].lease_id, wanted=True)
+    harness.handle(events.PrioritySet(b.client, 3))
+    (revoke,) = a.take(messages.Revoke)
+    a.release(revoke.lease_id, wanted=True)
+    move(a, b)
+    move(b)
+    assert holders(harness) == {b.client}
+
+
+def test_classes_and_shares_change_the_rank() -> None:
+    """Broken: a policy would decide on a class or a share that is out of date."""
+    harness = running_set()
+    a = harness.client(wanted=True)
+
+    def rank() -> Rank:
+        (client,) = harness.scheduler.snapshot(harness.clock.now_ns).clients
+        return client.rank
+
+    harness.handle(events.ClassSet(a.client, JobClass.INTERACTIVE))
+    harness.handle(events.SharesSet(a.client, 0.5, 0.8))
+    assert (rank().job_class, rank().share_request, rank().share_limit) == (JobClass.INTERACTIVE, 0.5, 0.8)
+    harness.handle(events.SharesSet(a.client, None, 0.3))
+    assert (rank().share_request, rank().share_limit) == (0.3, 0.3), "a request above the limit is lowered to it"

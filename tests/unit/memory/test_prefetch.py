@@ -207,7 +207,7 @@ def test_a_turn_does_not_begin_while_the_clients_own_memory_moves() -> None:
     harness, (a, b, c) = three()
     (evict,) = c.take(messages.Evict)
     b.die()
-    a.release(wanted=True, idle=True)
+    a.release(wanted=False, idle=True)
     assert harness.gpu_snapshot().leases.preparing == c.client
     finish(c, evict)
     assert c.granted() is None, "it comes back first"
@@ -223,7 +223,7 @@ def test_hidden_and_exposed_time_are_told_apart() -> None:
     finish(c, evict)
     (restore,) = b.take(messages.Restore)
     harness.milliseconds(5)
-    a.release(wanted=True, idle=True)
+    a.release(wanted=False, idle=True)
     assert harness.gpu_snapshot().leases.preparing == b.client, "its last piece is still coming"
     harness.milliseconds(3)
     finish(b, restore)

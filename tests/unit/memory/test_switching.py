@@ -256,8 +256,8 @@ def test_idle_holders_keep_longer_what_is_dear_to_move(idle_release_ns: int) -> 
         assert all(settings.idle_release_ns == 0 for settings in told)
 
 
-def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
-    """Broken: a higher class that came while memory moved would wait a whole quantum."""
+def test_a_higher_priority_does_not_wait_for_the_memory_of_a_lower_one() -> None:
+    """Broken: who comes while memory moves for a client of lower priority would wait for that, or a whole quantum."""
     harness = Harness(create, policy="priority")
     harness.gpu(capacity=100)
     a = harness.client(wanted=True)
@@ -268,12 +268,11 @@ def test_a_late_preemption_happens_after_the_memory_has_moved() -> None:
     harness.milliseconds(QUANTUM_MS)
     a.release()
     high = harness.client(wanted=True, priority=9)
+    assert high.granted() is not None
     a.moved(a.take(messages.Evict)[0].order_id, 20)
+    high.release()
     b.moved(b.take(messages.Restore)[0].order_id, 20)
     assert b.granted() is not None
-    assert len(b.take(messages.Revoke)) == 1
-    b.release()
-    assert high.granted() is not None
 
 
 def test_a_client_that_hangs_is_not_waited_for() -> None:

@@ -98,6 +98,14 @@ static void say_hello(void)
     nvs_link_send(frame, nvs_encode_hello(&hello, frame, sizeof frame));
 }
 
+/* Only if there is something to say: an older coordinator does not know the message. */
+static void say_profile(void)
+{
+    const nvs_settings *our = &nvs_config;
+    if (our->job_class != 0 || our->share_request != 0 || our->share_limit != 1000 || our->deadline_ns != 0 || our->spatial)
+        NVS_LINK_SEND(profile, our->job_class, our->share_request, our->share_limit, our->deadline_ns, our->spatial);
+}
+
 static void drop(const nvs_link_handlers *handlers)
 {
     uint64_t now = nvs_now_ns();
@@ -139,6 +147,7 @@ void nvs_link_serve(const nvs_link_handlers *handlers)
             up = true;
             up_since_ns = nvs_now_ns();
             say_hello();
+            say_profile();
             handlers->connected();
         }
     }

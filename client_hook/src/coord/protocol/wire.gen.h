@@ -18,6 +18,7 @@ enum {
 enum {
     NVS_SHARING_EXCLUSIVE = 0,
     NVS_SHARING_CONCURRENT = 1,
+    NVS_SHARING_AUTO = 2,
 };
 
 enum {

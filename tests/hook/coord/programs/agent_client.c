@@ -15,6 +15,7 @@
  *   idle-child         a child that waits until its input ends: "child PID"
  *   state              "state LEASE LEASE_ID WAITERS WAITING_THREADS CALLS", from the hook's own interface
  *   yield              "yielded"
+ *   step               nvshare_step: "stepped"
  *   threads            number of threads of the process: "threads N"
  *   exec               becomes another program, which waits until its input ends
  *   exit               exit(0), whatever the threads do
@@ -175,6 +176,15 @@ static void yield_lease(void)
     say(yield != NULL && yield(0) == 0 ? "yielded" : "not yielded");
 }
 
+static void take_step(void)
+{
+    void (*step)(void);
+    *(void **)&step = dlsym(RTLD_DEFAULT, "nvshare_step");
+    if (step != NULL)
+        step();
+    say(step != NULL ? "stepped" : "not stepped");
+}
+
 static unsigned count_threads(void)
 {
     unsigned count = 0;
@@ -236,6 +246,8 @@ int main(void)
             tell_state();
         } else if (strcmp(word, "yield") == 0) {
             yield_lease();
+        } else if (strcmp(word, "step") == 0) {
+            take_step();
         } else if (strcmp(word, "threads") == 0) {
             say("threads %u", count_threads());
         } else if (strcmp(word, "exec") == 0) {

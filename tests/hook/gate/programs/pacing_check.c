@@ -250,7 +250,7 @@ static void begin(uint64_t budget_ns, bool paced)
     for (unsigned i = 0; i <= STREAMS; i++)
         model.streams[i].context = first_context;
     nvs_gate_init();
-    nvs_pacing_set_budget(0, budget_ns);
+    nvs_pacing_set_budget(0, budget_ns, 0);
     nvs_gate_open(0, paced);
 }
 

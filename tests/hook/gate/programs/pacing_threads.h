@@ -119,7 +119,7 @@ static void *work_and_fork(void *argument)
 {
     some_work(argument);
     nvs_pacing_after_fork();
-    nvs_pacing_set_budget(0, 10 * MS);
+    nvs_pacing_set_budget(0, 10 * MS, 0);
     return NULL;
 }
 

@@ -1,0 +1,120 @@
+"""Questions about classes and shares: `--scenario class|limits|opportunistic`.
+
+Each gives the rates alone, the cases by mix and way as in the other mixes, and its own figures in `found`.
+
+Non-goals: judging the figures.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nvshare.bench.pairs.figures import harvest, limit_errors
+from nvshare.bench.pairs.measure import measure_all
+from nvshare.bench.pairs.mixes import WAYS, Job, Mix, Way
+from nvshare.bench.pairs.programs import Plan
+from nvshare.bench.workloads.steps import DATA_IN_PRODUCTS
+
+INTERACTIVE = (("NVSHARE_CLASS", "interactive"),)
+BATCH = (("NVSHARE_CLASS", "batch"),)
+BEST_EFFORT = (("NVSHARE_CLASS", "best-effort"),)
+LIMITS = (0.3, 0.7)
+
+Cases = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`option`: of nvshare-run, without which the scenario's variables mean nothing yet."""
+
+    mixes: tuple[Mix, ...]
+    ways: tuple[Way, ...]
+    option: str
+    seconds: float
+    found: Callable[[str, Cases, Mapping[str, Any]], dict[str, Any]]
+    """The figures of one mix, by way, from its name, its cases and the rates alone."""
+
+
+def beside_best_effort(name: str, cases: Cases, alone: Mapping[str, Any]) -> dict[str, Any]:
+    """A server beside a best-effort job: its tail, and what the job keeps."""
+    native = cases.get("native", {}).get("latency_ms")
+    found = {}
+    for way, case in measured(cases):
+        found[way] = {
+            "p99_over_alone": case.get("p99_over_alone"),
+            "server_np": case["np"][0],
+            "harvest": case["np"][1],
+        }
+        if native and case.get("latency_ms"):
+            found[way]["p99_over_native"] = round(case["latency_ms"]["p99"] / native["p99"], 3)
+    return found
+
+
+def limited(name: str, cases: Cases, alone: Mapping[str, Any]) -> dict[str, Any]:
+    """Two saturating jobs with limits."""
+    return {way: limit_errors(case["np"], LIMITS) for way, case in measured(cases)}
+
+
+def opportunistic(name: str, cases: Cases, alone: Mapping[str, Any]) -> dict[str, Any]:
+    """A production job that leaves half of the time, and a best-effort job that takes it."""
+    busy = DATA_IN_PRODUCTS * alone["data"]["rate"] / alone["products"]["rate"]
+    return {way: harvest(case["np"][0], case["np"][1], busy) for way, case in measured(cases)}
+
+
+def measured(cases: Cases) -> list[tuple[str, Mapping[str, Any]]]:
+    """Those that did not fail."""
+    return [(way, case) for way, case in cases.items() if "np" in case]
+
+
+def _mix(*jobs: Job) -> Mix:
+    return Mix("+".join(job.workload for job in jobs), jobs)
+
+
+def _policy(name: str, *options: str) -> Way:
+    return replace(WAYS["default"], name=name, coordinator=options, others=())
+
+
+SCENARIOS = {
+    "class": Scenario(
+        tuple(_mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT)) for name in ("products", "elementwise")),
+        tuple(WAYS.values()), "--class", 6.0, beside_best_effort,
+    ),
+    "limits": Scenario(
+        tuple(
+            _mix(*(Job(name, (("NVSHARE_SHARE_LIMIT", str(limit)),)) for limit in LIMITS))
+            for name in ("products", "graphed")
+        ),
+        (_policy("fair_share", "--policy=fair_share"),), "--share-limit", 10.0, limited,
+    ),
+    "opportunistic": Scenario(
+        (_mix(Job("data", BATCH), Job("products", BEST_EFFORT)),),
+        (WAYS["native"], _policy("opportunistic", "--policy=opportunistic")), "--class", 6.0, opportunistic,
+    ),
+}  # fmt: skip
+
+
+def measure_scenario(name: str, ways: Sequence[str], plan: Plan) -> dict[str, Any]:
+    """One scenario; `ways` leaves others out."""
+    scenario = SCENARIOS[name]
+    result = measure_all(scenario.mixes, [way for way in scenario.ways if not ways or way.name in ways], plan)
+    found = {}
+    for mix in scenario.mixes:
+        if all(result["alone"][job.workload].get("rate") for job in mix.jobs):
+            found[mix.name] = scenario.found(mix.name, result["pairs"][mix.name], result["alone"])
+    result["found"] = found
+    if not understood(scenario.option):
+        result["note"] = f"nvshare-run has no option {scenario.option}: the programs' variables may mean nothing"
+    return result
+
+
+def understood(option: str) -> bool:
+    """Whether this version of nvshare-run has the option."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nvshare.coordinator.cli.run", "--help"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return option in done.stdout

@@ -1,0 +1,29 @@
+"""The line of `nvshare-ctl status` about MPS."""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Mapping
+from typing import Any
+
+
+def mps_line(mps: Mapping[str, Any]) -> str:
+    """State of MPS; for a refusal its reason."""
+    if mps["mode"] == "off":
+        return "MPS: off"
+    state, count = mps["state"], mps["programs"]
+    programs = f"{count} program{'' if count == 1 else 's'}"
+    if state == "refused":
+        return f"MPS: refused, programs run without it: {mps['reason']}"
+    if state == "waiting":
+        return f"MPS: restarts for {programs}: {mps['reason']}"
+    if state == "idle":
+        return "MPS: on, starts with the first program"
+    return f"MPS: {state} for user {_name(mps['user'])}, {programs}"
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

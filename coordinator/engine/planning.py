@@ -1,0 +1,240 @@
+"""The plan of one GPU: the policy's, within what the operator, the gangs, memory and the cost of switching allow.
+
+Rules:
+- The policy is asked when something has changed that matters to it, at the end of a turn while others wait, and when
+  it wants to be.
+- `exclusive` keeps the first member only.  `concurrent` makes all clients members as long as their memory fits.
+- A member whose memory does not fit beside the others' is left out; the first one never is.
+- A switch of memory that would exceed its share of the time waits (memory/switch_credit.py).
+
+Non-goals: carrying out the plan (reconcile.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Final
+
+from nvshare.coordinator.engine.policy_guard import FALLBACK, LATEST_NS, SOONEST_NS
+from nvshare.coordinator.gangs import slots
+from nvshare.coordinator.memory import orders, switch_credit, switching
+from nvshare.coordinator.model.commands import Log, Notify
+from nvshare.coordinator.model.gpu import Gpu, Schedule
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, WAITING, Seat
+from nvshare.coordinator.model.settings import SECOND_NS
+from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.scheduler_policies.api import Allotment, JobView, Plan, State
+
+SPARE_SHARE: Final = 16
+"""A client that was left out for lack of memory becomes a member again once capacity / 16 is free beside it."""
+IDLE_NS: Final = SECOND_NS
+"""A member without a turn that reports no progress for this time leaves the running set."""
+STARVED_NS: Final = 120 * SECOND_NS
+"""A policy that leaves the first job in turn order waiting for this time of the others' turns is replaced."""
+
+
+def update(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Asks the policy if it must be asked.  O(1) otherwise, while all memory fits."""
+    schedule = gpu.schedule
+    if not (schedule.stale or _is_due(gpu, now_ns) or _fit_has_changed(gpu)):
+        return
+    schedule.stale = schedule.held_back = False
+    before, was_crowded = schedule.members, schedule.crowded
+    jobs = _jobs(gpu, now_ns)
+    schedule.called = None
+    if not jobs:
+        schedule.members, schedule.order, schedule.ask_again_ns, schedule.crowded = {}, (), None, False
+        return
+    plan, members = _planned(node, gpu, jobs, now_ns)
+    if schedule.crowded and not was_crowded:  # the policy did not know that memory is short
+        plan, members = _planned(node, gpu, jobs, now_ns)
+    schedule.order, schedule.why = plan.order, plan.why
+    again_ns = plan.ask_again_ns
+    if again_ns is not None:
+        again_ns = min(max(again_ns, now_ns + SOONEST_NS), now_ns + LATEST_NS)
+    schedule.ask_again_ns = again_ns
+    schedule.members = _affordable(node, gpu, schedule, members, now_ns)
+    _apply_turns(gpu, schedule, now_ns)
+    if before.keys() != schedule.members.keys():
+        names = ",".join(str(client) for client in schedule.members)
+        node.out.append(Notify("plan", {"uuid": gpu.uuid, "running": names, "why": schedule.why}))
+
+
+def _is_due(gpu: Gpu, now_ns: int) -> bool:
+    again_ns = gpu.schedule.ask_again_ns
+    if again_ns is not None and now_ns >= again_ns:
+        return True
+    return bool(len(gpu.wait_queue)) and any(
+        seat.lease.ends_ns is not None and now_ns >= seat.lease.ends_ns for seat in gpu.leases.running.values()
+    )
+
+
+def _jobs(gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
+    """The clients that may run: those that do or come, then those that wait, in turn order.
+
+    A member that waits for others to drain comes, so that a policy does not change its mind about it meanwhile.
+    """
+    here = list(gpu.leases.running.values())
+    if len(gpu.leases.running) > 1:
+        here = [seat for seat in here if not _is_idle(seat, now_ns)] or here
+    if gpu.switching.switch is not None:
+        here.append(gpu.switching.switch.seat)
+    if len(here) > 1:
+        here.sort(key=_turn)
+    waiting = gpu.wait_queue.views()
+    if len(gpu.leases.by_client) > len(gpu.leases.running) and any(
+        seat.phase is OVERDUE for seat in gpu.leases.by_client.values()
+    ):
+        fitting = [seat for seat in gpu.wait_queue.seats() if switching.fits_beside_overdue(gpu, seat)]
+        ranked = [seat for seat in fitting if not seat.place.demoted] or fitting
+        waiting = tuple(seat.view() for seat in ranked)
+    present = [seat.view() for seat in here]
+    schedule = gpu.schedule
+    if len(schedule.members) > len(present):
+        named = (gpu.seats.get(client) for client in schedule.members if client != schedule.called)
+        coming = {seat.client.client_id for seat in named if seat is not None and seat in gpu.wait_queue}
+        if coming:
+            present += [replace(job, state=State.COMING) for job in waiting if job.client in coming]
+            present.sort(key=lambda job: job.turn.number)
+            waiting = tuple(job for job in waiting if job.client not in coming)
+    return (*present, *waiting)
+
+
+def _is_idle(seat: Seat, now_ns: int) -> bool:
+    """The member has done nothing for so long that its lease is better given back: its next call asks again."""
+    progress, lease = seat.progress, seat.lease
+    return progress.lease_id == lease.lease_id and now_ns - progress.at_ns > IDLE_NS and lease.ends_ns is None
+
+
+def _turn(seat: Seat) -> int:
+    return seat.place.turn
+
+
+def _planned(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> tuple[Plan, dict[int, Allotment]]:
+    """The plan, and those of its members that fit."""
+    plan = _ask(node, gpu, jobs, now_ns)
+    if gpu.wait_queue.hides:  # demoted clients wait for an end, so there is one
+        quantum_ns = gpu.rules.quantum_ns
+        ending = (replace(member, quantum_ns=member.quantum_ns or quantum_ns) for member in plan.running)
+        plan = replace(plan, running=tuple(ending))
+    if node.gangs:
+        plan = _limited(gpu, slots.apply(node, gpu, plan, jobs, now_ns))
+    members = _fitting(gpu, plan.running)
+    gpu.schedule.crowded = len(members) < len(plan.running)
+    return plan, members
+
+
+def _ask(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> Plan:
+    sharing = gpu.rules.sharing
+    if sharing is Sharing.CONCURRENT:
+        plan = Plan(tuple(Allotment(job.client) for job in jobs), why="the operator wants all programs side by side")
+        if len(_fitting(gpu, plan.running)) == len(jobs):
+            return plan
+    plan = gpu.policy_guard.decide(gpu.view(), jobs, now_ns, node.out)
+    running = {allotment.client for allotment in plan.running}
+    first = next((job for job in jobs if job.client not in running), None)
+    if first is not None and first.turn.waiting_since_ns is not None and not gpu.recovering and gpu.slot is None:
+        limit_ns = STARVED_NS + 4 * len(gpu.seats) * (gpu.rules.quantum_ns + int(gpu.switching.cost.average_ns))
+        starves = now_ns - first.turn.waiting_since_ns > limit_ns and gpu.schedule.members and plan.running
+        if starves and gpu.policy_guard.name != FALLBACK:
+            gpu.policy_guard.starves(first, now_ns, node.out)
+            return _ask(node, gpu, jobs, now_ns)
+    return _limited(gpu, plan)
+
+
+def _limited(gpu: Gpu, plan: Plan) -> Plan:
+    """Exclusive sharing: the first member only, and it has a turn."""
+    if gpu.rules.sharing is not Sharing.EXCLUSIVE or not plan.running:
+        return plan
+    first = plan.running[0]
+    if first.quantum_ns is None:
+        first = replace(first, quantum_ns=gpu.rules.quantum_ns)
+    return replace(plan, running=(first,))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def needed_bytes(seat: Seat) -> int:
+    """What must be on the GPU while the client runs, what it asks for included."""
+    growth = seat.memory.growth
+    asked = 0 if growth is None else growth.total_bytes
+    return min(max(seat.memory.allocated_bytes, seat.memory.claimed_bytes, asked), seat.gpu.memory.capacity_bytes)
+
+
+def _fit_has_changed(gpu: Gpu) -> bool:
+    """Whether members do not fit any more, or a client that was left out may fit again."""
+    memory, schedule = gpu.memory, gpu.schedule
+    if schedule.crowded and memory.allocated_bytes <= memory.capacity_bytes - memory.capacity_bytes // SPARE_SHARE:
+        return True
+    if len(schedule.members) < 2 or (memory.allocated_bytes <= memory.capacity_bytes and not memory.growing):
+        return False
+    members = tuple(schedule.members.values())
+    return len(_fitting(gpu, members)) < len(members)
+
+
+def _fitting(gpu: Gpu, running: tuple[Allotment, ...]) -> dict[int, Allotment]:
+    """The members whose memory fits together."""
+    if len(running) < 2:
+        return {allotment.client: allotment for allotment in running}
+    free = gpu.memory.capacity_bytes - gpu.memory.immovable.bytes
+    spare = gpu.memory.capacity_bytes // SPARE_SHARE if gpu.schedule.crowded else 0
+    found: dict[int, Allotment] = {}
+    for allotment in running:
+        seat = gpu.seats[allotment.client]
+        needs = needed_bytes(seat) - seat.room.immovable_bytes
+        if found and needs > free - (0 if seat.phase is HOLDING else spare):
+            continue
+        free -= needs
+        found[allotment.client] = allotment
+    return found
+
+
+def _affordable(
+    node: Node, gpu: Gpu, schedule: Schedule, members: dict[int, Allotment], now_ns: int
+) -> dict[int, Allotment]:
+    """The members, or the present ones while a switch of memory would cost more than its share of the time."""
+    present = [*gpu.leases.running.values()]
+    if gpu.switching.switch is not None:
+        present.append(gpu.switching.switch.seat)
+    leaving = [seat for seat in present if seat.client.client_id not in members]
+    if not leaving or not members:
+        return members
+    comers = [gpu.seats[client] for client in members if gpu.seats[client].phase is WAITING]
+    if not any(orders.missing_bytes(seat) for seat in comers):
+        return members
+    wait_ns = switch_credit.lacking_ns(gpu, now_ns)
+    if wait_ns == 0:
+        return members
+    schedule.held_back = True
+    again_ns = now_ns + max(wait_ns, SOONEST_NS)
+    schedule.ask_again_ns = again_ns if schedule.ask_again_ns is None else min(again_ns, schedule.ask_again_ns)
+    if switch_credit.is_news(gpu, now_ns):
+        text = f"{gpu.uuid}: turns are lengthened, because moving memory would take more than a fifth of the time"
+        node.out.append(Log(logging.WARNING, text))
+    schedule.order = (*(seat.client.client_id for seat in comers), *schedule.order)
+    kept = {seat.client.client_id: Allotment(seat.client.client_id, _until(seat, again_ns)) for seat in leaving}
+    kept |= {client: allotment for client, allotment in members.items() if gpu.seats[client].phase in (HOLDING, NEXT)}
+    return kept
+
+
+def _until(seat: Seat, end_ns: int) -> int:
+    """The quantum with which the present turn lasts until then, so that to the policy it is over."""
+    return end_ns - seat.lease.began_ns if seat.phase is HOLDING else seat.gpu.rules.quantum_ns
+
+
+def _apply_turns(gpu: Gpu, schedule: Schedule, now_ns: int) -> None:
+    """Sets the ends of the running members' turns; a turn that is over begins anew."""
+    for client, seat in gpu.leases.running.items():
+        allotment, lease = schedule.members.get(client), seat.lease
+        if allotment is None:
+            continue
+        if allotment.quantum_ns is None:
+            lease.ends_ns = None
+            continue
+        if lease.began_ns + allotment.quantum_ns <= now_ns:
+            lease.began_ns, lease.alerted = now_ns, False
+            seat.place.view = None
+        lease.ends_ns = lease.began_ns + allotment.quantum_ns

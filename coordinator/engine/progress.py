@@ -1,0 +1,75 @@
+"""What clients report of their work, and what follows: rates now and alone.
+
+Rules:
+- A rate needs two counts of one lease with the same running set between them.  A lease begins with a count of its own:
+  the last one before it.
+- A rate counts as the client's rate alone if no other client had a lease, from `REFILL_NS` after the set began.  Until
+  then a program that is bound by launching fills its queue again.
+- Reports are the client's own.  Figures that are impossible are dropped.
+
+Non-goals: what policies make of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nvshare.coordinator.model.events import Progressed
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import HOLDING, REVOKING, Seat
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.scheduler_policies.api import Measured
+
+REFILL_NS: Final = 50 * MILLISECOND_NS
+SHORTEST_NS: Final = 20 * MILLISECOND_NS
+AT_WORK: Final = frozenset({HOLDING, REVOKING})
+UNLIKELY: Final = 1.2
+"""No program is so much faster beside others than alone: its rate alone is measured again."""
+WEIGHT: Final = 0.3
+"""Weight of the newest sample of a rate alone."""
+
+
+def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu, ...]:
+    """Takes a client's count.  Returns the GPU if its policy has heard of it."""
+    gpu, mine = seat.gpu, seat.progress
+    at_ns = min(event.at_ns, now_ns)
+    changed_ns = gpu.leases.changed_at_ns
+    since_ns = max(mine.at_ns, changed_ns)
+    counted = seat.phase in AT_WORK and event.lease_id == seat.lease.lease_id
+    # Between its last lease and this one a client does no work, so a count from before this lease is good too.
+    same_set = mine.at_ns >= changed_ns or seat.lease.granted_at_ns == changed_ns
+    work, for_ns = event.work - mine.work, at_ns - since_ns
+    if not counted or not same_set or work < 0:
+        _keep(seat, event, at_ns)
+        return ()
+    if for_ns < SHORTEST_NS:
+        if mine.at_ns == 0:
+            _keep(seat, event, at_ns)
+        return ()
+    mine.rate = work * SECOND_NS / for_ns
+    mine.step_rate = max(0, event.steps - mine.steps) * SECOND_NS / for_ns
+    mine.measured_for_ns = at_ns - gpu.leases.changed_at_ns
+    running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
+    alone = len(gpu.leases.by_client) == 1
+    if not alone and mine.rate > UNLIKELY * mine.alone_rate > 0.0:
+        mine.alone_rate = mine.busy_alone = 0.0  # it was idle when it was measured alone, or does something else now
+    if alone and (since_ns - gpu.leases.changed_at_ns >= REFILL_NS or mine.alone_rate == 0.0):
+        first = mine.alone_rate == 0.0 or since_ns - gpu.leases.changed_at_ns >= 10 * REFILL_NS
+        mine.alone_rate = mine.rate if first else mine.alone_rate + WEIGHT * (mine.rate - mine.alone_rate)
+        mine.alone_at_ns = at_ns
+    watched_ns = event.watched_ns - mine.watched_ns
+    if alone and watched_ns >= SHORTEST_NS:
+        mine.busy_alone = min(1.0, max(0.0, (event.busy_ns - mine.busy_ns) / watched_ns))
+    _keep(seat, event, at_ns)
+    if not gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns), node.out):
+        return ()
+    gpu.schedule.stale = True
+    return (gpu,)
+
+
+def _keep(seat: Seat, event: Progressed, at_ns: int) -> None:
+    mine = seat.progress
+    mine.lease_id, mine.at_ns, mine.work, mine.steps = event.lease_id, at_ns, event.work, event.steps
+    mine.busy_ns, mine.watched_ns = event.busy_ns, event.watched_ns
+    seat.place.view = None

@@ -1,0 +1,140 @@
+"""Acts on the difference between the plan of a GPU and what is.
+
+Rules:
+- `advance` is level-triggered: it looks at the GPU and does what is pending, so events only record what happened.
+- Clients that are not in the plan give their leases back.  A member is granted when its memory is there and no lease
+  is being given back; a member without a turn does not wait for the latter.
+- One member's memory comes in at a time (memory/switching.py).  A switch for a client that is not in the plan any more
+  is cancelled.
+
+Non-goals: the plan (planning.py), the life of a lease (leases.py).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from nvshare.coordinator.engine import leases, planning, standby
+from nvshare.coordinator.memory import client_settings, orders, pinning, prefetch, switching
+from nvshare.coordinator.model.commands import Log, Send
+from nvshare.coordinator.model.gpu import Gpu
+from nvshare.coordinator.model.node import Node
+from nvshare.coordinator.model.seat import NEXT, REVOKING, WAITING, Seat
+from nvshare.coordinator.protocol.messages import Waiters
+from nvshare.scheduler_policies.api import Allotment
+
+
+def advance(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Does what is pending on this GPU."""
+    _pass_deadlines(node, gpu, now_ns)
+    planning.update(node, gpu, now_ns)
+    members = gpu.schedule.members
+    for client, seat in list(gpu.leases.running.items()) if gpu.leases.running.keys() - members.keys() else ():
+        if client not in members:
+            leases.revoke(node, gpu, seat, "slot" if gpu.slot is not None else "plan", now_ns)
+    switch = gpu.switching.switch
+    if switch is not None and switch.seat.client.client_id not in members:
+        cancel_switch(gpu, now_ns)
+    if not gpu.recovering:
+        _bring_in(node, gpu, now_ns)
+    _inform(node, gpu)
+    standby.alert_before_end(node, gpu, now_ns)
+    prefetch.advance(node, gpu, now_ns)
+
+
+def _pass_deadlines(node: Node, gpu: Gpu, now_ns: int) -> None:
+    recovery, by_client = gpu.recovery, gpu.leases.by_client
+    if recovery.expected_holder is not None and now_ns >= recovery.deadline_ns:
+        recovery.expected_holder = None
+        node.out.append(Log(logging.WARNING, f"{gpu.uuid}: nobody claimed the lease of the earlier coordinator"))
+    if len(by_client) > len(gpu.leases.running):
+        for seat in [seat for seat in by_client.values() if seat.phase is REVOKING]:
+            if seat.lease.drain_deadline_ns is not None and now_ns >= seat.lease.drain_deadline_ns:
+                leases.set_overdue(node, gpu, seat, now_ns)
+    orders.mark_stalled(node, gpu, now_ns)
+
+
+def cancel_switch(gpu: Gpu, now_ns: int) -> None:
+    """Cancels the switch and requeues its client.  What has moved has moved."""
+    switch = gpu.switching.switch
+    if switch is None:
+        return
+    switching.cancel(gpu, now_ns)
+    switch.seat.enter(WAITING)
+    if switch.seat.schedulable:
+        gpu.wait_queue.join(switch.seat)
+
+
+def _bring_in(node: Node, gpu: Gpu, now_ns: int) -> None:
+    """Grants members that are ready, and moves the memory of the first one that is not."""
+    members, switch = gpu.schedule.members, gpu.switching.switch
+    if switch is not None:
+        switching.advance(node, gpu, now_ns)
+        seat = switch.seat
+        allotment = members[seat.client.client_id]
+        if switch.done and _may_begin(gpu, seat, allotment):
+            switching.close(node, gpu, now_ns)
+            leases.grant(node, gpu, seat, allotment.quantum_ns, now_ns)
+    if len(members) == len(gpu.leases.running):
+        return
+    for client, allotment in members.items():
+        seat = gpu.seats[client]
+        if seat.phase is not WAITING or not _may_begin(gpu, seat, allotment):
+            continue
+        if orders.is_complete(seat):
+            gpu.wait_queue.leave(seat)
+            switching.count_free(node, gpu, seat)
+            leases.grant(node, gpu, seat, allotment.quantum_ns, now_ns)
+        elif gpu.switching.switch is None:
+            gpu.wait_queue.leave(seat)
+            if switching.begin(node, gpu, seat, now_ns):
+                seat.enter(NEXT)
+            else:
+                leases.grant(node, gpu, seat, allotment.quantum_ns, now_ns)
+
+
+def _may_begin(gpu: Gpu, seat: Seat, allotment: Allotment) -> bool:
+    """Every lease that must end has ended, and the other members of its gang are ready too."""
+    if allotment.quantum_ns is None:
+        return True
+    if any(other.phase is REVOKING for other in gpu.leases.by_client.values()):
+        return False
+    slot = gpu.slot
+    if slot is None or slot.ends_ns is not None or seat.client.gang != slot.gang.name:
+        return True
+    # Its memory may come in meanwhile; only the grant waits.
+    return gpu.switching.switch is None and not orders.is_complete(seat)
+
+
+def _inform(node: Node, gpu: Gpu) -> None:
+    """Members hear what they get, and when contention for their turn begins and ends."""
+    waiters = len(gpu.wait_queue)
+    for client, seat in gpu.leases.running.items():
+        client_settings.send_allotment(node, seat)
+        contended = waiters > 0 and seat.lease.ends_ns is not None
+        if seat.lease.waiters_sent is not contended:
+            seat.lease.waiters_sent = contended
+            count = waiters if contended else 0
+            node.out.append(Send(client, Waiters(seat.ordinal, seat.lease.lease_id, count)))
+
+
+def deadline_ns(node: Node, gpu: Gpu, now_ns: int) -> int | None:
+    """When `advance` must look again though nothing happens; None: never.
+
+    A deadline that has passed waits for an event.  With a timer for it, the timer would fire without end.
+    """
+    switch, growing, recovery = gpu.switching.switch, gpu.memory.growing, gpu.recovery
+    due: list[int | None] = [pinning.deadline_ns(gpu), gpu.schedule.ask_again_ns]
+    if len(gpu.leases.by_client) > len(gpu.leases.running):
+        due += [seat.lease.drain_deadline_ns for seat in gpu.leases.by_client.values()]
+    if growing:
+        due += [seat.memory.growth.deadline_ns for seat in growing.values() if seat.memory.growth is not None]
+    if recovery.expected_holder is not None:
+        due.append(recovery.deadline_ns)
+    if switch is not None and not switch.done:
+        due.append(switch.deadline_ns)
+    if switch is not None or growing:
+        due += [recovery.reconnected_at_ns if recovery.survivors else None, orders.stall_deadline_ns(node, gpu)]
+    if len(gpu.wait_queue):
+        due += [standby.next_due_ns(seat) for seat in gpu.leases.running.values()]
+    return min((at_ns for at_ns in due if at_ns is not None and at_ns > now_ns), default=None)

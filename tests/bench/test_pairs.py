@@ -1,0 +1,204 @@
+"""The benchmark of pairs: its arithmetic by hand-made figures, and its whole path with programs that only talk.
+
+Non-goals: figures of a card.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.bench.harness.fixture import BenchError
+from nvshare.bench.pairs import measure
+from nvshare.bench.pairs.figures import compare, geometric_means, harvest, limit_errors, progress
+from nvshare.bench.pairs.measure import measure_all
+from nvshare.bench.pairs.mixes import WAYS, Job, Mix, Way, chosen_mixes, mix, needed
+from nvshare.bench.pairs.programs import Plan
+from nvshare.bench.pairs.scenarios import SCENARIOS, beside_best_effort, opportunistic
+from nvshare.bench.workloads.pair_job import in_window, progress_at, rate_between
+from tests.waiting import eventually
+
+FAKE = """
+import json, os, subprocess, sys
+name, kept = sys.argv[1:]
+if name == "stillborn":
+    sys.exit("no such card")
+print("frameworks talk")
+print(json.dumps({"ready": True, "versions": {"fake": "1"}}), flush=True)
+hooked = "LD_PRELOAD" in os.environ
+for line in sys.stdin:
+    word, begin, end = line.split()
+    assert word == "window" and float(begin) < float(end)
+    if name == "mortal" and hooked:
+        sys.exit("out of luck")
+    if name == "confused" and hooked:
+        print("{nonsense", flush=True)
+    elif name == "silent" and hooked:
+        with open(kept, "w") as file:
+            file.write(str(subprocess.Popen(["sleep", "3600"]).pid))
+    else:
+        answer = {"rate": float(os.environ.get("RATE", 60)) if hooked else 100.0}
+        if name == "server":
+            answer["latency_ms"] = {"p50": 1.0, "p99": 3.0 if hooked else 2.0}
+        print(json.dumps(answer), flush=True)
+"""
+"""A workload without a GPU: slower under the hook, or broken there."""
+
+
+def plan(tmp_path: Path, **changes: Any) -> Plan:
+    """With the program above and short windows."""
+    program = tmp_path / "fake.py"
+    program.write_text(FAKE, encoding="utf-8")
+    usual: dict[str, Any] = {
+        "command": lambda name: [sys.executable, str(program), name, str(tmp_path / "kept")],
+        "simulate": "1x1GiB", "seconds": 0.05, "settle_s": 0.01, "deadline": time.monotonic() + 600, "answer_s": 60.0,
+    }  # fmt: skip
+    return Plan(**usual | changes)
+
+
+def test_a_rate_has_no_error_of_a_whole_step() -> None:
+    """Broken: a training of few steps a second would be off by percents, by luck."""
+    ends = [0.0, 1.0, 2.0, 4.0]
+    assert [progress_at(moment, ends) for moment in (-1.0, 0.0, 0.5, 3.0, 4.0, 9.0)] == [0.0, 0.0, 0.5, 2.5, 3.0, 3.0]
+    assert rate_between(0.5, 3.0, ends) == pytest.approx(2.0 / 2.5)
+
+
+def test_steps_count_within_the_window() -> None:
+    """Broken: work before or after the common window would count, and requests of another time."""
+    steps = [(0.0, 0.9), (0.9, 1.1), (1.1, 2.0), (2.0, 3.5), (9.0, 9.5)]
+    found = in_window(1.0, 3.0, 0.0, iter(steps))
+    assert found["steps"] == 2
+    assert found["latencies"] == pytest.approx([0.9, 1.5])
+    assert found["rate"] == pytest.approx((3 + 1.0 / 1.5 - 1.5) / 2)
+
+
+def test_progress_by_hand() -> None:
+    """Broken: the figures that everything is judged by."""
+    assert progress([30.0, 10.0], [40.0, 20.0]) == {"np": [0.75, 0.5], "stp": 1.25, "min_np": 0.5}
+
+
+def test_ratios_by_hand() -> None:
+    """Broken: a way would be compared with the wrong one, or with one that failed."""
+    cases: dict[str, dict[str, Any]] = {
+        "native": {"stp": 1.2, "latency_ms": {"p50": 1.0, "p99": 2.0}},
+        "turns": {"stp": 0.6, "latency_ms": {"p50": 9.0, "p99": 90.0}},
+        "default": {"stp": 1.5, "latency_ms": {"p50": 1.0, "p99": 1.0}},
+        "mps": {"failed": "dead"},
+        "default_mps": {"stp": 0.6},
+    }
+    compare(cases, WAYS.values())
+    assert (cases["default"]["ratio"], cases["default"]["best_of_others"]) == (1.25, 1.2)
+    assert (cases["default"]["best_way"], cases["default"]["p99_ratio"]) == ("native", 0.5)
+    assert (cases["default_mps"]["ratio"], cases["default_mps"]["best_way"]) == (0.5, "native")
+    assert "ratio" not in cases["native"]
+    others = {"native": {"stp": 1.0}, "default": {"stp": 1.0, "ratio": 0.8}}
+    means = geometric_means({"server+products": cases, "train+decode": others})
+    assert means["default"]["ratio"] == 1.0
+    assert means["default"]["over_native"] == pytest.approx(1.25**0.5, abs=1e-4)
+    assert means["default"]["over_native_models"] == 1.0
+
+
+def test_shares_by_hand() -> None:
+    """Broken: limits would look held when time is lost, or the reverse."""
+    found = limit_errors([0.27, 0.63], (0.3, 0.7))
+    assert found == {"share_points": [30.0, 70.0], "share_error_points": 0.0, "over_limit_points": -3.0, "loss": 0.1}
+    assert limit_errors([0.35, 0.65], (0.3, 0.7))["share_error_points"] == 5.0
+    assert harvest(0.99, 0.4, 0.5)["harvest_of_left"] == 0.8
+
+
+def test_scenarios_by_hand() -> None:
+    """Broken: the figures that classes are judged by."""
+    alone = {"data": {"rate": 50.0}, "products": {"rate": 600.0}}
+    told = opportunistic("data+products", {"opportunistic": {"np": [1.0, 0.45]}}, alone)
+    assert told["opportunistic"] == {"production_np": 1.0, "left": 0.5, "harvest": 0.45, "harvest_of_left": 0.9}
+    native = {"np": [1.0, 0.9], "latency_ms": {"p50": 1.0, "p99": 2.0}, "p99_over_alone": 4.0}
+    ours = {"np": [1.0, 0.8], "latency_ms": {"p50": 1.0, "p99": 1.0}, "p99_over_alone": 2.0}
+    told = beside_best_effort("server+products", {"native": native, "default": ours, "mps": {"failed": "x"}}, {})
+    assert told["default"] == {"p99_over_alone": 2.0, "server_np": 1.0, "harvest": 0.8, "p99_over_native": 0.5}
+    assert set(told) == {"native", "default"}
+
+
+def test_mixes() -> None:
+    """Broken: too few programs for a mix of likes, or a typing error that measures nothing."""
+    assert needed([mix("a+a+b"), mix("b+c")]) == Counter(mix("a+a+b+c").jobs)
+    with pytest.raises(BenchError, match="unknown workload 'trian'"):
+        chosen_mixes(["trian+decode"], quick=False)
+    assert all(scenario.mixes and scenario.ways for scenario in SCENARIOS.values())
+
+
+def test_the_whole_path(tmp_path: Path) -> None:
+    """Pairing, baselines, ratios, and the reason for a way that is not to be had."""
+    ways = [*(WAYS[name] for name in ("native", "turns", "default")), Way("odd", ("--no-such-option",))]
+    told = measure_all([mix("a+b"), mix("server+a+a")], ways, plan(tmp_path))
+    json.dumps(told)
+    assert told["alone"]["a"]["rates"] == [100.0, 100.0]
+    assert told["versions"] == {"fake": "1"}
+    pair = told["pairs"]["a+b"]
+    assert {name: case["np"] for name, case in pair.items()} == {
+        "native": [1.0, 1.0], "turns": [0.6, 0.6], "default": [0.6, 0.6],
+    }  # fmt: skip
+    assert (pair["default"]["ratio"], pair["default"]["best_way"]) == (0.6, "native")
+    triple = told["pairs"]["server+a+a"]["default"]
+    assert (triple["stp"], triple["min_np"]) == (1.8, 0.6)
+    assert triple["latency_ms"] == {"p50": 1.0, "p99": 3.0}
+    assert (triple["p99_over_alone"], triple["p99_ratio"]) == (1.5, 1.5)
+    assert "No such option" in told["ways"]["odd"]["skipped"]
+
+
+def test_programs_that_fail_cost_their_mix_alone(tmp_path: Path) -> None:
+    """A death, nonsense, silence: said with the program's own words, and the run goes on without leftovers."""
+    names = ("mortal+a", "a+confused", "silent+a", "stillborn+a", "a+a")
+    told = measure_all([mix(name) for name in names], [WAYS["turns"]], plan(tmp_path, answer_s=3.0))
+    failed = {name: cases["turns"].get("failed", "") for name, cases in told["pairs"].items()}
+    assert "mortal-0" in failed["mortal+a"]
+    assert "out of luck" in failed["mortal+a"]
+    assert "no JSON" in failed["a+confused"]
+    assert "silent for" in failed["silent+a"]
+    assert "no such card" in failed["stillborn+a"]
+    assert told["pairs"]["a+a"]["turns"]["np"] == [0.6, 0.6]
+    child = int((tmp_path / "kept").read_text(encoding="utf-8"))
+    eventually(lambda: not running(child), "the end of what a program started")
+
+
+def running(pid: int) -> bool:
+    """Whether it has not ended; nobody may have waited for it yet."""
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+
+
+def test_a_variable_of_a_job_is_for_the_hook(tmp_path: Path) -> None:
+    """Broken: a class or limit would not reach the program, or the baseline would have it too."""
+    limited = Mix("a", (Job("a", (("RATE", "30"),)),))
+    told = measure_all([limited], [WAYS["native"], WAYS["turns"]], plan(tmp_path))
+    assert {name: case["np"] for name, case in told["pairs"]["a"].items()} == {"native": [1.0], "turns": [0.3]}
+
+
+def test_a_coordinator_explains_each_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a bad figure would come without the policy's reason for it."""
+    monkeypatch.setattr(measure, "explain", lambda stand: {"text": "side by side"})
+    told = measure.measure_all([mix("a+b")], [WAYS["native"], WAYS["turns"]], plan(tmp_path))
+    assert told["pairs"]["a+b"]["turns"]["explain"] == {"text": "side by side"}
+    assert "explain" not in told["pairs"]["a+b"]["native"]
+
+
+def test_no_mix_begins_after_the_budget(tmp_path: Path) -> None:
+    """Broken: a run that is cut off prints nothing at all."""
+    told = measure_all([mix("a+b")], [WAYS["native"]], plan(tmp_path, deadline=time.monotonic()))
+    assert told["pairs"]["a+b"]["native"] == {"failed": "no time left"}
+
+
+def test_no_mps_without_its_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: the card's own slicing would be measured and called MPS."""
+    monkeypatch.setenv("PATH", os.defpath)
+    told = measure_all([mix("a+b")], [WAYS["mps"]], plan(tmp_path))
+    assert "not on the PATH" in told["ways"]["mps"]["skipped"]
+    assert told["pairs"]["a+b"] == {}

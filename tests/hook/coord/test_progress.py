@@ -1,0 +1,122 @@
+"""What the hook reports of a program's progress, against a coordinator that does what the test says."""
+
+from __future__ import annotations
+
+from nvshare.coordinator.protocol import messages
+from tests.hook.conftest import StartClient
+from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+
+MS = 1_000_000
+
+
+def hold(coordinator: ScriptedCoordinator, client: ScriptedClient, *, watch: bool = False) -> None:
+    """The client holds lease 7, has submitted one short kernel, and is to report."""
+    client.tell("launch 1000")
+    coordinator.welcome()
+    coordinator.asked()
+    coordinator.send(messages.Allot(gpu=0, rate=1000, report=True, watch=watch))
+    coordinator.grant(7)
+    assert client.answer() == "launched"
+
+
+def test_reports_while_work_goes_on(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: the coordinator does not learn how fast a program runs, or counts and times do not grow."""
+    hold(coordinator, client)
+    first = coordinator.expect(messages.Progress)
+    assert client.do("launch 1000") == "launched"
+    second = coordinator.expect(messages.Progress)
+    assert [(m.gpu, m.lease_id, m.work, m.steps) for m in (first, second)] == [(0, 7, 1, 0), (0, 7, 2, 0)]
+    assert client.do("step") == "stepped"
+    assert coordinator.expect(messages.Progress).steps == 1
+    assert 0 < first.at_ns < second.at_ns
+    assert (second.busy_ns, second.watched_ns) == (0, 0)
+
+
+def test_last_count_comes_before_the_release(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: work between the last report and the end of a lease counts for the next lease."""
+    hold(coordinator, client)
+    assert coordinator.revoke(7).submissions == 1
+    counts = [m for m in coordinator.received if isinstance(m, messages.Progress)]
+    assert [(m.lease_id, m.work) for m in counts] == [(7, 1)]
+    client.tell("launch 1000")
+    coordinator.expect(messages.Request)
+    coordinator.grant(8)
+    assert client.answer() == "launched"
+    assert coordinator.expect(messages.Progress).lease_id == 8
+    coordinator.received.clear()
+    coordinator.revoke(8)  # nothing has changed since
+    coordinator.nothing(messages.Progress)
+
+
+def test_no_reports_unasked(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: an older coordinator hears messages that it does not know, or `report` cannot be taken back."""
+    client.tell("launch 1000")
+    coordinator.welcome()
+    coordinator.asked()
+    for report in (True, False):
+        coordinator.send(messages.Allot(gpu=0, rate=1000, report=report, watch=False))
+    coordinator.grant(7)
+    assert client.answer() == "launched"
+    coordinator.revoke(7)
+    coordinator.nothing(messages.Progress)
+
+
+def watched(coordinator: ScriptedCoordinator, earlier: messages.Progress) -> float:
+    """The busy part of the time since an earlier report, once enough samples have been taken."""
+    while (report := coordinator.expect(messages.Progress)).watched_ns - earlier.watched_ns < 50 * MS:
+        pass
+    return (report.busy_ns - earlier.busy_ns) / (report.watched_ns - earlier.watched_ns)
+
+
+def test_watches_while_asked(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a program that keeps the GPU busy looks like one that does not, or the other way round."""
+    hold(coordinator, client, watch=True)
+    coordinator.expect(messages.Progress)
+    assert client.do("block") == "blocked"
+    blocked = coordinator.expect(messages.Progress)  # in part from before
+    assert watched(coordinator, blocked) == 1.0
+    assert client.do("unblock") == "unblocked"
+    assert client.do("sync") == "synchronised"
+    assert client.do("launch 1000") == "launched"
+    later = ended = coordinator.expect(messages.Progress)
+    while later.watched_ns - ended.watched_ns < 50 * MS:
+        assert client.do("launch 1000") == "launched"
+        later = coordinator.expect(messages.Progress)
+    assert later.busy_ns - ended.busy_ns < later.watched_ns - ended.watched_ns
+
+
+def test_captures_are_watched_around(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
+    """Broken: a sample invalidates a capture."""
+    hold(coordinator, client, watch=True)
+    for _ in range(20):
+        assert client.do("captured 500 1000") == "captured 0"
+    assert coordinator.expect(messages.Progress).work > 0
+
+
+def test_profile_follows_hello(coordinator: ScriptedCoordinator, start: StartClient) -> None:
+    """Broken: what a user says of a program does not reach the coordinator."""
+    client = start(
+        NVSHARE_CLASS="best-effort",
+        NVSHARE_SHARE_REQUEST="0.25",
+        NVSHARE_SHARE_LIMIT="50%",
+        NVSHARE_DEADLINE="2m",
+        NVSHARE_MPS="1",
+    )
+    client.tell("launch 1000")
+    profile = coordinator.expect(messages.Profile)
+    assert [type(m) for m in coordinator.received] == [messages.Hello, messages.Profile]
+    assert profile == messages.Profile(2, 250, 500, 120_000 * MS, True)
+
+
+def test_a_profile_of_defaults_is_not_sent(coordinator: ScriptedCoordinator, start: StartClient) -> None:
+    """Broken: an older coordinator hears a message that it does not know, or nonsense becomes a claim."""
+    client = start(
+        NVSHARE_CLASS="urgent", NVSHARE_SHARE_REQUEST="1.5", NVSHARE_SHARE_LIMIT="0", NVSHARE_DEADLINE="soon"
+    )
+    client.tell("launch 1000")
+    coordinator.welcome()
+    coordinator.nothing(messages.Profile)
+    client.process.kill()
+    _, errors = client.ended()
+    for variable in ("NVSHARE_CLASS", "NVSHARE_SHARE_REQUEST", "NVSHARE_SHARE_LIMIT", "NVSHARE_DEADLINE"):
+        assert errors.count(variable) == 1

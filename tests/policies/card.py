@@ -1,0 +1,117 @@
+"""A card that several programs share, for policies that measure: progress follows a small model of time slicing.
+
+GPU time is divided max-min fairly among what the programs want.  `LOSS` is lost when more than one wants more than it
+gets.  A program that is bound by launching does nothing for `refill_ms` of each lease.  Reports come every 100 ms
+and with each release, as the hook sends them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nvshare.scheduler_policies.api import Measured, Policy
+from tests.policies.virtual_gpu import GPU, MS, Job, VirtualGpu
+
+LOSS = 0.05
+REPORT_NS = 100 * MS
+
+
+def divide(wants: dict[int, float]) -> dict[int, float]:
+    """GPU time of each, max-min fair."""
+    gets: dict[int, float] = {}
+    left, rest = 1.0, sorted(wants, key=wants.__getitem__)
+    for place, client in enumerate(rest):
+        gets[client] = min(wants[client], left / (len(rest) - place))
+        left -= gets[client]
+    short = [client for client in wants if gets[client] < wants[client] - 1e-9]
+    return {client: part * (1.0 - LOSS) for client, part in gets.items()} if len(short) > 1 else gets
+
+
+class Card(VirtualGpu):
+    """Programs have a busy share, and report."""
+
+    def __init__(self, policy: Policy, gpu: Any = GPU) -> None:
+        super().__init__(policy, gpu)
+        self.busy: dict[int, float] = {}
+        self.refill_ns: dict[int, int] = {}
+        self.silent: set[int] = set()
+        """Programs whose progress cannot be measured."""
+        self.work: dict[int, float] = {}
+        self.alone_ns = 0
+        """Time in which one program ran although others wanted to: solo windows and turns."""
+        self._setting: frozenset[int] = frozenset()
+        self._set_ns = 0
+        self._reported: dict[int, tuple[int, float]] = {}
+
+    def program(self, busy: float, refill_ms: float = 0.0, **job: Any) -> Job:
+        """A program that always has work."""
+        self.busy[self._clients + 1], self.refill_ns[self._clients + 1] = busy, int(refill_ms * MS)
+        self.work[self._clients + 1] = 0.0
+        return self.job(**job)
+
+    def rates(self, span_ns: int) -> dict[int, float]:
+        """Normalised progress of each over the next time."""
+        before = dict(self.work)
+        self.until(self.now_ns + span_ns)
+        return {
+            client: (work - before.get(client, 0.0)) / (span_ns / 1e9) / self.busy[client]
+            for client, work in self.work.items()
+        }
+
+    def _speeds(self) -> dict[int, float]:
+        rates = {one.client: one.rate for one in self.plan.running}
+        wants = {
+            job.client: min(self.busy[job.client], rates.get(job.client, 1.0))
+            for job in self.running()
+            if job.wanted and self.now_ns >= (job.view.turn.granted_at_ns or 0) + self.refill_ns[job.client]
+        }
+        return divide(wants)
+
+    def _pass(self, to_ns: int) -> None:
+        self._note_setting()
+        for client, speed in self._speeds().items():
+            self.work[client] += speed * (to_ns - self.now_ns) / 1e9
+        if len(self.running()) == 1 and len(self.views()) > 1:
+            self.alone_ns += to_ns - self.now_ns
+        super()._pass(to_ns)
+        for job in self.running():
+            if job.client not in self.silent and self.now_ns >= self._reported[job.client][0] + REPORT_NS:
+                self._report(job)
+
+    def _note_setting(self) -> None:
+        setting = frozenset(job.client for job in self.running())
+        if setting != self._setting:
+            self._setting, self._set_ns = setting, self.now_ns
+            self._reported = {client: (self.now_ns, self.work[client]) for client in setting}
+
+    def _report(self, job: Job) -> None:
+        at_ns, work = self._reported[job.client]
+        if self.now_ns == at_ns:
+            return
+        rate = (self.work[job.client] - work) / ((self.now_ns - at_ns) / 1e9)
+        self._reported[job.client] = (self.now_ns, self.work[job.client])
+        old, span_ns = job.view.progress, self.now_ns - self._set_ns
+        new = replace(old, rate=rate, measured_at_ns=self.now_ns, measured_for_ns=span_ns)
+        if len(self._setting) == 1 and span_ns >= 90 * MS:
+            watched = any(one.watch for one in self.plan.running)
+            busy = self.busy[job.client]
+            new = replace(new, alone_rate=busy, alone_at_ns=self.now_ns, busy_alone=busy if watched else old.busy_alone)
+        self.has(job=job, progress=new)
+        self.tell(Measured(job.view, tuple(self._setting), self.now_ns))
+
+    def _release(self, job: Job) -> None:
+        if job.client in self._reported and job.client not in self.silent:
+            self._report(job)
+        super()._release(job)
+
+    def _next_ns(self) -> int | None:
+        self._note_setting()
+        times = [time for time in [super()._next_ns()] if time is not None]
+        for job in self.running():
+            if job.client not in self.silent:
+                times.append(self._reported[job.client][0] + REPORT_NS)
+            fills_ns = (job.view.turn.granted_at_ns or 0) + self.refill_ns[job.client]
+            if fills_ns > self.now_ns:
+                times.append(fills_ns)
+        return min(times, default=None)

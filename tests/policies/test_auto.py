@@ -1,0 +1,155 @@
+"""`auto` on a model of a card: it ends in the better arrangement, measures little, and looks again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nvshare.scheduler_policies.api import JobClass, Memory
+from nvshare.scheduler_policies.auto import Auto
+from tests.policies.card import Card
+from tests.policies.virtual_gpu import GPU, MS, SECOND
+
+GEMM, SMALL, DECODER, TRAINING, CNN, INFER = (1.0, 0), (0.55, 14), (0.5, 14), (0.99, 14), (0.8, 5), (0.02, 0)
+
+
+def settled(*programs: tuple[float, float], **gpu: Any) -> tuple[Card, list[float]]:
+    """A card after 10 s, and the progress of each program over the next 20."""
+    world = Card(Auto(), replace(GPU, **gpu))
+    for busy, refill_ms in programs:
+        world.program(busy, refill_ms, drain_ns=MS // 5)
+    world.until(10 * SECOND)
+    return world, list(world.rates(20 * SECOND).values())
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_saturating_programs_take_turns(count: int) -> None:
+    """Broken: two saturating products lose 5 % to the card's own slicing."""
+    world, progress = settled(*[GEMM] * count)
+    assert sum(progress) >= 0.99
+    assert min(progress) >= 0.97 / count
+    assert "take turns of 100 ms" in world.plan.why
+
+
+@pytest.mark.parametrize(
+    ("programs", "least"),
+    [
+        ([SMALL, SMALL], 1.7),
+        ([CNN, CNN], 1.18),
+        ([DECODER, TRAINING], 1.49),
+        ([TRAINING, TRAINING], 0.955),  # in turns of 100 ms: 0.86
+        ([GEMM, SMALL, SMALL], 1.45),
+    ],
+)
+def test_programs_that_leave_the_gpu_idle_run_side_by_side(programs: list[tuple[float, float]], least: float) -> None:
+    """Broken: programs that are bound by launching are better off without a coordinator."""
+    world, progress = settled(*programs)
+    assert sum(progress) >= least
+    assert len(world.plan.running) == len(programs)
+
+
+def test_saturating_programs_take_turns_beside_a_server() -> None:
+    """Broken: a small server waits for the turns of two saturating jobs, or they lose 5 % for its sake."""
+    world, progress = settled(GEMM, GEMM, INFER)
+    assert progress[2] >= 0.99
+    assert sum(progress[:2]) >= 0.97
+    assert len(world.plan.running) == 2
+
+
+def test_turns_never_leave_a_program_with_less() -> None:
+    """Broken: two saturating jobs that take turns beside a launch-bound one have less than side by side with it."""
+    world, progress = settled(GEMM, GEMM, SMALL)
+    assert min(progress) >= 0.31
+    assert len(world.plan.running) == 3
+
+
+def test_measuring_alone_costs_less_than_a_hundredth() -> None:
+    """Broken: looking costs more than it gains."""
+    world = Card(Auto())
+    for busy in (0.9, 0.8, 0.6):
+        world.program(busy, drain_ns=MS // 5)
+    world.until(5 * SECOND)
+    start_ns = world.alone_ns
+    world.until(605 * SECOND)
+    assert 0 < world.alone_ns - start_ns <= 6 * SECOND
+
+
+def test_a_new_phase_is_seen() -> None:
+    """Broken: a program that has become bound by its data keeps its turns, in which the GPU idles."""
+    world = Card(Auto())
+    world.program(*GEMM), world.program(*GEMM)
+    world.until(30 * SECOND)
+    assert len(world.plan.running) == 1
+    world.busy |= {1: 0.5, 2: 0.5}
+    world.until(60 * SECOND)
+    assert sum(world.rates(10 * SECOND).values()) >= 1.95
+    world.busy |= {1: 1.0, 2: 1.0}
+    world.until(360 * SECOND)
+    assert sum(world.rates(10 * SECOND).values()) >= 0.98
+
+
+def test_unmeasured_programs_share_as_the_card_would() -> None:
+    """Broken: a program whose progress cannot be seen is stopped to be measured, or loses its part."""
+    world = Card(Auto())
+    world.silent |= {1, 2}
+    world.program(*GEMM), world.program(*GEMM)
+    world.until(20 * SECOND)
+    assert len(world.plan.running) == 2
+    assert world.alone_ns == 0
+
+
+def test_an_interactive_job_is_there_at_once_and_others_shrink() -> None:
+    """Broken: a server waits for a turn, for a measurement, or behind a long queue of batch work."""
+    world = Card(Auto())
+    world.program(*GEMM), world.program(*GEMM)
+    world.until(20 * SECOND)
+    server = world.program(*INFER, job_class=JobClass.INTERACTIVE)
+    world.play(0)
+    assert world.plan.running[0].client == server.client
+    assert server.max_wait_ns == 0
+    assert [one.pacing_ns for one in world.plan.running] == [None] + [MS] * (len(world.plan.running) - 1)
+    world.idle(server)
+    world.play(500)
+    assert all(one.pacing_ns is None for one in world.plan.running)
+
+
+def test_best_effort_work_leaves_the_others_their_progress() -> None:
+    """Broken: work that should be free costs a batch job more than 1 %, or nothing is left to it."""
+    world = Card(Auto())
+    world.program(0.8)
+    spare = world.program(*GEMM, job_class=JobClass.BEST_EFFORT)
+    world.until(30 * SECOND)
+    batch, harvest = world.rates(60 * SECOND).values()
+    assert batch >= 0.985
+    assert harvest >= 0.8 * 0.2
+    for job in list(world.jobs.values()):
+        if job is not spare:
+            world.leave(job)
+    assert world.plan.running[0].rate == 1.0
+
+
+def test_where_memory_is_short_the_heavy_ones_take_turns() -> None:
+    """Broken: heavy programs wait for each other's memory, or a small server is evicted for each of their turns."""
+    world = Card(Auto(), replace(GPU, memory_short=True))
+    heavy = [world.program(*GEMM) for _ in range(3)]
+    small = world.program(*INFER)
+    for job in heavy:
+        world.has(job=job, memory=Memory(60))
+    world.has(job=small, memory=Memory(5))
+    world.ask()
+    world.until(6 * SECOND)
+    assert small.leases == 1
+    assert max(job.leases for job in heavy) - min(job.leases for job in heavy) <= 1
+    assert min(world.used_ns(job) for job in heavy) >= 1.8 * SECOND
+
+
+def test_shares_are_rates() -> None:
+    """Broken: a limit or a guarantee means nothing where programs run side by side."""
+    world = Card(Auto())
+    world.program(*GEMM, share_limit=0.3), world.program(*GEMM, share_request=0.6)
+    world.until(10 * SECOND)
+    limited, sure = world.rates(10 * SECOND).values()
+    assert limited <= 0.31
+    assert sure >= 0.6

@@ -1,0 +1,59 @@
+"""A policy of another package that does not come back is interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from nvshare.coordinator.daemon import time_limit
+from nvshare.coordinator.engine.policy_guard import PolicyGuard
+from nvshare.coordinator.simulation.harness import Harness
+from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobView, Plan, PolicyBase
+from nvshare.scheduler_policies.registry import create
+
+
+class _Loops(PolicyBase):
+    """Never comes back from one of its operations."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        while self.operation == "decide":
+            pass
+        return Plan((Allotment(jobs[0].client, gpu.quantum_ns),))
+
+    def observe(self, happened: Happened) -> None:
+        while self.operation == "observe":
+            pass
+
+
+@pytest.mark.parametrize("operation", ["decide", "observe"])
+def test_a_policy_that_loops_is_replaced(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken: a bug in somebody's policy would stop the coordinator, and every program of the node with it."""
+    monkeypatch.setattr(PolicyGuard, "time_limit", staticmethod(partial(time_limit.time_limit, 0.02)))
+    before = signal.getsignal(signal.SIGALRM)
+    harness = Harness(lambda name, uuid: _Loops(operation) if name == "loops" else create(name, uuid), policy="loops")
+    harness.gpu()
+    a, b = harness.client(wanted=True), harness.client(wanted=True)
+    assert a.granted() is not None
+    a.release()
+    assert b.granted() is not None
+    assert harness.gpu_snapshot().rules.policy == "round_robin"
+    assert harness.logged("TimeoutError: it took longer than 20 ms")
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_only_the_main_thread_can_be_interrupted() -> None:
+    """Broken: a coordinator in another thread, as in a notebook, would not start."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(time_limit.possible()))
+    thread.start()
+    thread.join()
+    assert found == [False]
+    assert time_limit.possible()

@@ -1,0 +1,140 @@
+"""Switches of memory take at most a fifth of the time, whatever the policy and the operator ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from nvshare.coordinator.model.commands import Log
+from nvshare.coordinator.model.settings import MILLISECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
+from nvshare.scheduler_policies.registry import create
+
+CAPACITY, RATE = 8000, 40
+"""Capacity, and what moves in each direction in a millisecond: all of it takes 200 ms."""
+USEFUL = 0.78
+"""Four fifths, less the hand-overs, whose messages take a millisecond each here."""
+
+
+@dataclass
+class Program:
+    """A program whose memory moves at `RATE`.  It works, then thinks; `think_ms` 0: it always wants the GPU."""
+
+    client: ScriptedClient
+    allocated: int
+    resident: int
+    work_ms: int = 0
+    think_ms: int = 0
+    worked_ms: int = 0
+    since_ms: int = 0
+    open: bool = False
+    order: list[int] = field(default_factory=list)
+    """1 for an eviction, order id, bytes, credit, moved."""
+
+    def report(self) -> None:
+        self.client.report(allocated=self.allocated, resident=self.resident, host=self.allocated - self.resident)
+
+    def hear(self) -> None:
+        """Takes its messages in their order."""
+        inbox, self.client.inbox = self.client.inbox, []
+        for message in inbox:
+            if isinstance(message, messages.Evict):
+                self.order = [1, message.order_id, message.bytes, message.bytes, 0]
+            elif isinstance(message, messages.Restore):
+                self.order = [0, message.order_id, message.bytes, message.credit_bytes, 0]
+            elif isinstance(message, messages.MoveCredit) and self.order:
+                self.order[3] = message.credit_bytes
+            elif isinstance(message, messages.Grant):
+                self.open = True
+                if self.order:
+                    _, order_id, _, _, moved = self.order
+                    self.order = []
+                    self.client.moved(order_id, moved)
+            elif isinstance(message, messages.Revoke):
+                self.open = False
+                self.client.release(message.lease_id, wanted=True)
+
+    def millisecond(self) -> None:
+        """Moves, works, or asks."""
+        if self.order:
+            out, order_id, size, credit, moved = self.order
+            step = max(0, min(RATE, credit - moved))
+            self.resident += -step if out else step
+            self.order[4] = moved = moved + step
+            if moved >= size:
+                self.order = []
+            if step:
+                self.client.moved(order_id, moved, finished=moved >= size)
+                self.report()
+        if self.open:
+            self.worked_ms += 1
+            self.since_ms += 1
+            if self.think_ms and self.since_ms >= self.work_ms:
+                self.open, self.since_ms = False, -self.think_ms
+                self.client.release(idle=True)
+        elif self.since_ms < 0:
+            self.since_ms += 1
+            if self.since_ms == 0:
+                self.client.request()
+
+
+def start(programs: list[Program]) -> None:
+    for program in programs:
+        program.report()
+    for program in programs:
+        program.client.request()
+
+
+def run(harness: Harness, programs: list[Program], milliseconds: int) -> float:
+    """Returns the share of the time in which a program worked."""
+    before = sum(program.worked_ms for program in programs)
+    for _ in range(milliseconds):
+        for program in programs:
+            program.hear()
+        for program in programs:
+            program.millisecond()
+        harness.milliseconds(1)
+    return (sum(program.worked_ms for program in programs) - before) / milliseconds
+
+
+def make(policy: str, quantum_ms: int | None) -> Harness:
+    quantum_ns = None if quantum_ms is None else quantum_ms * MILLISECOND_NS
+    harness = Harness(create, policy=policy, quantum_ns=quantum_ns, check_invariants=False)
+    harness.gpu(capacity=CAPACITY)
+    return harness
+
+
+@pytest.mark.parametrize("quantum_ms", [100, None])
+@pytest.mark.parametrize("think_ms", [100, 300, 1500])
+def test_priorities_with_memory_short_do_not_livelock(think_ms: int, quantum_ms: int | None) -> None:
+    """Broken: a program of high priority that comes again and again has the card's memory moved all the time, and
+    programs of lower priority are revoked before they have worked."""
+    harness = make("priority", quantum_ms)
+    programs = [
+        Program(harness.client(mode=MemoryMode.SWAP, priority=9), 5000, 5000, work_ms=20, think_ms=think_ms),
+        Program(harness.client(mode=MemoryMode.SWAP, priority=5), 5000, 3000, work_ms=50, think_ms=3 * think_ms),
+        Program(harness.client(mode=MemoryMode.SWAP), 5000, 0),
+    ]
+    start(programs)
+    run(harness, programs, 10_000)  # uses up the reserve for bursts
+    assert run(harness, programs, 20_000) >= USEFUL
+    assert all(program.worked_ms for program in programs)
+
+
+def test_turns_of_two_large_programs_are_lengthened_and_the_log_says_so_once() -> None:
+    """Broken: with a fixed quantum of 20 ms two programs of 90 % of the memory do nothing but move it."""
+    harness = make("round_robin", 20)
+    size = CAPACITY * 9 // 10
+    programs = [
+        Program(harness.client(mode=MemoryMode.SWAP), size, size),
+        Program(harness.client(mode=MemoryMode.SWAP), size, 0),
+    ]
+    start(programs)
+    run(harness, programs, 10_000)  # uses up the reserve for bursts
+    assert run(harness, programs, 20_000) >= USEFUL
+    assert min(program.worked_ms for program in programs) >= 5_000
+    told = [command for command in harness.commands if isinstance(command, Log) and "lengthened" in command.text]
+    assert len(told) == 1
