@@ -274,7 +274,7 @@ def bounds_of(field: Field) -> str:
     if field.most is None:
         return f"{field.kind} {field.size}"
     power = field.most.bit_length() - 1
-    most = f"2^{power}" if field.most == 1 << power else str(field.most)
+    most = f"2^{power}" if power >= 16 and field.most == 1 << power else str(field.most)
     return f"{field.kind} {field.size}, {field.least} to {most}"
 
 
