@@ -21,12 +21,11 @@ Non-goals: hand-overs' other times (bench/handover.py).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from nvshare.bench.harness.fixture import (
     fixture,
     machine,
     percentile,
+    read_events,
     spread,
 )
 from nvshare.bench.harness.in_process import Plan, compare, switch_environment
@@ -108,15 +108,12 @@ def saturate(stand: Fixture, program: Path, options: argparse.Namespace) -> None
                 process.wait()
 
 
-def drains_ms(lines: Sequence[str]) -> tuple[list[float], int]:
+def drains_ms(events: Iterable[Mapping[str, Any]]) -> tuple[list[float], int]:
     """Milliseconds that each revoked holder took to drain, and how many passed their deadline."""
     revoked: set[int] = set()
     found: list[float] = []
     overdue = 0
-    for line in lines:
-        if not line.endswith("}"):
-            continue  # the follower was stopped while it wrote
-        event = json.loads(line)
+    for event in events:
         if event["kind"] == "revoked":
             revoked.add(event["lease"])
         elif event["kind"] == "released" and event["lease"] in revoked:
@@ -148,7 +145,7 @@ def drains(simulate: str | None, work: Callable[[Fixture], object]) -> dict[str,
             finally:
                 follower.terminate()
                 follower.wait(10)
-        found, overdue = drains_ms(log.read_text(encoding="utf-8").splitlines())
+        found, overdue = drains_ms(read_events(log))
     if len(found) < 2:
         raise BenchError(f"only {len(found)} drains were seen")
     first, *paced = found

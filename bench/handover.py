@@ -34,6 +34,7 @@ from nvshare.bench.harness.fixture import (
     fixture,
     machine,
     percentile,
+    read_events,
 )
 
 SOURCE = PROGRAMS / "saturate.c"
@@ -122,7 +123,7 @@ def run_programs(stand: Fixture, program: Path, options: argparse.Namespace) -> 
         finally:
             follower.terminate()
             follower.wait(10)
-    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    events = read_events(log)
     return evaluate(events, stamps)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, read_events, real_card
 from nvshare.bench.workloads.busy import read_log
 from nvshare.simulated_gpu.trace import read_trace
 
@@ -75,7 +75,7 @@ def perform(stand: Fixture, seconds: float, quantum: str) -> Scene:
         finally:
             follower.terminate()
             follower.wait(10)
-    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    events = read_events(log)
     held = leases(events)
     if stand.simulate is not None:
         processes = {process.pid: name for name, process in running.items()}

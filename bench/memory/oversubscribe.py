@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark, show_each
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, read_events, real_card
 
 MIB = 1 << 20
 CASES = ("two_of_60", "three_of_45", "training", "notebooks")
@@ -136,7 +136,7 @@ def with_turns(
         finally:
             follower.terminate()
             follower.wait(10)
-    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    events = read_events(log)
     turns = [event["quantum_ns"] for event in events if event["kind"] == "granted"]
     waits = [event["exposed_ns"] for event in events if event["kind"] == "moved" and event["exposed_ns"]]
     return seconds, counted, {"quanta_ms": _ms(turns), "waited_orders_ms": _ms(waits)}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.bench.handover import evaluate, turns
-from nvshare.bench.harness.fixture import percentile, spread
+from nvshare.bench.harness.fixture import BenchError, percentile, read_events, spread
 from nvshare.bench.harness.summary import FILES
 from nvshare.bench.harness.worker_group import figures
 from nvshare.bench.timeline import leases
@@ -95,3 +95,13 @@ def test_luck_of_a_process_is_not_the_hook() -> None:
     found = figures([turns_of(1130), turns_of(1000)], [turns_of(1000), turns_of(1130)])
     assert abs(found["slowdown"]) < 0.001
     assert found["alike"] == pytest.approx(0.13, abs=0.001)
+
+
+def test_a_follower_that_failed_is_said(tmp_path: Path) -> None:
+    """Its error is a line of the log: a figure from the events before it would be wrong."""
+    log = tmp_path / "events.jsonl"
+    log.write_text('{"kind": "granted"}\n{"kind": "revo', encoding="utf-8")
+    assert read_events(log) == [{"kind": "granted"}]
+    log.write_text('{"kind": "granted"}\n{"error": {"code": "no_coordinator", "text": "gone"}}\n', encoding="utf-8")
+    with pytest.raises(BenchError, match="gone"):
+        read_events(log)
