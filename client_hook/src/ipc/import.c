@@ -182,7 +182,7 @@ bool nvs_ipc_close(CUdeviceptr address, CUresult *result)
     pthread_mutex_unlock(&lock);
     *result = CUDA_SUCCESS;
     if (last != NULL) { /* as in the driver, work that uses it ends first */
-        *result = nvs_memory_settle(last->shown.gpu, last->shown.context);
+        *result = nvs_memory_wait_idle(last->shown.gpu, last->shown.context);
         if (*result == CUDA_SUCCESS)
             end(last);
         else

@@ -17,13 +17,13 @@
 
 #include <errno.h>
 
-static const uint64_t SETTLE_BOUND_NS = UINT64_C(10000000000);
+static const uint64_t IDLE_BOUND_NS = UINT64_C(10000000000);
 
-static CUresult settle_streams(uint32_t gpu)
+static CUresult wait_streams(uint32_t gpu)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
-    const nvs_status status = nvs_drain(gpu, nvs_now_ns() + SETTLE_BOUND_NS);
+    const nvs_status status = nvs_drain(gpu, nvs_now_ns() + IDLE_BOUND_NS);
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     return status == NVS_OK ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -31,7 +31,7 @@ static CUresult settle_streams(uint32_t gpu)
 /* Waits for the work of the current context.  During a capture nothing context-wide may be synchronised: then the driver says
  * by a free of its own whether one is legal now, and streams are waited for one by one.  What graphs do on this GPU that were launched on another's
  * stream is nothing that a context knows of. */
-static CUresult settle_current(uint32_t gpu)
+static CUresult wait_current(uint32_t gpu)
 {
     CUdeviceptr probe;
     CUresult result;
@@ -39,25 +39,25 @@ static CUresult settle_current(uint32_t gpu)
         result = NVS_REAL(cuCtxSynchronize)();
         if (NVS_LIKELY(nvs_marked_by(gpu) == 0) || result != CUDA_SUCCESS)
             return result;
-        return settle_streams(gpu);
+        return wait_streams(gpu);
     }
     result = NVS_REAL(cuMemAlloc_v2)(&probe, 1);
     if (result == CUDA_SUCCESS)
         result = NVS_REAL(cuMemFree_v2)(probe);
-    return result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY ? settle_streams(gpu) : result;
+    return result == CUDA_SUCCESS || result == CUDA_ERROR_OUT_OF_MEMORY ? wait_streams(gpu) : result;
 }
 
 /* cuMemFree returns when nothing uses the memory any more.  Where the driver does not see to that, we do. */
-CUresult nvs_memory_settle(uint32_t gpu, CUcontext context)
+CUresult nvs_memory_wait_idle(uint32_t gpu, CUcontext context)
 {
     CUcontext current = NULL, ignored;
     if (NVS_REAL(cuCtxGetCurrent)(&current) == CUDA_ERROR_DEINITIALIZED)
         return CUDA_ERROR_DEINITIALIZED; /* exit() has come to the driver before a destructor that frees: nothing can be given back any more */
     if (current == context)
-        return settle_current(gpu);
+        return wait_current(gpu);
     if (!nvs_context_enter(context))
         return CUDA_SUCCESS; /* it is gone, and its work with it */
-    CUresult result = settle_current(gpu);
+    CUresult result = wait_current(gpu);
     NVS_REAL(cuCtxPopCurrent_v2)(&ignored);
     return result;
 }
@@ -77,7 +77,7 @@ CUresult nvs_memory_release(CUdeviceptr pointer)
     case NVS_FOUND:
         break;
     }
-    CUresult result = entry->chunked ? nvs_memory_settle(entry->gpu, entry->context) : CUDA_SUCCESS;
+    CUresult result = entry->chunked ? nvs_memory_wait_idle(entry->gpu, entry->context) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
         result = entry->kind == NVS_MEMORY_REDIRECTED ? nvs_memory_give_back(entry) : NVS_REAL(cuMemFree_v2)(pointer);
     if (result == CUDA_SUCCESS) {

@@ -7,7 +7,7 @@
 #include "memory/records/allocation.h"
 
 /* Waits until nothing that was submitted in this context uses memory any more.  release.c */
-CUresult nvs_memory_settle(uint32_t gpu, CUcontext context);
+CUresult nvs_memory_wait_idle(uint32_t gpu, CUcontext context);
 
 /* What a pool gave out, about to be freed: claimed in the book, and no longer charged.  All that is atomic comes before the driver's call:
  * after one it would wait for what the driver has written to the device, some hundred nanoseconds. */

@@ -19,7 +19,7 @@
 
 #define PROGRESS_NS 20000000u
 #define PROGRESS_BYTES (64u << 20)
-#define SETTLE_NS 1000000000u /* what a release left undrained may still run so long */
+#define DRAIN_BOUND_NS 1000000000u /* what a release left undrained may still run so long */
 #define SLICE_NS 5000000u
 
 typedef struct order {
@@ -83,10 +83,10 @@ static bool has_room(void *argument, uint64_t bytes, bool wait)
 }
 
 /* The gate is closed already; a release may have left work behind that still runs. */
-static bool settled(const order *o)
+static bool drained(const order *o)
 {
     const uint32_t gpu = o->as.gpu;
-    const uint64_t end = nvs_now_ns() + SETTLE_NS;
+    const uint64_t end = nvs_now_ns() + DRAIN_BOUND_NS;
     for (;;) {
         uint64_t now = nvs_now_ns(), slice = end < now + SLICE_NS ? end : now + SLICE_NS;
         if (nvs_gate_close(gpu, slice) == NVS_OK && nvs_drain_closed(gpu, slice) == NVS_OK)
@@ -109,7 +109,7 @@ static void carry_out(order *o)
     o->began_ns = o->told_ns = nvs_now_ns();
     o->running = true;
     pthread_mutex_unlock(&lock);
-    if (!settled(o)) {
+    if (!drained(o)) {
         error = CUDA_ERROR_NOT_READY;
     } else {
         nvs_status status = o->as.out ? nvs_memory_evict(o->as.gpu, o->as.bytes, &watch, &moved)

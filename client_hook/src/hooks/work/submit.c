@@ -31,12 +31,12 @@ static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 
 static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
 static const size_t count = 0, numOps = 0, size = 0;
 static const void *const pCopy = NULL, *const opList = NULL, *const op = NULL, *const paramArray = NULL;
-static unsigned meet_nothing(uint32_t gpu, const void *shape) { return 0; }
-static unsigned meet_no_list(uint32_t gpu, const void *list, size_t length) { return 0; }
-static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_operands_prepare_shapes(gpu, shape, 1); }
+static unsigned no_operands(uint32_t gpu, const void *shape) { return 0; }
+static unsigned no_operand_list(uint32_t gpu, const void *list, size_t length) { return 0; }
+static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { return nvs_operands_prepare_shapes(gpu, shape, 1); }
 
-/* What nvs_operands_prepare says of a call.  A process that sees one GPU, or whose memory stays where it is, has nothing to meet. */
-#define NVS_MEET(gpu, found)                                                                                    \
+/* The NVS_OPERANDS_ bits of a call (hooks/memory/operands.h).  None in a process that sees one GPU, or whose memory never moves. */
+#define NVS_PREPARE_OPERANDS(gpu, found)                                                                                    \
     do {                                                                                                        \
         if (NVS_LIKELY(dst + src + dstDevice + srcDevice + addr != 0 || dsts != NULL || pCopy != NULL || opList != NULL || \
                        op != NULL || paramArray != NULL) && /* a constant for most */                           \
@@ -47,10 +47,10 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
             if (dsts != NULL)                                                                                   \
                 found |= nvs_operands_prepare_list(gpu, dsts, srcs, count);                                                 \
             found |= _Generic((pCopy), const CUDA_MEMCPY2D *: nvs_operands_prepare_2d, const CUDA_MEMCPY3D *: nvs_operands_prepare_3d,  \
-                              const CUDA_MEMCPY3D_PEER *: nvs_operands_prepare_peer, default: meet_nothing)(gpu, pCopy);    \
-            found |= _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: nvs_operands_prepare_shapes, default: meet_no_list)(gpu, opList, numOps); \
-            found |= _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: meet_one, default: meet_nothing)(gpu, op);        \
-            found |= _Generic((paramArray), CUstreamBatchMemOpParams *: nvs_operands_prepare_values, default: meet_no_list)(gpu, paramArray, count); \
+                              const CUDA_MEMCPY3D_PEER *: nvs_operands_prepare_peer, default: no_operands)(gpu, pCopy);    \
+            found |= _Generic((opList), CUDA_MEMCPY3D_BATCH_OP *: nvs_operands_prepare_shapes, default: no_operand_list)(gpu, opList, numOps); \
+            found |= _Generic((op), CUDA_MEMCPY3D_BATCH_OP *: prepare_shape, default: no_operands)(gpu, op);        \
+            found |= _Generic((paramArray), CUstreamBatchMemOpParams *: nvs_operands_prepare_values, default: no_operand_list)(gpu, paramArray, count); \
         }                                                                                                       \
     } while (0)
 
@@ -58,14 +58,14 @@ static unsigned meet_one(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape) { re
     nvs_peer_copy_try(&(nvs_peer_copy){.stream = (work_stream), .per_thread = NVS_PER_THREAD(#symbol), .waits = (no_stream), \
                                        .to = dst + dstDevice, .from = src + srcDevice, .bytes = ByteCount + size}, result)
 
-/* Most calls take the short way (gate/gate.h): the fewer lines of code they run through, the less is missing from the caches. */
+/* Most calls take the fast path (gate/gate.h).  It is kept small for the instruction cache. */
 #define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream, no_stream) \
     static __attribute__((noinline, flatten)) CUresult long_##symbol parameters    \
     {                                                                              \
         const uint32_t gpu = (gpu_of_call);                                        \
         CUresult result;                                                           \
         unsigned found = 0;                                                        \
-        NVS_MEET(gpu, found);                                                      \
+        NVS_PREPARE_OPERANDS(gpu, found);                                                      \
         nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu) : nvs_gate_enter(gpu); \
         const nvs_peer_copy_outcome peer = NVS_LIKELY((found & NVS_OPERANDS_UNREACHABLE) == 0) ? NVS_COPY_DRIVER_ANSWERS : NVS_PEER_COPY(symbol, work_stream, no_stream, &result); \
         if (peer != NVS_COPY_HANDLED)                                              \

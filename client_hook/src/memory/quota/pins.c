@@ -9,8 +9,8 @@
 
 #include <stdatomic.h>
 
-/* Asked for and not settled.  Relaxed: a counter that stands for itself; it is raised before the figures are read, so that what becomes
- * pinned meanwhile may count twice for a moment, and never not at all. */
+/* Asked for and not answered.  Relaxed: a counter that stands for itself; it is raised before the figures are read, so that what becomes
+ * pinned meanwhile may count twice for a moment, but is never missed. */
 NVS_FORK_STATE static _Atomic uint64_t under_way[NVS_MAX_GPUS];
 
 /* Beside what is under way, and `more` that nobody counts yet. */

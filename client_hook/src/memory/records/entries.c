@@ -35,8 +35,8 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
     nvs_coordinator.memory_changed(gpu);
 }
 
-/* Gives back what an entry that is in nobody's hands any more was charged with. */
-static void settle(nvs_allocation *taken, bool kept)
+/* Uncharges and frees an entry that nothing refers to any more. */
+static void uncharge_and_free(nvs_allocation *taken, bool kept)
 {
     nvs_ledger *of = &nvs_ledgers[taken->gpu];
     /* All relaxed: see memory/records/ledger.h. */
@@ -56,7 +56,7 @@ void nvs_memory_drop(nvs_allocation *taken)
 {
     if (taken->kind == NVS_MEMORY_HANDLE && taken->chunked && taken->kept != NULL)
         nvs_memory_chunked->release(taken->gpu, 0, 0, taken->kept);
-    settle(taken, taken->serial != 0); /* a serial is given when an entry goes into the registry */
+    uncharge_and_free(taken, taken->serial != 0); /* a serial is given when an entry goes into the registry */
 }
 
 void nvs_memory_drop_all(nvs_allocation *list)
