@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from nvshare.coordinator.daemon import settings_file, time_limit
 from nvshare.coordinator.daemon.control.live_settings import NODE_EVENTS, Key, LiveSettings
+from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration
 from nvshare.coordinator.daemon.core_settings import StartError, check_overrides, configured_events, core_settings
 from nvshare.coordinator.daemon.dispatch import Dispatcher
@@ -78,7 +79,8 @@ class Coordinator:
             frame_bytes=MAX_FRAME_BYTES,
             hello_ns=settings.hello_timeout_ns,
         )
-        self._sockets = Sockets(directory, limits, all_users=all_users)
+        self._rights = Rights(os.geteuid(), settings.max_priority, settings.max_weight, settings.hide_other_users)
+        self._sockets = Sockets(directory, limits, self._rights, all_users=all_users)
         self.dispatcher = Dispatcher(
             self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
         )
@@ -90,7 +92,7 @@ class Coordinator:
         }
         self._live = self.dispatcher.live = LiveSettings(directory.live_settings)
         administration = Administration(
-            self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems
+            self.dispatcher, devices, registry.create, facts, self._live, self._configured, self._problems, self._rights
         )
         rehearsal = Rehearsal(self._journal.rewrite)
         self.server = Server(self._sockets, self.dispatcher, administration, rehearsal)
@@ -180,7 +182,7 @@ class Coordinator:
     def reload(self) -> None:
         """SIGHUP: reads the settings again.  Live settings stay; faulty settings change nothing.
 
-        Applies the GPUs' settings, the host budget, and the bounds on priority and weight.
+        Applies the GPUs' settings, the host budget, and the rights of users.
         """
         try:
             settings = settings_file.load(self.options.flags or {}, file=self.options.config_file)
@@ -191,6 +193,7 @@ class Coordinator:
             return
         self.settings = settings
         self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
+        self._rights.set_bounds(settings.max_priority, settings.max_weight, hide=settings.hide_other_users)
         kept = self._apply(configured, time.monotonic_ns())
         but = f"; live settings stay in force: {kept} (`nvshare-ctl unset` removes them)" if kept else ""
         log.info("settings reloaded%s", but)

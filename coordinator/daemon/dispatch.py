@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from nvshare.coordinator.daemon.control.api import I32_MAX, encode_event
+from nvshare.coordinator.daemon.control.api import I32_MAX
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
@@ -28,7 +28,8 @@ from nvshare.scheduler_policies.api import JobClass
 
 log: Final = logging.getLogger("nvshare")
 
-Publish = Callable[[bytes], None]
+Publish = Callable[[int, int, str, Mapping[str, Any]], None]
+"""(sequence number, time, kind, values) of a trace event."""
 Observe = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -254,7 +255,7 @@ class Dispatcher:
             if self.observe is not None:
                 self.observe(command.kind, command.values)
             if self.publish is not None:
-                self.publish(encode_event(self._sequence, at_ns, command.kind, command.values))
+                self.publish(self._sequence, at_ns, command.kind, command.values)
 
     def _log(self, command: commands.Log) -> None:
         log.log(command.level, "%s", command.text)

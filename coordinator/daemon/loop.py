@@ -9,21 +9,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from nvshare.coordinator.daemon.control.sockets import ControlListener, EventPublisher, Waiter, make_context
+from nvshare.coordinator.daemon.control.api import encode_error
+from nvshare.coordinator.daemon.control.listeners import ControlListener, EventPublisher
+from nvshare.coordinator.daemon.control.read_budget import ReadBudget
 from nvshare.coordinator.daemon.peers import Limits
-from nvshare.coordinator.daemon.transport import HookListener
+from nvshare.coordinator.daemon.transport import PeerListener
 from nvshare.coordinator.model import events
 from nvshare.coordinator.system.journal import is_stopped, start_time
 
 if TYPE_CHECKING:
+    from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.control.server import Administration
     from nvshare.coordinator.daemon.dispatch import Dispatcher
     from nvshare.coordinator.daemon.rehearsal import Rehearsal
@@ -51,24 +55,46 @@ class _Holder:
     stopped: bool = False
 
 
+class Waiter:
+    """Waits for any of several descriptors to become readable."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+
+    def add(self, descriptor: int) -> None:
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def remove(self, descriptor: int) -> None:
+        self._epoll.unregister(descriptor)
+
+    def wait(self, timeout_ns: int | None) -> set[int]:
+        """Readable descriptors; empty after the timeout, which is rounded up to milliseconds.  None waits forever."""
+        timeout_s = None if timeout_ns is None else max(0, timeout_ns) / 1e9
+        return {descriptor for descriptor, _ in self._epoll.poll(timeout_s)}
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
 class Sockets:
     """The three sockets of a runtime directory, and the poller of the loop."""
 
-    def __init__(self, directory: RuntimeDir, limits: Limits, *, all_users: bool) -> None:
-        """`all_users`: hooks of all users may connect (the system's coordinator).  The directory must be locked."""
-        self._context = make_context()
-        self.hooks = HookListener(directory.hooks_socket, 0o666 if all_users else 0o600, limits)
-        self.control = ControlListener(self._context, directory.control_socket)
-        self.events = EventPublisher(self._context, directory.events_socket)
+    def __init__(self, directory: RuntimeDir, limits: Limits, rights: Rights, *, all_users: bool) -> None:
+        """`all_users`: all users may connect (the system's coordinator).  The directory must be locked."""
+        self.rights = rights
+        mode = 0o666 if all_users else 0o600
+        self.hooks = PeerListener(directory.hooks_socket, mode, limits)
+        self.control = ControlListener(directory.control_socket, mode, rights)
+        self.events = EventPublisher(directory.events_socket, mode, rights)
         self.waiter = Waiter()
-        for source in (self.hooks.descriptor, self.control.socket, self.events.socket):
-            self.waiter.add(source)
+        for source in (self.hooks, self.control, self.events):
+            self.waiter.add(source.descriptor)
 
     def close(self) -> None:
         """Closes the sockets and removes their files."""
         for closing in (self.hooks, self.control, self.events):
             closing.close()
-        self._context.term()
+        self.waiter.close()
 
 
 class Server:
@@ -81,6 +107,8 @@ class Server:
         self._dispatcher = dispatcher
         self._administration = administration
         self._rehearsal = rehearsal
+        self._listeners = (sockets.hooks, sockets.control, sockets.events)
+        self._readers = ReadBudget(sockets.rights)
         self._rehearsed_cues = 0
         self._stopping = False
         self.ended_by: int | None = None
@@ -180,9 +208,9 @@ class Server:
                 self._recovery_turn(ready)  # first: a stopped holder extends the deadline that timers act on
             if self._wake_read in ready:
                 self._tasks_turn()
-            if self._sockets.control.socket in ready:
+            if self._sockets.control.descriptor in ready or self._sockets.control.pending:
                 self._control_turn()
-            if self._sockets.events.socket in ready:
+            if self._sockets.events.descriptor in ready:
                 self._events_turn()
             if self._slots is not None:
                 self._slots_turn(self._slots, ready)
@@ -190,8 +218,9 @@ class Server:
             self._timers_turn()
             self._sockets.hooks.flush()
             self._dispatcher.publish_notes()
+            self._sockets.events.flush()
 
-    def _wait(self) -> set[Any]:
+    def _wait(self) -> set[int]:
         """Readable sources.  Around a handover the loop polls instead of sleeping (engine/standby.py)."""
         timeout_ns = self._timeout_ns()
         awake_until_ns = self._dispatcher.awake_until_ns
@@ -206,7 +235,9 @@ class Server:
                     return set()  # hooks first; the next turn polls the other sources
                 return self._sockets.waiter.wait(0)
             self._dispatcher.awake_until_ns = 0
-        return self._sockets.waiter.wait(0 if self._sockets.hooks.ended else timeout_ns)
+        return self._sockets.waiter.wait(
+            0 if self._sockets.hooks.ended or self._sockets.control.pending else timeout_ns
+        )
 
     def _hooks_turn(self) -> None:
         clock = time.monotonic_ns
@@ -222,15 +253,24 @@ class Server:
             self._leave_check_ns = None
 
     def _control_turn(self) -> None:
-        for address, request in self._sockets.control.receive(REQUESTS_PER_TURN):
-            self._sockets.control.reply(address, self._administration.answer(request, time.monotonic_ns()))
+        clock, control = time.monotonic_ns, self._sockets.control
+        for connection, user_id, request in control.take(REQUESTS_PER_TURN, clock()):
+            began_ns = clock()
+            refusal = self._readers.refusal(user_id, began_ns)
+            if refusal is None:
+                reply = self._administration.answer(request, user_id, began_ns)
+                self._readers.charge(user_id, clock() - began_ns)
+            else:
+                reply = encode_error(refusal)
+            control.send(connection, reply)
+        control.flush()
 
     def _events_turn(self) -> None:
         publisher = self._sockets.events
-        publisher.read_subscriptions()
+        publisher.read_subscriptions(time.monotonic_ns())
         self._dispatcher.publish = publisher.publish if publisher.wanted else None
 
-    def _recovery_turn(self, ready: set[Any]) -> None:
+    def _recovery_turn(self, ready: set[int]) -> None:
         now_ns = time.monotonic_ns()
         for descriptor, holder in list(self._holders.items()):
             if descriptor in ready:
@@ -252,7 +292,7 @@ class Server:
         holder.stopped = stopped
         holder.check_at_ns = now_ns + max(MIN_CHECK_PERIOD_NS, holder.recovery_ns // HOLDER_CHECKS)
 
-    def _slots_turn(self, slots: SlotWatch, ready: set[Any]) -> None:
+    def _slots_turn(self, slots: SlotWatch, ready: set[int]) -> None:
         now_ns = time.monotonic_ns()
         due_ns = slots.next_deadline_ns()
         changed = slots.descriptor in ready
@@ -273,9 +313,10 @@ class Server:
         if due_ns is not None and now_ns >= due_ns:
             self._dispatcher.deadline_ns = None
             self._dispatcher.event(events.TimerFired(), now_ns)
-        due_ns = self._sockets.hooks.next_deadline_ns()
-        if due_ns is not None and now_ns >= due_ns:
-            self._sockets.hooks.expire(now_ns)
+        for listener in self._listeners:
+            due_ns = listener.next_deadline_ns()
+            if due_ns is not None and now_ns >= due_ns:
+                listener.expire(now_ns)
         if self._leave_check_ns is not None and now_ns >= self._leave_check_ns:
             self._leave_check_ns = None
             if self._leave_when is not None and self._leave_when():
@@ -290,7 +331,8 @@ class Server:
 
     def _timeout_ns(self) -> int | None:
         slots_ns = None if self._slots is None else self._slots.next_deadline_ns()
-        due = [self._dispatcher.deadline_ns, self._sockets.hooks.next_deadline_ns(), self._leave_check_ns, slots_ns]
+        due = [self._dispatcher.deadline_ns, self._leave_check_ns, slots_ns]
+        due += [listener.next_deadline_ns() for listener in self._listeners]
         due += [holder.check_at_ns for holder in self._holders.values()]
         times = [at for at in due if at is not None]
         return max(0, min(times) - time.monotonic_ns()) if times else None

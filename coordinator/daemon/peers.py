@@ -1,4 +1,4 @@
-"""Peers of the hooks' socket: their identity, their limits, and the interface between dispatcher and transport."""
+"""Peers of the sockets: their identity, their limits, and the interface between dispatcher and transport."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on peers.  A connection without an accepted `Hello` is cut after `hello_ns`."""
+    """Bounds on peers.  A connection without an accepted first message is cut after `hello_ns`."""
 
     connections: int = 1100
     connections_per_slot: int = 128
     connections_per_user: int = 1100
     """On the socket that is open to all users: one user cannot take all connections."""
+    exempt: frozenset[int] = frozenset()
+    """Users without a bound of their own, for whom some connections are `reserved`."""
+    reserved: int = 0
     messages_per_s: int = 20_000
     frame_bytes: int = 1024
     hello_ns: int = 10_000_000_000
     queued_bytes: int = 65_536
+    remedy: str = "raise max_clients"
+    """What an operator can do for more connections."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,7 @@ class Settings(BaseModel):
     share_by: ShareBy = "user"
     max_priority: int = Field(default=0, ge=I32_MIN, le=I32_MAX)
     max_weight: int = Field(default=100, ge=1, le=MAX_WEIGHT)
+    hide_other_users: bool = False
     recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
     hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
     max_clients: int = Field(default=1024, ge=1, le=65_536)

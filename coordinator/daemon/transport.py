@@ -1,4 +1,4 @@
-"""Connections of hooks: Unix sockets with ZMTP framing (protocol/framing.py), open to any ZeroMQ DEALER.
+"""Listening Unix sockets with ZMTP framing (protocol/framing.py), open to any ZeroMQ peer of the right type.
 
 Reasons against libzmq's ROUTER are in docs/decisions/zmtp-framing.md.
 
@@ -36,7 +36,7 @@ _NAP_S: Final = 0.0001
 """Short enough that the processor does not enter a deep idle state."""
 _LOG_PAUSE_NS: Final = 1_000_000_000
 """Least time between two log lines about refusals: peers could otherwise flood the log."""
-_HOOK_TYPES: Final = frozenset({b"DEALER"})
+_PEER_TYPES: Final = {b"ROUTER": frozenset({b"DEALER"}), b"PUB": frozenset({b"SUB"})}
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +64,16 @@ class _Connection:
     count: int = 0
 
 
-class HookListener:
+class PeerListener:
     """The listening sockets and their connections.  Implements `Outbox`."""
 
-    def __init__(self, path: Path, mode: int, limits: Limits) -> None:
-        """Binds the socket.  The caller holds the directory's lock, so an existing file is stale.  Raises OSError."""
+    def __init__(self, path: Path, mode: int, limits: Limits, role: bytes = b"ROUTER") -> None:
+        """Binds the socket.  The caller holds the directory's lock, so an existing file is stale.  Raises OSError.
+
+        `role` is the ZeroMQ type of this end.
+        """
         self._limits = limits
+        self._role = role
         self._epoll = select.epoll()
         self._listeners: dict[int, _Listener] = {}
         self._listening: dict[str, _Listener] = {}
@@ -169,7 +173,7 @@ class HookListener:
                 self._count_refusal(crowded[0], peer, crowded[1])
                 continue
             self._last_number += 1
-            protocol = framing.Connection(b"ROUTER", _HOOK_TYPES, self._limits.frame_bytes)
+            protocol = framing.Connection(self._role, _PEER_TYPES[self._role], self._limits.frame_bytes)
             connection = _Connection(self._last_number, accepted, peer, protocol, listener)
             listener.connections += 1
             if not listener.slot:
@@ -182,13 +186,13 @@ class HookListener:
 
     def _crowded(self, listener: _Listener, user: int) -> tuple[str, str] | None:
         """Name and text of the limit that forbids one more connection; None when there is room."""
-        limits = self._limits
+        limits, exempt = self._limits, user in self._limits.exempt
         if listener.slot and listener.connections >= limits.connections_per_slot:
             return "slot", f"slot {listener.slot} already has {listener.connections} connections"
-        if not listener.slot and self._users[user] >= limits.connections_per_user:
-            return "user", f"this user already has {self._users[user]} connections; raise max_clients for more"
-        if len(self._by_descriptor) >= limits.connections:
-            return "full", f"all {limits.connections} connections are in use; raise max_clients"
+        if not (listener.slot or exempt) and self._users[user] >= limits.connections_per_user:
+            return "user", f"this user already has {self._users[user]} connections; {limits.remedy} for more"
+        if len(self._by_descriptor) >= limits.connections - (0 if exempt else limits.reserved):
+            return "full", f"all {limits.connections} connections are in use; {limits.remedy}"
         return None
 
     def _count_refusal(self, reason: str, peer: Peer, text: str) -> None:
@@ -257,6 +261,12 @@ class HookListener:
         if target is not None:
             target.outgoing += framing.frame(frame)
             self._pending[connection] = target
+
+    def offer(self, connection: int, frame: bytes) -> None:
+        """As `send`, but drops the frame where the queue is full."""
+        target = self._connections.get(connection)
+        if target is not None and len(target.outgoing) + len(frame) < self._limits.queued_bytes:
+            self.send(connection, frame)
 
     def flush(self) -> None:
         """Sends the queued frames."""

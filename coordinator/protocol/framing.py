@@ -62,16 +62,18 @@ def _properties(body: bytes) -> dict[bytes, bytes]:
 class Connection:
     """One end of a connection: takes received bytes, and gives messages and bytes to send.
 
-    `socket_type` is this end's type, `accepts` the allowed types of the peer (RFC 28: a ROUTER talks to a DEALER).
+    `socket_type` is this end's type, `accepts` the allowed types of the peer: a ROUTER talks to a DEALER (RFC 28),
+    a PUB to a SUB (RFC 29).
     """
 
-    __slots__ = ("_accepts", "_buffer", "_greeted", "_largest", "reply", "shaken")
+    __slots__ = ("_accepts", "_buffer", "_greeted", "_largest", "_publishes", "reply", "shaken")
 
     def __init__(self, socket_type: bytes, accepts: frozenset[bytes], largest: int) -> None:
         self._accepts = accepts
         self._largest = largest
         self._buffer = b""
         self._greeted = False
+        self._publishes = socket_type == b"PUB"
         self.shaken = False
         """The handshake has ended: messages may be sent."""
         self.reply = GREETING + ready(socket_type)
@@ -104,7 +106,7 @@ class Connection:
             if stop > end:
                 break
             if flags & _COMMAND:
-                self._run_command(buffer[start:stop])
+                messages += self._run_command(buffer[start:stop])
             else:
                 messages.append(buffer[start:stop])
             at = stop
@@ -133,7 +135,8 @@ class Connection:
         if size > self._largest:
             raise ZmtpError(f"a message of {size} bytes, at most {self._largest} are allowed")
 
-    def _run_command(self, command: bytes) -> None:
+    def _run_command(self, command: bytes) -> list[bytes]:
+        """For a PUB, a subscription gives a message, as it did before version 3.1."""
         name_end = 1 + command[0] if command else 0
         name, body = command[1:name_end], command[name_end:]
         if name == b"READY" and not self.shaken:
@@ -145,3 +148,6 @@ class Connection:
             self.reply += _command(b"PONG", body[2:18])
         elif not self.shaken:
             raise ZmtpError(f"command {name!r} before READY")
+        elif name == b"SUBSCRIBE" and self._publishes:
+            return [b"\x01" + body]
+        return []

@@ -10,18 +10,20 @@ from typing import Final
 log: Final = logging.getLogger("nvshare")
 
 _SPARE_DESCRIPTORS: Final = 128
+_OTHER_DESCRIPTORS: Final = 256
+"""Callers of control.sock, readers of events.sock, and files."""
 
 
 def possible_connections(max_clients: int) -> int:
     """Raises the limit for this number of clients and returns the possible connections; warns if there are fewer."""
     wanted = max_clients + _SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _SPARE_DESCRIPTORS
+    needed = wanted + _OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         if soft < needed:
-            wanted = max(16, soft - _SPARE_DESCRIPTORS)
+            wanted = max(16, soft - _OTHER_DESCRIPTORS)
             log.warning("limit of %d open files: at most %d clients; raise `ulimit -n`", soft, wanted)
     return wanted

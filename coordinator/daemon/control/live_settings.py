@@ -86,6 +86,8 @@ class Live:
     setting: str
     gpu: str | None
     value: Value
+    operators: Value = None
+    """The operators' value, a ceiling for the program's user; None: the user alone has set it."""
 
     def __str__(self) -> str:
         owner = f"process {self.owner.process_id}" if self.owner.process_id else ""
@@ -94,7 +96,13 @@ class Live:
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return {"setting": self.setting, "gpu": self.gpu, "value": self.value, **asdict(self.owner)}
+        return {
+            "setting": self.setting,
+            "gpu": self.gpu,
+            "value": self.value,
+            "operators": self.operators,
+            **asdict(self.owner),
+        }
 
 
 @dataclass(slots=True)
@@ -115,9 +123,13 @@ class LiveSettings:
         self._failure: str | None = None
         self._clients: dict[int, _Client] = {}
         self._values: dict[Owner, dict[Key, Value]] = {}
+        self._ceilings: dict[Owner, dict[Key, Value]] = {}
+        """The values that operators have set, a part of `_values` unless the program's user has set other ones."""
         for live in _read(path):
             if not live.owner.process_id or start_time(live.owner.process_id) == live.owner.started_at:
                 self._values.setdefault(live.owner, {})[live.setting, live.gpu] = live.value
+                if live.operators is not None:
+                    self._ceilings.setdefault(live.owner, {})[live.setting, live.gpu] = live.operators
 
     # --- settings -----------------------------------------------------------------------------------------------------
 
@@ -125,8 +137,9 @@ class LiveSettings:
         """Settings of the node and of existing processes and slots."""
         for owner in [owner for owner in self._values if not self._exists(owner)]:
             del self._values[owner]
+            self._ceilings.pop(owner, None)
         return [
-            Live(owner, setting, gpu, value)
+            Live(owner, setting, gpu, value, self._ceilings.get(owner, {}).get((setting, gpu)))
             for owner, values in self._values.items()
             for (setting, gpu), value in values.items()
         ]
@@ -135,24 +148,52 @@ class LiveSettings:
         """Settings of the node."""
         return self._values.get(NODE, {})
 
-    def put(self, owner: Owner, setting: str, value: Value, gpus: Iterable[str | None] = (None,)) -> None:
+    def put(
+        self,
+        owner: Owner,
+        setting: str,
+        value: Value,
+        gpus: Iterable[str | None] = (None,),
+        *,
+        by_operator: bool = True,
+    ) -> None:
         """Stores a setting.  A setting for all GPUs (None) replaces those for single GPUs."""
-        values = self._values.setdefault(owner, {})
         for gpu in gpus:
-            for key in [key for key in values if key[0] == setting and gpu in (None, key[1])]:
-                del values[key]
-            values[setting, gpu] = value
+            _store(self._values.setdefault(owner, {}), setting, gpu, value)
+            if by_operator:
+                _store(self._ceilings.setdefault(owner, {}), setting, gpu, value)
+        for key in self._ceilings.get(owner, {}):
+            self._values[owner].setdefault(key, value)  # `all` lists each ceiling beside the value in force
         self._write()
 
-    def drop(self, owner: Owner | None, setting: str | None, gpu: str | None) -> list[Live]:
-        """Removes and returns the settings of this owner, name and GPU; None means any."""
+    def ceilings(self, client: int, setting: str) -> list[Value]:
+        """The operators' values of a client's setting, one for each GPU."""
+        owner = self._clients[client].owner
+        found = {} if owner is None else self._ceilings.get(owner, {})
+        return [value for (name, _), value in found.items() if name == setting]
+
+    def drop(
+        self, owner: Owner | None, setting: str | None, gpu: str | None, *, by_operator: bool = True
+    ) -> list[Live]:
+        """Removes and returns the settings of this owner, name and GPU; None means any.
+
+        Where an operator has set a value, a user's removal restores it.
+        """
         found = [
             live
             for live in self.all()
             if owner in (None, live.owner) and setting in (None, live.setting) and gpu in (None, live.gpu)
         ]
+        if not by_operator:
+            found = [live for live in found if live.value != live.operators]
         for live in found:
-            del self._values[live.owner][live.setting, live.gpu]
+            key = (live.setting, live.gpu)
+            if by_operator:
+                self._ceilings.get(live.owner, {}).pop(key, None)
+            if live.operators is None or by_operator:
+                del self._values[live.owner][key]
+            else:
+                self._values[live.owner][key] = live.operators
         if found:
             self._write()
         return found
@@ -160,6 +201,7 @@ class LiveSettings:
     def forget(self) -> None:
         """Removes all settings and the file."""
         self._values.clear()
+        self._ceilings.clear()
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
@@ -272,6 +314,8 @@ class LiveSettings:
         content = {"boot": boot_id().decode("ascii", "replace"), "settings": [live.plain() for live in self.all()]}
         beside = self._path.with_name(self._path.name + ".new")
         try:
+            beside.touch()
+            beside.chmod(0o600)  # process ids of all users
             beside.write_text(json.dumps(content, indent=1), encoding="utf-8")
             beside.replace(self._path)
         except OSError as error:
@@ -280,6 +324,12 @@ class LiveSettings:
             self._failure = f"cannot write {self._path} ({error.strerror}): new live settings will not last"
         else:
             self._failure = None
+
+
+def _store(values: dict[Key, Value], setting: str, gpu: str | None, value: Value) -> None:
+    for key in [key for key in values if key[0] == setting and gpu in (None, key[1])]:
+        del values[key]
+    values[setting, gpu] = value
 
 
 def _read(path: Path) -> Iterable[Live]:
@@ -300,10 +350,12 @@ def _read(path: Path) -> Iterable[Live]:
 
 def _checked(entry: dict[str, Any]) -> Live:
     setting, gpu, value = entry.pop("setting"), entry.pop("gpu"), entry.pop("value")
-    _CHECKS[setting](value, gpu)
+    operators = entry.pop("operators", value)  # before 0.2 only operators could set a value
+    for each in (value, value if operators is None else operators):
+        _CHECKS[setting](each, gpu)
     owner = Owner(**entry)
     typed = all(isinstance(found, type(like)) for found, like in zip(astuple(owner), astuple(NODE), strict=True))
     placed = setting in CLIENT_EVENTS if owner != NODE else (gpu is None) == (setting == "host_budget")
     if not typed or not placed or (owner == NODE) != (setting in NODE_EVENTS):
         raise ValueError(f"{setting} of {owner}")
-    return Live(owner, setting, gpu, value)
+    return Live(owner, setting, gpu, value, operators)

@@ -1,7 +1,7 @@
 """The coordinator's side of the control protocol: turns requests into admin events and snapshots into plain values.
 
 Invariants: a request is answered at once, in time proportional to the number of clients.  A refused request changes
-nothing.  A setting lasts (live_settings.py), or the reply says when it `ends`.
+nothing; rights (rights.py) are checked first.  A setting lasts (live_settings.py), or the reply says when it `ends`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
+from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Progress
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.control.live_settings import Key, LiveSettings, Value
+    from nvshare.coordinator.daemon.control.live_settings import Key, Live, LiveSettings, Owner, Value
+    from nvshare.coordinator.daemon.control.rights import Rights
     from nvshare.coordinator.daemon.dispatch import Dispatcher
     from nvshare.coordinator.engine.snapshot import Snapshot
     from nvshare.coordinator.system.devices import Device
@@ -33,6 +36,15 @@ MakePolicy = Callable[[str, str], object]
 """(name, uuid) -> a policy.  Raises an exception with a sentence for an unknown or unusable policy."""
 
 _SAMPLES: Final = ("recent_handovers_ns", "recent_drains_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """When a request came, and whose it is."""
+
+    now_ns: int
+    user_id: int
+    by_operator: bool
 
 
 class Administration:
@@ -47,6 +59,7 @@ class Administration:
         live: LiveSettings,
         configured: Callable[[], dict[Key, events.Event]],
         problems: Callable[[], list[str]],
+        rights: Rights,
     ) -> None:
         """`facts` are added to the results of `ping` and `status`.  `configured` gives the events that restore the
         configured values.  `problems` are present faults, for the operator."""
@@ -56,15 +69,18 @@ class Administration:
         self._live = live
         self._configured = configured
         self._problems = problems
+        self._rights = rights
         self.mps: Callable[[], dict[str, Any]] = lambda: {"mode": "off"}
         """State of MPS, for `status`."""
         self._facts = {"pid": os.getpid(), **facts}
 
-    def answer(self, frame: bytes, now_ns: int) -> bytes:
-        """The reply to one request."""
+    def answer(self, frame: bytes, user_id: int, now_ns: int) -> bytes:
+        """The reply to one request of this user."""
+        call = Call(now_ns, user_id, self._rights.is_operator(user_id))
         try:
             request = api.decode_request(frame)
-            return api.encode_result(_ANSWERS[type(request)](self, request, now_ns))
+            self._rights.check_kind(user_id, request)
+            return api.encode_result(_ANSWERS[type(request)](self, request, call))
         except api.ControlError as error:
             return api.encode_error(error)
         except Exception:
@@ -73,11 +89,11 @@ class Administration:
             log.exception("%s failed", request.ask)  # a failed read must not end the coordinator
             return api.encode_error(api.ControlError("internal", "internal error; see the coordinator's log"))
 
-    def _ping(self, request: api.Ping, now_ns: int) -> dict[str, Any]:
+    def _ping(self, request: api.Ping, call: Call) -> dict[str, Any]:
         return {**self._facts, "clients": len(self._dispatcher)}
 
-    def _status(self, request: api.Status, now_ns: int) -> dict[str, Any]:
-        snapshot = self._snapshot(now_ns)
+    def _status(self, request: api.Status, call: Call) -> dict[str, Any]:
+        snapshot = self._snapshot(call.now_ns)
         gpus = []
         for gpu in snapshot.gpus:
             values = plain(gpu)
@@ -85,67 +101,70 @@ class Administration:
                 values[name.replace("recent_", "").replace("_ns", "") + "_us"] = _quantiles(values.pop(name))
             device = self._devices[gpu.uuid]
             gpus.append({"index": device.index, "is_mig": device.is_mig, **values})
-        clients = [plain(client) for client in snapshot.clients] if request.clients else []
+        hides = self._rights.hide_other_users and not call.by_operator
+        clients = [plain(client) for client in snapshot.clients] if request.clients or hides else []
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         owners = [plain(owner) for owner in snapshot.host_owners]
         more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
         more["mps"] = self.mps()
         more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
-        return {**self._facts, "now_ns": now_ns, **host, "gpus": gpus, "clients": clients, **more}
+        found = {**self._facts, "now_ns": call.now_ns, **host, "gpus": gpus, "clients": clients, **more}
+        found = hide_names(found, call.user_id) if hides else found
+        return found if request.clients else {**found, "clients": []}
 
     def _slots(self, snapshot: Snapshot) -> dict[str, Any]:
         """Empty without slots, that is without Kubernetes."""
         book = self._dispatcher.slots
         return {} if book is None else {"slots": [slot.plain() for slot in book.snapshots(snapshot.clients)]}
 
-    def _set_quantum(self, request: api.SetQuantum, now_ns: int) -> dict[str, Any]:
+    def _set_quantum(self, request: api.SetQuantum, call: Call) -> dict[str, Any]:
         event = events.QuantumSet(request.quantum_ns, self._gpu(request.gpu))
-        return {"quantum_ns": request.quantum_ns, **self._set_gpus(event, "quantum", request.quantum_ns, now_ns)}
+        return {"quantum_ns": request.quantum_ns, **self._set_gpus(event, "quantum", request.quantum_ns, call)}
 
-    def _set_policy(self, request: api.SetPolicy, now_ns: int) -> dict[str, Any]:
+    def _set_policy(self, request: api.SetPolicy, call: Call) -> dict[str, Any]:
         uuid = self._gpu(request.gpu)
         try:
             policies = {each: self._make_policy(request.policy, each) for each in self._changed(uuid)}
         except Exception as error:  # third-party code
             raise api.ControlError("policy", str(error) or repr(error)) from None
         event = events.PolicySet(request.policy, policies, uuid)
-        return {"policy": request.policy, **self._set_gpus(event, "policy", request.policy, now_ns)}
+        return {"policy": request.policy, **self._set_gpus(event, "policy", request.policy, call)}
 
-    def _set_sharing(self, request: api.SetSharing, now_ns: int) -> dict[str, Any]:
+    def _set_sharing(self, request: api.SetSharing, call: Call) -> dict[str, Any]:
         event = events.SharingSet(Sharing[request.sharing.upper()], self._gpu(request.gpu))
-        return {"sharing": request.sharing, **self._set_gpus(event, "sharing", request.sharing, now_ns)}
+        return {"sharing": request.sharing, **self._set_gpus(event, "sharing", request.sharing, call)}
 
-    def _set_switch_share(self, request: api.SetSwitchShare, now_ns: int) -> dict[str, Any]:
+    def _set_switch_share(self, request: api.SetSwitchShare, call: Call) -> dict[str, Any]:
         event = events.SwitchShareSet(request.share, self._gpu(request.gpu))
-        return {"share": request.share, **self._set_gpus(event, "switch_share", request.share, now_ns)}
+        return {"share": request.share, **self._set_gpus(event, "switch_share", request.share, call)}
 
-    def _set_gpus(self, event: events.GpuSetting, setting: str, value: Value, now_ns: int) -> dict[str, Any]:
-        self._dispatcher.event(event, now_ns)
+    def _set_gpus(self, event: events.GpuSetting, setting: str, value: Value, call: Call) -> dict[str, Any]:
+        self._dispatcher.event(event, call.now_ns)
         changed = self._changed(event.uuid)
         self._live.put(NODE, setting, value, changed)  # last: a value that crashes the coordinator must not return
         return {"gpus": changed, **self._lasting()}
 
-    def _set_host_budget(self, request: api.SetHostBudget, now_ns: int) -> dict[str, Any]:
-        self._dispatcher.event(events.HostBudgetSet(request.budget_bytes), now_ns)
+    def _set_host_budget(self, request: api.SetHostBudget, call: Call) -> dict[str, Any]:
+        self._dispatcher.event(events.HostBudgetSet(request.budget_bytes), call.now_ns)
         self._live.put(NODE, "host_budget", request.budget_bytes)
-        snapshot = self._snapshot(now_ns)
+        snapshot = self._snapshot(call.now_ns)
         host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
         return {**host, **self._lasting()}
 
-    def _set_priority(self, request: api.SetPriority, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
-        return {**self._set_client(client, "priority", request.priority, None, now_ns), "priority": request.priority}
+    def _set_priority(self, request: api.SetPriority, call: Call) -> dict[str, Any]:
+        client = self._client(request, call)
+        return {**self._set_client(client, "priority", request.priority, None, call), "priority": request.priority}
 
-    def _set_weight(self, request: api.SetWeight, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
-        return {**self._set_client(client, "weight", request.weight, None, now_ns), "weight": request.weight}
+    def _set_weight(self, request: api.SetWeight, call: Call) -> dict[str, Any]:
+        client = self._client(request, call)
+        return {**self._set_client(client, "weight", request.weight, None, call), "weight": request.weight}
 
-    def _set_class(self, request: api.SetClass, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
-        return {**self._set_client(client, "class", request.job_class, None, now_ns), "class": request.job_class}
+    def _set_class(self, request: api.SetClass, call: Call) -> dict[str, Any]:
+        client = self._client(request, call)
+        return {**self._set_client(client, "class", request.job_class, None, call), "class": request.job_class}
 
-    def _set_share(self, request: api.SetShare, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
+    def _set_share(self, request: api.SetShare, call: Call) -> dict[str, Any]:
+        client = self._client(request, call)
         given = {"share_request": request.request, "share_limit": request.limit}
         values = {name: self._live.value(client.client, name) if new is None else new for name, new in given.items()}
         if values["share_request"] > values["share_limit"]:
@@ -155,60 +174,65 @@ class Administration:
         found = {}
         for name in SHARES:
             if given[name] is not None:
-                found = self._set_client(client, name, given[name], None, now_ns)
+                found = self._set_client(client, name, given[name], None, call)
         return {**found, **values}
 
-    def _set_limit(self, request: api.SetLimit, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
+    def _set_limit(self, request: api.SetLimit, call: Call) -> dict[str, Any]:
+        client = self._client(request, call)
         uuid = self._gpu(request.gpu)
-        found = self._set_client(client, "limit", request.limit_bytes, uuid, now_ns)
+        found = self._set_client(client, "limit", request.limit_bytes, uuid, call)
         used = max((seat.memory.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
         return {**found, "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
 
-    def _pause(self, request: api.Pause, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
-        return {**self._set_client(client, "paused", True, None, now_ns), "paused": True}
+    def _pause(self, request: api.Pause, call: Call) -> dict[str, Any]:
+        client = self._client(request, call)
+        return {**self._set_client(client, "paused", True, None, call), "paused": True}
 
-    def _resume(self, request: api.Resume, now_ns: int) -> dict[str, Any]:
-        client = self._client(request.client, now_ns)
+    def _resume(self, request: api.Resume, call: Call) -> dict[str, Any]:
+        client = self._client(request, call)
         owner = self._live.owner(client.client)
         for each in self._live.alike(client.client):
-            self._dispatcher.event(events.Resumed(each), now_ns)
+            self._dispatcher.event(events.Resumed(each), call.now_ns)
         if owner is not None:
-            self._live.drop(owner, "paused", None)
+            self._live.drop(owner, "paused", None, by_operator=call.by_operator)
         return {**_identity(client), **self._lasting(), "paused": False}
 
     def _set_client(
-        self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, now_ns: int
+        self, client: ClientSnapshot, setting: str, value: Value, uuid: str | None, call: Call
     ) -> dict[str, Any]:
         """Sets a value for all clients of the client's process or slot."""
+        owner = self._live.owner(client.client)
+        if owner is None and not call.by_operator:
+            raise api.ControlError("permission", "this program's process cannot be identified")
         for each in self._live.alike(client.client):
             for event in self._live.changes(each, setting, value, uuid):
-                self._dispatcher.event(event, now_ns)
-        owner = self._live.owner(client.client)
+                self._dispatcher.event(event, call.now_ns)
         if owner is None:
             return {**_identity(client), "ends": "with the client's connection: its process cannot be identified"}
-        self._live.put(owner, setting, value, (uuid,))
+        self._live.put(owner, setting, value, (uuid,), by_operator=call.by_operator)
         return {**_identity(client), **self._lasting()}
 
-    def _unset(self, request: api.Unset, now_ns: int) -> dict[str, Any]:
+    def _unset(self, request: api.Unset, call: Call) -> dict[str, Any]:
         uuid, named = self._gpu(request.gpu), request.client is not None
-        owner = self._live.owner(self._client(request.client, now_ns).client) if request.client is not None else None
+        owner = self._live.owner(self._client(request, call).client) if named else None
         try:
             configured = self._configured()
         except Exception as error:  # third-party policy
             raise api.ControlError("policy", str(error) or repr(error)) from None
         names = SHARES if request.setting == "share" else (request.setting,)
-        undone = [] if named and owner is None else [e for name in names for e in self._live.drop(owner, name, uuid)]
+        undone = [] if named and owner is None else self._drop(owner, names, uuid, call)
         if not undone:
             raise api.ControlError("not_set", "no such live setting; see `nvshare-ctl status`")
         for live in undone:
             if live.owner == NODE and (live.setting, live.gpu) in configured:
-                self._dispatcher.event(configured[live.setting, live.gpu], now_ns)
+                self._dispatcher.event(configured[live.setting, live.gpu], call.now_ns)
             for each in self._live.clients_of(live.owner):
                 for event in self._live.in_force(each, live.setting):
-                    self._dispatcher.event(event, now_ns)
+                    self._dispatcher.event(event, call.now_ns)
         return {"undone": [live.plain() for live in undone], **self._lasting()}
+
+    def _drop(self, owner: Owner | None, names: Sequence[str | None], uuid: str | None, call: Call) -> list[Live]:
+        return [e for name in names for e in self._live.drop(owner, name, uuid, by_operator=call.by_operator)]
 
     def _lasting(self) -> dict[str, Any]:
         """Empty while live settings can be stored, else when they end."""
@@ -237,13 +261,22 @@ class Administration:
         problem = "is ambiguous" if found else "is not a GPU of this coordinator"
         raise api.ControlError("gpu", f"{name!r} {problem}; the GPUs are {known}"[:2000])
 
-    def _client(self, name: str, now_ns: int) -> ClientSnapshot:
-        """The client with this client id, process id or name, tried in this order."""
-        clients = self._snapshot(now_ns).clients
+    def _client(self, request: OfProgram, call: Call) -> ClientSnapshot:
+        """The client that the request names: its client id, process id or name, tried in this order.
+
+        A user's own programs come before others of the same name.  Raises ControlError if the user may not change it.
+        """
+        name, clients = request.client or "", self._snapshot(call.now_ns).clients
+        known = [client for client in clients if self._rights.may_name(call.user_id, client)]
+        named = [client for client in known if name == client.identity.name]
         found = [client for client in clients if name == str(client.client)]
-        found = found or [client for client in clients if name == str(client.identity.process_id)]
-        found = found or [client for client in clients if name == client.identity.name]
+        found = found or [client for client in known if name == str(client.identity.process_id)]
+        if not call.by_operator:
+            found = found or [client for client in named if self._rights.owns(call.user_id, client)]
+        found = found or named
         if len(found) == 1:
+            client = found[0].client
+            self._rights.check_change(call.user_id, request, found[0], lambda name: self._live.ceilings(client, name))
             return found[0]
         if not found:
             raise api.ControlError("client", f"no client {name!r}; see `nvshare-ctl clients`")
@@ -251,7 +284,7 @@ class Administration:
         raise api.ControlError("ambiguous", f"{name!r} matches {len(found)} clients; use the id of one: {which}")
 
 
-_ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, int], dict[str, Any]]]] = {
+_ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, Any]]]] = {
     api.Ping: Administration._ping,
     api.Status: Administration._status,
     api.SetQuantum: Administration._set_quantum,

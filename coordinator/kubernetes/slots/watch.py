@@ -19,7 +19,7 @@ from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.daemon.transport import HookListener
+    from nvshare.coordinator.daemon.transport import PeerListener
     from nvshare.coordinator.kubernetes.slots.slot import Slot
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
     from nvshare.coordinator.model import events
@@ -34,7 +34,7 @@ _COMES_OR_GOES: Final = inotify.CREATE | inotify.MOVED_TO | inotify.MOVED_FROM |
 class SlotWatch:
     """Keeps the slot book and the listening sockets equal to the directory."""
 
-    def __init__(self, directory: Path, hooks: HookListener, book: SlotBook) -> None:
+    def __init__(self, directory: Path, hooks: PeerListener, book: SlotBook) -> None:
         """The directory must exist: `slot.prepare`."""
         self._directory = directory
         self._hooks = hooks

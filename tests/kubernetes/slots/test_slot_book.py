@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.daemon.peers import Limits
-from nvshare.coordinator.daemon.transport import HookListener
+from nvshare.coordinator.daemon.transport import PeerListener
 from nvshare.coordinator.engine.scheduler import Scheduler, Settings
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots import slot as slots
@@ -277,7 +277,7 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
     directory = short / "slots"
     slots.prepare(directory)
     slots.write(directory, a_slot("early"))
-    hooks = HookListener(short / "hooks.sock", 0o600, Limits())
+    hooks = PeerListener(short / "hooks.sock", 0o600, Limits())
     book = SlotBook()
     watch = SlotWatch(directory, hooks, book)
     now_ns = [0]
@@ -320,7 +320,7 @@ def test_slots_come_change_and_go(short: Path, with_inotify: bool, monkeypatch: 
 
 def test_one_slot_cannot_use_up_the_connections(short: Path) -> None:
     """Else one pod keeps all others from the GPU."""
-    hooks = HookListener(short / "hooks.sock", 0o600, Limits(connections=10, connections_per_slot=2))
+    hooks = PeerListener(short / "hooks.sock", 0o600, Limits(connections=10, connections_per_slot=2))
     hooks.listen(short / "slot.sock", 0o666, "greedy")
     opened = []
     for _ in range(5):

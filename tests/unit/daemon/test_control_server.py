@@ -11,6 +11,7 @@ import msgpack
 import pytest
 
 from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.rights import Rights
 from nvshare.coordinator.daemon.control.server import Administration, plain
 from nvshare.coordinator.daemon.dispatch import Dispatcher
 from nvshare.coordinator.engine.scheduler import Scheduler
@@ -20,6 +21,7 @@ from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies import registry
 from nvshare.scheduler_policies.api import Progress
 
+RIGHTS = Rights(own_user=0, max_priority=0, max_weight=100, hide_other_users=False)
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
 
@@ -80,7 +82,7 @@ class Unreadable(Scheduler):
 def test_a_request_that_only_reads_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """Broken: whatever is wrong with a picture ends the coordinator, with all leases."""
     dispatcher = Dispatcher(Unreadable(registry.create), None, None, max_clients=1)  # type: ignore[arg-type]
-    administration = Administration(dispatcher, [], registry.create, {}, None, dict, list)  # type: ignore[arg-type]
+    administration = Administration(dispatcher, [], registry.create, {}, None, dict, list, RIGHTS)  # type: ignore[arg-type]
     with pytest.raises(api.ControlError, match="log"):
-        api.decode_reply(administration.answer(api.encode_request(api.Status()), 5))
+        api.decode_reply(administration.answer(api.encode_request(api.Status()), 0, 5))
     assert "status failed" in caplog.text

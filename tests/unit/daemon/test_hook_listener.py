@@ -18,7 +18,7 @@ import pytest
 
 from nvshare.coordinator.daemon import transport
 from nvshare.coordinator.daemon.peers import Limits
-from nvshare.coordinator.daemon.transport import HookListener
+from nvshare.coordinator.daemon.transport import PeerListener
 from nvshare.coordinator.protocol import framing
 
 BOUND_S = 60.0
@@ -66,7 +66,7 @@ class Bench:
         self._stack = stack
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvs-"))
         self.path = Path(folder) / "hooks.sock"
-        self.listener = HookListener(self.path, 0o600, limits)
+        self.listener = PeerListener(self.path, 0o600, limits)
         stack.callback(self.listener.close)
         self.now_ns = 0
         self.gone: list[int] = []
