@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--deadline", type=_deadline, metavar="TIME", help="when it should be done, from its start: 90s, 30m, 2h"
     )
-    parser.add_argument("--name", type=_name, metavar="S", help="name shown by tools (the program's name)")
+    parser.add_argument("--name", type=_name, metavar="S", help="name shown by tools (script or program)")
     parser.add_argument("--gpu-memory-limit", type=_size, metavar="SIZE", help="largest allocation in all: 4GiB")
     parser.add_argument(
         "--simulate",

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/msgpack.h"
+#include "base/process/script.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -153,14 +154,16 @@ void nvs_config_read(void)
     const char *mps = getenv("NVSHARE_MPS");
     const char *disable = getenv("NVSHARE_DISABLE");
     const char *name = getenv("NVSHARE_NAME");
+    char script[256];
 
     nvs_log_level = read_choice("NVSHARE_LOG", levels, NVS_LOG_WARNING);
     read_path("NVSHARE_SOCKET", nvs_config.socket, sizeof nvs_config.socket);
     nvs_config.enabled = nvs_config.socket[0] != 0 && (disable == NULL || disable[0] == 0 || strcmp(disable, "0") == 0);
     if (!nvs_config.enabled)
         return;
-    copy_text(nvs_config.name, sizeof nvs_config.name,
-              name != NULL && name[0] != 0 ? name : program_invocation_short_name);
+    if (name == NULL || name[0] == 0)
+        name = nvs_script_name(script, sizeof script) ? script : program_invocation_short_name;
+    copy_text(nvs_config.name, sizeof nvs_config.name, name);
     nvs_config.coordinator_user = read_number("NVSHARE_COORDINATOR_USER", -1, INT32_MAX, -1);
     nvs_config.priority = read_number("NVSHARE_PRIORITY", INT32_MIN, INT32_MAX, 0);
     nvs_config.weight = (uint16_t)read_number("NVSHARE_WEIGHT", 1, (int32_t)NVS_MAX_WEIGHT, 1);

@@ -13,7 +13,7 @@ typedef struct nvs_settings {
     bool enabled;
     char socket[108];        /* NVSHARE_SOCKET */
     int32_t coordinator_user;/* NVSHARE_COORDINATOR_USER: the user id that listens there; -1: not said */
-    char name[64];           /* NVSHARE_NAME, else the program's */
+    char name[64];           /* NVSHARE_NAME, else the script's or the program's */
     int32_t priority;        /* NVSHARE_PRIORITY */
     uint16_t weight;         /* NVSHARE_WEIGHT, 1 to NVS_MAX_WEIGHT */
     char gang[64];           /* NVSHARE_GANG; empty: none */
