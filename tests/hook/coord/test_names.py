@@ -32,9 +32,9 @@ KERNEL = ("-m", "ipykernel_launcher", "-f", "/run/kernel-1a2b3c4d-5e6f-7081.json
         (("-m", "package.job", "-c"), None, "package.job"),
         (("-um", "package.job"), None, "package.job"),
         (("-c", CUDA), None, "python -c"),
-        (KERNEL, "/home/alice/study.ipynb", "study.ipynb"),
+        (KERNEL, "/data/study.ipynb", "study.ipynb"),
         (KERNEL, None, "kernel-1a2b3c4d"),
-        (("{dir}/train.py",), "/home/alice/study.ipynb", "train.py"),
+        (("{dir}/train.py",), "/data/study.ipynb", "train.py"),
         (("{dir}/spawn.py",), None, "spawn.py"),
     ],
 )
