@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Mapping
 from typing import Any
+
+from nvshare.coordinator.system.users import user_name
 
 
 def mps_line(mps: Mapping[str, Any]) -> str:
@@ -19,11 +20,4 @@ def mps_line(mps: Mapping[str, Any]) -> str:
         return f"MPS: restarts for {programs}: {mps['reason']}"
     if state == "idle":
         return "MPS: on, starts with the first program"
-    return f"MPS: {state} for user {_name(mps['user'])}, {programs}"
-
-
-def _name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
+    return f"MPS: {state} for user {user_name(mps['user'])}, {programs}"

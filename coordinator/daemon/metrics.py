@@ -24,11 +24,14 @@ from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, Sea
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotSnapshot
 from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.system.users import user_name
 
 _BOUNDS_MS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
 BOUNDS_NS: Final = tuple(int(bound * 1_000_000) for bound in _BOUNDS_MS)
 _GPU: Final = ("gpu", "uuid")
-_CLIENT: Final = ("gpu", "uuid", "client", "name", "pid")
+_CLIENT: Final = ("gpu", "uuid", "client", "name", "pid", "user")
+MAX_USERS: Final = 100
+"""Users with a label of their own; further ones are `other`."""
 Labels = tuple[str, ...]
 
 
@@ -106,6 +109,13 @@ class Collector:
 
     def __init__(self, ask: Callable[[], Picture]) -> None:
         self._ask = ask
+        self._users: dict[int, str] = {}
+
+    def _user(self, user_id: int) -> str:
+        """Bounded: the label's values since the start are `MAX_USERS` names and `other`."""
+        if user_id not in self._users and len(self._users) < MAX_USERS:
+            self._users[user_id] = user_name(user_id)
+        return self._users.get(user_id, "other")
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registration must not ask the loop."""
@@ -125,6 +135,7 @@ class Collector:
                     str(client.client),
                     client.identity.name,
                     str(client.identity.process_id),
+                    self._user(client.identity.user_id),
                 ),
                 client,
                 seat,
@@ -164,7 +175,17 @@ class Collector:
         yield from _client_metrics(seats)
         if picture.slots is not None:
             yield from metrics.families(picture.slots)
-        yield _host_shares(snapshot)
+        yield self._host_shares(snapshot)
+
+    def _host_shares(self, snapshot: Snapshot) -> Metric:
+        labels = _CLIENT[2:]
+        shares = GaugeMetricFamily("nvshare_client_host_share_bytes", "Its share of the host budget", labels=labels)
+        for client in snapshot.clients:
+            who = client.identity
+            shares.add_metric(
+                (str(client.client), who.name, str(who.process_id), self._user(who.user_id)), client.host_share_bytes
+            )
+        return shares
 
 
 def _seconds(value_ns: int) -> float:
@@ -261,17 +282,6 @@ def _handovers(gpus: GpuRows) -> Metric:
             names = dict(zip(_GPU, labels, strict=True))
             family.add_sample("nvshare_handover_seconds", {**names, "quantile": str(quantile)}, _seconds(value))
     return family
-
-
-def _host_shares(snapshot: Snapshot) -> Metric:
-    shares = GaugeMetricFamily(
-        "nvshare_client_host_share_bytes", "Its share of the host budget", labels=("client", "name", "pid")
-    )
-    for client in snapshot.clients:
-        shares.add_metric(
-            (str(client.client), client.identity.name, str(client.identity.process_id)), client.host_share_bytes
-        )
-    return shares
 
 
 _CLIENT_COUNTERS: Final[tuple[tuple[str, str, Callable[[SeatSnapshot], float]], ...]] = (

@@ -108,6 +108,7 @@ def start_lease(node: Node, gpu: Gpu, seat: Seat, lease_id: int, quantum_ns: int
     seat.enter(HOLDING)
     lease.lease_id = lease_id
     lease.granted_at_ns = lease.began_ns = now_ns
+    seat.recent.mark(now_ns, seat.statistics.used_ns)
     lease.revoked_at_ns = 0
     lease.ends_ns = None if quantum_ns is None else now_ns + quantum_ns
     lease.alerted = lease.called = False
@@ -198,6 +199,7 @@ def end_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> int:
     _set_running(gpu, seat, False, now_ns)
     seat.enter(IDLE)
     seat.statistics.used_ns += held_ns
+    seat.recent.mark(now_ns, seat.statistics.used_ns)
     gpu.statistics.held_ns += held_ns
     lease.granted_at_ns = None
     lease.drain_deadline_ns = None

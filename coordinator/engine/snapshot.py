@@ -70,6 +70,8 @@ class SeatSnapshot:
     """Steps a second as the program counts them; 0: it does not."""
     member: bool
     """It is in the plan's running set."""
+    recent_share: float
+    """Part of the last minute, or since it attached, in which it had a lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class LeasesSnapshot:
     preparing: int | None
     """The client for which memory moves, if any."""
     waiting: int
+    queue: tuple[int, ...]
+    """Waiting clients that may be granted, in the order in which they probably will be."""
     lease_id: int
     """The last one given."""
     recent_handovers_ns: tuple[int, ...]
@@ -262,6 +266,7 @@ def _seat(seat: Seat, now_ns: int) -> SeatSnapshot:
         progress=seat.progress.view(),
         step_rate=seat.progress.step_rate,
         member=seat.client.client_id in seat.gpu.schedule.members,
+        recent_share=seat.recent.share(now_ns, seat.held_ns(now_ns), seat.place.attached_at_ns),
     )
 
 
@@ -296,6 +301,7 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
             holders=tuple(gpu.leases.by_client),
             preparing=next((seat.client.client_id for seat in seats if seat.phase is NEXT), None),
             waiting=sum(1 for seat in seats if seat.place.waiting_since_ns is not None),
+            queue=_queue(gpu),
             lease_id=gpu.leases.next_lease_id - 1,
             recent_handovers_ns=tuple(switching.recent_handovers_ns),
             recent_drains_ns=tuple(switching.recent_drains_ns),
@@ -313,6 +319,12 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
         statistics=replace(gpu.statistics, held_ns=gpu.statistics.held_ns + running_ns),
         moves=replace(memory.statistics),
     )
+
+
+def _queue(gpu: Gpu) -> tuple[int, ...]:
+    """The policy's order, then turn order."""
+    waiting = dict.fromkeys(seat.client.client_id for seat in gpu.wait_queue.seats())
+    return tuple(dict.fromkeys((*(client for client in gpu.schedule.order if client in waiting), *waiting)))
 
 
 def take_client(client: Client, now_ns: int) -> ClientSnapshot:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nvshare.coordinator.model.memory import SeatMemory, SeatMoves, SeatRoom
-from nvshare.coordinator.model.statistics import SeatStatistics
+from nvshare.coordinator.model.statistics import RecentUse, SeatStatistics
 from nvshare.coordinator.protocol.messages import Allot, GpuSettings
 from nvshare.scheduler_policies.api import Allotment, JobView, Memory, Progress, State, Turn
 
@@ -161,6 +161,7 @@ class Seat:
     sent: SentSettings = field(default_factory=SentSettings)
     progress: SeatProgress = field(default_factory=SeatProgress)
     statistics: SeatStatistics = field(default_factory=SeatStatistics)
+    recent: RecentUse = field(default_factory=RecentUse)
 
     def enter(self, phase: Phase) -> None:
         """The only way to change phase."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+RECENT_NS: Final = 60_000_000_000
+MARK_NS: Final = 5_000_000_000
+"""Marks are so far apart, or as far as two leases' ends."""
 
 
 @dataclass(slots=True)
@@ -61,3 +67,32 @@ class SeatMoveStatistics:
     hidden_move_ns: int = 0
     exposed_move_ns: int = 0
     failed_orders: int = 0
+
+
+@dataclass(slots=True)
+class RecentUse:
+    """Sums of one client's lease time on one GPU during the last minute.  Changed by engine/leases.py."""
+
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
+    """(time, lease time until then), oldest first.  The first one is at least a minute old, or from the first grant."""
+
+    def mark(self, now_ns: int, used_ns: int) -> None:
+        """A lease begins or ends."""
+        marks = self.marks
+        if marks and now_ns - marks[-1][0] < MARK_NS:
+            return
+        while len(marks) > 1 and marks[1][0] <= now_ns - RECENT_NS:
+            marks.popleft()
+        marks.append((now_ns, used_ns))
+
+    def share(self, now_ns: int, used_ns: int, attached_at_ns: int) -> float:
+        """The part of the last minute, or since it attached, in which it had a lease.  An estimate."""
+        from_ns = max(now_ns - RECENT_NS, attached_at_ns)
+        before = (attached_at_ns, 0)
+        for at_ns, then_ns in (*self.marks, (now_ns, used_ns)):
+            if at_ns > from_ns:
+                part = (from_ns - before[0]) / (at_ns - before[0])
+                used_before_ns = before[1] + part * (then_ns - before[1])
+                return min(1.0, max(0.0, (used_ns - used_before_ns) / (now_ns - from_ns)))
+            before = (at_ns, then_ns)
+        return 0.0

@@ -104,6 +104,19 @@ def test_clients_of_one_name_are_told_apart_and_leave_nothing_behind() -> None:
     assert node.scrape()["nvshare_client_leases"].samples == []
 
 
+def test_the_users_label_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken if the number of series grew with the users of a cluster, or a user had no name."""
+    monkeypatch.setattr(metrics, "MAX_USERS", 2)
+    node = Node()
+    for number, user in enumerate((0, 0, 4_000_001, 4_000_002, 4_000_003), 1):
+        node.do(events.ClientRegistered(number, "job", "job", 100 + number, user, 0, MemoryMode.MANAGED, 0))
+        node.do(events.GpuAttached(number, 0, GPU, 0, True))
+    found = node.scrape()
+    for name in ("nvshare_client_leases", "nvshare_client_host_share_bytes"):
+        labels = [s.labels["user"] for s in found[name].samples]
+        assert labels == ["root", "root", "4000001", "other", "other"]
+
+
 def test_every_family_is_named_and_documented() -> None:
     """Broken if a series broke the naming rules of Prometheus, or came without a description."""
     node = Node()

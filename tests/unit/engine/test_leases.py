@@ -412,3 +412,30 @@ def test_the_timer_is_the_least_of_all_gpus_and_is_set_only_when_it_changes() ->
     assert len([c for c in harness.commands if isinstance(c, SetTimer)]) == 1
     first.release(idle=True)
     assert harness.timer_ns == due_ns + 10 * MILLISECOND_NS if due_ns else False
+
+
+def test_the_last_minute_is_shared_as_it_was() -> None:
+    """Broken if a program's share told of old times, or counted its waits."""
+    harness = one_gpu()
+    a, b = harness.client(wanted=True), harness.client(wanted=True)
+    for _ in range(600):  # more than a minute of turns
+        for holder in (a, b):
+            harness.milliseconds(QUANTUM_MS)
+            holder.release(wanted=True)
+    assert [each.seat().recent_share for each in (a, b)] == [pytest.approx(0.5, abs=0.02)] * 2
+    b.die()
+    harness.milliseconds(30_000)
+    assert a.seat().recent_share == pytest.approx(0.75, abs=0.05)
+    harness.milliseconds(60_000)
+    assert a.seat().recent_share == 1.0
+    assert harness.client().seat().recent_share == 0.0
+
+
+def test_the_queue_is_shown_in_the_order_of_turns() -> None:
+    """Broken if a user could not see how many programs come before his own."""
+    harness = one_gpu()
+    clients = [harness.client(wanted=True) for _ in range(4)]
+    assert harness.gpu_snapshot().leases.queue == tuple(each.client for each in clients[1:])
+    harness.milliseconds(QUANTUM_MS)
+    clients[0].release(wanted=True)
+    assert harness.gpu_snapshot().leases.queue == tuple(each.client for each in (*clients[2:], clients[0]))
