@@ -29,6 +29,7 @@ from nvshare.coordinator.cli.ctl_call import (
     run,
     say,
 )
+from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
@@ -48,19 +49,23 @@ def _root(context: typer.Context, where: Where = None) -> None:
 
 
 @app.command()
-def status(context: typer.Context, as_json: Json = False, where: Where = None) -> None:
+def status(
+    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
+) -> None:
     """Show the GPUs with their lease holders, waiting clients, settings and gangs."""
-    from nvshare.coordinator.cli.ctl_view import show_status
+    from nvshare.coordinator.cli.views.status import lines
 
-    run(context, where, as_json, api.Status(), show_status)
+    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
 
 
 @app.command()
-def clients(context: typer.Context, as_json: Json = False, where: Where = None) -> None:
+def clients(
+    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
+) -> None:
     """Show the programs that share the GPUs."""
-    from nvshare.coordinator.cli.ctl_view import show_clients
+    from nvshare.coordinator.cli.views.clients import lines
 
-    run(context, where, as_json, api.Status(), show_clients)
+    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
 
 
 @app.command()
@@ -77,11 +82,13 @@ def explain(context: typer.Context, gpu: Gpu = None, as_json: Json = False, wher
 
 
 @app.command()
-def memory(context: typer.Context, as_json: Json = False, where: Where = None) -> None:
+def memory(
+    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
+) -> None:
     """Show each client's memory on the GPU and on the host, and the memory moved."""
-    from nvshare.coordinator.cli.ctl_view import show_memory
+    from nvshare.coordinator.cli.views.memory import lines
 
-    run(context, where, as_json, api.Status(), show_memory)
+    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
 
 
 @app.command()
@@ -150,7 +157,7 @@ def resume(context: typer.Context, client: ClientName, as_json: Json = False, wh
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point."""
-    app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-ctl")
+    app(with_period(list(sys.argv[1:] if argv is None else argv)), prog_name="nvshare-ctl")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
         automatic = f" (auto, {format_share(gpu['switch_share'])})" if gpu["quantum_automatic"] else ""
         quantum = f"quantum {format_duration(gpu['quantum_ns'])}{automatic}"
         text.append(f"  policy {gpu['policy']}, sharing {gpu['sharing']}, {quantum}")
-        text += [f"  {sentence}" for sentence in _overrides(gpu)]
+        text += [f"  {sentence}" for sentence in notes(gpu)]
         text += [f"  running: {_program(each)}" for each in gpu["running"]]
         for each in gpu["waiting"]:
             waited_ns = max(0, now_ns - each["waiting_since_ns"])
@@ -70,7 +70,7 @@ def lines(gpus: Iterable[Mapping[str, Any]], now_ns: int) -> list[str]:
     return text
 
 
-def _overrides(gpu: Mapping[str, Any]) -> list[str]:
+def notes(gpu: Mapping[str, Any]) -> list[str]:
     """What changes the policy's plan."""
     found = []
     if gpu["sharing"] in OVERRIDES:

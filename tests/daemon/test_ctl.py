@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.system.users import user_name
 from tests.daemon.made_up_gpus import uuid_of
 from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, ctl, environment, until
 
@@ -86,7 +87,7 @@ def test_each_setting_is_set_and_shown(coordinators: Coordinators, connect: Conn
     status = answer(running, "status")
     assert [gpu["switch_share"] for gpu in status["gpus"]] == [0.05, 0.02]
     assert status["host_budget_bytes"] == 3 << 30
-    assert "(auto, 2%)" in ctl(running.directory.path, "status").stdout
+    assert " 2% " in ctl(running.directory.path, "status", "-o", "wide").stdout
     answer(running, "resume", str(client["client"]))
     answer(running, "set", "limit", "train", "0")
     client = answer(running, "clients")["clients"][0]
@@ -154,7 +155,8 @@ def test_explain_says_who_runs_and_why(coordinators: Coordinators, connect: Conn
         f"GPU 0 (made-up GPU): {first['why']}\n  policy auto, sharing auto, quantum 100ms (auto, 5%)"
     )
     assert f"  running: beta ({os.getpid()}), batch, progress -\n" in shown
-    assert f"alpha ({os.getpid()}), beta ({os.getpid()})" in ctl(where, "status").stdout
+    user = user_name(os.getuid())
+    assert f"alpha ({user}), beta ({user})" in ctl(where, "status").stdout
     answer(running, "set", "sharing", "exclusive", "--gpu", "0")
     assert "one program at a time" in ctl(where, "explain").stdout
     assert ctl(where, "explain", "--gpu", "7").returncode == 1

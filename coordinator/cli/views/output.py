@@ -1,0 +1,142 @@
+"""Prints a view of `status` once or again and again, as a table, JSON or YAML.
+
+A pipe gets the same columns as a terminal, uncut; nothing has colours.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+import typer
+
+from nvshare.coordinator.cli.ctl_call import call, directory_of, fail
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
+
+PERIOD_S: Final = 2.0
+
+
+class Form(enum.StrEnum):
+    """What is printed."""
+
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+Output = Annotated[Form | None, typer.Option("-o", "--output", help="all columns, or the whole reply")]
+Watch = Annotated[
+    float | None,
+    typer.Option("-w", "--watch", min=0.1, metavar="[SECONDS]", help="show again, every 2 s by default, until Ctrl-C"),
+]
+
+
+class View(Protocol):
+    """The lines of a reply."""
+
+    def __call__(self, status: Mapping[str, Any], width: int | None = None, *, wide: bool = False) -> list[str]:
+        """Nothing is cut without a width, or when `wide`."""
+        ...
+
+
+def with_period(words: list[str]) -> list[str]:
+    """The command line, where a `--watch` without a number gets one."""
+    found = list(words)
+    for index, each in enumerate(words):
+        follows = words[index + 1 : index + 2]
+        if each in ("-w", "--watch") and not (follows and re.fullmatch(r"[0-9]*\.?[0-9]+", follows[0])):
+            found[index] = f"--watch={PERIOD_S}"
+    return found
+
+
+def show(
+    context: typer.Context, where: Path | None, view: View, *, form: Form | None, as_json: bool, every_s: float | None
+) -> None:
+    """Asks for the status and prints it; with `every_s` until Ctrl-C."""
+    form = Form.JSON if as_json else form
+    try:
+        if every_s is None:
+            print(written(call(directory_of(context, where), api.Status()), view, form, terminal_width()))
+        else:
+            _watch(lambda: call(directory_of(context, where), api.Status()), view, form, every_s)
+    except (ControlError, NoCoordinatorError) as error:
+        fail(error, form is Form.JSON)
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    except BrokenPipeError:  # the reader of standard output has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+def _watch(ask: Any, view: View, form: Form | None, every_s: float) -> None:
+    if not sys.stdout.isatty():
+        while True:
+            print(written(ask(), view, form, None), end="\n" if form is Form.JSON else "\n\n", flush=True)
+            time.sleep(every_s)
+    from rich.console import Console  # slow to import
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(Text(written(ask(), view, form, console.width), no_wrap=True), refresh=True)
+            time.sleep(every_s)
+
+
+def written(status: Mapping[str, Any], view: View, form: Form | None, width: int | None) -> str:
+    """A reply as text."""
+    if form is Form.JSON:
+        return json.dumps(status)
+    if form is Form.YAML:
+        return "\n".join(yaml_lines(status))
+    return "\n".join(view(status, width, wide=form is Form.WIDE))
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None when standard output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+# --- YAML -----------------------------------------------------------------------------------------------------------
+
+_PLAIN_KEY: Final = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z_][a-z0-9_]*")
+
+
+def yaml_lines(value: object, indent: str = "") -> Iterator[str]:
+    """A block of YAML.  Texts are quoted as in JSON, so none is taken for a number or a date."""
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            name = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key)
+            yield from _yaml_entry(f"{indent}{name}:", each, f"{indent}  ")
+    elif isinstance(value, (list, tuple)) and value:
+        for each in value:
+            if isinstance(each, Mapping) and each:
+                first, *rest = yaml_lines(each, f"{indent}  ")
+                yield f"{indent}- {first.lstrip()}"
+                yield from rest
+            else:
+                yield from _yaml_entry(f"{indent}-", each, f"{indent}  ")
+    else:
+        yield indent + _yaml_scalar(value)
+
+
+def _yaml_entry(head: str, value: object, indent: str) -> Iterable[str]:
+    if isinstance(value, (Mapping, list, tuple)) and value:
+        return (head, *yaml_lines(value, indent))
+    return (f"{head} {_yaml_scalar(value)}",)
+
+
+def _yaml_scalar(value: object) -> str:
+    shown = json.dumps(value)
+    return re.sub(r"^(-?[0-9]+)e", r"\1.0e", shown) if isinstance(value, float) else shown

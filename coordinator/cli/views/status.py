@@ -1,0 +1,57 @@
+"""`nvshare-ctl status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from nvshare.coordinator.cli.ctl_mps import mps_line
+from nvshare.coordinator.cli.ctl_view import gang_lines, host_lines, live_lines, room_lines
+from nvshare.coordinator.cli.views.table import layout, number, text, word
+from nvshare.coordinator.cli.views.words import first_of, programs, quantum, running, size_of
+from nvshare.coordinator.units import format_duration, format_share
+
+_COLUMNS: Final = (
+    *(number("GPU"), text("NAME"), text("POLICY"), word("SHARING", wide=True), word("QUANTUM")),
+    *(number("SWITCH SHARE", wide=True), number("MEMORY"), number("CLIENTS", wide=True), number("WAITING")),
+    *(number("LEASES", wide=True), number("HAND-OVER", wide=True), number("SWITCH", wide=True)),
+    *(number("OVERDUE", wide=True), text("RUNNING")),
+)
+
+
+def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = False) -> list[str]:
+    """One line for each GPU, then problems, memory, live settings and gangs."""
+    names = programs(status)
+    kind, count = "simulated " if status["simulated"] else "", len(status["gpus"])
+    head = f"coordinator {status['pid']} in {status['runtime_dir']}, {count} {kind}GPU{'' if count == 1 else 's'}"
+    found = [head, *layout(_COLUMNS, [_row(gpu, names) for gpu in status["gpus"]], width, wide=wide)]
+    found += [f"problem: {problem}" for problem in status.get("problems", ())]
+    found += [mps_line(status["mps"]), *host_lines(status), *room_lines(status)]
+    found += [
+        f"GPU {gpu['index']} is not granted: process {gpu['expected_process']} held it before the restart "
+        "and is stopped; continue it (kill -CONT) or end it"
+        for gpu in status["gpus"]
+        if gpu.get("expected_stopped")
+    ]
+    found += [f"live setting: {line}" for line in live_lines(status.get("live", ()), status)]
+    return found + gang_lines(status, names)
+
+
+def _row(gpu: Mapping[str, Any], names: Mapping[int, str]) -> tuple[str, ...]:
+    shown = first_of(names.get(client, f"client {client}") for client in running(gpu))
+    return (
+        str(gpu["index"]),
+        gpu["name"],
+        gpu["policy"],
+        gpu["sharing"],
+        quantum(gpu),
+        format_share(gpu["switch_share"]),
+        size_of(gpu["resident_bytes"], gpu["capacity_bytes"]),
+        str(gpu["clients"]),
+        str(gpu["waiting"]),
+        str(gpu["grants"]),
+        f"{gpu['handovers_us']['p50']:.0f}us" if gpu["handovers_us"] else "-",
+        format_duration(gpu["switch_cost_ns"]) if gpu["switch_cost_ns"] else "-",
+        str(gpu["overdue"]),
+        "recovering" if gpu["recovering"] else shown,
+    )

@@ -1,0 +1,80 @@
+"""How views name programs and write figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nvshare.coordinator.system.users import user_name
+from nvshare.coordinator.units import format_duration, format_size
+
+
+def program(client: Mapping[str, Any]) -> str:
+    """`train.py (alice)`."""
+    return f"{client['name']} ({user_name(client['user_id'])})"
+
+
+def programs(status: Mapping[str, Any]) -> dict[int, str]:
+    """The programs by client.  Programs of one user and name have their process ids."""
+    named = {client["client"]: program(client) for client in status["clients"]}
+    found = list(named.values())
+    return {
+        client["client"]: f"{client['name']} ({user_name(client['user_id'])}, {client['process_id']})"
+        if found.count(named[client["client"]]) > 1
+        else named[client["client"]]
+        for client in status["clients"]
+    }
+
+
+def running(gpu: Mapping[str, Any]) -> list[int]:
+    """The running set, and others that have not given their lease back yet."""
+    return list(dict.fromkeys((*gpu["members"], *gpu["holders"])))
+
+
+def first_of(names: Iterable[str], most: int = 3) -> str:
+    """`a, b, c and 2 more`; "-" for none."""
+    every = list(names)
+    shown = ", ".join(every[:most])
+    return f"{shown} and {len(every) - most} more" if len(every) > most else shown or "-"
+
+
+def size(value_bytes: int) -> str:
+    """A size; "-" for none."""
+    return format_size(value_bytes) if value_bytes else "-"
+
+
+def size_of(part_bytes: int, whole_bytes: int) -> str:
+    """`3.2/139GiB`."""
+    part, whole = format_size(part_bytes), format_size(whole_bytes)
+    unit = whole.lstrip("0123456789.")
+    same = part_bytes and part.lstrip("0123456789.") == unit
+    return f"{part.removesuffix(unit) if same else '0' if not part_bytes else part}/{whole}"
+
+
+def quantum(gpu: Mapping[str, Any]) -> str:
+    """`100ms`, or `100ms auto`."""
+    return format_duration(gpu["quantum_ns"]) + (" auto" if gpu["quantum_automatic"] else "")
+
+
+def state(client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int) -> str:
+    """`running`, `waiting 1.2s`, `paused`, ..."""
+    if client["paused"]:
+        return "paused"
+    if seat is None:
+        return "idle"
+    shown = "no room" if seat["shut_out"] else "running" if seat["phase"] == "holding" else str(seat["phase"])
+    if seat["waiting_since_ns"] is not None:
+        shown += f" {duration(max(0, now_ns - seat['waiting_since_ns']))}"
+    return shown
+
+
+def duration(value_ns: int) -> str:
+    """A time for people who watch: `350ms`, `1.2s`, `12s`, `3m20s`, `2h05m`."""
+    seconds = value_ns // 1_000_000_000
+    if seconds >= 3600:
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02}m"
+    if seconds >= 60:
+        return f"{seconds // 60}m{seconds % 60:02}s"
+    if seconds >= 10:
+        return f"{seconds}s"
+    return f"{value_ns / 1e9:.1f}s" if seconds else f"{value_ns // 1_000_000}ms"

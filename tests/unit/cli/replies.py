@@ -1,0 +1,39 @@
+"""Replies of `status`, as a coordinator gives them, from scripted programs on GPUs of 4 GiB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvshare.coordinator.daemon.control.server import plain
+from nvshare.coordinator.model import events
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.coordinator.simulation.harness import Harness
+from tests.harness import one_gpu
+
+GIB = 1 << 30
+LONG = "package.with_a_long_name.experiments.train_everything"
+
+
+def three_programs() -> Harness:
+    """One runs, two wait; the first one is half evicted and the last one has a long name and a long user number."""
+    harness = one_gpu(4 * GIB)
+    for number, (name, user) in enumerate((("train.py", 0), ("study.ipynb", 0), (LONG, 4_123_456_789)), 1):
+        harness.handle(events.ClientRegistered(number, name, "python3", 1000 + number, user, 0, MemoryMode.SWAP, 0))
+        harness.handle(events.GpuAttached(number, 0, "GPU-0", 0, True, 0, 0))
+        harness.handle(events.MemoryReported(number, 0, 1_600_000_000, 1_000_000_000, 0, 600_000_000))
+    return harness
+
+
+def status(harness: Harness) -> dict[str, Any]:
+    """The reply of a coordinator at this time."""
+    picture = harness.scheduler.snapshot(harness.clock.now_ns)
+    gpus = []
+    for index, gpu in enumerate(picture.gpus):
+        values = plain(gpu)
+        for name in ("handovers", "drains"):
+            values[f"{name}_us"] = {"p50": 123.0, "p99": 456.0} if values.pop(f"recent_{name}_ns") else None
+        gpus.append({"index": index, "is_mig": False, **values})
+    facts: dict[str, Any] = {"pid": 4242, "simulated": True, "runtime_dir": "/run/nvshare", "now_ns": picture.now_ns}
+    host = {"host_budget_bytes": picture.host_budget_bytes, "host_shared_bytes": picture.host_shared_bytes}
+    more: dict[str, Any] = {"problems": [], "live": [], "mps": {"mode": "off"}, "gangs": [], "host_owners": []}
+    return {**facts, **host, "gpus": gpus, "clients": [plain(client) for client in picture.clients], **more}

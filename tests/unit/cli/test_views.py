@@ -1,0 +1,109 @@
+"""The views of `nvshare-ctl`: what fits, what is cut, and that every form shows the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from rich.cells import cell_len
+
+from nvshare.coordinator.cli.views import clients, memory, status
+from nvshare.coordinator.cli.views.output import Form, View, with_period, written, yaml_lines
+from nvshare.coordinator.cli.views.table import layout, number, text
+from nvshare.coordinator.cli.views.words import duration, size_of
+from tests.harness import one_gpu
+from tests.unit.cli import replies
+
+VIEWS: Mapping[str, View] = {"status": status.lines, "clients": clients.lines, "memory": memory.lines}
+
+
+def figures(line: str) -> list[str]:
+    """Everything in a line that has a digit."""
+    return [each for each in re.split(r"\s{2,}", line.strip()) if re.match(r"[0-9]", each)]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_table_fits_and_no_figure_is_cut(name: str, width: int) -> None:
+    """Broken if a terminal of usual width broke the rows of a table, or a number lost digits."""
+    harness = replies.three_programs()
+    harness.milliseconds(12_345)
+    reply = replies.status(harness)
+    shown, whole = VIEWS[name](reply, width), VIEWS[name](reply)
+    assert len(shown) == len(whole)
+    table = [index for index, line in enumerate(whole) if line.startswith(" ") or index < 2]
+    for index in table:
+        assert cell_len(shown[index]) <= width
+        assert figures(shown[index]) == figures(whole[index])
+    titles = next(line for line in whole if line.isupper())
+    assert 6 <= len(re.split(r"\s{2,}", titles)) <= 7
+    assert "…" not in "".join(whole)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_wide_shows_every_column_uncut(name: str) -> None:
+    """Broken if a figure could be seen in no table."""
+    reply = replies.status(replies.three_programs())
+    wide = written(reply, VIEWS[name], Form.WIDE, 80)
+    assert "…" not in wide
+    assert (replies.LONG in wide) == (name != "status")
+    narrow = VIEWS[name](reply)
+    titles = {title for line in narrow if line.isupper() for title in re.split(r"\s{2,}", line)}
+    assert titles < {title for line in wide.splitlines() if line.isupper() for title in re.split(r"\s{2,}", line)}
+
+
+def test_programs_have_names_users_and_shares() -> None:
+    """Broken if nobody could tell whose program has the GPU."""
+    harness = replies.three_programs()
+    harness.milliseconds(3_000)
+    lines = clients.lines(replies.status(harness))
+    assert re.search(r"train\.py +root +batch +swap +revoking +100%", lines[1])
+    assert re.search(r"study\.ipynb +root +batch +swap +waiting 3\.0s +0%", lines[2])
+    assert "4123456789" in lines[3]
+    assert "train.py (root)" in status.lines(replies.status(harness))[2]
+
+
+def test_json_and_yaml_have_the_whole_reply() -> None:
+    """Broken if a script read something else than the coordinator said."""
+    reply = replies.status(replies.three_programs())
+    reply["odd"] = {"yes": "no", "a b": [], "c": {}, "d": [1e-7, -2.5, None, [1, [2]], [{}]], "e": "1: ü\n#"}
+    assert json.loads(written(reply, status.lines, Form.JSON, None)) == json.loads(json.dumps(reply))
+    assert yaml.safe_load(written(reply, status.lines, Form.YAML, None)) == json.loads(json.dumps(reply))
+    assert list(yaml_lines({"a": [{"b": 1, "c": "x"}]})) == ["a:", "  - b: 1", '    c: "x"']
+
+
+def test_a_table_that_cannot_fit_keeps_its_figures() -> None:
+    """Broken if a narrow terminal hid digits rather than break a line."""
+    columns = [number("BYTES"), text("NAME"), number("MORE")]
+    lines = layout(columns, [["1234567890123", "日本語の長い名前のプログラム", "42"]], 24)
+    assert lines == ["        BYTES  NAME    MORE", "1234567890123  日本…     42"]
+
+
+def test_watch_takes_a_period_or_none() -> None:
+    """Broken if `--watch` needed a number, or swallowed the next option."""
+    assert with_period(["status", "--watch", "-o", "wide"]) == ["status", "--watch=2.0", "-o", "wide"]
+    assert with_period(["status", "-w", "0.5"]) == ["status", "-w", "0.5"]
+    assert with_period(["status", "--watch=3"]) == ["status", "--watch=3"]
+
+
+def test_figures_for_people() -> None:
+    """Broken if a figure were in the wrong unit."""
+    assert [duration(each) for each in (5, 3_500_000, 1_250_000_000, 75 * 10**9, 7_500 * 10**9)] == [
+        *("0ms", "3ms", "1.2s", "1m15s", "2h05m")
+    ]
+    gib = replies.GIB
+    assert [size_of(each, 4 * gib) for each in (0, gib, gib >> 1)] == ["0/4GiB", "1/4GiB", "512MiB/4GiB"]
+
+
+def test_a_reply_of_any_kind_is_shown() -> None:
+    """Broken if a view failed without clients, or with a client that uses no GPU."""
+    harness = one_gpu(replies.GIB)
+    empty: dict[str, Any] = replies.status(harness)
+    assert clients.lines(empty) == ["no clients"]
+    harness.client()
+    for view in VIEWS.values():
+        assert view(replies.status(harness), 80)
