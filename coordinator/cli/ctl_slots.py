@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from nvshare.coordinator.units import format_duration, format_size
+from nvshare.coordinator.units import format_duration, format_share, format_size
 
 _TITLES: Final = (
-    *("slot", "pod", "GPU", "clients", "priority", "weight", "gang"),
+    *("slot", "pod", "GPU", "clients", "priority", "weight", "class", "shares", "gang"),
     *("allocated", "limit", "leases", "held", "waited", "hook"),
 )
 
@@ -20,6 +20,14 @@ _TITLES: Final = (
 def pod_of(slot: Mapping[str, Any]) -> str:
     """`namespace/pod/container`; "-" while the pod is unknown."""
     return f"{slot['namespace']}/{slot['pod']}/{slot['container']}" if slot["pod"] else "-"
+
+
+def shares_of(slot: Mapping[str, Any]) -> str:
+    """`30% to 50%`; "-" without either."""
+    request, most = slot["share_request"], slot["share_limit"]
+    if request is None and most is None:
+        return "-"
+    return f"{format_share(request or 0.0)} to {format_share(1.0 if most is None else most)}"
 
 
 def show_slots(status: Mapping[str, Any]) -> None:
@@ -42,6 +50,8 @@ def show_slots(status: Mapping[str, Any]) -> None:
             str(slot["clients"]),
             "-" if slot["priority"] is None else str(slot["priority"]),
             "-" if slot["weight"] is None else str(slot["weight"]),
+            slot["class"] or "-",
+            shares_of(slot),
             escape(slot["gang"] or "-"),
             format_size(slot["allocated_bytes"]),
             format_size(slot["limit_bytes"]) if slot["limit_bytes"] else "-",

@@ -109,7 +109,7 @@ class Dispatcher:
             self._attach(connection, message, now_ns)
         elif known and isinstance(message, messages.Profile):
             profile = _profile(connection, message, now_ns)
-            self.event(profile if self.live is None else self.live.profiled(profile), now_ns)
+            self._profiled(profile if self.slots is None else self.slots.profiled(profile), now_ns)
         elif known and isinstance(message, messages.Goodbye):
             self.gone(connection, now_ns)
         else:
@@ -180,9 +180,15 @@ class Dispatcher:
         self.event(registered, now_ns)
         for event in () if self.live is None else self.live.registered(registered):
             self.event(event, now_ns)
+        profile = None if self.slots is None else self.slots.first_profile(connection)
+        if profile is not None:
+            self._profiled(profile, now_ns)
         if not peer.slot and (priority, weight) != (hello.priority, hello.weight):
             text = f"user {peer.user_id} is limited to priority {priority} and weight {weight}"
             self._reject(connection, messages.Rejection.NOT_ALLOWED, f"{text} (max_priority, max_weight)")
+
+    def _profiled(self, profile: events.Profiled, now_ns: int) -> None:
+        self.event(profile if self.live is None else self.live.profiled(profile), now_ns)
 
     def _own_rank(self, peer: Peer, hello: messages.Hello) -> tuple[int, int]:
         """Priority and weight that a program may choose by its environment.

@@ -282,12 +282,19 @@ class LiveSettings:
 
     def slot_changed(self, event: events.Event) -> list[events.Event]:
         """Events for a change of a slot's file, unless a live setting is in force."""
+        name: str
+        value: object
         if isinstance(event, events.PrioritySet):
             name, value = "priority", event.priority
         elif isinstance(event, events.WeightSet):
             name, value = "weight", event.weight
         elif isinstance(event, events.LimitSet):
             name, value = "limit", event.limit_bytes
+        elif isinstance(event, events.ClassSet):
+            name, value = "class", event.job_class.name.lower()
+        elif isinstance(event, events.SharesSet):
+            name, value = "share_request", event.request
+            self._clients[event.client].base["share_limit"] = event.limit
         else:
             return [event]
         self._clients[event.client].base[name] = value

@@ -132,11 +132,14 @@ def _variables(pod: Mapping[str, Any], container: Mapping[str, Any], settings: S
     own = _effective(container, "LD_PRELOAD")
     if own is not None:
         wanted["LD_PRELOAD"] = merged_preload(_value(own[1]), settings.hook_path)
-    if chosen.priority is not None:
-        wanted["NVSHARE_PRIORITY"] = str(chosen.priority)
-    if chosen.memory_limit_text is not None:
-        wanted["NVSHARE_MEMORY_LIMIT"] = chosen.memory_limit_text
-    return wanted
+    settings_by_name = {
+        "NVSHARE_PRIORITY": None if chosen.priority is None else str(chosen.priority),
+        "NVSHARE_CLASS": chosen.job_class,
+        "NVSHARE_SHARE_REQUEST": chosen.share_request,
+        "NVSHARE_SHARE_LIMIT": chosen.share_limit,
+        "NVSHARE_MEMORY_LIMIT": chosen.memory_limit_text,
+    }
+    return wanted | {name: value for name, value in settings_by_name.items() if value is not None}
 
 
 def _container_patch(

@@ -19,12 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nvshare.coordinator.units import parse_size
+from nvshare.coordinator.units import parse_part, parse_size
 
 PREFIX: Final = "nvshare.com/"
 PRIORITY: Final = PREFIX + "priority"
 WEIGHT: Final = PREFIX + "weight"
 CLASS: Final = PREFIX + "class"
+SHARE_REQUEST: Final = PREFIX + "share-request"
+SHARE_LIMIT: Final = PREFIX + "share-limit"
 GANG: Final = PREFIX + "gang"
 MEMORY_LIMIT: Final = PREFIX + "memory-limit"
 """Limit of every container of the pod.  The suffix `.CONTAINER` limits one container."""
@@ -36,8 +38,16 @@ HOOK_IN_CONTAINER: Final = "/opt/nvshare/$LIB/libnvshare_hook.so"
 glibc's loader expands `$LIB`.  musl's loader does not, finds no file and runs the program without the hook, which it
 could not load."""
 
-CLASSES: Final[Mapping[str, int]] = {"production": 100, "standard": 0, "opportunistic": -100}
-"""Class -> its priority where no priority annotation is set."""
+CLASSES: Final[Mapping[str, tuple[str, int]]] = {
+    "interactive": ("interactive", 100),
+    "batch": ("batch", 0),
+    "best-effort": ("best-effort", -100),
+    "production": ("batch", 100),
+    "standard": ("batch", 0),
+    "opportunistic": ("best-effort", -100),
+}
+"""Name -> the program's class, and its priority where no priority annotation is set.  The last three are older."""
+NEWER_CLASSES: Final = ("interactive", "batch", "best-effort")
 
 MAX_WEIGHT: Final = 1000
 _WHOLE: Final = re.compile(r"(0|-?[1-9][0-9]{0,8})\Z")
@@ -46,6 +56,8 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _SIZE: Final = re.compile(
     r"([1-9][0-9]{0,17}|[1-9][0-9]{0,8}([.][0-9]{1,3})?([KMG]iB?|[KMG]B)|[1-9][0-9]{0,5}([.][0-9]{1,3})?(TiB?|TB))\Z"
 )
+# At most thousandths, the wire's unit.
+_SHARE: Final = re.compile(r"((0|[1-9][0-9]?|100)%|0([.][0-9]{1,3})?|1([.]0{1,3})?)\Z")
 _SIZE_HELP: Final = "a size such as 8Gi, 512Mi, 8GB or a number of bytes"
 
 
@@ -70,6 +82,10 @@ class ContainerSettings:
     priority: int | None = None
     weight: int | None = None
     job_class: str | None = None
+    """One of `NEWER_CLASSES`."""
+    share_request: str | None = None
+    """As the annotation has it, which the hook reads too."""
+    share_limit: str | None = None
     gang: str | None = None
     """Unique on the node: `NAMESPACE/NAME`."""
     memory_limit_bytes: int | None = None
@@ -79,7 +95,7 @@ class ContainerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClassDefaults:
-    """Settings that a priority class of the cluster implies."""
+    """Settings that a priority class of the cluster implies; `job_class`: a key of `CLASSES`."""
 
     priority: int | None = None
     weight: int | None = None
@@ -105,19 +121,21 @@ def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> Contain
     """Settings of this container's slot, without the invalid annotations."""
     reading = _Reading(pod, rules)
     defaults = rules.priority_classes.get(_text(_mapping(pod.get("spec")).get("priorityClassName")), ClassDefaults())
-    priority, job_class, weight = reading.priority(), reading.job_class(), reading.weight()
+    priority, name, weight = reading.priority(), reading.job_class(), reading.weight()
     if priority is None:
-        priority = CLASSES[job_class] if job_class is not None else defaults.priority
-    if job_class is None:
-        job_class = defaults.job_class
-    if priority is None and job_class is not None:
-        priority = CLASSES[job_class]
+        priority = CLASSES[name][1] if name is not None else defaults.priority
+    name = name or defaults.job_class
+    if priority is None and name is not None:
+        priority = CLASSES[name][1]
+    request, most = reading.shares()
     gang = reading.gang()
     limit = reading.memory_limit(container)
     return ContainerSettings(
         priority=priority,
         weight=weight if weight is not None else defaults.weight,
-        job_class=job_class,
+        job_class=None if name is None else CLASSES[name][0],
+        share_request=request,
+        share_limit=most,
         gang=None if gang is None else f"{namespace_of(pod) or 'default'}/{gang}",
         memory_limit_bytes=None if limit is None else parse_size(_hook_size(limit)),
         memory_limit_text=None if limit is None else _hook_size(limit),
@@ -126,14 +144,14 @@ def settings_of(pod: Mapping[str, Any], container: str, rules: Rules) -> Contain
 
 def allowed_classes(rules: Rules) -> list[str]:
     """Classes whose priority lies within the operator's bounds, so that a class cannot evade them."""
-    return [name for name, priority in CLASSES.items() if rules.priority_min <= priority <= rules.priority_max]
+    return [name for name, (_, priority) in CLASSES.items() if rules.priority_min <= priority <= rules.priority_max]
 
 
 def findings(pod: Mapping[str, Any], rules: Rules) -> list[Finding]:
     """Every invalid nvshare annotation of the pod, sorted by name."""
     reading = _Reading(pod, rules)
     containers = [name for name, _ in containers_of(pod)]
-    for read in (reading.priority, reading.weight, reading.job_class, reading.gang):
+    for read in (reading.priority, reading.weight, reading.job_class, reading.shares, reading.gang):
         read()
     for key in sorted(reading.ours):
         if key == MEMORY_LIMIT or key.startswith(MEMORY_LIMIT + "."):
@@ -150,7 +168,7 @@ def findings(pod: Mapping[str, Any], rules: Rules) -> list[Finding]:
     return sorted(reading.rejected, key=lambda finding: finding.annotation)
 
 
-_KNOWN: Final = frozenset({PRIORITY, WEIGHT, CLASS, GANG, MEMORY_LIMIT})
+_KNOWN: Final = frozenset({PRIORITY, WEIGHT, CLASS, SHARE_REQUEST, SHARE_LIMIT, GANG, MEMORY_LIMIT})
 
 
 def containers_of(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -208,7 +226,24 @@ class _Reading:
         allowed = allowed_classes(self._rules)
         if value is None or value in allowed:
             return value
-        self.reject(CLASS, f"write one of {', '.join(allowed)}" if allowed else "no class is within the priority range")
+        names = ", ".join(name for name in NEWER_CLASSES if name in allowed)
+        self.reject(CLASS, f"write one of {names}" if names else "no class is within the priority range")
+        return None
+
+    def shares(self) -> tuple[str | None, str | None]:
+        """Request and limit; a request above the limit is invalid."""
+        request, most = self._share(SHARE_REQUEST, 0.0), self._share(SHARE_LIMIT, 0.001)
+        if request is not None and most is not None and parse_part(request) > parse_part(most):
+            self.reject(SHARE_REQUEST, f"it is above {SHARE_LIMIT}, {self.ours[SHARE_LIMIT]}")
+            request = None
+        return request, most
+
+    def _share(self, key: str, least: float) -> str | None:
+        value = self.ours.get(key)
+        if value is None or (_SHARE.match(value) and parse_part(value) >= least):
+            return value
+        above = "above 0 and at most 1" if least else "from 0 to 1"
+        self.reject(key, f"write a share {above}, such as 0.3 or 30%")
         return None
 
     def gang(self) -> str | None:
@@ -271,7 +306,7 @@ def _defaults(name: str, entry: object) -> ClassDefaults:
         raise RulesError(f"--priority-classes: {name}.{unknown[0]}: no such setting; known are priority, weight, class")
     job_class = entry.get("class")
     if job_class is not None and job_class not in CLASSES:
-        raise RulesError(f"--priority-classes: {name}.class: {_shown(job_class)} is none of {', '.join(CLASSES)}")
+        raise RulesError(f"--priority-classes: {name}.class: {_shown(job_class)} is none of {', '.join(NEWER_CLASSES)}")
     return ClassDefaults(
         priority=_number(name, "priority", entry, -999_999_999, 999_999_999),
         weight=_number(name, "weight", entry, 1, MAX_WEIGHT),

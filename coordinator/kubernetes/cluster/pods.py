@@ -31,6 +31,7 @@ from urllib.parse import urlencode
 
 from nvshare.coordinator.kubernetes.cluster.annotations import Rules, findings, namespace_of, pod_asks_for, settings_of
 from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
+from nvshare.coordinator.units import parse_part
 
 log = logging.getLogger("nvshare.pods")
 
@@ -167,6 +168,8 @@ class PodWatch:
                 "priority": said.priority,
                 "weight": said.weight,
                 "class": said.job_class,
+                "share_request": None if said.share_request is None else parse_part(said.share_request),
+                "share_limit": None if said.share_limit is None else parse_part(said.share_limit),
                 "gang": said.gang,
                 "memory_limit_bytes": said.memory_limit_bytes,
             }

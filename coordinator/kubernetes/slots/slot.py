@@ -16,9 +16,9 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
 
@@ -33,6 +33,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 I32: Final = (1 << 31) - 1
 MemoryBytes = Annotated[int, Field(ge=0, le=1 << 60)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Label = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -49,9 +50,17 @@ class SlotPolicy(_Record):
 
     priority: int | None = Field(default=None, ge=-I32 - 1, le=I32)
     weight: int | None = Field(default=None, ge=1, le=10_000)
-    latency_class: Label | None = Field(default=None, alias="class")
+    job_class: Literal["interactive", "batch", "best-effort"] | None = Field(default=None, alias="class")
+    share_request: Share | None = None
+    share_limit: Share | None = Field(default=None, gt=0.0)
     gang: Label | None = None
     memory_limit_bytes: MemoryBytes | None = None
+
+    @field_validator("job_class", mode="before")
+    @classmethod
+    def _known(cls, value: object) -> object:
+        """Files of an earlier plugin may name classes that are no more; the plugin soon replaces them."""
+        return value if value in ("interactive", "batch", "best-effort") else None
 
 
 class PodRef(_Record):

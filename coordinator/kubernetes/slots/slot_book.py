@@ -12,16 +12,23 @@ Non-goals: files and sockets (kubernetes/slots/watch.py), metric names (kubernet
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from nvshare.coordinator.kubernetes.slots.slot import SlotPolicy
 from nvshare.coordinator.model import events
+from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
     from nvshare.coordinator.engine.snapshot import ClientSnapshot
     from nvshare.coordinator.kubernetes.slots.slot import Slot
 
 
+_CLASSES: Final = {
+    "interactive": JobClass.INTERACTIVE,
+    "batch": JobClass.BATCH,
+    "best-effort": JobClass.BEST_EFFORT,
+}
 _REMOVED: Final = ""
 """The slot name of clients that outlived their slot."""
 
@@ -64,7 +71,9 @@ class SlotSnapshot:
             "limit_bytes": self.slot.limit_bytes,
             "priority": policy.priority,
             "weight": policy.weight,
-            "class": policy.latency_class,
+            "class": policy.job_class,
+            "share_request": policy.share_request,
+            "share_limit": policy.share_limit,
             "gang": policy.gang,
             "registered": self.registered,
             "clients": self.figures.clients,
@@ -81,6 +90,8 @@ class _Record:
     registered: bool = False
     clients: dict[int, events.ClientRegistered] = field(default_factory=dict)
     """Client -> its hook's registration."""
+    profiles: dict[int, events.Profiled] = field(default_factory=dict)
+    """Client -> what its hook says of it."""
     past: Figures = Figures()
 
 
@@ -124,6 +135,12 @@ class SlotBook:
                 changes.append(events.WeightSet(client, slot.policy.weight or 1))
             if slot.policy.gang != before.policy.gang:
                 changes.append(events.GangSet(client, _gang(slot, registration)))
+            own = record.profiles[client]
+            old, new = _capped(before.policy, own), _capped(slot.policy, own)
+            if new.job_class != old.job_class:
+                changes.append(events.ClassSet(client, new.job_class))
+            if (new.share_request, new.share_limit) != (old.share_request, old.share_limit):
+                changes.append(events.SharesSet(client, new.share_request, new.share_limit))
         return changes
 
     def remove(self, name: str) -> None:
@@ -148,6 +165,7 @@ class SlotBook:
             if self.first_registration is not None:
                 self.first_registration(slot)
         record.clients[wish.client] = wish
+        record.profiles[wish.client] = events.Profiled(wish.client, JobClass.BATCH, 0.0, 1.0, None, spatial=False)
         self._slot_of[wish.client] = name
         return events.ClientRegistered(
             client=wish.client,
@@ -162,6 +180,25 @@ class SlotBook:
             weight=slot.policy.weight or 1,
             gang=_gang(slot, wish),
         )
+
+    def first_profile(self, client: int) -> events.Profiled | None:
+        """The profile by the slot alone; None if the slot sets nothing, or for a client without a slot."""
+        name = self._slot_of.get(client, _REMOVED)
+        if name == _REMOVED:
+            return None
+        own = self._slots[name].profiles[client]
+        capped = _capped(self._slots[name].slot.policy, own)
+        return None if capped == own else capped
+
+    def profiled(self, own: events.Profiled) -> events.Profiled:
+        """What a hook says of its program, within its slot's class and shares; unchanged without a slot."""
+        name = self._slot_of.get(own.client)
+        if name is None:
+            return own
+        if name == _REMOVED:
+            return _capped(SlotPolicy(), own)
+        self._slots[name].profiles[own.client] = own
+        return _capped(self._slots[name].slot.policy, own)
 
     def allocation(self, name: str) -> str | None:
         """The slot's present allocation; None for an unknown slot."""
@@ -183,7 +220,7 @@ class SlotBook:
         if name == _REMOVED:
             return
         record = self._slots[name]
-        del record.clients[client]
+        del record.clients[client], record.profiles[client]
         if last is not None:
             done = _sum([last])
             past = record.past
@@ -217,6 +254,19 @@ def _gang(slot: Slot, wish: events.ClientRegistered) -> str:
     """The annotation's gang; else the hook's, limited to this slot, because users of different pods share user ids."""
     registration = wish.gang.partition("/")[2]
     return slot.policy.gang or (f"slot:{slot.slot}/{registration}" if registration else "")
+
+
+def _capped(policy: SlotPolicy, own: events.Profiled) -> events.Profiled:
+    """A container controls its environment, so class and shares are the slot's or the default.
+
+    The environment only lowers them: the class to best-effort, the share limit to a smaller one.
+    """
+    job_class = _CLASSES[policy.job_class or "batch"]
+    if own.job_class is JobClass.BEST_EFFORT:
+        job_class = JobClass.BEST_EFFORT
+    most = min(1.0 if policy.share_limit is None else policy.share_limit, own.share_limit)
+    request = min(policy.share_request or 0.0, most)
+    return replace(own, job_class=job_class, share_request=request, share_limit=most)
 
 
 def _sum(clients: list[ClientSnapshot], past: Figures | None = None) -> Figures:

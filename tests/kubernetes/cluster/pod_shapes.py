@@ -111,11 +111,8 @@ _FROM = {"configMapKeyRef": {"name": "settings", "key": "value"}}
 
 @st.composite
 def _environments(draw: st.DrawFn) -> list[Json]:
-    names = draw(
-        st.lists(
-            st.sampled_from(["LD_PRELOAD", "NVSHARE_PRIORITY", "NVSHARE_MEMORY_LIMIT", "PATH", "HOME"]), unique=True
-        )
-    )
+    ours = ["LD_PRELOAD", "NVSHARE_PRIORITY", "NVSHARE_CLASS", "NVSHARE_MEMORY_LIMIT"]
+    names = draw(st.lists(st.sampled_from([*ours, "PATH"]), unique=True))
     entries: list[Json] = []
     for name in names:
         kind = draw(st.sampled_from(["value", "value", "value", "bare", "from"]))
@@ -149,7 +146,9 @@ _VALUES = {
         st.integers(-1500, 1500).map(str), st.sampled_from(["", "high", "+1", "01", "-0", "1.5", "9999999999"])
     ),
     "weight": st.one_of(st.integers(-1, 1100).map(str), st.sampled_from(["", "01", "1e3"])),
-    "class": st.sampled_from(["production", "standard", "opportunistic", "Production", ""]),
+    "class": st.sampled_from(["interactive", "batch", "best-effort", "production", "opportunistic", "Production", ""]),
+    "share-request": st.sampled_from(["0", "0.3", "30%", "1", "1.5", "", "x"]),
+    "share-limit": st.sampled_from(["0", "0.3", "20%", "1", "101%", "", "x"]),
     "gang": st.sampled_from(["pair", "a-1", "-a", "a-", "A", "", "x" * 63, "x" * 64]),
     "memory-limit": _SIZES,
     "memory-limit.main": _SIZES,

@@ -173,7 +173,25 @@ def test_preloads_agree(mutating: Policy) -> None:
 WRITTEN = {
     "priority": ("0", "-0", "00", "+1", "-1", "1000", "1001", "-1000", "-1001", "999999999", "1" * 10, "1.0", "", "x"),
     "weight": ("0", "1", "01", "999", "1000", "1001", "-1", "", "x"),
-    "class": ("production", "standard", "opportunistic", "Production", "", "x"),
+    "class": ("interactive", "batch", "best-effort", "best_effort", "production", "standard", "opportunistic", "x"),
+    "share-request": (
+        "0",
+        "0.0",
+        "0.3",
+        "0.3333",
+        ".3",
+        "1",
+        "1.0",
+        "1.1",
+        "30%",
+        "0%",
+        "100%",
+        "101%",
+        "030%",
+        "",
+        "x",
+    ),
+    "share-limit": ("0", "0.000", "0%", "0.001", "1%", "0.3", "1.000", "1.001", "30 %", "1e-1", "", "x"),
     "gang": ("a", "0", "a-b", "-a", "a-", "A", "", "a.b", "x" * 63, "x" * 64, "a\n"),
     "memory-limit": ("1", "0", "9" * 18, "9" * 19, "8Gi", "8GiB", "8GB", "8G", "8gi", "1.5Gi", "1.1234Gi", ".5Gi"),
     "memory-limit.main": (
@@ -204,6 +222,15 @@ def test_one_annotation_agrees(mutating: Policy, validating: Policy, key: str) -
         assert mutating.mutate(made) == jsonpatch.apply_patch(made, patch), value
 
 
+@pytest.mark.parametrize(("request_", "limit"), [("30%", "0.3"), ("0.4", "0.3"), ("0.4", "x"), ("31%", "30%")])
+def test_two_shares_agree(mutating: Policy, validating: Policy, request_: str, limit: str) -> None:
+    """A request above its limit is as none in every cluster, and both say so alike."""
+    made = pod(annotations={"nvshare.com/share-request": request_, "nvshare.com/share-limit": limit})
+    assert validating.messages(made) == [finding.text for finding in findings(made, RULES)]
+    patch, _ = pod_patch(made, SETTINGS)
+    assert mutating.mutate(made) == jsonpatch.apply_patch(made, patch)
+
+
 @settings(max_examples=EXAMPLES)
 @given(pods())
 def test_validation_agrees(validating: Policy, made: Json) -> None:
@@ -223,6 +250,7 @@ def test_messages_name_annotation_value_and_what_is_allowed(validating: Policy) 
         "nvshare.com/priority": "high",
         "nvshare.com/weight": "0",
         "nvshare.com/class": "gold",
+        "nvshare.com/share-limit": "0",
         "nvshare.com/gang": "No Name",
         "nvshare.com/memory-limit": "8G",
         "nvshare.com/memory-limit.nobody": "8Gi",
@@ -230,12 +258,12 @@ def test_messages_name_annotation_value_and_what_is_allowed(validating: Policy) 
     }
     said = validating.messages(pod(annotations=bad))
     assert len(said) == len(bad)
-    for key, value in list(bad.items())[:5]:
+    for key, value in list(bad.items())[:6]:
         assert any(f'metadata.annotations[{key}]: "{value}" is not allowed: write ' in text for text in said), (
             key,
             said,
         )
-    for text in said[:5]:  # the sentences that both have are the same
+    for text in said[:6]:  # the sentences that both have are the same
         assert text in [finding.text for finding in findings(pod(annotations=bad), RULES)]
 
 

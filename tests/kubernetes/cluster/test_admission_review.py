@@ -82,7 +82,8 @@ def test_patch_is_idempotent(made: Json) -> None:
 def test_only_what_asks_for_a_slot_is_changed(made: Json) -> None:
     """A webhook that touches other containers breaks pods that have nothing to do with us."""
     after = patched(made)
-    ours = {"LD_PRELOAD", "NVSHARE_PRIORITY", "NVSHARE_MEMORY_LIMIT"}
+    ours = {"LD_PRELOAD", "NVSHARE_PRIORITY", "NVSHARE_CLASS", "NVSHARE_MEMORY_LIMIT"}
+    ours |= {"NVSHARE_SHARE_REQUEST", "NVSHARE_SHARE_LIMIT"}
     for kind in ("containers", "initContainers"):
         before_list, after_list = made["spec"].get(kind, []), after["spec"].get(kind, [])
         assert len(before_list) == len(after_list)

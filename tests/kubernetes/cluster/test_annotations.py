@@ -36,13 +36,31 @@ def test_nothing_said_is_nothing_set() -> None:
 
 def test_all_of_them() -> None:
     """Each annotation must reach its setting."""
-    found = said({"priority": "5", "weight": "3", "class": "standard", "gang": "pair", "memory-limit": "8Gi"})
-    assert found == ContainerSettings(5, 3, "standard", "ml/pair", 8 << 30, "8GiB")
+    shares = {"share-request": "30%", "share-limit": "0.5"}
+    found = said({"priority": "5", "weight": "3", "class": "batch", "gang": "pair", "memory-limit": "8Gi", **shares})
+    assert found == ContainerSettings(5, 3, "batch", "30%", "0.5", "ml/pair", 8 << 30, "8GiB")
+
+
+def test_older_class_names_keep_their_priority() -> None:
+    """Pods of an earlier version must keep their place when the chart is upgraded."""
+    older = {"production": ("batch", 100), "standard": ("batch", 0), "opportunistic": ("best-effort", -100)}
+    for name, (job_class, priority) in older.items():
+        found = said({"class": name})
+        assert (found.job_class, found.priority) == (job_class, priority)
+
+
+def test_a_request_above_the_limit_is_none() -> None:
+    """Two shares that contradict each other must not depend on which is read first."""
+    values = {"share-request": "50%", "share-limit": "0.3"}
+    found = said(values)
+    assert (found.share_request, found.share_limit) == (None, "0.3")
+    (finding,) = findings(pod(annotations={f"nvshare.com/{key}": value for key, value in values.items()}), RULES)
+    assert finding.text.endswith("it is above nvshare.com/share-limit, 0.3")
 
 
 PRECEDENCE = {
     "annotation over class and priority class": ({"priority": "7", "class": "production"}, "production", 7),
-    "class over priority class": ({"class": "opportunistic"}, "production", -100),
+    "class over priority class": ({"class": "best-effort"}, "production", -100),
     "priority class alone": ({}, "production", 10),
     "priority class that only has a class": ({}, "batch", -100),
     "priority class that only has a weight": ({}, "heavy", None),
@@ -59,12 +77,12 @@ def test_who_wins(values: dict[str, str], priority_class: str, priority: int | N
 
 
 def test_a_class_cannot_say_what_a_number_may_not() -> None:
-    """An operator who lets pods step back only must not be overruled by `class: production`."""
+    """An operator who lets pods step back only must not be overruled by `class: interactive`."""
     rules = Rules(priority_min=-1000, priority_max=0, priority_classes=RULES.priority_classes)
-    made = pod(annotations={"nvshare.com/class": "production"})
+    made = pod(annotations={"nvshare.com/class": "interactive"})
     assert settings_of(made, "main", rules) == ContainerSettings()
     (finding,) = findings(made, rules)
-    assert finding.text.endswith("write one of standard, opportunistic")
+    assert finding.text.endswith("write one of batch, best-effort")
     assert settings_of(pod(priorityClassName="production"), "main", rules).priority == 10
 
 
@@ -99,7 +117,9 @@ def test_sizes_that_could_mean_two_things_are_refused(text: str) -> None:
 MESSAGES = {
     "priority": ("high", "write a whole number from -1000 to 1000"),
     "weight": ("0", "write a whole number from 1 to 1000"),
-    "class": ("gold", "write one of production, standard, opportunistic"),
+    "class": ("gold", "write one of interactive, batch, best-effort"),
+    "share-request": ("1.5", "write a share from 0 to 1, such as 0.3 or 30%"),
+    "share-limit": ("0", "write a share above 0 and at most 1"),
     "gang": ("My Gang", "small letters, digits and dashes"),
     "memory-limit": ("8G", "write a size such as 8Gi"),
     "memory-limit.nobody": ("8Gi", 'no container "nobody"; its containers are main, warm-up'),

@@ -218,7 +218,14 @@ def test_bad_annotations_are_left_out_and_counted(
 
 def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> None:
     """A setting that is read but not passed on would be documented and do nothing."""
-    said = {"class": "opportunistic", "weight": "3", "gang": "pair", "memory-limit.main": "2Gi", "memory-limit": "1Gi"}
+    said = {
+        "class": "opportunistic",
+        "weight": "3",
+        "gang": "pair",
+        "share-limit": "40%",
+        "memory-limit.main": "2Gi",
+        "memory-limit": "1Gi",
+    }
     made = versioned("90")
     made["metadata"]["annotations"] = {f"nvshare.com/{key}": value for key, value in said.items()}
     server.state.items = [made]
@@ -226,7 +233,7 @@ def test_everything_reaches_the_slot(server: ApiServer, watching: Watching) -> N
     eventually(lambda: watching.changes, "the list")
     found = watching.watch.policy("ml", "train-0", "main")
     assert found is not None
-    assert (found.priority, found.weight, found.latency_class) == (-100, 3, "opportunistic")
+    assert (found.priority, found.weight, found.job_class, found.share_limit) == (-100, 3, "best-effort", 0.4)
     assert (found.gang, found.memory_limit_bytes) == ("ml/pair", 2 << 30)
 
 

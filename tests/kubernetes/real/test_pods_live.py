@@ -90,7 +90,7 @@ def test_annotations_are_followed_live(plane: ControlPlane, tmp_path: Path) -> N
     assert create(placed("elsewhere", {"priority": "9"}, "node-2"), namespace).status == http.client.CREATED
     with watching(access(plane, tmp_path, token)) as watch:
         eventually(lambda: priority(watch, namespace, "first") == 3, "what was there")
-        assert create(placed("second", {"class": "opportunistic"}), namespace).status == http.client.CREATED
+        assert create(placed("second", {"class": "best-effort"}), namespace).status == http.client.CREATED
         eventually(lambda: priority(watch, namespace, "second") == -100, "what came")
         annotate(plane, namespace, "second", priority="7")
         eventually(lambda: priority(watch, namespace, "second") == 7, "what changed")

@@ -26,6 +26,7 @@ from nvshare.coordinator.model.commands import Send
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import JobClass
 from tests.waiting import eventually
 
 A, B = "GPU-a", "GPU-b"
@@ -50,7 +51,7 @@ def test_a_slot_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Else limits and pods are lost between plugin and coordinator."""
     slot = a_slot(
         memory_limit_bytes=GIB,
-        policy=SlotPolicy.model_validate({"priority": -3, "class": "standard", "gang": "n/g", "weight": 2}),
+        policy=SlotPolicy.model_validate({"priority": -3, "class": "batch", "gang": "n/g", "weight": 2}),
         pod=PodRef(namespace="n", name="p", container="c"),
     )
     slots.write(tmp_path, slot)
@@ -58,7 +59,7 @@ def test_a_slot_is_read_as_it_was_written(tmp_path: Path) -> None:
     changed = slot.model_copy(update={"pod": None})
     slots.write(tmp_path, changed)
     assert slots.read_all(tmp_path) == {slot.slot: changed}
-    assert json.loads((tmp_path / slot.slot / "slot.json").read_text())["policy"]["class"] == "standard"
+    assert json.loads((tmp_path / slot.slot / "slot.json").read_text())["policy"]["class"] == "batch"
     slots.remove(tmp_path, slot.slot)
     assert not list(tmp_path.iterdir())
 
@@ -73,6 +74,7 @@ def test_a_slot_is_read_as_it_was_written(tmp_path: Path) -> None:
         (json.dumps({**a_slot().model_dump(), "gpus": []}), "gpus: "),
         (json.dumps({**a_slot().model_dump(), "memory_limit_bytes": -1}), "memory_limit_bytes: "),
         (json.dumps({**a_slot().model_dump(), "policy": {"weight": 0}}), "policy.weight: "),
+        (json.dumps({**a_slot().model_dump(), "policy": {"share_limit": 0}}), "policy.share_limit: "),
         ("x" * 70_000, "more than 65536 bytes"),
     ],
 )
@@ -183,6 +185,43 @@ def test_weight_and_gang_are_what_the_slot_says() -> None:
         events.WeightSet(2, 1),
         events.GangSet(2, "slot:GPU-a--0/pair"),
     ]
+
+
+def test_class_and_shares_are_the_slots_and_the_environment_only_lowers_them() -> None:
+    """Else a pod makes itself interactive, or lifts its share limit, by its own environment."""
+    book = SlotBook()
+    book.put(a_slot())
+    book.register("GPU-a--0", hello(1))
+    greedy = events.Profiled(1, JobClass.INTERACTIVE, 0.9, 1.0, None, spatial=True)
+    assert book.first_profile(1) is None
+    assert book.profiled(greedy) == replace(greedy, job_class=JobClass.BATCH, share_request=0.0)
+    modest = replace(greedy, job_class=JobClass.BEST_EFFORT, share_limit=0.2)
+    assert book.profiled(modest) == replace(modest, share_request=0.0)
+    book.profiled(greedy)
+    policy = SlotPolicy.model_validate({"class": "interactive", "share_request": 0.3, "share_limit": 0.5})
+    assert book.put(a_slot(policy=policy)) == [
+        events.ClassSet(1, JobClass.INTERACTIVE),
+        events.SharesSet(1, 0.3, 0.5),
+    ]
+    book.register("GPU-a--0", hello(2))
+    first = book.first_profile(2)
+    assert first is not None
+    assert (first.job_class, first.share_request, first.share_limit) == (JobClass.INTERACTIVE, 0.3, 0.5)
+    assert book.profiled(modest) == replace(modest, share_request=0.2)
+    book.remove("GPU-a--0")
+    assert book.profiled(greedy).job_class is JobClass.BATCH
+    host = replace(greedy, client=9)
+    assert book.profiled(host) == host
+
+
+def test_class_of_an_earlier_plugin_is_none(tmp_path: Path) -> None:
+    """Else an upgrade takes every slot away whose file names a class of the version before."""
+    old = a_slot().model_dump() | {"policy": {"class": "opportunistic", "priority": -100}}
+    (tmp_path / "GPU-a--0").mkdir()
+    (tmp_path / "GPU-a--0" / slots.SLOT_FILE).write_text(json.dumps(old, default=str))
+    slot = slots.read(tmp_path / "GPU-a--0")
+    assert slot is not None
+    assert (slot.policy.job_class, slot.policy.priority) == (None, -100)
 
 
 def test_figures_outlive_processes_but_not_the_allocation() -> None:

@@ -124,6 +124,9 @@ def test_a_slots_file_does_not_undo_what_the_operator_set(tmp_path: Path) -> Non
     set_for(live, 1, "priority", 8)
     assert live.slot_changed(events.PrioritySet(1, 60)) == [events.PrioritySet(1, 8)]
     assert live.slot_changed(events.WeightSet(1, 60)) == [events.WeightSet(1, 60)]
+    assert live.slot_changed(events.ClassSet(1, JobClass.INTERACTIVE)) == [events.ClassSet(1, JobClass.INTERACTIVE)]
+    set_for(live, 1, "share_limit", 0.2)
+    assert live.slot_changed(events.SharesSet(1, 0.1, 0.5)) == [events.SharesSet(1, 0.1, 0.2)]
     assert live.slot_changed(events.GangSet(1, "g")) == [events.GangSet(1, "g")]
     assert [each.value for each in live.drop(None, "priority", None)] == [8]
     assert live.in_force(1, "priority") == [events.PrioritySet(1, 60)]

@@ -15,6 +15,7 @@ from nvshare.coordinator.kubernetes.slots.slot import Slot, SlotPolicy
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
 from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies import registry
+from nvshare.scheduler_policies.api import JobClass
 
 OTHER = os.geteuid() + 1000
 
@@ -45,8 +46,8 @@ class Connections:
         pass
 
 
-def greet(peer: Peer, priority: int, weight: int, policy: SlotPolicy | None = None) -> tuple[int, int, list[str]]:
-    """The rank that it gets where 5 and 50 are the bounds, and what it is told besides."""
+def dispatcher_for(peer: Peer, policy: SlotPolicy | None = None) -> tuple[Dispatcher, Connections]:
+    """A dispatcher where 5 and 50 are the bounds, with the peer's slot."""
     connections = Connections(peer)
     dispatcher = Dispatcher(Scheduler(registry.create), connections, connections, max_clients=9)
     dispatcher.bound_ranks(5, 50)
@@ -54,6 +55,12 @@ def greet(peer: Peer, priority: int, weight: int, policy: SlotPolicy | None = No
     if peer.slot:
         slot = Slot(slot=peer.slot, allocation="1", allocated_at_s=0, gpus=("G",), device_ids=("G::0",))
         dispatcher.slots.put(slot.model_copy(update={"policy": policy}) if policy else slot)
+    return dispatcher, connections
+
+
+def greet(peer: Peer, priority: int, weight: int, policy: SlotPolicy | None = None) -> tuple[int, int, list[str]]:
+    """The rank that it gets, and what it is told besides."""
+    dispatcher, connections = dispatcher_for(peer, policy)
     dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, priority, 1, 0, "", weight)), 1)
     (client,) = dispatcher.scheduler.snapshot(2).clients
     told = [
@@ -81,6 +88,19 @@ def test_a_slot_has_its_annotations() -> None:
     for user in (0, OTHER):
         assert greet(Peer(7, user, "s"), 1000, 10_000) == (0, 1, [])
         assert greet(Peer(7, user, "s"), 0, 1, SlotPolicy(priority=90, weight=200)) == (90, 200, [])
+
+
+def test_a_slot_has_its_class_and_shares() -> None:
+    """Broken: a pod is interactive by its own environment, or an annotation is lost before the hook says its class."""
+    policy = SlotPolicy.model_validate({"class": "best-effort", "share_limit": 0.5})
+    dispatcher, _ = dispatcher_for(Peer(7, OTHER, "s"), policy)
+    dispatcher.frame(1, messages.encode(messages.Hello(1, "job", "python", 1, 0, 1, 0, "", 1)), 1)
+    for said in (None, messages.Profile(1, 900, 1000)):
+        if said is not None:
+            dispatcher.frame(1, messages.encode(said), 2)
+        (client,) = dispatcher.scheduler.snapshot(3).clients
+        assert client.rank.job_class is JobClass.BEST_EFFORT
+        assert (client.rank.share_request, client.rank.share_limit) == (0.0, 0.5)
 
 
 def test_the_defaults_divide_by_user_and_give_nobody_priority() -> None:
