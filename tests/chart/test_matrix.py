@@ -33,7 +33,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "pullSecrets": ["login"],
         }
     },
-    "names": {"nameOverride": "slices", "serviceAccount": {"create": False, "name": "theirs"}},
+    "names": {"nameOverride": "slices", "namespaceOverride": "elsewhere", "serviceAccount": {"create": False, "name": "theirs"}},
     "full-name": {"fullnameOverride": "a-name-of-forty-letters-that-is-long-ab"},
     "everything-on": {
         "podAnnotations": {"watch": True},
@@ -71,6 +71,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "podSecurityContext": {"fsGroup": 1},
         "seLinuxOptions": {"type": "spc_t"},
     },
+    "openshift": {"openshift": {"securityContextConstraints": True}, "mig": {"enabled": False}},
     "on-delete": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": None}},
     "ipv6": {"metrics": {"address": "::"}},
     "mig": {"mig": {"enabled": True}},

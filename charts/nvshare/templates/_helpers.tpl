@@ -19,6 +19,10 @@ Names, labels and parts of several templates, and the checks of combined values.
 {{- end }}
 {{- end }}
 
+{{- define "nvshare.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride }}
+{{- end }}
+
 {{- define "nvshare.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "nvshare.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -31,20 +35,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{- end }}
 
+{{/* As in other charts, a global registry wins: it is a mirror of all. */}}
+{{- define "nvshare.registry" -}}
+{{- default .Values.image.registry .Values.global.imageRegistry }}
+{{- end }}
+
 {{- define "nvshare.image" -}}
 {{- $image := .Values.image }}
 {{- $name := $image.repository }}
-{{- if $image.registry }}{{ $name = printf "%s/%s" ($image.registry | trimSuffix "/") $name }}{{ end }}
+{{- with include "nvshare.registry" . }}{{ $name = printf "%s/%s" (. | trimSuffix "/") $name }}{{ end }}
 {{- $name = printf "%s:%s" $name (default .Chart.AppVersion $image.tag) }}
 {{- if $image.digest }}{{ $name = printf "%s@%s" $name $image.digest }}{{ end }}
 {{- $name }}
 {{- end }}
 
 {{- define "nvshare.pullSecrets" -}}
-{{- with .Values.image.pullSecrets }}
+{{- with concat (default list .Values.global.imagePullSecrets) .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . | quote }}
+  - name: {{ if kindIs "map" . }}{{ .name | quote }}{{ else }}{{ . | quote }}{{ end }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -109,7 +118,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- $values := .Values }}
 {{- $paths := $values.hostPaths }}
 {{- $image := $values.image }}
-{{- if not (or $image.registry (contains "/" $image.repository) (eq $image.pullPolicy "Never")) }}
+{{- if not (or (include "nvshare.registry" .) (contains "/" $image.repository) (eq $image.pullPolicy "Never")) }}
 {{- fail (printf "image.registry: empty, and no public registry has image.repository: %s; name the registry that you pushed the image to, or set image.pullPolicy: Never if every node has it" $image.repository) }}
 {{- end }}
 {{- range $name, $path := $paths }}
@@ -162,7 +171,12 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if gt (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max) }}
 {{- fail (printf "admission.priorityRange.min: %d is more than admission.priorityRange.max: %d" (int $values.admission.priorityRange.min) (int $values.admission.priorityRange.max)) }}
 {{- end }}
+{{- $namespaces := list }}
 {{- range $index, $quota := $values.resourceQuotas }}
+{{- if has $quota.namespace $namespaces }}
+{{- fail (printf "resourceQuotas[%d].namespace: %s has an entry already; write its gpus and memory into one" $index $quota.namespace) }}
+{{- end }}
+{{- $namespaces = append $namespaces $quota.namespace }}
 {{- if not (or (hasKey $quota "gpus") (hasKey $quota "memory")) }}
 {{- fail (printf "resourceQuotas[%d]: give %s gpus, memory or both" $index $quota.namespace) }}
 {{- end }}
@@ -170,7 +184,7 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- fail (printf "resourceQuotas[%d].memory: needs resource.memory.enabled" $index) }}
 {{- end }}
 {{- end }}
-{{- if and (eq $values.updateStrategy.type "OnDelete") (kindIs "map" $values.updateStrategy.rollingUpdate) (ne (toYaml $values.updateStrategy.rollingUpdate) "maxUnavailable: 1") }}
+{{- if and (eq $values.updateStrategy.type "OnDelete") (kindIs "map" $values.updateStrategy.rollingUpdate) (ne (toYaml $values.updateStrategy.rollingUpdate) "maxUnavailable: 10%") }}
 {{- fail "updateStrategy.rollingUpdate: has no meaning with updateStrategy.type: OnDelete" }}
 {{- end }}
 {{- end }}
