@@ -2,8 +2,7 @@
 
 Source: introspection and packing of Gandiva (Xiao et al., OSDI 2018); control of best-effort work as in TGS and AntMan.
 Rule: everybody who wants the GPU runs, as on the card without a coordinator, until measurements say that turns are
-better.  Programs that leave the GPU idle alone always run.  Two or more that saturate it take turns beside the others
-where that gives more (parts/packing.py).
+better (parts/packing.py).  Looks measure programs alone (parts/looks.py).
 - An interactive job is named first.  While it is active, others have little unfinished work.
 - Best-effort jobs have the rate of parts/harvest.py beside others.
 - Where memory is short, or more than `MOST` jobs want the GPU, jobs take turns; interactive and small ones stay.
@@ -18,10 +17,12 @@ from dataclasses import replace
 from typing import Final
 
 from nvshare.scheduler_policies.api import Allotment, GpuView, Happened, JobClass, JobView, Plan, PolicyBase, State
+from nvshare.scheduler_policies.parts.group_turns import next_turn
 from nvshare.scheduler_policies.parts.harvest import Harvest
-from nvshare.scheduler_policies.parts.members import MOST, allot
-from nvshare.scheduler_policies.parts.packing import SOLO_NS, Packing, Verdict, is_saturating
-from nvshare.scheduler_policies.parts.turns import OwnerTurns, going_on, split
+from nvshare.scheduler_policies.parts.looks import LONGEST_NS
+from nvshare.scheduler_policies.parts.members import MOST, allot, is_active
+from nvshare.scheduler_policies.parts.packing import SATURATING, Packing
+from nvshare.scheduler_policies.parts.turns import AHEAD, OwnerTurns, split
 
 SMALL: Final = 8
 """A job with at most capacity / 8 may stay where memory is short, for 1 / 4 of the capacity in all."""
@@ -52,42 +53,43 @@ class Auto(PolicyBase):
         """Alone, in turns of memory, or in the running set that gives most."""
         if len(jobs) == 1:
             job = jobs[0]
-            watch = job.progress.busy_alone == 0.0
+            watch = self._packing.looks.wants(job.client)
             return Plan((Allotment(job.client, rate=job.rank.share_limit, watch=watch),), why=f"{job.name} is alone")
         if gpu.exclusive or gpu.memory_short or len(jobs) > MOST:
             return self._crowded(gpu, jobs, now_ns)
         return self._packed(gpu, jobs, now_ns)
 
     def _packed(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
-        """All but those that wait for their turn, or for the end of a measurement."""
+        """All but those that wait for their turn, or for the end of a look at one of them."""
         first = [job for job in jobs if job.rank.job_class is _INTERACTIVE]
-        solo = self._packing.solo(now_ns)
-        alone = next((job for job in jobs if solo is not None and job.client == solo[0]), None)
-        if alone is not None and solo is not None and not first:
-            others = tuple(job.client for job in jobs if job is not alone)
-            why = f"{alone.name} runs alone for at most {SOLO_NS // 1_000_000} ms, to be measured"
-            return Plan((Allotment(alone.client, rate=alone.rank.share_limit, watch=True),), others, solo[1], why)
-        batch = [job for job in jobs if job.rank.job_class not in (_INTERACTIVE, _BEST_EFFORT)]
+        look = self._packing.looks.window(now_ns)
+        seen = next((job for job in jobs if look is not None and job.client == look[0]), None)
+        if look is not None and seen is not None:
+            return self._look([job for job in first if is_active(job, now_ns)], seen, jobs, look[1], now_ns)
         spare = [job for job in jobs if job.rank.job_class is _BEST_EFFORT]
-        takers = [job for job in batch if is_saturating(job)]
-        light = [*first, *(job for job in batch if not is_saturating(job))]
-        verdict = Verdict(False)
-        if len(takers) > 1:
-            gained = gpu.quantum_ns / (gpu.quantum_ns + gpu.switch_cost_ns)
-            verdict = self._packing.judge(takers, [*light, *spare], gained)
-        order: tuple[int, ...] = ()
-        quanta: dict[int, int] = {}
-        members = [*light, *takers]
-        if verdict.turns:
-            active, waiting = split(takers)
-            running = going_on(active, gpu.quantum_ns, now_ns)
-            following = self._turns.following(waiting, running or next(iter(active), None))
-            taker = running or (following[0] if following else active[0])
-            order = tuple(job.client for job in following if job is not taker)
-            quanta[taker.client] = gpu.quantum_ns
-            members = [*light, taker]
-        why = verdict.why(takers, gpu.quantum_ns) if len(takers) > 1 else _why_together(jobs)
-        return replace(allot(members, spare, quanta, self._harvest, now_ns), order=order, why=why)
+        verdict = self._packing.arrange(gpu, jobs, now_ns)
+        turn = next_turn(verdict.groups, self._turns, gpu.quantum_ns, now_ns)
+        out = turn.waiting.union(job.client for job in (*first, *spare))
+        members = [*first, *(job for job in jobs if job.client not in out)]
+        plan = allot(members, spare, turn.quanta, self._harvest, now_ns)
+        if verdict.groups:
+            plan = self._watched(plan)
+        why = verdict.why(gpu.quantum_ns) if verdict.considered else _why_together(jobs)
+        return replace(plan, order=turn.order, why=why)
+
+    def _look(self, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int) -> Plan:
+        """One program without other batch programs."""
+        plan = self._watched(allot([*urgent, seen], [], {}, self._harvest, now_ns))
+        named = {job.client for job in (*urgent, seen)}
+        others = tuple(job.client for job in jobs if job.client not in named)[:AHEAD]
+        beside = f" beside {urgent[0].name}" if urgent else " alone"
+        why = f"{seen.name} runs{beside} for at most {LONGEST_NS // 1_000_000} ms, to be measured"
+        return replace(plan, order=others, ask_again_ns=min(end_ns, plan.ask_again_ns or end_ns), why=why)
+
+    def _watched(self, plan: Plan) -> Plan:
+        """The busy shares that are wanted are measured."""
+        running = (replace(one, watch=self._packing.looks.wants(one.client)) for one in plan.running)
+        return replace(plan, running=tuple(running))
 
     def _crowded(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """Turns, the most important first; members that do not fit are left out by the engine."""
@@ -100,8 +102,8 @@ class Auto(PolicyBase):
         if gpu.memory_short and not gpu.exclusive:
             free = gpu.capacity_bytes // 4
             for job in (*active, *waiting[: 4 * MOST]):
-                needs = job.memory.allocated_bytes
-                if needs * SMALL <= gpu.capacity_bytes and needs <= free and not is_saturating(job):
+                needs, is_heavy = job.memory.allocated_bytes, job.gang or job.progress.busy_alone >= SATURATING
+                if needs * SMALL <= gpu.capacity_bytes and needs <= free and not is_heavy:
                     free -= needs
                     small.append(job)
         turning = [job for job in here if job.rank.job_class is not _BEST_EFFORT]
@@ -133,7 +135,14 @@ def _waits_its_turn(job: JobView, now_ns: int) -> bool:
 
 
 def _why_together(jobs: Sequence[JobView]) -> str:
-    if not all(job.progress.busy_alone for job in jobs):
-        return f"{len(jobs)} programs run side by side, as without a coordinator: not all have been measured alone"
-    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.2f}" for job in jobs[:4])
-    return f"{len(jobs)} programs run side by side: fewer than two keep the GPU busy alone (busy shares: {busy})"
+    count, what = len(jobs), "programs run side by side"
+    batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH]
+    gang = next((job for job in batch if job.gang), None)
+    if gang is not None:
+        return f"{count} {what}: {gang.name} is in gang {gang.gang}, whose members are not measured alone"
+    unknown = [job.name for job in batch if not job.progress.busy_alone]
+    if unknown and len(batch) > 1:
+        return f"{count} {what}, as without a coordinator: {unknown[0]} has not been measured alone"
+    known = [job for job in jobs if job.progress.busy_alone]
+    busy = ", ".join(f"{job.name} {job.progress.busy_alone:.2f}" for job in known[:4]) or "not measured"
+    return f"{count} {what}: fewer than two keep the GPU busy alone (busy shares: {busy})"

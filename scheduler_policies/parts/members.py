@@ -27,6 +27,11 @@ def active_until_ns(job: JobView) -> int:
     return max(reported_ns, job.turn.granted_at_ns or 0) + ACTIVE_NS
 
 
+def is_active(job: JobView, now_ns: int) -> bool:
+    """Whether it works.  A job that never reports is taken for active."""
+    return active_until_ns(job) > now_ns or not job.progress.measured_at_ns
+
+
 def allot(
     members: Sequence[JobView], spare: Sequence[JobView], quanta: Mapping[int, int], harvest: Harvest, now_ns: int
 ) -> Plan:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from nvshare.scheduler_policies.api import Measured, Policy
+from nvshare.scheduler_policies.parts.packing import SATURATING
 from tests.policies.virtual_gpu import GPU, MS, Job, VirtualGpu
 
 LOSS = 0.05
@@ -35,6 +36,8 @@ class Card(VirtualGpu):
         super().__init__(policy, gpu)
         self.busy: dict[int, float] = {}
         self.refill_ns: dict[int, int] = {}
+        self.stalls: dict[int, float] = {}
+        """What a program that waits for each of its results gets at most beside a saturating one."""
         self.silent: set[int] = set()
         """Programs whose progress cannot be measured."""
         self.work: dict[int, float] = {}
@@ -66,6 +69,10 @@ class Card(VirtualGpu):
             for job in self.running()
             if job.wanted and self.now_ns >= (job.view.turn.granted_at_ns or 0) + self.refill_ns[job.client]
         }
+        saturating = {client for client, want in wants.items() if want >= SATURATING}
+        for client in wants.keys() & self.stalls:
+            if saturating - {client}:
+                wants[client] = min(wants[client], self.stalls[client])
         return divide(wants)
 
     def _pass(self, to_ns: int) -> None:

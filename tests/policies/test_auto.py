@@ -65,6 +65,47 @@ def test_turns_never_leave_a_program_with_less() -> None:
     assert len(world.plan.running) == 3
 
 
+def test_turns_are_decided_within_two_seconds() -> None:
+    """Broken: short jobs are over before it is known how to share."""
+    world = Card(Auto())
+    world.program(*GEMM, drain_ns=MS), world.program(*GEMM, drain_ns=MS)
+    world.play(600)
+    assert 0 < world.alone_ns <= 300 * MS
+    assert not any(world.policy._packing.looks.wants(client) for client in (1, 2))  # type: ignore[attr-defined]
+    world.play(1400)
+    assert len(world.plan.running) == 1
+    assert sum(world.rates(2 * SECOND).values()) >= 0.98
+
+
+def test_a_stream_of_newcomers_does_not_stop_the_others() -> None:
+    """Broken: a loop of short programs has each of them run alone, and a long job has half of the time."""
+    world = Card(Auto())
+    world.program(*CNN, drain_ns=MS // 5)
+    for _ in range(60):
+        short = world.program(*CNN, drain_ns=MS // 5)
+        world.play(1000)
+        world.leave(short)
+    assert world.alone_ns <= 60 * SECOND * 0.1 + 1.5 * SECOND
+
+
+def test_programs_in_one_another_s_way_run_as_a_group() -> None:
+    """Broken: two programs that wait for each of their results get little beside a saturating one, which could have
+    the GPU to itself for its part of the time."""
+    world = Card(Auto())
+    world.program(*GEMM, drain_ns=MS // 5)
+    for _ in range(2):
+        light = world.program(0.45, 5, drain_ns=MS // 5)
+        world.stalls[light.client] = 0.1
+    world.until(10 * SECOND)
+    heavy, *lights = world.rates(30 * SECOND).values()
+    assert heavy >= 0.3
+    assert min(lights) >= 0.55, "side by side each of them has 0.22"
+    assert "take turns" in world.plan.why
+    world.stalls.clear()
+    world.until(300 * SECOND)
+    assert sum(world.rates(30 * SECOND).values()) >= 1.6
+
+
 def test_measuring_alone_costs_less_than_a_hundredth() -> None:
     """Broken: looking costs more than it gains."""
     world = Card(Auto())
@@ -113,6 +154,52 @@ def test_an_interactive_job_is_there_at_once_and_others_shrink() -> None:
     world.idle(server)
     world.play(500)
     assert all(one.pacing_ns is None for one in world.plan.running)
+
+
+def test_batch_jobs_are_measured_beside_an_active_interactive_job() -> None:
+    """Broken: beside a server two saturating jobs never take turns, or the server is stopped to measure them."""
+    world = Card(Auto())
+    server = world.program(*INFER, job_class=JobClass.INTERACTIVE)
+    world.play(500)
+    world.program(*GEMM, drain_ns=MS), world.program(*GEMM, drain_ns=MS)
+    world.play(3000)
+    served, *batch = world.rates(10 * SECOND).values()
+    assert served >= 0.99
+    assert sum(batch) >= 0.96
+    assert server.leases == 1
+    assert len(world.plan.running) == 2
+
+
+def test_batch_jobs_are_measured_while_an_interactive_job_rests() -> None:
+    """Broken: a notebook that is used now and then keeps two saturating jobs side by side, or waits for a look."""
+    world = Card(Auto())
+    notebook = world.program(0.3, job_class=JobClass.INTERACTIVE, wanted=False)
+    world.program(*GEMM), world.program(*GEMM)
+    for _ in range(20):
+        world.play(330)
+        world.want(notebook)
+        world.play(110)
+        world.idle(notebook)
+    assert notebook.max_wait_ns == 0
+    assert sum(progress for client, progress in world.rates(SECOND).items() if client > 1) >= 0.98
+    assert "take turns" in world.plan.why
+
+
+def test_a_member_of_a_gang_is_not_measured_alone() -> None:
+    """Broken: a program that waits for its other GPUs counts as one that leaves this GPU idle, or keeps others from
+    taking turns."""
+    world = Card(Auto())
+    rank = world.program(0.6)
+    rank.view = replace(rank.view, gang="ranks")
+    world.program(0.6)
+    world.until(5 * SECOND)
+    assert world.alone_ns == 0
+    assert "gang ranks" in world.plan.why
+    world.program(*GEMM), world.program(*GEMM)
+    world.play(10_000)
+    assert rank.leases <= 4, "a look at each of the others, but none at itself"
+    looked = [client for client in world.jobs if not world.policy._packing.looks.wants(client)]  # type: ignore[attr-defined]
+    assert looked == [2, 3, 4]
 
 
 def test_best_effort_work_leaves_the_others_their_progress() -> None:

@@ -1,0 +1,141 @@
+"""Looks: short windows in which a batch program runs without other batch programs, to be measured.
+
+Rules:
+- A program is looked at when it is new beside others, when it has a new phase, and 2 minutes after the last look.
+- A look lasts until a report has come, `LONGEST_NS` at most.
+- The first look at a program waits for as long as the look before it lasted.  First looks take `BURST_NS` at once, and
+  a tenth of the time after that.
+- Later looks take a hundredth of the time.  Those at one program are 10 s apart, then 20 s, up to 2 minutes.  A look
+  that brought nothing is repeated after half a second, then 1 s, and so on.
+- Active interactive programs run during a look.  The rate beside them stands for the rate alone.
+- Nobody looks at interactive and best-effort programs.  Nobody looks at members of gangs: alone on one GPU such a
+  program waits for its other GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from nvshare.scheduler_policies.api import JobClass, JobView
+from nvshare.scheduler_policies.parts.rates import CHANGE
+
+LONGEST_NS: Final = 250_000_000
+"""Long enough for a whole report."""
+BURST_NS: Final = 1_000_000_000
+_REPORT_NS: Final = 80_000_000
+_RETRY_NS: Final = 500_000_000
+_SOONEST_NS: Final = 10_000_000_000
+_LATEST_NS: Final = 120_000_000_000
+_UNKNOWN: Final = -1
+
+
+@dataclass(slots=True)
+class _Client:
+    job_class: JobClass = JobClass.BATCH
+    gang: str = ""
+    reported_at_ns: int = 0
+    looked_at_ns: int = _UNKNOWN
+    """When it was measured alone; -1: not since its phase began."""
+    rate: float = 0.0
+    """Its rate at the last look."""
+    busy_alone: float = 0.0
+    busy_rate: float = 0.0
+    """Its rate when `busy_alone` was measured."""
+    again_ns: int = 0
+    """When it may be looked at again."""
+    pause_ns: int = _RETRY_NS
+
+    @property
+    def left_out(self) -> bool:
+        """It does not run during a look at another one, so that the look can tell something."""
+        return self.job_class is not JobClass.INTERACTIVE and not self.gang
+
+
+class Looks:
+    """The looks on one GPU."""
+
+    def __init__(self) -> None:
+        self._clients: dict[int, _Client] = {}
+        self._window = (0, 0, 0)
+        """The client of the last look, from when, until when."""
+        self._first_ns = self._first_at_ns = 0
+        """Time of first looks, less a tenth of the time since; computed when."""
+
+    def window(self, now_ns: int) -> tuple[int, int] | None:
+        """The client that is looked at now, and until when."""
+        client, _, until_ns = self._window
+        return (client, until_ns) if now_ns < until_ns else None
+
+    def wants(self, client: int) -> bool:
+        """Whether the busy share should be measured as soon as the program runs alone."""
+        known = self._clients.get(client)
+        return known is None or known.looked_at_ns == _UNKNOWN
+
+    def rate(self, client: int) -> float:
+        """The rate at the last look; 0: not known."""
+        known = self._clients.get(client)
+        return 0.0 if known is None or known.looked_at_ns == _UNKNOWN else known.rate
+
+    def left(self, client: int) -> None:
+        """Forgets a client."""
+        self._clients.pop(client, None)
+
+    def new_phase(self, client: int, now_ns: int) -> bool:
+        """The program does something else now.  False: it says so too often."""
+        known = self._clients[client]
+        if now_ns < known.again_ns:
+            return False
+        known.looked_at_ns = _UNKNOWN
+        return True
+
+    def report(self, job: JobView, running: frozenset[int], span_ns: int, now_ns: int) -> None:
+        """Ends a look, or begins one."""
+        client = self._clients.setdefault(job.client, _Client())
+        client.job_class, client.gang, client.reported_at_ns = job.rank.job_class, job.gang, now_ns
+        rate, busy = job.progress.rate, job.progress.busy_alone
+        beside = [self._clients.get(other) for other in running if other != job.client]
+        alone = all(other is not None and other.job_class is JobClass.INTERACTIVE for other in beside)
+        if busy != client.busy_alone:
+            client.busy_alone, client.busy_rate, client.looked_at_ns = busy, rate, now_ns
+        if alone and span_ns >= _REPORT_NS and (beside or busy):
+            self._close(job.client, client, now_ns)
+            changed = not beside and abs(rate - client.busy_rate) > CHANGE * client.busy_rate
+            if client.looked_at_ns == _UNKNOWN:
+                client.looked_at_ns, client.busy_rate = now_ns, rate
+            elif changed:
+                client.looked_at_ns = _UNKNOWN
+            client.rate = rate
+        elif job.rank.job_class is JobClass.BATCH and not job.gang:
+            self._begin(job.client, client, now_ns)
+
+    def _begin(self, number: int, client: _Client, now_ns: int) -> None:
+        """Begins a look if one is due and other programs are there that it leaves out."""
+        if client.looked_at_ns >= 0 and now_ns - client.looked_at_ns < _LATEST_NS:
+            return
+        since_ns = now_ns - _SOONEST_NS
+        if not any(
+            other is not client and other.left_out and other.reported_at_ns > since_ns
+            for other in self._clients.values()
+        ):
+            return
+        _, since_ns, until_ns = self._window
+        first = client.rate == 0.0
+        self._first_ns = max(0, self._first_ns - (now_ns - self._first_at_ns) // 10)
+        self._first_at_ns = now_ns
+        pause_ns = (until_ns - since_ns) * (1 if first else 99)
+        if now_ns < max(client.again_ns, until_ns + pause_ns) or (first and self._first_ns >= BURST_NS):
+            return
+        if first:
+            self._first_ns += LONGEST_NS
+        self._window = (number, now_ns, now_ns + LONGEST_NS)
+        client.again_ns = now_ns + client.pause_ns
+        client.pause_ns = min(2 * client.pause_ns, _LATEST_NS)
+
+    def _close(self, number: int, client: _Client, now_ns: int) -> None:
+        """Ends the client's look before its time."""
+        seen, since_ns, until_ns = self._window
+        if seen == number and now_ns < until_ns:
+            self._window = (seen, since_ns, now_ns)
+            client.again_ns = max(client.again_ns, now_ns + _SOONEST_NS)
+            client.pause_ns = max(client.pause_ns, 2 * _SOONEST_NS)
