@@ -87,9 +87,11 @@ class Auto(PolicyBase):
         return replace(plan, order=others, ask_again_ns=min(end_ns, plan.ask_again_ns or end_ns), why=why)
 
     def _watched(self, plan: Plan) -> Plan:
-        """The busy shares that are wanted are measured."""
-        running = (replace(one, watch=self._packing.looks.wants(one.client)) for one in plan.running)
-        return replace(plan, running=tuple(running))
+        """The busy share of a program that runs alone is measured if that is wanted."""
+        if len(plan.running) > 1:
+            return plan
+        one = plan.running[0]
+        return replace(plan, running=(replace(one, watch=self._packing.looks.wants(one.client)),))
 
     def _crowded(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """Turns, the most important first; members that do not fit are left out by the engine."""

@@ -7,7 +7,8 @@ Rules:
   a tenth of the time after that.
 - Later looks take a hundredth of the time.  Those at one program are 10 s apart, then 20 s, up to 2 minutes.  A look
   that brought nothing is repeated after half a second, then 1 s, and so on.
-- Active interactive programs run during a look.  The rate beside them stands for the rate alone.
+- Active interactive programs run during a look.  The rate beside them stands for the rate alone as long as they run,
+  and the look is repeated.
 - Nobody looks at interactive and best-effort programs.  Nobody looks at members of gangs: alone on one GPU such a
   program waits for its other GPUs.
 """
@@ -37,11 +38,12 @@ class _Client:
     reported_at_ns: int = 0
     looked_at_ns: int = _UNKNOWN
     """When it was measured alone; -1: not since its phase began."""
-    rate: float = 0.0
-    """Its rate at the last look."""
     busy_alone: float = 0.0
     busy_rate: float = 0.0
-    """Its rate when `busy_alone` was measured."""
+    """Its rate when `busy_alone` was measured; 0: not yet."""
+    beside: frozenset[int] = frozenset()
+    beside_rate: float = 0.0
+    """Its rate at the last look beside interactive programs, and which."""
     again_ns: int = 0
     """When it may be looked at again."""
     pause_ns: int = _RETRY_NS
@@ -72,10 +74,15 @@ class Looks:
         known = self._clients.get(client)
         return known is None or known.looked_at_ns == _UNKNOWN
 
-    def rate(self, client: int) -> float:
-        """The rate at the last look; 0: not known."""
+    def rate(self, client: int, setting: frozenset[int]) -> float:
+        """What stands for the rate alone in a setting, beside its interactive programs; 0: not known."""
         known = self._clients.get(client)
-        return 0.0 if known is None or known.looked_at_ns == _UNKNOWN else known.rate
+        here = {other for other in setting if other != client and self._is_interactive(other)}
+        return known.beside_rate if known is not None and here and known.beside == here else 0.0
+
+    def known_beside(self, client: int) -> bool:
+        """Whether it has been looked at beside interactive programs."""
+        return client in self._clients and self._clients[client].beside_rate > 0.0
 
     def left(self, client: int) -> None:
         """Forgets a client."""
@@ -94,20 +101,34 @@ class Looks:
         client = self._clients.setdefault(job.client, _Client())
         client.job_class, client.gang, client.reported_at_ns = job.rank.job_class, job.gang, now_ns
         rate, busy = job.progress.rate, job.progress.busy_alone
-        beside = [self._clients.get(other) for other in running if other != job.client]
-        alone = all(other is not None and other.job_class is JobClass.INTERACTIVE for other in beside)
+        beside = running - {job.client}
         if busy != client.busy_alone:
-            client.busy_alone, client.busy_rate, client.looked_at_ns = busy, rate, now_ns
-        if alone and span_ns >= _REPORT_NS and (beside or busy):
-            self._close(job.client, client, now_ns)
-            changed = not beside and abs(rate - client.busy_rate) > CHANGE * client.busy_rate
-            if client.looked_at_ns == _UNKNOWN:
-                client.looked_at_ns, client.busy_rate = now_ns, rate
-            elif changed:
-                client.looked_at_ns = _UNKNOWN
-            client.rate = rate
+            client.busy_alone, client.busy_rate = busy, rate
+            client.looked_at_ns = now_ns if busy else _UNKNOWN
+        if span_ns >= _REPORT_NS and all(self._is_interactive(other) for other in beside) and (beside or busy):
+            self._alone(job.client, client, beside, rate, now_ns)
         elif job.rank.job_class is JobClass.BATCH and not job.gang:
             self._begin(job.client, client, now_ns)
+
+    def _is_interactive(self, client: int) -> bool:
+        return client in self._clients and self._clients[client].job_class is JobClass.INTERACTIVE
+
+    def _alone(self, number: int, client: _Client, beside: frozenset[int], rate: float, now_ns: int) -> None:
+        """A whole report without other batch programs.  Ends the client's look."""
+        seen, since_ns, until_ns = self._window
+        looking = seen == number and now_ns < until_ns
+        if looking:
+            self._window = (seen, since_ns, now_ns)
+        if beside:
+            client.beside, client.beside_rate = beside, rate
+            return
+        if looking:
+            client.again_ns = max(client.again_ns, now_ns + _SOONEST_NS)
+            client.pause_ns = max(client.pause_ns, 2 * _SOONEST_NS)
+        if client.looked_at_ns == _UNKNOWN:
+            client.looked_at_ns, client.busy_rate = now_ns, rate
+        elif abs(rate - client.busy_rate) > CHANGE * client.busy_rate:
+            client.looked_at_ns = _UNKNOWN
 
     def _begin(self, number: int, client: _Client, now_ns: int) -> None:
         """Begins a look if one is due and other programs are there that it leaves out."""
@@ -120,7 +141,7 @@ class Looks:
         ):
             return
         _, since_ns, until_ns = self._window
-        first = client.rate == 0.0
+        first = client.busy_rate == 0.0
         self._first_ns = max(0, self._first_ns - (now_ns - self._first_at_ns) // 10)
         self._first_at_ns = now_ns
         pause_ns = (until_ns - since_ns) * (1 if first else 99)
@@ -131,11 +152,3 @@ class Looks:
         self._window = (number, now_ns, now_ns + LONGEST_NS)
         client.again_ns = now_ns + client.pause_ns
         client.pause_ns = min(2 * client.pause_ns, _LATEST_NS)
-
-    def _close(self, number: int, client: _Client, now_ns: int) -> None:
-        """Ends the client's look before its time."""
-        seen, since_ns, until_ns = self._window
-        if seen == number and now_ns < until_ns:
-            self._window = (seen, since_ns, now_ns)
-            client.again_ns = max(client.again_ns, now_ns + _SOONEST_NS)
-            client.pause_ns = max(client.pause_ns, 2 * _SOONEST_NS)

@@ -85,6 +85,7 @@ class Packing:
     def arrange(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Verdict:
         """The best arrangement of these jobs."""
         batch = [job for job in jobs if job.rank.job_class is JobClass.BATCH and not job.gang]
+        batch.sort(key=lambda job: job.client)
         heavy = [job for job in batch if self._may_saturate(job)]
         light = tuple(job for job in batch if not self._may_saturate(job))
         each = tuple((job,) for job in heavy)
@@ -96,7 +97,7 @@ class Packing:
 
     def _may_saturate(self, job: JobView) -> bool:
         busy = job.progress.busy_alone
-        return busy >= SATURATING or (busy == 0.0 and self.looks.rate(job.client) > 0.0)
+        return busy >= SATURATING or (busy == 0.0 and self.looks.known_beside(job.client))
 
     def _judge(
         self, gpu: GpuView, groups: tuple[tuple[JobView, ...], ...], jobs: Sequence[JobView], now_ns: int
@@ -124,7 +125,7 @@ class Packing:
         return Verdict(groups if fair and better else (), sum(together), sum(turns), groups)
 
     def _progress(self, setting: frozenset[int], job: JobView, now_ns: int) -> float:
-        alone = job.progress.alone_rate or self.looks.rate(job.client)
+        alone = job.progress.alone_rate or self.looks.rate(job.client, setting)
         return self._rates.mean(setting, job.client, now_ns) / alone if alone > 0.0 else 0.0
 
 
