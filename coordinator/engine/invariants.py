@@ -15,7 +15,7 @@ from nvshare.coordinator.memory import orders, room, switching
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, WAITING, WITH_LEASE
+from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, WITH_LEASE
 from nvshare.coordinator.model.settings import MILLISECOND_NS
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
@@ -53,6 +53,7 @@ class Thorough:
         self._waits: dict[tuple[str, int], _Wait] = {}
         self._clocks: dict[str, tuple[int, int, bool]] = {}
         """By GPU: its turn clock; the same without time in which no memory came in; and whether it stands now."""
+        self._longest_drain_ns = 0
         self._shares: dict[int, int] = {}
         """Of host memory, by client, after the last event."""
 
@@ -170,7 +171,8 @@ class Thorough:
         bound = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
         if bound is None or not node.gangs:
             return bound
-        return slots.wait_bound_ns(node, -(-bound // gpu.rules.quantum_ns), member=member)
+        quanta = -(-bound // gpu.rules.quantum_ns)
+        return slots.wait_bound_ns(node, quanta, self._longest_drain_ns, member=member)
 
     def _patient_clock_ns(self, gpu: Gpu, now_ns: int) -> int:
         turn_clock_ns = gpu.turn_clock_ns(now_ns)
@@ -183,6 +185,9 @@ class Thorough:
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while clients drain, and while memory moves or is held back."""
         clock = self._patient_clock_ns(gpu, now_ns)
+        for seat in gpu.leases.by_client.values() if node.gangs else ():
+            if seat.phase is REVOKING:
+                self._longest_drain_ns = max(self._longest_drain_ns, now_ns - seat.lease.revoked_at_ns)
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
         here: set[tuple[str, int]] = set()
         for seat in () if gpu.recovering else gpu.wait_queue.seats():  # nobody new is granted during recovery

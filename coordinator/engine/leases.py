@@ -145,7 +145,8 @@ def revoke(node: Node, gpu: Gpu, seat: Seat, why: str, now_ns: int) -> None:
     deadline_ns = node.settings.leases.drain_deadline_ns
     lease.revoked_at_ns = now_ns
     lease.drain_deadline_ns = now_ns + deadline_ns
-    lease.interrupted = why == "slot" and lease.ends_ns is not None and now_ns < lease.ends_ns
+    # A drain shortens each turn between two slots: a turn that is nearly over counts, or turns would not rotate.
+    lease.interrupted = why == "slot" and lease.ends_ns is not None and 2 * now_ns < lease.began_ns + lease.ends_ns
     seat.statistics.revokes += 1
     gpu.statistics.revokes += 1
     node.out.append(Send(client, Revoke(seat.ordinal, lease.lease_id, deadline_ns)))

@@ -38,7 +38,7 @@ STARVED_NS: Final = 120 * SECOND_NS
 def update(node: Node, gpu: Gpu, now_ns: int) -> None:
     """Asks the policy if it must be asked.  O(1) otherwise, while all memory fits."""
     schedule = gpu.schedule
-    if not (schedule.stale or _is_due(gpu, now_ns) or _fit_has_changed(gpu)):
+    if not (schedule.stale or _is_due(gpu, now_ns) or _fit_has_changed(gpu) or _may_fit_beside_overdue(gpu)):
         return
     schedule.stale = schedule.held_back = False
     before, was_crowded = schedule.members, schedule.crowded
@@ -173,6 +173,11 @@ def _fit_has_changed(gpu: Gpu) -> bool:
         return False
     members = tuple(schedule.members.values())
     return len(_fitting(gpu, members)) < len(members)
+
+
+def _may_fit_beside_overdue(gpu: Gpu) -> bool:
+    """Clients wait for room beside overdue ones, and any report of memory may have made it."""
+    return not gpu.schedule.members and bool(gpu.leases.by_client) and len(gpu.wait_queue) > 0
 
 
 def _fitting(gpu: Gpu, running: tuple[Allotment, ...]) -> dict[int, Allotment]:

@@ -8,14 +8,14 @@ Rules:
   *slot*: all GPUs that its members want, for one quantum.  It gets all of them or none.
 - In a slot the member has the GPU, beside the clients that the policy plans without a turn.  Members that are ready
   wait for the others for one quantum at most.
-- A client that a slot interrupts keeps its place in turn order.
+- A client that a slot interrupts in the first half of its turn keeps its place in turn order.
 - Between two slots on a GPU its policy has the GPU for a quantum, if other clients wait there.
 - A gang that cannot have all of its GPUs yet is due; the plan goes on without it.  Of two gangs that want the same
   GPU, the one that is due longer goes first.
 
-Bound of a wait, with Q the longest quantum of the node and k quanta the bound of the policy alone: 3 (k + 2) Q, since
-at most one slot follows each turn of the policy, and a member may run for two quanta in it, one of them while the
-others gather; for a member of one of G gangs 3 G Q more.
+Bound of a wait, with Q the longest quantum or drain of the node and k quanta the bound of the policy alone:
+3 (k + 2) Q, since at most one slot follows each turn of the policy, and a member may run for two quanta in it, one of
+them while the others gather; for a member of one of G gangs 3 G Q more.
 
 Non-goals: what a plan does to leases (engine/reconcile.py).
 """
@@ -282,7 +282,7 @@ def _end(node: Node, slot: Slot, now_ns: int | None) -> None:
         _changed(node, gpu)
 
 
-def wait_bound_ns(node: Node, quanta: int, *, member: bool) -> int:
+def wait_bound_ns(node: Node, quanta: int, longest_drain_ns: int, *, member: bool) -> int:
     """With gangs: the longest wait of a client whose policy alone bounds it by this many quanta."""
-    longest_ns = max(gpu.rules.quantum_ns for gpu in node.gpus.values())
+    longest_ns = max(longest_drain_ns, *(gpu.rules.quantum_ns for gpu in node.gpus.values()))
     return 3 * (quanta + 2 + (len(node.gangs) if member else 0)) * longest_ns
