@@ -39,7 +39,18 @@ _POLICIES: Final = (
     "round_robin",
 )
 """Modules of the built-in policies.  The core does not import the registry, which finds foreign ones."""
-_PARTS: Final = ("ageing", "buckets", "fair_queue", "harvest", "members", "packing", "turns")
+_PARTS: Final = (
+    "ageing",
+    "buckets",
+    "fair_queue",
+    "group_turns",
+    "harvest",
+    "looks",
+    "members",
+    "packing",
+    "rates",
+    "turns",
+)
 STATE_MODULES: Final = {
     *(
         f"nvshare.coordinator.model.{name}"

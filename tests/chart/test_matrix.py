@@ -33,7 +33,11 @@ MATRIX: dict[str, dict[str, Any]] = {
             "pullSecrets": ["login"],
         }
     },
-    "names": {"nameOverride": "slices", "namespaceOverride": "elsewhere", "serviceAccount": {"create": False, "name": "theirs"}},
+    "names": {
+        "nameOverride": "slices",
+        "namespaceOverride": "elsewhere",
+        "serviceAccount": {"create": False, "name": "theirs"},
+    },
     "full-name": {"fullnameOverride": "a-name-of-forty-letters-that-is-long-ab"},
     "everything-on": {
         "podAnnotations": {"watch": True},

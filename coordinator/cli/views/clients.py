@@ -14,16 +14,16 @@ from nvshare.coordinator.units import format_duration
 
 
 def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = False) -> list[str]:
-    """One line for each client on each GPU."""
+    """One line for each client on each GPU.  In a cluster its pod stands for its user."""
     if not status["clients"]:
         return ["no clients"]
     pods = {slot["slot"]: pod_of(slot) for slot in status.get("slots", ())}
     columns = (
-        *(number("ID"), number("PID", wide=True), text("NAME"), text("USER")),
+        *(number("ID"), number("PID", wide=True), text("NAME"), text("USER", wide=bool(pods))),
         *(number("GPU", wide=len(status["gpus"]) == 1), word("CLASS"), word("MODE"), word("STATE"), number("SHARE")),
         *(number(title, wide=True) for title in ("PROGRESS", "PRIO", "WEIGHT", "LEASES", "HELD", "MAX WAIT")),
         *(number("ALLOCATED", wide=True), text("GANG", wide=True)),
-        *((text("SLOT", wide=True), text("POD", wide=True)) if pods else ()),
+        *((text("SLOT", wide=True), text("POD")) if pods else ()),
     )
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
     rows = []
