@@ -1,13 +1,20 @@
 """The rate of work that runs in what production jobs leave, such that they keep `KEPT` of what they have without it.
 
-Source: the feedback of TGS (Wu et al., NSDI 2023) and AntMan (Xiao et al., OSDI 2020).
-Rule: additive increase, multiplicative decrease.  A production job's rate beside harvesting jobs is compared with its
-rate in the same company without them, which is measured for `BARE_NS` now and then.
+Source: the feedback of TGS (Wu et al., NSDI 2023) and AntMan (Xiao et al., OSDI 2020); slow start, additive
+increase and multiplicative decrease as in TCP (RFC 5681).
+Rules:
+- A production job's rate beside harvesting jobs is compared with its rate in the same company without them, which is
+  measured for `BARE_NS` now and then, at first longer where reports differ.
+- A loss counts only beyond the standard error of both: reports of a server or of a loop of long steps are noisy.
+- The rate grows while no job loses: by a quarter until the first loss, then by `_MORE`.  After a loss it falls, and
+  stays for `_HOLD_NS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
 from typing import Final
 
 from nvshare.scheduler_policies.api import Happened, JobLeft, JobView, Measured
@@ -17,10 +24,35 @@ LEAST: Final = 0.01
 FIRST: Final = 0.1
 BARE_NS: Final = 300_000_000
 REFRESH_NS: Final = 30_000_000_000
-_STEP_NS: Final = 250_000_000
+_HOLD_NS: Final = 5_000_000_000
 _MORE: Final = 0.02
-_LESS: Final = 0.8
+_FASTER: Final = 1.25
+_LESS: Final = 0.9
+_SLACK: Final = 0.01
+_FEW, _MANY = 3, 40
+"""Reports that can show a loss, and that decide in any case."""
 _SETTINGS: Final = 256
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Mean and variance of the last `_MANY` reports or so (Welford)."""
+
+    count: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    at_ns: int = 0
+
+    def add(self, value: float, now_ns: int) -> None:
+        self.at_ns = now_ns
+        self.count = min(self.count + 1, _MANY)
+        off = value - self.mean
+        self.mean += off / self.count
+        self.variance += (off * (value - self.mean) - self.variance) / self.count
+
+    def error(self) -> float:
+        """Standard error of the mean, as a part of it."""
+        return sqrt(self.variance / self.count) / self.mean if self.count and self.mean > 0.0 else 0.0
 
 
 class Harvest:
@@ -28,10 +60,12 @@ class Harvest:
 
     def __init__(self) -> None:
         self._harvesting: set[int] = set()
-        self._base: dict[tuple[int, frozenset[int]], tuple[float, int]] = {}  # rate without, measured at
-        self._now: dict[int, float] = {}
+        self._base: dict[tuple[int, frozenset[int]], _Mean] = {}
+        self._beside: dict[int, tuple[_Mean, _Mean]] = {}
+        """At the present rate: without harvesting jobs, and beside them."""
         self._bare_until_ns = 0
-        self._stepped_at_ns = 0
+        self._hold_until_ns = 0
+        self._starting = True
         self.rate = FIRST
 
     def bare_until_ns(self, now_ns: int) -> int | None:
@@ -42,7 +76,7 @@ class Harvest:
         """Adapts the rate.  `harvests` says whether a job runs in what others leave."""
         if isinstance(happened, JobLeft):
             self._harvesting.discard(happened.client)
-            self._now.pop(happened.client, None)
+            self._beside.pop(happened.client, None)
             for key in [key for key in self._base if happened.client in key[1]]:
                 del self._base[key]
         elif isinstance(happened, Measured):
@@ -55,21 +89,47 @@ class Harvest:
 
     def _production(self, job: JobView, running: frozenset[int], now_ns: int) -> None:
         key, rate = (job.client, running - self._harvesting), job.progress.rate
-        known = self._base.get(key)
+        base = self._base.get(key)
         if not running & self._harvesting:
-            base = rate if known is None else known[0] + 0.3 * (rate - known[0])
-            self._base[key] = (base, now_ns)
+            base = self._base.setdefault(key, _Mean())
+            base.add(rate, now_ns)
+            if self._harvesting and base.count < _MANY // 2 and base.error() > _SLACK:
+                self._bare_until_ns = now_ns + BARE_NS
             while len(self._base) > _SETTINGS:
                 del self._base[next(iter(self._base))]
-            self._now.pop(job.client, None)
+            self._beside.pop(job.client, None)
             return
-        if known is None or now_ns - known[1] > REFRESH_NS:
+        if base is None or now_ns - base.at_ns > REFRESH_NS:
             if now_ns >= self._bare_until_ns + 10 * BARE_NS or self._bare_until_ns == 0:
                 self._bare_until_ns = now_ns + BARE_NS
             return
-        before = self._now.get(job.client, rate / known[0])
-        self._now[job.client] = before + 0.3 * (rate / known[0] - before)
-        if now_ns - self._stepped_at_ns >= _STEP_NS:
-            self._stepped_at_ns = now_ns
-            kept = min(self._now.values()) >= KEPT
-            self.rate = min(1.0, self.rate + _MORE) if kept else max(LEAST, self.rate * _LESS)
+        known, beside = self._beside.get(job.client, (None, _Mean()))
+        beside = beside if known is base else _Mean()
+        self._beside[job.client] = (base, beside)
+        beside.add(rate, now_ns)
+        self._step(now_ns)
+
+    def _step(self, now_ns: int) -> None:
+        """Changes the rate once the reports at the present one suffice."""
+        verdicts = [_loses(base, beside) for base, beside in self._beside.values()]
+        if any(verdicts):
+            self.rate = max(LEAST, self.rate * (1.0 / _FASTER if self._starting else _LESS))
+            self._hold_until_ns = now_ns + _HOLD_NS
+            self._starting = False
+        elif None in verdicts or now_ns < self._hold_until_ns:
+            return
+        else:
+            self.rate = min(1.0, self.rate * _FASTER if self._starting else self.rate + _MORE)
+        self._beside.clear()
+
+
+def _loses(base: _Mean, beside: _Mean) -> bool | None:
+    """Whether a job has lost more than it may.  None: not known yet."""
+    kept, error = beside.mean / base.mean, base.error() + beside.error()
+    if beside.count < _FEW:
+        return None
+    if kept + 2.0 * error < KEPT:
+        return True
+    if kept - error >= KEPT - _SLACK:
+        return False
+    return kept + error < KEPT if beside.count >= _MANY else None

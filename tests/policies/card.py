@@ -7,6 +7,7 @@ and with each release, as the hook sends them.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,9 @@ class Card(VirtualGpu):
         """What a program that waits for each of its results gets at most beside a saturating one."""
         self.silent: set[int] = set()
         """Programs whose progress cannot be measured."""
+        self.noise: dict[int, float] = {}
+        """Relative standard deviation of a program's reports, as of a server or of a loop of long steps."""
+        self._chance = random.Random(1)
         self.work: dict[int, float] = {}
         self.alone_ns = 0
         """Time in which one program ran although others wanted to: solo windows and turns."""
@@ -97,6 +101,7 @@ class Card(VirtualGpu):
         if self.now_ns == at_ns:
             return
         rate = (self.work[job.client] - work) / ((self.now_ns - at_ns) / 1e9)
+        rate *= max(0.0, self._chance.gauss(1.0, self.noise.get(job.client, 0.0)))
         self._reported[job.client] = (self.now_ns, self.work[job.client])
         old, span_ns = job.view.progress, self.now_ns - self._set_ns
         new = replace(old, rate=rate, measured_at_ns=self.now_ns, measured_for_ns=span_ns)

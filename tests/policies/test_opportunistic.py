@@ -22,6 +22,19 @@ def test_production_keeps_its_progress_and_the_rest_is_used(busy: float) -> None
     assert other >= 0.8 * (1.0 - busy)
 
 
+@pytest.mark.parametrize("busy", [0.05, 0.5])
+def test_noise_is_no_loss(busy: float) -> None:
+    """Broken: a server's irregular reports count as losses, and the other job's rate falls to nothing."""
+    world = Card(Opportunistic())
+    production = world.program(busy, priority=5)
+    world.program(1.0)
+    world.noise[production.client] = 0.15
+    world.until(60 * SECOND)
+    kept, other = world.rates(60 * SECOND).values()
+    assert kept >= 0.95
+    assert other >= 0.8 * (1.0 - busy)
+
+
 def test_the_others_have_the_gpu_while_production_is_idle() -> None:
     """Broken: the GPU idles for jobs that want nothing."""
     world = Card(Opportunistic())

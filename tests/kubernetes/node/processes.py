@@ -187,9 +187,9 @@ class Node:
         """As `nvshare-ctl status` gets it."""
         return call(self.runtime, api.Status())
 
-    def control(self, command: str) -> str:
+    def control(self, *words: str) -> str:
         """What `nvshare-ctl` prints for people."""
-        line = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", command, "--runtime-dir", str(self.runtime.path)]
+        line = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *words, "--runtime-dir", str(self.runtime.path)]
         done = subprocess.run(line, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
