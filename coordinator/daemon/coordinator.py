@@ -33,6 +33,7 @@ from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.web_process import WebError, WebProcess, check_installed, listen, read_token
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
 
@@ -101,6 +102,7 @@ class Coordinator:
             self._live.allocation = self.dispatcher.slots.allocation
         self._devices = devices
         self._metrics: Any = None
+        self._web: WebProcess | None = None
         self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
         if self._mps is not None:
             administration.mps = self._mps.status
@@ -114,6 +116,8 @@ class Coordinator:
             log.info("kept live settings: %s; `nvshare-ctl unset --all` removes them", kept)
         if self.settings.metrics_port is not None:
             self._metrics = self._start_metrics(self.settings.metrics_port)
+        if self.settings.web_port is not None:
+            self._web = self._start_web(self.settings.web_port)
         if self.options.slots_dir is not None and self.dispatcher.slots is not None:
             self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
         if self._mps is not None:
@@ -179,6 +183,20 @@ class Coordinator:
         log.info("metrics on http://%s:%d/metrics", self.settings.metrics_address, served.port)
         return served
 
+    def _start_web(self, port: int) -> WebProcess:
+        options = ["--runtime-dir", str(self.options.directory.path)]
+        try:
+            check_installed()
+            if self.settings.web_token_file is not None:
+                read_token(Path(self.settings.web_token_file))
+                options += ["--token-file", self.settings.web_token_file]
+            web = WebProcess(listen(port), options)
+        except WebError as error:
+            raise StartError(str(error)) from None
+        web.start()
+        log.info("page on http://127.0.0.1:%d/", web.port)
+        return web
+
     def reload(self) -> None:
         """SIGHUP: reads the settings again.  Live settings stay; faulty settings change nothing.
 
@@ -225,6 +243,8 @@ class Coordinator:
         """
         if self._metrics is not None:
             self._metrics.close()
+        if self._web is not None:
+            self._web.close()
         self._sockets.close()
         if self._mps is not None:
             self._mps.close(keep_daemon=restarts)

@@ -189,6 +189,10 @@ def run(
     ] = None,
     metrics_port: Annotated[int | None, typer.Option(help="port for Prometheus metrics; 0 chooses one")] = None,
     metrics_address: Annotated[str | None, typer.Option(help="address for the metrics (127.0.0.1)")] = None,
+    web_port: Annotated[int | None, typer.Option(help="port of the web page on 127.0.0.1; 0 chooses one")] = None,
+    web_token_file: Annotated[
+        Path | None, typer.Option(help="file with the token that lets the web page pause programs and set values")
+    ] = None,
     mps: MpsMode = None,
     max_clients: Annotated[int | None, typer.Option(help="largest number of clients (1024)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
@@ -207,6 +211,8 @@ def run(
         "host_budget": host_budget,
         "metrics_port": metrics_port,
         "metrics_address": metrics_address,
+        "web_port": web_port,
+        "web_token_file": None if web_token_file is None else str(web_token_file.absolute()),
         "mps": mps,
         "max_clients": max_clients,
         "log_level": log_level,

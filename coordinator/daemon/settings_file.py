@@ -129,6 +129,8 @@ class Settings(BaseModel):
     max_messages_per_s: int = Field(default=20_000, ge=100)
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     metrics_address: str = "127.0.0.1"
+    web_port: int | None = Field(default=None, ge=0, le=65_535)
+    web_token_file: str | None = None
     log_level: LogLevel = "info"
     mps: Literal["off", "same_user"] = "off"
     gpu: dict[str, GpuOverride] = Field(default_factory=dict)
@@ -206,7 +208,7 @@ _CLIENT_VARIABLES: Final = frozenset({"NVSHARE_SIMULATE", "NVSHARE_MEMORY", "NVS
 
 
 def _is_number(key: str) -> bool:
-    return key in ("max_clients", "max_messages_per_s", "max_weight", "metrics_port")
+    return key in ("max_clients", "max_messages_per_s", "max_weight", "metrics_port", "web_port")
 
 
 def _hint(name: str, known: Mapping[str, object]) -> str:

@@ -1,0 +1,120 @@
+"""What the page shows, as values for JSON: made from one `status` reply and the time line.
+
+Invariants: the number of programs in a picture is bounded.  The fields that a newer coordinator adds (`user`, `share`)
+are used when the reply has them.
+"""
+
+from __future__ import annotations
+
+import functools
+import pwd
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from nvshare.coordinator.cli.ctl_explain import class_name, explanation, notes
+from nvshare.coordinator.cli.ctl_view import host_lines, room_lines
+from nvshare.coordinator.web.timeline import Span, Timeline
+
+MAX_PROGRAMS: Final = 200
+MINUTE_NS: Final = 60_000_000_000
+
+
+def picture(status: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
+    """The present state, without the spans."""
+    now_ns = status["now_ns"]
+    since_ns = max(now_ns - MINUTE_NS, 0)
+    held = timeline.held_ns(since_ns, now_ns)
+    programs = [
+        _program(client, seat, now_ns, held) for client in status["clients"] for seat in client["seats"] or (None,)
+    ]
+    programs.sort(key=lambda each: (each["gpu"] or "", not each["running"], each["client"]))
+    return {
+        "now_ms": now_ns / 1e6,
+        "simulated": status["simulated"],
+        "directory": status["runtime_dir"],
+        "notes": [*status["problems"], *room_lines(status), *host_lines(status)[:1]],
+        "gpus": [_gpu(gpu, why) for gpu, why in zip(status["gpus"], explanation(status), strict=True)],
+        "programs": programs[:MAX_PROGRAMS],
+        "left_out": max(0, len(programs) - MAX_PROGRAMS),
+        "names": dict(timeline.names),
+    }
+
+
+def spans(found: Iterable[Span]) -> list[list[Any]]:
+    """[number, GPU, client, kind, start, end] each; milliseconds, end None while it lasts."""
+    return [
+        [
+            span.number,
+            span.uuid,
+            span.client,
+            span.kind,
+            round(span.start_ns / 1e6, 1),
+            None if span.end_ns is None else round(span.end_ns / 1e6, 1),
+        ]
+        for span in found
+    ]
+
+
+def _gpu(gpu: Mapping[str, Any], why: Mapping[str, Any]) -> dict[str, Any]:
+    copied = ("uuid", "index", "name", "policy", "sharing", "quantum_ns", "quantum_automatic", "switch_cost_ns")
+    sizes = ("capacity_bytes", "resident_bytes", "allocated_bytes", "waiting", "members", "recovering")
+    return {
+        **{name: gpu[name] for name in (*copied, *sizes)},
+        "why": "waiting for a program of the earlier coordinator" if gpu["recovering"] else why["why"],
+        "notes": notes(why),
+    }
+
+
+def _program(
+    client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int, held: Mapping[tuple[str, int], int]
+) -> dict[str, Any]:
+    """One client on one GPU; `seat` None: on none yet."""
+    found = {
+        "client": client["client"],
+        "pid": client["process_id"],
+        "name": client["name"],
+        "user": client.get("user") or _user_name(client["user_id"]),
+        "class": class_name(client),
+        "mode": client["memory_mode"],
+        "paused": client["paused"],
+        "limit_bytes": client["limit_bytes"],
+        "gpu": None,
+        "running": False,
+        "state": "paused" if client["paused"] else "idle",
+        "waiting_ms": None,
+    }
+    if seat is None:
+        return found
+    waiting_ns = seat["waiting_since_ns"]
+    minute_ns = min(MINUTE_NS, max(1, now_ns - client["registered_at_ns"]))
+    share = held.get((seat["uuid"], client["client"]), 0) / minute_ns
+    return {
+        **found,
+        "gpu": seat["uuid"],
+        "running": seat["holding_since_ns"] is not None,
+        "state": _state(client, seat),
+        "waiting_ms": None if waiting_ns is None or client["paused"] else max(0, now_ns - waiting_ns) / 1e6,
+        "progress": seat["progress_normalised"],
+        "share": min(1.0, share),
+        "resident_bytes": seat["resident_bytes"],
+        "swapped_bytes": seat["evicted_bytes"],
+        "limit_bytes": seat["limit_bytes"] or client["limit_bytes"],
+    }
+
+
+def _state(client: Mapping[str, Any], seat: Mapping[str, Any]) -> str:
+    if client["paused"]:
+        return "paused"
+    if seat["shut_out"]:
+        return "no room"
+    if seat["moving"]:
+        return f"memory moves {seat['moving']}"
+    return {"holding": "running", "revoking": "ending its turn"}.get(seat["phase"], str(seat["phase"]))
+
+
+@functools.lru_cache(1024)
+def _user_name(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return str(user_id)
