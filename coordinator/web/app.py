@@ -84,8 +84,8 @@ def make_app(reader: Reader, token: str | None, live: Live | None = None) -> Gua
         yield
         running.cancel()
 
-    async def pictures(_request: Request) -> Response:
-        found = shown.join()
+    async def pictures(request: Request) -> Response:
+        found = shown.join() if _is_own(request.headers) else None
         if found is None:
             return PlainTextResponse("too many browsers look at this page; close one\n", 503)
         first = json.dumps({"may_change": token is not None})
@@ -108,12 +108,17 @@ def make_app(reader: Reader, token: str | None, live: Live | None = None) -> Gua
     return Guard(Starlette(routes=routes, lifespan=lifespan))
 
 
+def _is_own(headers: Headers) -> bool:
+    """Whether the page itself asks, as far as a browser tells; a tool tells nothing."""
+    own = f"http://{headers['host']}"
+    return headers.get("origin", own) == own and headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+
+
 async def _change(reader: Reader, token: str | None, request: Request) -> Response:
     headers = request.headers
     if token is None:
         return _refused(403, "read_only", "this page only shows: start the coordinator with --web-token-file")
-    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "same-origin")
-    if (origin is not None and origin != f"http://{headers['host']}") or site != "same-origin":
+    if not _is_own(headers):
         return _refused(403, "origin", "a change comes from this page alone")
     if not hmac.compare_digest(headers.get(TOKEN_HEADER, "").encode(), token.encode()):
         return _refused(401, "token", "the token is not that of the coordinator's --web-token-file")

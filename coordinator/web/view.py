@@ -1,18 +1,16 @@
 """What the page shows, as values for JSON: made from one `status` reply and the time line.
 
-Invariants: the number of programs in a picture is bounded.  The fields that a newer coordinator adds (`user`, `share`)
-are used when the reply has them.
+Invariant: the number of programs in a picture is bounded.
 """
 
 from __future__ import annotations
 
-import functools
-import pwd
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nvshare.coordinator.cli.ctl_explain import class_name, explanation, notes
 from nvshare.coordinator.cli.ctl_view import host_lines, room_lines
+from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.web.timeline import Span, Timeline
 
 MAX_PROGRAMS: Final = 200
@@ -27,7 +25,8 @@ def picture(status: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
     programs = [
         _program(client, seat, now_ns, held) for client in status["clients"] for seat in client["seats"] or (None,)
     ]
-    programs.sort(key=lambda each: (each["gpu"] or "", not each["running"], each["client"]))
+    # Those that run, then those that wait longest: they are shown when there are too many.
+    programs.sort(key=lambda each: (not each["running"], -(each["waiting_ms"] or 0.0), each["client"]))
     return {
         "now_ms": now_ns / 1e6,
         "simulated": status["simulated"],
@@ -73,7 +72,7 @@ def _program(
         "client": client["client"],
         "pid": client["process_id"],
         "name": client["name"],
-        "user": client.get("user") or _user_name(client["user_id"]),
+        "user": user_name(client["user_id"]),
         "class": class_name(client),
         "mode": client["memory_mode"],
         "paused": client["paused"],
@@ -87,7 +86,7 @@ def _program(
         return found
     waiting_ns = seat["waiting_since_ns"]
     minute_ns = min(MINUTE_NS, max(1, now_ns - client["registered_at_ns"]))
-    share = held.get((seat["uuid"], client["client"]), 0) / minute_ns
+    share = seat.get("recent_share", held.get((seat["uuid"], client["client"]), 0) / minute_ns)
     return {
         **found,
         "gpu": seat["uuid"],
@@ -110,11 +109,3 @@ def _state(client: Mapping[str, Any], seat: Mapping[str, Any]) -> str:
     if seat["moving"]:
         return f"memory moves {seat['moving']}"
     return {"holding": "running", "revoking": "ending its turn"}.get(seat["phase"], str(seat["phase"]))
-
-
-@functools.lru_cache(1024)
-def _user_name(user_id: int) -> str:
-    try:
-        return pwd.getpwuid(user_id).pw_name
-    except KeyError:
-        return str(user_id)

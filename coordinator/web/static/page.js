@@ -45,10 +45,17 @@ function text(element, value) {
   if (element.textContent !== value) element.textContent = value;
 }
 
+const make = (kind, content) => Object.assign(document.createElement(kind), { textContent: content });
+
 function list(element, lines) {
   if (element.dataset.lines === lines.join("\n")) return;
   element.dataset.lines = lines.join("\n");
-  element.replaceChildren(...lines.map((line) => Object.assign(document.createElement("li"), { textContent: line })));
+  element.replaceChildren(...lines.map((line) => {
+    const item = document.createElement("li");
+    // Every other part between backticks is a command.
+    item.append(...line.split("`").map((part, index) => (index % 2 ? make("code", part) : part)));
+    return item;
+  }));
 }
 
 // --- the connection --------------------------------------------------------------------------------------------------
@@ -116,7 +123,7 @@ function newSection(gpu) {
   const title = section.querySelector("h2");
   title.id = `gpu-${gpu.index}-title`;
   section.setAttribute("aria-labelledby", title.id);
-  title.append(`GPU ${gpu.index} `, Object.assign(document.createElement("small"), { textContent: gpu.name }));
+  title.append(`GPU ${gpu.index} `, make("small", gpu.name));
   text(section.querySelector("caption"), `Programs on GPU ${gpu.index}`);
   const form = section.querySelector("form");
   const setQuantum = (quantum_ns) => change({ ask: "set_quantum", gpu: gpu.uuid, quantum_ns });
@@ -138,8 +145,8 @@ function showGpu(gpu) {
   const running = programs.filter((each) => each.running).map((each) => each.name);
   const waiting = programs.filter((each) => each.waiting_ms !== null);
   const queue = waiting.map((each) => `${each.name} (${duration(each.waiting_ms)})`);
-  const sentences = [running.length ? `Running: ${running.join(", ")}.` : "Nobody runs."];
-  sentences.push(queue.length ? `Waiting: ${queue.join(", ")}.` : "Nobody waits.");
+  const sentences = [running.length ? `Running: ${running.join(", ")}.` : "No program runs."];
+  sentences.push(queue.length ? `Waiting: ${queue.join(", ")}.` : "No program waits.");
   text(section.querySelector(".queue"), sentences.join(" "));
   const quantum = `quantum ${duration(gpu.quantum_ns / 1e6)}${gpu.quantum_automatic ? " (automatic)" : ""}`;
   const cost = gpu.switch_cost_ns ? `a switch costs ${duration(gpu.switch_cost_ns / 1e6)}` : "switches cost nothing yet";
@@ -292,7 +299,7 @@ function draw(canvas, gpu) {
     const sum = held.reduce((all, mark) => all + mark.end - Math.max(mark.start, beginMs), 0);
     return `${picture.names[client] ?? client} held it ${percent(sum / (seconds * 1000))} of the time`;
   });
-  const label = `Time line of GPU ${gpu.index}, last ${seconds} seconds: ${told.join("; ") || "nobody held it"}`;
+  const label = `Time line of GPU ${gpu.index}, last ${seconds} seconds: ${told.join("; ") || "no program held it"}`;
   canvas.setAttribute("aria-label", label);
 }
 
