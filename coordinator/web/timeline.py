@@ -39,11 +39,6 @@ class Span:
     end_ns: int | None
     revision: int
 
-    def within_ns(self, begin_ns: int, end_ns: int) -> int:
-        """How much of it lies in an interval."""
-        mine_ns = end_ns if self.end_ns is None else min(self.end_ns, end_ns)
-        return max(0, mine_ns - max(self.start_ns, begin_ns))
-
 
 class Timeline:
     """Not for two threads at once."""
@@ -91,15 +86,6 @@ class Timeline:
         for span in (*self._past, *self._last.values()):
             if span.revision > since:
                 yield span
-
-    def held_ns(self, begin_ns: int, end_ns: int) -> dict[tuple[str, int], int]:
-        """Time with a lease in an interval, by GPU and client."""
-        found: dict[tuple[str, int], int] = {}
-        for span in self.spans():
-            if span.kind == "hold":
-                key = (span.uuid, span.client)
-                found[key] = found.get(key, 0) + span.within_ns(begin_ns, end_ns)
-        return found
 
     def forget(self, now_ns: int) -> None:
         """Forgets what is too old, and names without a span."""

@@ -10,23 +10,22 @@ from typing import Any, Final
 
 from nvshare.coordinator.cli.ctl_explain import class_name, explanation, notes
 from nvshare.coordinator.cli.ctl_view import host_lines, room_lines
+from nvshare.coordinator.cli.views import words
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.web.timeline import Span, Timeline
 
 MAX_PROGRAMS: Final = 200
-MINUTE_NS: Final = 60_000_000_000
 
 
 def picture(status: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
     """The present state, without the spans."""
     now_ns = status["now_ns"]
-    since_ns = max(now_ns - MINUTE_NS, 0)
-    held = timeline.held_ns(since_ns, now_ns)
+    places = {(gpu["uuid"], client): place for gpu in status["gpus"] for place, client in enumerate(gpu["queue"], 1)}
     programs = [
-        _program(client, seat, now_ns, held) for client in status["clients"] for seat in client["seats"] or (None,)
+        _program(client, seat, now_ns, places) for client in status["clients"] for seat in client["seats"] or (None,)
     ]
-    # Those that run, then those that wait longest: they are shown when there are too many.
-    programs.sort(key=lambda each: (not each["running"], -(each["waiting_ms"] or 0.0), each["client"]))
+    # First those that run, then the queue: they are shown when there are too many.
+    programs.sort(key=lambda each: (not each["running"], each["place"] or len(programs), each["client"]))
     return {
         "now_ms": now_ns / 1e6,
         "simulated": status["simulated"],
@@ -65,9 +64,9 @@ def _gpu(gpu: Mapping[str, Any], why: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _program(
-    client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int, held: Mapping[tuple[str, int], int]
+    client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int, places: Mapping[tuple[str, int], int]
 ) -> dict[str, Any]:
-    """One client on one GPU; `seat` None: on none yet."""
+    """One client on one GPU; `seat` None: it has not attached to one."""
     found = {
         "client": client["client"],
         "pid": client["process_id"],
@@ -76,36 +75,24 @@ def _program(
         "class": class_name(client),
         "mode": client["memory_mode"],
         "paused": client["paused"],
-        "limit_bytes": client["limit_bytes"],
+        "state": words.state(client, seat, now_ns),
         "gpu": None,
         "running": False,
-        "state": "paused" if client["paused"] else "idle",
-        "waiting_ms": None,
+        "place": None,
     }
     if seat is None:
         return found
-    waiting_ns = seat["waiting_since_ns"]
-    minute_ns = min(MINUTE_NS, max(1, now_ns - client["registered_at_ns"]))
-    share = seat.get("recent_share", held.get((seat["uuid"], client["client"]), 0) / minute_ns)
+    waiting_ns = None if client["paused"] else seat["waiting_since_ns"]
     return {
         **found,
         "gpu": seat["uuid"],
         "running": seat["holding_since_ns"] is not None,
-        "state": _state(client, seat),
-        "waiting_ms": None if waiting_ns is None or client["paused"] else max(0, now_ns - waiting_ns) / 1e6,
+        "place": places.get((seat["uuid"], client["client"])),
+        "waiting_ms": None if waiting_ns is None else max(0, now_ns - waiting_ns) / 1e6,
+        "moving": seat["moving"],
         "progress": seat["progress_normalised"],
-        "share": min(1.0, share),
+        "share": seat["recent_share"],
         "resident_bytes": seat["resident_bytes"],
         "swapped_bytes": seat["evicted_bytes"],
         "limit_bytes": seat["limit_bytes"] or client["limit_bytes"],
     }
-
-
-def _state(client: Mapping[str, Any], seat: Mapping[str, Any]) -> str:
-    if client["paused"]:
-        return "paused"
-    if seat["shut_out"]:
-        return "no room"
-    if seat["moving"]:
-        return f"memory moves {seat['moving']}"
-    return {"holding": "running", "revoking": "ending its turn"}.get(seat["phase"], str(seat["phase"]))

@@ -82,12 +82,3 @@ def test_the_past_is_forgotten() -> None:
     assert len(story.spans()) <= timeline.MAX_SPANS + 2
     story.timeline.forget(story.timeline.revision * 10**12)
     assert story.spans() == []
-
-
-def test_shares_of_a_minute() -> None:
-    """Broken if a span before the minute counted, or an open one did not."""
-    story = Story()
-    story.add(0, "granted", name="a.py", waited_ns=0)
-    story.add(100, "released")
-    story.add(200, "granted", client=8, name="b.py", waited_ns=0)
-    assert story.timeline.held_ns(50 * MS, 300 * MS) == {(GPU, 7): 50 * MS, (GPU, 8): 100 * MS}

@@ -216,11 +216,12 @@ function showProgram(row, gpu, each) {
   text(cell("name"), each.name);
   text(cell("pid"), `(${each.pid})`);
   for (const name of ["user", "class", "mode"]) text(cell(name), each[name]);
-  text(cell("state"), each.waiting_ms === null ? each.state : `${each.state} ${duration(each.waiting_ms)}`);
+  text(cell("state"), each.state);
   text(cell("progress"), percent(each.progress));
   text(cell("share"), percent(each.share));
   const figures = [size(each.resident_bytes)];
   if (each.swapped_bytes) figures.push(`${size(each.swapped_bytes)} swapped`);
+  if (each.moving) figures.push(`moves ${each.moving}`);
   if (each.limit_bytes) figures.push(`limit ${size(each.limit_bytes)}`);
   text(row.querySelector(".text"), figures.join(", "));
   const bar = [

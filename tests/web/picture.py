@@ -1,0 +1,93 @@
+"""Three programs share a simulated GPU, and a browser shows them.
+
+`python -m tests.web.picture` writes the handbook's picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.end_to_end.conftest import Node
+from tests.waiting import eventually
+from tests.web.browser import Browser, find
+
+PICTURE = ROOT / "docs" / "pictures" / "web.png"
+TOKEN = "a-token-for-the-tests"
+PROGRAMS = (
+    ("train.py", "--class=batch", "--gpu-memory-limit=200MiB", "--copy-kib=102400"),
+    ("notebook.ipynb", "--class=interactive", "", "--copy-kib=81920"),
+    ("sweep.py", "--class=best-effort", "", "--copy-kib=61440"),
+)
+"""Name, options of nvshare-run, size of the program's copies: together more than the GPU has."""
+
+
+@contextlib.contextmanager
+def three_programs() -> Iterator[tuple[Node, str]]:
+    """The node, and the page's address."""
+    directory = Path(tempfile.mkdtemp(prefix="nvs-"))
+    node = Node(directory, "1x256MiB")
+    token = directory / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    try:
+        node.start_coordinator("--quantum=400ms", "--web-port=0", f"--web-token-file={token}")
+        for name, job_class, limit, copies in PROGRAMS:
+            options = ["--memory=swap", f"--name={name}", job_class, *filter(None, [limit])]
+            busy = [sys.executable, "-m", "nvshare.bench.workloads.busy", "--seconds=300", copies, "--burst=2"]
+            node.run(busy, *options)
+        found = re.search(r"page on (http://\S+)", node.log())
+        assert found is not None
+        yield node, found[1]
+    finally:
+        node.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def browser(executable: str) -> Iterator[Browser]:
+    """One that leaves nothing behind."""
+    with tempfile.TemporaryDirectory(prefix="nvs-", ignore_cleanup_errors=True) as profile:
+        made = Browser(executable, Path(profile))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def await_programs(page: Browser, turns: int = 1) -> None:
+    """Until the page shows the three programs, and each has had so many turns."""
+    names = "[...document.querySelectorAll('tbody .name')].map((cell) => cell.textContent).sort()"
+    wanted = sorted(name for name, *_ in PROGRAMS)
+    eventually(lambda: page.evaluate(names) == wanted, f"rows of {wanted}")
+    count = (
+        "Math.min(...[...document.querySelectorAll('tbody tr')].map((row) => "
+        "[...spans.values()].filter((span) => span[2] == row.dataset.client && span[3] === 'hold').length))"
+    )
+    eventually(lambda: page.evaluate(count) >= turns, f"{turns} turns of each program", 120.0)
+
+
+def main() -> None:
+    """Writes the picture."""
+    executable = find()
+    if executable is None:
+        sys.exit("no browser here: apt-get install chromium-headless-shell")
+    with three_programs() as (_, address), browser(executable) as page:
+        page.size(900, 600)
+        page.open(address)
+        await_programs(page, turns=10)
+        page.evaluate("byId('window').value = '30'")
+        page.evaluate("byId('node').textContent = ''; drawAll()")
+        page.screenshot(PICTURE)
+    subprocess.run(["ls", "-l", str(PICTURE)], check=True)
+
+
+if __name__ == "__main__":
+    main()
