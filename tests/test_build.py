@@ -59,6 +59,7 @@ def test_wheel_is_complete(wheel: Path) -> None:
         *LIBRARIES,
         "nvshare/coordinator/py.typed",
         "nvshare/coordinator/daemon/main.py",
+        *(f"nvshare/coordinator/web/static/{name}" for name in ("index.html", "page.css", "page.js")),
         "nvshare/bench/programs/gate_loop.c",
         "nvshare/bench/programs/saturate.c",
     }

@@ -1,6 +1,7 @@
 """What the page shows, as values for JSON: made from one `status` reply and the time line.
 
-Invariant: the number of programs in a picture is bounded.
+Invariants: the number of programs in a picture is bounded.  A picture is for everybody who can connect, so
+`hide_other_users` hides all names.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from typing import Any, Final
 from nvshare.coordinator.cli.ctl_explain import class_name, explanation, notes
 from nvshare.coordinator.cli.ctl_view import host_lines, room_lines
 from nvshare.coordinator.cli.views import words
+from nvshare.coordinator.daemon.control.rights import HIDDEN, hide_names
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.web.timeline import Span, Timeline
 
 MAX_PROGRAMS: Final = 200
+NO_USER: Final = -1
 
 
 def picture(status: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
     """The present state, without the spans."""
+    names = dict(timeline.names)
+    if status["hides_names"]:
+        status = hide_names(dict(status), NO_USER)
+        names = {client: f"client {client}" for client in names}
     now_ns = status["now_ns"]
     places = {(gpu["uuid"], client): place for gpu in status["gpus"] for place, client in enumerate(gpu["queue"], 1)}
     programs = [
@@ -34,7 +41,7 @@ def picture(status: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
         "gpus": [_gpu(gpu, why) for gpu, why in zip(status["gpus"], explanation(status), strict=True)],
         "programs": programs[:MAX_PROGRAMS],
         "left_out": max(0, len(programs) - MAX_PROGRAMS),
-        "names": dict(timeline.names),
+        "names": names,
     }
 
 
@@ -70,7 +77,7 @@ def _program(
     found = {
         "client": client["client"],
         "pid": client["process_id"],
-        "name": client["name"],
+        "name": f"client {client['client']}" if client["name"] == HIDDEN else client["name"],
         "user": user_name(client["user_id"]),
         "class": class_name(client),
         "mode": client["memory_mode"],

@@ -17,6 +17,9 @@ EXTRA: dict[str, Any] = {
     "runtime_dir": "run",
     "problems": [],
     "host_owners": [],
+    "gangs": [],
+    "live": [],
+    "hides_names": False,
     "host_budget_bytes": 1 << 30,
     "host_shared_bytes": 0,
 }

@@ -80,9 +80,9 @@ def main() -> None:
     if executable is None:
         sys.exit("no browser here: apt-get install chromium-headless-shell")
     with three_programs() as (_, address), browser(executable) as page:
-        page.size(900, 600)
+        page.size(1000, 600)
         page.open(address)
-        await_programs(page, turns=10)
+        await_programs(page, turns=18)
         page.evaluate("byId('window').value = '30'")
         page.evaluate("byId('node').textContent = ''; drawAll()")
         page.screenshot(PICTURE)

@@ -16,10 +16,7 @@ from tests.web.browser import Browser, find
 from tests.web.picture import TOKEN, await_programs
 
 EXECUTABLE = find()
-pytestmark = [
-    pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium here: apt-get install chromium-headless-shell"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium here: apt-get install chromium-headless-shell")
 
 
 @pytest.fixture(scope="module")

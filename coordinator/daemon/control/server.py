@@ -107,6 +107,7 @@ class Administration:
         owners = [plain(owner) for owner in snapshot.host_owners]
         more: dict[str, Any] = {"problems": self._problems(), "live": [live.plain() for live in self._live.all()]}
         more["mps"] = self.mps()
+        more["hides_names"] = self._rights.hide_other_users
         more |= {"gangs": [plain(gang) for gang in snapshot.gangs], "host_owners": owners, **self._slots(snapshot)}
         found = {**self._facts, "now_ns": call.now_ns, **host, "gpus": gpus, "clients": clients, **more}
         found = hide_names(found, call.user_id) if hides else found

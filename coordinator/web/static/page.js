@@ -107,7 +107,7 @@ function take(message) {
 function show() {
   const kind = picture.simulated ? "simulated " : "";
   text(byId("node"), `${picture.gpus.length} ${kind}GPU${picture.gpus.length === 1 ? "" : "s"}, ${picture.directory}`);
-  const idle = picture.programs.filter((each) => each.gpu === null).map((each) => `${each.name} (${each.pid})`);
+  const idle = picture.programs.filter((each) => each.gpu === null).map((each) => each.name);
   const notes = [...picture.notes];
   if (idle.length) notes.push(`on no GPU yet: ${idle.join(", ")}`);
   if (picture.left_out) notes.push(`${picture.left_out} more programs are not shown`);
@@ -190,7 +190,7 @@ function newRow(each) {
   const button = row.querySelector("button");
   button.addEventListener("click", () => change({ ask: row.dataset.paused ? "resume" : "pause", client }));
   const select = row.querySelector("select");
-  select.setAttribute("aria-label", `Class of ${each.name} (${each.pid})`);
+  select.setAttribute("aria-label", `Class of ${each.name}`);
   select.addEventListener("change", () => change({ ask: "set_class", client, job_class: select.value }));
   return row;
 }
@@ -214,7 +214,7 @@ function showProgram(row, gpu, each) {
   row.classList.toggle("running", each.running);
   cell("swatch").style.backgroundColor = colour(each.client);
   text(cell("name"), each.name);
-  text(cell("pid"), `(${each.pid})`);
+  text(cell("pid"), each.pid ? `(${each.pid})` : "");
   for (const name of ["user", "class", "mode"]) text(cell(name), each[name]);
   text(cell("state"), each.state);
   text(cell("progress"), percent(each.progress));
@@ -233,7 +233,7 @@ function showProgram(row, gpu, each) {
   row.dataset.paused = each.paused ? "yes" : "";
   const button = row.querySelector("button");
   text(button, each.paused ? "Resume" : "Pause");
-  button.setAttribute("aria-label", `${button.textContent} ${each.name} (${each.pid})`);
+  button.setAttribute("aria-label", `${button.textContent} ${each.name}`);
   const select = row.querySelector("select");
   if (document.activeElement !== select) select.value = each.class.replace("-", "_");
 }
@@ -305,7 +305,7 @@ function draw(canvas, gpu) {
 }
 
 function drawAxis(pen, { gutter, width, bottom, seconds, line, faint }) {
-  const step = seconds / (width < 500 ? 2 : 4);
+  const step = width < 500 ? seconds / 2 : seconds <= 30 ? 10 : seconds / 4;
   for (let back = 0; back <= seconds; back += step) {
     const at = gutter + (1 - back / seconds) * (width - gutter);
     pen.fillStyle = line;
