@@ -188,8 +188,8 @@ class Coordinator:
         try:
             check_installed()
             if self.settings.web_token_file is not None:
-                read_token(Path(self.settings.web_token_file))
-                options += ["--token-file", self.settings.web_token_file]
+                read_token(self.settings.web_token_file)
+                options += ["--token-file", str(self.settings.web_token_file)]
             web = WebProcess(listen(port), options)
         except WebError as error:
             raise StartError(str(error)) from None

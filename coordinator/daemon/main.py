@@ -165,6 +165,13 @@ MpsMode = Annotated[
         "side by side; a fault of one ends the others, and memory is not isolated from faults",
     ),
 ]
+SlotsDir = Annotated[
+    Path | None,
+    typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: directory of the device plugin's slots"),
+]
+WebTokenFile = Annotated[
+    Path | None, typer.Option(help="file with the token that lets the web page pause programs, set class and quantum")
+]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
@@ -183,16 +190,11 @@ def run(
         str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
     ] = None,
     runtime: Annotated[Path | None, typer.Option("--runtime-dir", help="directory of the sockets")] = None,
-    slots_dir: Annotated[
-        Path | None,
-        typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: directory of the device plugin's slots"),
-    ] = None,
+    slots_dir: SlotsDir = None,
     metrics_port: Annotated[int | None, typer.Option(help="port for Prometheus metrics; 0 chooses one")] = None,
     metrics_address: Annotated[str | None, typer.Option(help="address for the metrics (127.0.0.1)")] = None,
     web_port: Annotated[int | None, typer.Option(help="port of the web page on 127.0.0.1; 0 chooses one")] = None,
-    web_token_file: Annotated[
-        Path | None, typer.Option(help="file with the token that lets the web page pause programs and set values")
-    ] = None,
+    web_token_file: WebTokenFile = None,
     mps: MpsMode = None,
     max_clients: Annotated[int | None, typer.Option(help="largest number of clients (1024)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
@@ -212,7 +214,7 @@ def run(
         "metrics_port": metrics_port,
         "metrics_address": metrics_address,
         "web_port": web_port,
-        "web_token_file": None if web_token_file is None else str(web_token_file.absolute()),
+        "web_token_file": web_token_file,
         "mps": mps,
         "max_clients": max_clients,
         "log_level": log_level,

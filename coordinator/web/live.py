@@ -42,8 +42,6 @@ class Live:
         self._fresh: set[_Queue] = set()  # browsers that need the whole picture
         self._browsers: set[_Queue] = set()
         self._someone = asyncio.Event()
-        self.asking = False
-        """A question to the coordinator is under way."""
 
     def follow_events(self) -> None:
         """Fills the time line from now on, in a thread of its own."""
@@ -84,9 +82,7 @@ class Live:
         while True:
             await self._someone.wait()
             began = time.monotonic()
-            self.asking = True
             found = await asyncio.to_thread(self._ask)
-            self.asking = False
             took_s = time.monotonic() - began
             revision = self._spread(found, revision)
             await asyncio.sleep(max(self._period_s, PAUSE_FACTOR * took_s))
