@@ -204,8 +204,9 @@ def test_names_are_hidden(reader: ScriptedReader) -> None:
     assert '"client 1"' in text
 
 
-def test_nothing_is_asked_while_nobody_looks(reader: ScriptedReader) -> None:
+def test_nothing_is_asked_while_nobody_looks(reader: ScriptedReader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Broken if an open port cost the coordinator anything when no browser looks."""
+    monkeypatch.setattr(live, "PAUSE_FACTOR", 0.0)
 
     async def look() -> None:
         shown = Live(reader, period_s=0.0)

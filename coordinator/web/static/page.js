@@ -112,16 +112,16 @@ function show() {
   if (idle.length) notes.push(`on no GPU yet: ${idle.join(", ")}`);
   if (picture.left_out) notes.push(`${picture.left_out} more programs are not shown`);
   list(byId("notes"), notes);
-  const wanted = new Set(picture.gpus.map((gpu) => `gpu-${gpu.index}`));
+  const wanted = new Set(picture.gpus.map((gpu) => `gpu-${gpu.uuid}`));
   for (const section of [...byId("gpus").children]) if (!wanted.has(section.id)) section.remove();
   for (const gpu of picture.gpus) showGpu(gpu);
 }
 
 function newSection(gpu) {
   const section = byId("gpu").content.firstElementChild.cloneNode(true);
-  section.id = `gpu-${gpu.index}`;
+  section.id = `gpu-${gpu.uuid}`;
   const title = section.querySelector("h2");
-  title.id = `gpu-${gpu.index}-title`;
+  title.id = `title-${gpu.uuid}`;
   section.setAttribute("aria-labelledby", title.id);
   title.append(`GPU ${gpu.index} `, make("small", gpu.name));
   text(section.querySelector("caption"), `Programs on GPU ${gpu.index}`);
@@ -138,7 +138,7 @@ function newSection(gpu) {
 }
 
 function showGpu(gpu) {
-  const section = byId(`gpu-${gpu.index}`) ?? newSection(gpu);
+  const section = byId(`gpu-${gpu.uuid}`) ?? newSection(gpu);
   const programs = picture.programs.filter((each) => each.gpu === gpu.uuid);
   text(section.querySelector(".why"), gpu.why);
   list(section.querySelector(".notes"), gpu.notes);
@@ -320,7 +320,7 @@ function drawAxis(pen, { gutter, width, bottom, seconds, line, faint }) {
 function drawAll() {
   if (picture === null) return;
   for (const gpu of picture.gpus) {
-    const canvas = byId(`gpu-${gpu.index}`)?.querySelector("canvas");
+    const canvas = byId(`gpu-${gpu.uuid}`)?.querySelector("canvas");
     if (canvas) draw(canvas, gpu);
   }
 }
