@@ -151,6 +151,7 @@ function showGpu(gpu) {
   const quantum = `quantum ${duration(gpu.quantum_ns / 1e6)}${gpu.quantum_automatic ? " (automatic)" : ""}`;
   const cost = gpu.switch_cost_ns ? `a switch costs ${duration(gpu.switch_cost_ns / 1e6)}` : "switches cost nothing yet";
   text(section.querySelector(".facts"), `policy ${gpu.policy}, sharing ${gpu.sharing}, ${quantum}, ${cost}`);
+  section.querySelector("form input").placeholder = Math.round(gpu.quantum_ns / 1e6);
   showMemory(section.querySelector(".memory"), gpu, programs);
   showPrograms(section, gpu, programs);
   draw(section.querySelector("canvas"), gpu);
