@@ -90,12 +90,14 @@ def _program(
     if seat is None:
         return found
     waiting_ns = None if client["paused"] else seat["waiting_since_ns"]
+    holding_ns = seat["holding_since_ns"]
     return {
         **found,
         "gpu": seat["uuid"],
-        "running": seat["holding_since_ns"] is not None,
+        "running": holding_ns is not None,
         "place": places.get((seat["uuid"], client["client"])),
         "waiting_ms": None if waiting_ns is None else max(0, now_ns - waiting_ns) / 1e6,
+        "holding_ms": None if holding_ns is None else max(0, now_ns - holding_ns) / 1e6,
         "moving": seat["moving"],
         "progress": seat["progress_normalised"],
         "share": seat["recent_share"],

@@ -88,14 +88,17 @@ def test_it_shows_and_changes_programs(coordinators: Coordinators, connect: Conn
     assert "0123456789" not in running.log.read_text()
 
 
-def test_it_is_restarted_on_its_port(coordinators: Coordinators) -> None:
-    """Broken if a crash of the page ended it for good, moved it, or ended the coordinator."""
+def test_it_is_restarted_on_its_port(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a crash of the page ended it for good, moved it, hid a lease, or ended the coordinator."""
     running = coordinators.start("--web-port=0")
+    connect(running).hello("train.py").attach(wanted=True).next(messages.Grant)
     port = port_of(running)
     assert get(port, "/").status == 200
     os.kill(child_of(running), signal.SIGKILL)
     until(lambda: "the page's process ended (signal 9)" in running.log.read_text(), "a line in the log")
-    assert get(port, "/").status == 200
+    shown = pictures(port)
+    next(shown)
+    assert next(shown)["programs"][0]["holding_ms"] > 0
     assert running.stop() == 0
 
 

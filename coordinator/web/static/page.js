@@ -241,15 +241,19 @@ function showProgram(row, gpu, each) {
 
 // --- the time line ---------------------------------------------------------------------------------------------------
 
-// The spans of a GPU within the window, a lane for each program; waits that last come from the programs' state.
+// The spans of a GPU within the window, a lane for each program.  What lasts comes from the programs' state too: events
+// tell of a wait when it is over, and of no lease from before the page's process started.
 function lanesOf(gpu, beginMs) {
   const lanes = new Map();
   const add = (client, span) => lanes.set(client, [...(lanes.get(client) ?? []), span]);
-  const sorted = [...spans.values()].filter((span) => span[1] === gpu.uuid && (span[5] ?? Infinity) > beginMs);
-  for (const [, , client, kind, start, end] of sorted) add(client, { kind, start, end: end ?? picture.now_ms });
+  const within = [...spans.values()].filter((span) => span[1] === gpu.uuid && (span[5] ?? Infinity) > beginMs);
+  for (const [, , client, kind, start, end] of within) add(client, { kind, start, end: end ?? picture.now_ms });
+  const openHolds = new Set(within.filter((span) => span[3] === "hold" && span[5] === null).map((span) => span[2]));
   for (const each of picture.programs) {
-    if (each.gpu !== gpu.uuid || each.waiting_ms === null) continue;
-    add(each.client, { kind: "wait", start: picture.now_ms - each.waiting_ms, end: picture.now_ms });
+    if (each.gpu !== gpu.uuid) continue;
+    const since = (kind, ms) => add(each.client, { kind, start: picture.now_ms - ms, end: picture.now_ms });
+    if (each.waiting_ms !== null) since("wait", each.waiting_ms);
+    if (each.holding_ms !== null && !openHolds.has(each.client)) since("hold", each.holding_ms);
   }
   return [...lanes].sort(([one], [other]) => one - other).slice(-MOST_LANES);
 }
@@ -299,7 +303,7 @@ function draw(canvas, gpu) {
   const told = lanes.map(([client, marks]) => {
     const held = marks.filter((mark) => mark.kind === "hold");
     const sum = held.reduce((all, mark) => all + mark.end - Math.max(mark.start, beginMs), 0);
-    return `${picture.names[client] ?? client} held it ${percent(sum / (seconds * 1000))} of the time`;
+    return `${picture.names[client] ?? client} held it ${Math.round(sum / (seconds * 10))} % of the time`;
   });
   const label = `Time line of GPU ${gpu.index}, last ${seconds} seconds: ${told.join("; ") || "no program held it"}`;
   canvas.setAttribute("aria-label", label);
