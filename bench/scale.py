@@ -8,6 +8,9 @@ another client than the one before), from one status to another some seconds lat
 coordinator's peak, as the kernel says (VmHWM).
 
 The clients need a processor too: on a machine with two, figures are those of a shared machine.
+
+`--cost` measures what one event costs the core instead, for each policy, with all clients on one GPU, where memory fits
+and where it is short (harness/event_cost.py).
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ from typing import Any
 
 import msgpack
 
+from nvshare.bench.harness import event_cost
 from nvshare.bench.harness.wire_client import Link
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.sockets import ControlCaller
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.scheduler_policies.registry import BUILT_IN
 
 GIB = 1 << 30
 
@@ -135,6 +140,17 @@ def _peak_rss_kib(process_id: int) -> int:
     raise SystemExit("the kernel does not tell the coordinator's memory")
 
 
+def show_costs(clients: int, count: int, *, as_json: bool) -> None:
+    """Runs `event_cost` for each policy."""
+    cases = [(policy, short) for policy in sorted(BUILT_IN) for short in (False, True)]
+    found = [event_cost.measure(policy, clients, count, short=short) for policy, short in cases]
+    if as_json:
+        print(json.dumps({"clients": clients, "events": count, "cost": found}))
+        return
+    for one in found:
+        print("{policy}, memory {memory}: {median_us} us median, {mean_us} mean, {p99_us} p99".format(**one))
+
+
 def main() -> None:
     """Command line."""
     words = sys.argv[1:]
@@ -150,8 +166,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--cost", action="store_true", help="what one event costs the core, for each policy")
+    parser.add_argument("--events", type=int, default=2000, metavar="N", help="with --cost: N events of each policy")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(words)
+    if options.cost:
+        show_costs(options.clients, options.events, as_json=options.json)
+        return
     result = measure(options.clients, options.gpus, options.seconds)
     if options.json:
         print(json.dumps(result))

@@ -227,7 +227,8 @@ class Policy(Protocol):
         are not in it.  Never empty.
 
         Called when a job begins or ceases to want the GPU, at the end of a turn while others wait, at `ask_again_ns`,
-        after a report of progress, and when a rank, a quantum or what fits has changed; for a lone job too.
+        after a report of progress if the policy reads them, and when a rank, a quantum or what fits has changed; for a
+        lone job too.
         """
         ...
 
@@ -236,6 +237,8 @@ class PolicyBase:
     """Defaults of the optional operations.  An operation that is not overridden is never called."""
 
     name = ""
+    reads_progress = False
+    """Reports of progress are observed (`Measured`), and lead to a `decide`."""
 
     def observe(self, happened: Happened) -> None:
         """The only place that changes the policy's state.  Called before the `decide` that the event leads to."""

@@ -37,6 +37,7 @@ class Auto(PolicyBase):
     """Keeps measurements and turns."""
 
     name = "auto"
+    reads_progress = True
 
     def __init__(self) -> None:
         self._turns = OwnerTurns()
@@ -61,8 +62,7 @@ class Auto(PolicyBase):
 
     def _packed(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """All but those that wait for their turn, or for the end of a look at one of them."""
-        first = [job for job in jobs if job.rank.job_class is _INTERACTIVE]
-        look = self._packing.looks.window(now_ns)
+        first, look = [job for job in jobs if job.rank.job_class is _INTERACTIVE], self._packing.looks.window(now_ns)
         seen = next((job for job in jobs if look is not None and job.client == look[0]), None)
         if look is not None and seen is not None:
             return self._look([job for job in first if is_active(job, now_ns)], seen, jobs, look[1], now_ns)
@@ -80,8 +80,7 @@ class Auto(PolicyBase):
     def _look(self, urgent: list[JobView], seen: JobView, jobs: Sequence[JobView], end_ns: int, now_ns: int) -> Plan:
         """One program without other batch programs."""
         plan = self._watched(allot([*urgent, seen], [], {}, self._harvest, now_ns))
-        named = {job.client for job in (*urgent, seen)}
-        others = tuple(job.client for job in jobs if job.client not in named)[:AHEAD]
+        others = tuple(job.client for job in jobs if job is not seen and job not in urgent)[:AHEAD]
         beside = f" beside {urgent[0].name}" if urgent else " alone"
         why = f"{seen.name} runs{beside} for at most {LONGEST_NS // 1_000_000} ms, to be measured"
         return replace(plan, order=others, ask_again_ns=min(end_ns, plan.ask_again_ns or end_ns), why=why)
@@ -118,7 +117,8 @@ class Auto(PolicyBase):
         members = list(named.values())[: 1 if gpu.exclusive else MOST]
         kept = {job.client for job in small} - {job.client for job in ahead}
         quanta = {job.client: quantum_ns for job in members if job.client not in kept}
-        order = tuple(job.client for job in following if job not in members)
+        running = {job.client for job in members}
+        order = tuple(job.client for job in following if job.client not in running)
         what = "memory is short" if gpu.memory_short else "one job at a time" if gpu.exclusive else "many programs wait"
         patient = [job for job in back if job.rank.job_class is _BEST_EFFORT and job.turn.waiting_since_ns is not None]
         again_ns = min([(job.turn.waiting_since_ns or 0) + PATIENCE_NS + 1 for job in patient], default=None)

@@ -51,7 +51,7 @@ class FairShare(PolicyBase):
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """The job whose turn goes on, else the next one, among those that are below their limits."""
         active, waiting = split(jobs)
-        shares = [job for job in jobs if job.rank.share_limit < 1.0 or job.rank.share_request]
+        shares = [job for job in jobs if (rank := job.rank).share_request or rank.share_limit < 1.0]
         quantum_ns = min(gpu.quantum_ns, SHORT_NS) if shares and not gpu.memory_short else gpu.quantum_ns
         limited = {job.client: job for job in shares if job.rank.share_limit < 1.0}
         turns_ns = {client: min(quantum_ns, self._limits.turn_ns(job, now_ns)) for client, job in limited.items()}

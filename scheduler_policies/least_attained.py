@@ -34,7 +34,9 @@ class LeastAttained(PolicyBase):
         active, waiting = split(jobs)
         used_ns = [job.turn.used_ns for job in waiting]
         lowest = _queue(min(used_ns, default=_ALL_NS))
-        top = [job for job, used in zip(waiting, used_ns, strict=True) if used < _end_ns(lowest)]
+        top, end_ns = waiting, _end_ns(lowest)
+        if max(used_ns, default=0) >= end_ns:
+            top = [job for job, used in zip(waiting, used_ns, strict=True) if used < end_ns]
         running = going_on(active, gpu.quantum_ns, now_ns)
         if running is not None and (mine := _queue(running.used_ns(now_ns))) > lowest:
             begins_ns = _end_ns(mine - 1)

@@ -20,26 +20,31 @@ from nvshare.scheduler_policies.parts.turns import OwnerTurns, split
 
 PATIENCE_NS: Final = 60_000_000_000
 _BEST_EFFORT: Final = JobClass.BEST_EFFORT
+_LOWER: Final = 1 << 40
+"""More than any difference of priorities."""
 
 
 class Opportunistic(PolicyBase):
     """Keeps the rate, turns, and the standing of each client."""
 
     name = "opportunistic"
+    reads_progress = True
 
     def __init__(self) -> None:
         self._turns = OwnerTurns()
-        self._known: dict[int, tuple[bool, int]] = {}
+        self._known: dict[int, int] = {}
         self._harvest = Harvest()
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """Production jobs, and the others beside them."""
         ranks = [job.rank for job in jobs]
-        standings = [(rank.job_class is not _BEST_EFFORT, rank.priority) for rank in ranks]
+        standings = [rank.priority - _LOWER * (rank.job_class is _BEST_EFFORT) for rank in ranks]
         top = max(standings)
         crowded = gpu.exclusive or gpu.memory_short or len(jobs) > MOST
-        higher = [job for job, standing in zip(jobs, standings, strict=True) if standing == top]
-        lower = [job for job, standing in zip(jobs, standings, strict=True) if standing != top]
+        higher, lower = list(jobs), list[JobView]()
+        if min(standings) != top:
+            higher = [job for job, standing in zip(jobs, standings, strict=True) if standing == top]
+            lower = [job for job, standing in zip(jobs, standings, strict=True) if standing != top]
         production = self._ordered(gpu, higher, crowded, now_ns)
         others = self._ordered(gpu, lower, crowded, now_ns)
         quanta = {job.client: gpu.quantum_ns for job in (*production, *others)} if crowded else {}
@@ -68,8 +73,10 @@ class Opportunistic(PolicyBase):
         active, waiting = split(jobs)
         here = [job for job in active if not job.turn.granted_at_ns or now_ns < job.turn.began_ns + gpu.quantum_ns]
         following = self._turns.following(waiting, next(iter(active), None))
-        return [*here, *following, *(job for job in active if job not in here)][:MOST]
+        known = {job.client for job in here}
+        return [*here, *following, *(job for job in active if job.client not in known)][:MOST]
 
 
-def _standing(job: JobView) -> tuple[bool, int]:
-    return job.rank.job_class is not _BEST_EFFORT, job.rank.priority
+def _standing(job: JobView) -> int:
+    """Best-effort jobs are below all others."""
+    return job.rank.priority - _LOWER * (job.rank.job_class is _BEST_EFFORT)

@@ -83,22 +83,24 @@ def _jobs(gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
         here.append(gpu.switching.switch.seat)
     if len(here) > 1:
         here.sort(key=_turn)
-    waiting = gpu.wait_queue.views()
+    schedule, queue = gpu.schedule, gpu.wait_queue
+    present = [seat.view() for seat in here]
+    coming: list[Seat] = []
+    if len(schedule.members) > len(present):
+        named = (gpu.seats.get(client) for client in schedule.members if client != schedule.called)
+        coming = [seat for seat in named if seat is not None and seat in queue and not queue.hides_seat(seat)]
     if len(gpu.leases.by_client) > len(gpu.leases.running) and any(
         seat.phase is OVERDUE for seat in gpu.leases.by_client.values()
     ):
-        fitting = [seat for seat in gpu.wait_queue.seats() if switching.fits_beside_overdue(gpu, seat)]
+        fitting = [seat for seat in queue.seats() if switching.fits_beside_overdue(gpu, seat)]
         ranked = [seat for seat in fitting if not seat.place.demoted] or fitting
-        waiting = tuple(seat.view() for seat in ranked)
-    present = [seat.view() for seat in here]
-    schedule = gpu.schedule
-    if len(schedule.members) > len(present):
-        named = (gpu.seats.get(client) for client in schedule.members if client != schedule.called)
-        coming = {seat.client.client_id for seat in named if seat is not None and seat in gpu.wait_queue}
-        if coming:
-            present += [replace(job, state=State.COMING) for job in waiting if job.client in coming]
-            present.sort(key=lambda job: job.turn.number)
-            waiting = tuple(job for job in waiting if job.client not in coming)
+        coming = [seat for seat in coming if seat in ranked]
+        waiting = tuple(seat.view() for seat in ranked if seat not in coming)
+    else:
+        waiting = queue.views_without(coming) if coming else queue.views()
+    if coming:
+        present += [replace(seat.view(), state=State.COMING) for seat in coming]
+        present.sort(key=lambda job: job.turn.number)
     return (*present, *waiting)
 
 

@@ -69,6 +69,7 @@ class PolicyGuard:
         self.policy = policy
         self._own = type(policy).__module__.startswith("nvshare.scheduler_policies.")
         self._observes = _overrides(policy, "observe")
+        self.reads_progress = self._observes and bool(getattr(policy, "reads_progress", False))
         self._bounds = _overrides(policy, "wait_bound_ns")
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int, out: list[Command]) -> Plan:
@@ -82,10 +83,10 @@ class PolicyGuard:
             self._give_up("decide", error, out)
             return self.decide(gpu, jobs, now_ns, out)
 
-    def observe(self, happened: Callable[[], Happened], out: list[Command]) -> bool:
-        """Tells the policy.  False: it does not listen."""
+    def observe(self, happened: Callable[[], Happened], out: list[Command]) -> None:
+        """Tells the policy, if it listens."""
         if not self._observes:
-            return False
+            return
         try:
             if self._own:
                 self.policy.observe(happened())  # type: ignore[attr-defined]
@@ -94,7 +95,6 @@ class PolicyGuard:
                     self.policy.observe(happened())  # type: ignore[attr-defined]
         except Exception as error:
             self._give_up("observe", error, out)
-        return True
 
     def starves(self, job: JobView, now_ns: int, out: list[Command]) -> None:
         """A job has waited far too long."""
@@ -129,21 +129,25 @@ def _checked(plan: object, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -
         raise TypeError(f"ask_again_ns is {again_ns!r}")
     if not plan.running and (again_ns is None or again_ns <= now_ns):
         raise ValueError(f"the plan leaves the GPU idle, but ask_again_ns is {again_ns!r}: no time in the future")
-    known = {job.client for job in jobs} if len(plan.running) > 1 else ()
     for allotment in plan.running:
-        _check_allotment(allotment, gpu, known, jobs)
-    if len(plan.running) > 1 and len({allotment.client for allotment in plan.running}) < len(plan.running):
+        _check_allotment(allotment, gpu)
+    unknown = {allotment.client for allotment in plan.running}
+    if len(unknown) < len(plan.running):
         raise ValueError("the plan names a client twice")
+    for job in jobs:  # the usual answer is among the first ones
+        if not unknown:
+            break
+        unknown.discard(job.client)
+    if unknown:
+        raise ValueError(f"the plan names client {min(unknown)!r}, which does not want the GPU")
     return plan
 
 
-def _check_allotment(allotment: object, gpu: GpuView, known: set[int] | tuple[()], jobs: Sequence[JobView]) -> None:
+def _check_allotment(allotment: object, gpu: GpuView) -> None:
     if type(allotment) is not Allotment:
         raise TypeError(f"the plan has {allotment!r}, not an Allotment")
     client, quantum, rate, pacing = allotment.client, allotment.quantum_ns, allotment.rate, allotment.pacing_ns
-    # The usual answer is one of the first two jobs.
-    here = client in known if known else any(job.client == client for job in jobs)
-    if type(client) is not int or not here:
+    if type(client) is not int:
         raise ValueError(f"the plan names client {client!r}, which does not want the GPU")
     low, high = QUANTUM_BOUNDS_NS
     # The operator may set any quantum, and the policy repeat it.

@@ -62,8 +62,9 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
     if alone and watched_ns >= SHORTEST_NS:
         mine.busy_alone = min(1.0, max(0.0, (event.busy_ns - mine.busy_ns) / watched_ns))
     _keep(seat, event, at_ns)
-    if not gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns), node.out):
+    if not gpu.policy_guard.reads_progress:
         return ()
+    gpu.policy_guard.observe(lambda: Measured(seat.view(), running, now_ns), node.out)
     gpu.schedule.stale = True
     return (gpu,)
 

@@ -124,12 +124,16 @@ def _update_prepare(seat: Seat) -> bool:
 
 
 def send_overflow(node: Node, gpu: Gpu) -> None:
-    """Tells clients how much host memory to have ready when that changes.  O(1) while everything fits."""
-    excess = gpu.memory.allocated_bytes - gpu.memory.capacity_bytes if gpu.leases.active_seats >= 2 else 0
-    if excess <= 0 and not gpu.memory.overflow_bytes:
+    """Tells clients how much host memory to have ready when that changes.  O(changed clients) mostly."""
+    memory = gpu.memory
+    reported, memory.reported = memory.reported, {}
+    excess = memory.allocated_bytes - memory.capacity_bytes if gpu.leases.active_seats >= 2 else 0
+    if excess <= 0 and not memory.overflow_bytes:
         return
-    gpu.memory.overflow_bytes = _in_steps(gpu.memory.overflow_bytes, excess)
-    for seat in gpu.seats.values():
-        if _update_prepare(seat):
+    before, memory.overflow_bytes = memory.overflow_bytes, _in_steps(memory.overflow_bytes, excess)
+    concerned = reported if memory.overflow_bytes == before else gpu.seats
+    for client in concerned:
+        seat = gpu.seats.get(client)
+        if seat is not None and _update_prepare(seat):
             gpu.settings_changed()
             send_settings(node, seat)

@@ -54,6 +54,7 @@ def set_usage(seat: Seat, *, allocated: int, resident: int, pinned: int, host: i
     gpu.memory.resident_bytes += resident - seat.memory.resident_bytes
     gpu.memory.host_bytes += host - seat.memory.host_bytes
     seat.memory.allocated_bytes = allocated
+    gpu.memory.reported[seat.client.client_id] = None
     seat.memory.resident_bytes = resident
     seat.memory.pinned_bytes = min(pinned, resident)
     seat.memory.host_bytes = host

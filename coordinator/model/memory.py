@@ -131,6 +131,8 @@ class GpuMemory:
     """Sums over the seats."""
     overflow_bytes: int = 0
     """What does not fit, as clients were told."""
+    reported: dict[int, None] = field(default_factory=dict)
+    """Clients whose usage has changed since they were told of the overflow."""
     evictable: dict[int, Seat] = field(default_factory=dict)
     """By client: seats with resident memory."""
     moving: dict[int, Seat] = field(default_factory=dict)

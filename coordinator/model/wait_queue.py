@@ -6,6 +6,7 @@ Each of them is there once.  Non-goals: which seats belong here (model/seat.py),
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nvshare.scheduler_policies.api import JobView
@@ -58,10 +59,24 @@ class WaitQueue:
             self._shown[bisect_left(self._turns, seat.place.turn)] = seat.view()
             self._views = None
 
+    def views_without(self, seats: Iterable[Seat]) -> tuple[JobView, ...]:
+        """`views` without some of the seats in the queue, in less than linear comparisons."""
+        if self.hides:
+            clients = {seat.client.client_id for seat in seats}
+            return tuple(view for view in self.views() if view.client not in clients)
+        shown = list(self._shown)
+        for index in sorted((bisect_left(self._turns, seat.place.turn) for seat in seats), reverse=True):
+            del shown[index]
+        return tuple(shown)
+
     @property
     def hides(self) -> bool:
         """Demoted clients wait, which a policy does not see as long as others do."""
         return self._demoted > 0
+
+    def hides_seat(self, seat: Seat) -> bool:
+        """A policy does not see this seat, because others wait that are not demoted."""
+        return seat.place.demoted and self._demoted < len(self._shown)
 
     def seats(self) -> list[Seat]:
         """In turn order."""

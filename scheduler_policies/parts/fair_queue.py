@@ -10,7 +10,7 @@ Each owner has a *tag*, the lease time of its programs by its weight; each progr
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -119,14 +119,11 @@ class FairQueue:
 
         A job whose turn is over is the last of `jobs`.  `running`: its turn goes on, and counts for its owner.
         """
-        queues: dict[str, list[JobView]] = {}
-        if len({job.owner for job in jobs}) == 1:
-            queues[jobs[0].owner] = list(jobs)
-        else:
-            for job in jobs:
-                queues.setdefault(job.owner, []).append(job)
-        if not queues:
+        if not jobs:
             return []
+        queues: defaultdict[str, list[JobView]] = defaultdict(list)
+        for job in jobs:
+            queues[job.owner].append(job)
         last = jobs[-1]
         lease_ns = last.used_ns(now_ns) - self._used_ns.get(last.client, 0) if last.state else 0
         turn = (self._turn_ns or quantum_ns) * _SCALE
@@ -172,12 +169,10 @@ class FairQueue:
 
 def _order(tags: list[int], turn: Callable[[int], int], virtual: int) -> list[int]:
     """The first few places by tag; before them the first one, in turn order, within half a turn of the least."""
-    least = min(tags)
-    close = max(virtual, least) + turn(tags.index(least)) // 2
+    near = sorted(range(len(tags)), key=tags.__getitem__)[:AHEAD]
+    close = max(virtual, tags[near[0]]) + turn(near[0]) // 2
     first = next(place for place, tag in enumerate(tags) if tag <= close)
-    last = sorted(tags)[:AHEAD][-1]
-    near = sorted((tag, place) for place, tag in enumerate(tags) if tag <= last)[:AHEAD]
-    return [first, *(place for _, place in near if place != first)]
+    return [first, *(place for place in near if place != first)]
 
 
 def _owner_weight(job: JobView) -> int:

@@ -89,9 +89,12 @@ class OwnerTurns:
 
         The owner of the running job has its turn now, so it is the last of each round.  At most one pass.
         """
-        if len({job.owner for job in waiting}) <= 1:
+        owners = len({job.owner for job in waiting})
+        if owners <= 1:
             return list(islice(waiting, AHEAD))
         now = None if running is None else running.owner
+        rounds = -(-AHEAD // owners)
+        lacking = rounds * owners
         queues: dict[str, list[JobView]] = {}
         ranks: dict[str, int] = {}
         early: list[int] = []
@@ -105,11 +108,15 @@ class OwnerTurns:
                 ranks[job.owner] = max(self._last_ns.get(job.owner, 0), since_ns)
                 if job.owner != now:
                     early.append(ranks[job.owner])
+                lacking -= 1
             elif len(queue) < AHEAD:
                 queue.append(job)
+                lacking -= len(queue) <= rounds
+            if not lacking:
+                break  # so many rounds are complete
         order = sorted(queues, key=lambda owner: (owner == now, ranks[owner]))
-        rounds = (queues[owner][turn] for turn in range(AHEAD) for owner in order if turn < len(queues[owner]))
-        return list(islice(rounds, AHEAD))
+        following = (queues[owner][turn] for turn in range(AHEAD) for owner in order if turn < len(queues[owner]))
+        return list(islice(following, AHEAD))
 
     def longest_wait(self, clients: int) -> int:
         """Longest wait in turns with this number of clients.  For tests.

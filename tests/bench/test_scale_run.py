@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+from nvshare.scheduler_policies.registry import BUILT_IN
 from tests.daemon.processes import BOUND_S, ROOT, environment
 
 
@@ -21,3 +22,15 @@ def test_the_benchmark_gives_its_figures() -> None:
     assert (figures["clients"], figures["gpus"]) == (12, 2)
     assert figures["handovers_per_s"] > 0
     assert figures["rss_mb"] > 0
+
+
+def test_the_cost_of_an_event_is_given_for_each_policy() -> None:
+    """Broken if the clients stopped working, or a policy was left out."""
+    words = [sys.executable, "-m", "nvshare.bench.scale", "--cost", "--json", "--clients", "20", "--events", "100"]
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=2 * BOUND_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    cost = json.loads(done.stdout)["cost"]
+    assert {(one["policy"], one["memory"]) for one in cost} == {(p, m) for p in BUILT_IN for m in ("fits", "short")}
+    assert all("Progressed" in one["medians_us"] for one in cost)

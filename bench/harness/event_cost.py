@@ -1,0 +1,119 @@
+"""What one event costs the core: many clients on one GPU that always want it, in virtual time.
+
+Clients answer as hooks do: they report progress every 100 ms of a lease and at its end, give revoked leases back and
+want the GPU again, and move their memory when told to.  With `short` memory each has a tenth of the GPU.  Only
+`Scheduler.handle` is timed, by the processor time of the thread; the log of events is part of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from statistics import median
+from typing import Any
+
+from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.model import commands, events
+from nvshare.coordinator.model.settings import Settings
+from nvshare.coordinator.protocol import messages
+from nvshare.scheduler_policies.registry import create
+
+REPORT_NS = 100_000_000
+CAPACITY = 80 << 30
+WARM_UP = 500
+
+
+class Crowd:
+    """The clients of one GPU, and the time of each event."""
+
+    def __init__(self, policy: str, clients: int, *, short: bool) -> None:
+        settings = Settings(policy=policy, max_clients=clients)
+        self._core = Scheduler(create, settings)
+        self._now_ns = 0
+        self._timer_ns: int | None = None
+        self._answers: deque[events.Event] = deque()
+        self._reports: list[tuple[int, int, int]] = []
+        """When, which client, which lease."""
+        self._leases: dict[int, int] = {}
+        self._bytes = CAPACITY // 10 if short else 1 << 20
+        self.spent_ns: list[tuple[str, int]] = []
+        self._give(events.GpuAdded("GPU-0", "made-up GPU", CAPACITY, CAPACITY))
+        for client in range(1, clients + 1):
+            mode = messages.MemoryMode.SWAP
+            self._give(events.ClientRegistered(client, f"job {client}", "bench", client, client % 8, 0, mode, 0))
+            self._give(events.GpuAttached(client, 0, "GPU-0", 0, False))
+            here = 0 if short else self._bytes
+            self._give(events.MemoryReported(client, 0, self._bytes, here, 0, self._bytes - here))
+            self._give(events.Requested(client, 0))
+
+    def run(self, count: int) -> None:
+        """So many events."""
+        self.spent_ns.clear()
+        while len(self.spent_ns) < count:
+            if self._answers:
+                self._now_ns += 10_000
+                self._give(self._answers.popleft())
+                continue
+            due_ns = min(self._timer_ns or 1 << 62, self._reports[0][0] if self._reports else 1 << 62)
+            self._now_ns = max(self._now_ns, due_ns)
+            if self._timer_ns is not None and self._timer_ns <= self._now_ns:
+                self._timer_ns = None
+                self._give(events.TimerFired())
+            else:
+                self._report(*heapq.heappop(self._reports))
+
+    def _report(self, at_ns: int, client: int, lease: int) -> None:
+        if self._leases.get(client) == lease:
+            self._give(self._progress(client, lease))
+            heapq.heappush(self._reports, (at_ns + REPORT_NS, client, lease))
+
+    def _progress(self, client: int, lease: int) -> events.Progressed:
+        now_ns = self._now_ns
+        return events.Progressed(client, 0, lease, now_ns, now_ns // 1000, now_ns // 2, now_ns, 0)
+
+    def _release(self, client: int, lease: int) -> None:
+        if self._leases.pop(client, None) is not None:
+            self._answers.append(self._progress(client, lease))
+            self._answers.append(events.Released(client, 0, lease, False, True, True, 0, 0, 1))
+
+    def _give(self, event: events.Event) -> None:
+        before_ns = time.thread_time_ns()
+        out = self._core.handle(event, self._now_ns)
+        self.spent_ns.append((type(event).__name__, time.thread_time_ns() - before_ns))
+        for command in out:
+            if isinstance(command, commands.SetTimer):
+                self._timer_ns = command.deadline_ns
+            elif isinstance(command, commands.Send):
+                self._answer(command.client, command.message)
+
+    def _answer(self, client: int, message: messages.Message) -> None:
+        if isinstance(message, messages.Grant):
+            self._leases[client] = message.lease_id
+            heapq.heappush(self._reports, (self._now_ns + REPORT_NS, client, message.lease_id))
+        elif isinstance(message, messages.Revoke):
+            self._release(client, message.lease_id)
+        elif isinstance(message, messages.Evict | messages.Restore):
+            here = self._bytes - message.bytes if isinstance(message, messages.Evict) else self._bytes
+            moved, order = message.bytes, message.order_id
+            self._answers.append(events.MoveProgressed(client, 0, order, moved, 1000, True, 0))
+            self._answers.append(events.MemoryReported(client, 0, self._bytes, here, 0, self._bytes - here))
+
+
+def measure(policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:
+    """Microseconds for one event under a policy."""
+    crowd = Crowd(policy, clients, short=short)
+    crowd.run(WARM_UP)
+    crowd.run(count)
+    spent_us = sorted(spent / 1000 for _, spent in crowd.spent_ns)
+    kinds: dict[str, list[float]] = {}
+    for kind, spent in crowd.spent_ns:
+        kinds.setdefault(kind, []).append(spent / 1000)
+    return {
+        "policy": policy,
+        "memory": "short" if short else "fits",
+        "median_us": round(median(spent_us), 1),
+        "mean_us": round(sum(spent_us) / len(spent_us), 1),
+        "p99_us": round(spent_us[len(spent_us) * 99 // 100], 1),
+        "medians_us": {kind: round(median(each), 1) for kind, each in sorted(kinds.items())},
+    }
