@@ -33,4 +33,4 @@ def test_the_cost_of_an_event_is_given_for_each_policy() -> None:
     assert done.returncode == 0, done.stderr
     cost = json.loads(done.stdout)["cost"]
     assert {(one["policy"], one["memory"]) for one in cost} == {(p, m) for p in BUILT_IN for m in ("fits", "short")}
-    assert all("Progressed" in one["medians_us"] for one in cost)
+    assert all(one["median_us"] > 0 for one in cost)
