@@ -22,7 +22,7 @@ from nvshare.coordinator.memory import orders, switch_credit, switching
 from nvshare.coordinator.model.commands import Log, Notify
 from nvshare.coordinator.model.gpu import Gpu, Schedule
 from nvshare.coordinator.model.node import Node
-from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, WAITING, Seat
+from nvshare.coordinator.model.seat import HOLDING, NEXT, OVERDUE, REVOKING, WAITING, Seat
 from nvshare.coordinator.model.settings import SECOND_NS
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Allotment, JobView, Plan, State
@@ -55,11 +55,31 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> None:
     if again_ns is not None:
         again_ns = min(max(again_ns, now_ns + SOONEST_NS), now_ns + LATEST_NS)
     schedule.ask_again_ns = again_ns
-    schedule.members = _affordable(node, gpu, schedule, members, now_ns)
+    members = _affordable(node, gpu, schedule, members, now_ns)
+    schedule.members = _with_turns_that_come(gpu, before, members)
     _apply_turns(gpu, schedule, now_ns)
     if before.keys() != schedule.members.keys():
         names = ",".join(str(client) for client in schedule.members)
         node.out.append(Notify("plan", {"uuid": gpu.uuid, "running": names, "why": schedule.why}))
+
+
+def _with_turns_that_come(
+    gpu: Gpu, before: dict[int, Allotment], members: dict[int, Allotment]
+) -> dict[int, Allotment]:
+    """A member that comes for a turn keeps it until the others have drained.
+
+    The policy does not see clients that drain, so it may find nobody to take turns with.
+    """
+    if len(gpu.leases.by_client) == len(gpu.leases.running):
+        return members
+    if not any(seat.phase is REVOKING and seat.lease.ends_ns is not None for seat in gpu.leases.by_client.values()):
+        return members
+    return {
+        client: before[client]
+        if new.quantum_ns is None and client in before and gpu.seats[client].phase is WAITING
+        else new
+        for client, new in members.items()
+    }
 
 
 def _is_due(gpu: Gpu, now_ns: int) -> bool:

@@ -199,3 +199,40 @@ def test_classes_and_shares_change_the_rank() -> None:
     assert (rank().job_class, rank().share_request, rank().share_limit) == (JobClass.INTERACTIVE, 0.5, 0.8)
     harness.handle(events.SharesSet(a.client, None, 0.3))
     assert (rank().share_request, rank().share_limit) == (0.3, 0.3), "a request above the limit is lowered to it"
+
+
+class _TurnsOfTwo(PolicyBase):
+    """A lone job runs without a turn; two take turns.  It is asked after reports of progress."""
+
+    reads_progress = True
+
+    def observe(self, happened: object) -> None:
+        """Nothing."""
+
+    def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
+        """The job whose turn goes on or comes, else the oldest."""
+        if len(jobs) == 1:
+            return Plan((Allotment(jobs[0].client),), why="alone")
+        going = [job for job in jobs if job.state and now_ns < job.turn.began_ns + gpu.quantum_ns]
+        waiting = [job for job in jobs if not job.state]
+        return Plan((Allotment((going or waiting)[0].client, gpu.quantum_ns),), why="a turn")
+
+
+def test_a_turn_waits_for_the_drain_of_the_one_before() -> None:
+    """Broken: a report during a drain makes the next program look alone, and it runs beside what still drains; its rate
+    in turns is then never measured."""
+    harness = Harness(lambda name, uuid: _TurnsOfTwo(), sharing=Sharing.AUTO)
+    harness.gpu()
+    a, b = (harness.client(wanted=True) for _ in range(2))
+    lease = a.seat().lease_id
+    harness.milliseconds(100)
+    assert a.take(messages.Revoke)
+    for work in (1, 2):
+        harness.milliseconds(50)
+        now_ns = harness.clock.now_ns
+        harness.handle(events.Progressed(a.client, 0, lease, now_ns, work, 0, 0, 0))
+    assert b.granted() is None
+    a.release(wanted=True)
+    granted = b.granted()
+    assert granted is not None
+    assert granted.waiters == 1
