@@ -8,7 +8,7 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 from nvshare.coordinator.simulation.harness import Harness, ScriptedClient
-from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank
+from nvshare.scheduler_policies.api import Allotment, GpuView, JobClass, JobView, Plan, PolicyBase, Rank, State
 from nvshare.scheduler_policies.registry import create
 
 
@@ -213,9 +213,10 @@ class _TurnsOfTwo(PolicyBase):
         """The job whose turn goes on or comes, else the oldest."""
         if len(jobs) == 1:
             return Plan((Allotment(jobs[0].client),), why="alone")
-        going = [job for job in jobs if job.state and now_ns < job.turn.began_ns + gpu.quantum_ns]
-        waiting = [job for job in jobs if not job.state]
-        return Plan((Allotment((going or waiting)[0].client, gpu.quantum_ns),), why="a turn")
+        coming = [job for job in jobs if job.state is State.COMING]
+        going = [job for job in jobs if job.state is State.RUNNING and now_ns < job.turn.began_ns + gpu.quantum_ns]
+        waiting = [job for job in jobs if job.state is State.WAITING]
+        return Plan((Allotment((coming or going or waiting)[0].client, gpu.quantum_ns),), why="a turn")
 
 
 def test_a_turn_waits_for_the_drain_of_the_one_before() -> None:
