@@ -21,7 +21,8 @@ from nvshare.scheduler_policies.registry import create
 
 REPORT_NS = 100_000_000
 CAPACITY = 80 << 30
-WARM_UP = 500
+WARM_UP = 4
+"""Events of each client before the measurement: its turn, report and release among them."""
 
 
 class Crowd:
@@ -103,7 +104,7 @@ class Crowd:
 def measure(policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:
     """Microseconds for one event under a policy."""
     crowd = Crowd(policy, clients, short=short)
-    crowd.run(WARM_UP)
+    crowd.run(WARM_UP * clients)
     crowd.run(count)
     spent_us = sorted(spent / 1000 for _, spent in crowd.spent_ns)
     kinds: dict[str, list[float]] = {}
