@@ -29,6 +29,7 @@ from nvshare.coordinator.cli.ctl_call import (
     run,
     say,
 )
+from nvshare.coordinator.cli.top import command as top
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -139,6 +140,7 @@ def _follow(reader: EventReader, count: int | None, as_json: bool) -> None:
 
 
 ctl_settings.register(app)
+top.register(app)
 
 
 @app.command()

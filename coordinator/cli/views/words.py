@@ -56,14 +56,14 @@ def quantum(gpu: Mapping[str, Any]) -> str:
     return format_duration(gpu["quantum_ns"]) + (" auto" if gpu["quantum_automatic"] else "")
 
 
-def state(client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int) -> str:
-    """`running`, `waiting 1.2s`, `paused`, ..."""
+def state(client: Mapping[str, Any], seat: Mapping[str, Any] | None, now_ns: int | None) -> str:
+    """`running`, `waiting 1.2s`, `paused`, ...; without `now_ns` no time."""
     if client["paused"]:
         return "paused"
     if seat is None:
         return "idle"
     shown = "no room" if seat["shut_out"] else "running" if seat["phase"] == "holding" else str(seat["phase"])
-    if seat["waiting_since_ns"] is not None:
+    if now_ns is not None and seat["waiting_since_ns"] is not None:
         shown += f" {duration(max(0, now_ns - seat['waiting_since_ns']))}"
     return shown
 

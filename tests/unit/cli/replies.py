@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from nvshare.coordinator.daemon.control.server import plain
-from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.coordinator.simulation.harness import Harness
 from tests.harness import one_gpu
@@ -15,12 +14,12 @@ LONG = "package.with_a_long_name.experiments.train_everything"
 
 
 def three_programs() -> Harness:
-    """One runs, two wait; the first one is half evicted and the last one has a long name and a long user number."""
+    """One runs, two wait.  The last one is half evicted and has a long name and a long user number."""
     harness = one_gpu(4 * GIB)
-    for number, (name, user) in enumerate((("train.py", 0), ("study.ipynb", 0), (LONG, 4_123_456_789)), 1):
-        harness.handle(events.ClientRegistered(number, name, "python3", 1000 + number, user, 0, MemoryMode.SWAP, 0))
-        harness.handle(events.GpuAttached(number, 0, "GPU-0", 0, True, 0, 0))
-        harness.handle(events.MemoryReported(number, 0, 1_600_000_000, 1_000_000_000, 0, 600_000_000))
+    for name, user in (("train.py", 0), ("study.ipynb", 0), (LONG, 4_123_456_789)):
+        client = harness.client(name=name, user_id=user, mode=MemoryMode.MANAGED, wanted=True)
+        evicted = 600_000_000 if name == LONG else 0
+        client.report(allocated=1_200_000_000, resident=1_200_000_000 - evicted, host=evicted)
     return harness
 
 

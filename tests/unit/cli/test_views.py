@@ -61,8 +61,8 @@ def test_programs_have_names_users_and_shares() -> None:
     harness = replies.three_programs()
     harness.milliseconds(3_000)
     lines = clients.lines(replies.status(harness))
-    assert re.search(r"train\.py +root +batch +swap +revoking +100%", lines[1])
-    assert re.search(r"study\.ipynb +root +batch +swap +waiting 3\.0s +0%", lines[2])
+    assert re.search(r"train\.py +root +batch +managed +revoking +100%", lines[1])
+    assert re.search(r"study\.ipynb +root +batch +managed +waiting 3\.0s +0%", lines[2])
     assert "4123456789" in lines[3]
     assert "train.py (root)" in status.lines(replies.status(harness))[2]
 

@@ -1,0 +1,145 @@
+"""What the user of `top` has chosen, and what a key changes: a choice, or a request to the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
+
+from nvshare.coordinator.daemon.control import api
+
+CLASSES: Final[tuple[Literal["interactive", "batch", "best_effort"], ...]] = ("batch", "interactive", "best_effort")
+_QUANTA_MS: Final = (
+    1,
+    2,
+    5,
+    10,
+    20,
+    50,
+    100,
+    200,
+    500,
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    30_000,
+    60_000,
+    300_000,
+    3_600_000,
+)
+
+
+class Row(NamedTuple):
+    """A program on a GPU; `seat` and `gpu` are None for a program that uses no GPU."""
+
+    client: Mapping[str, Any]
+    seat: Mapping[str, Any] | None
+    gpu: Mapping[str, Any] | None
+
+
+def _of_seat(name: str) -> Callable[[Row], float]:
+    return lambda row: -float(row.seat[name]) if row.seat is not None else 1.0
+
+
+def _since(row: Row) -> float:
+    since_ns = None if row.seat is None else row.seat["waiting_since_ns"]
+    return float("inf") if since_ns is None else float(since_ns)
+
+
+SORTS: Final[dict[str, Callable[[Row], Any]]] = {
+    "share": _of_seat("recent_share"),
+    "progress": _of_seat("progress_normalised"),
+    "memory": _of_seat("allocated_bytes"),
+    "wait": _since,
+    "user": lambda row: row.client["user_id"],
+    "name": lambda row: row.client["name"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The order of the programs and the selected one."""
+
+    sort: str = "share"
+    selected: tuple[int, str | None] | None = None
+    """Client and GPU; None: the first row."""
+    said: str = ""
+    """What the last key has done."""
+    ended: bool = False
+
+
+def rows(status: Mapping[str, Any], choice: Choice) -> list[Row]:
+    """The programs in the chosen order."""
+    gpus = {gpu["uuid"]: gpu for gpu in status["gpus"]}
+    found = [
+        Row(client, seat, None if seat is None else gpus[seat["uuid"]])
+        for client in status["clients"]
+        for seat in client["seats"] or (None,)
+    ]
+    return sorted(found, key=lambda row: (SORTS[choice.sort](row), row.client["client"]))
+
+
+def key_of(row: Row) -> tuple[int, str | None]:
+    """What tells a row from the others."""
+    return (row.client["client"], None if row.gpu is None else row.gpu["uuid"])
+
+
+def place_of(found: list[Row], choice: Choice) -> int:
+    """The selected row; 0 once it is gone."""
+    return next((place for place, row in enumerate(found) if key_of(row) == choice.selected), 0)
+
+
+def press(key: str, choice: Choice, status: Mapping[str, Any]) -> tuple[Choice, api.Request | None]:
+    """The choice after a key, and the request that the key means."""
+    choice = replace(choice, said="")
+    if key in ("q", "Q"):
+        return replace(choice, ended=True), None
+    if key == "s":
+        names = list(SORTS)
+        return replace(choice, sort=names[(names.index(choice.sort) + 1) % len(names)]), None
+    found = rows(status, choice)
+    place = place_of(found, choice)
+    if key in ("up", "down", "k", "j") and found:
+        place += 1 if key in ("down", "j") else -1
+        return replace(choice, selected=key_of(found[min(max(0, place), len(found) - 1)])), None
+    row = found[place] if found else None
+    if row is not None:  # the request's row stays selected, wherever its order puts it
+        choice = replace(choice, selected=key_of(row))
+    return choice, _request(key, row, status)
+
+
+def _request(key: str, row: Row | None, status: Mapping[str, Any]) -> api.Request | None:
+    if key in "+-a" and status["gpus"]:
+        gpu = status["gpus"][0] if row is None or row.gpu is None else row.gpu
+        return api.SetQuantum(quantum_ns=None if key == "a" else _next_quantum(gpu["quantum_ns"], key), gpu=gpu["uuid"])
+    if row is None:
+        return None
+    client = str(row.client["client"])
+    if key in ("p", " "):
+        return api.Resume(client=client) if row.client["paused"] else api.Pause(client=client)
+    if key == "c":
+        now = CLASSES.index(row.client["job_class"])
+        return api.SetClass(client=client, job_class=CLASSES[(now + 1) % len(CLASSES)])
+    return None
+
+
+def _next_quantum(quantum_ns: int, key: str) -> int:
+    quanta = [quantum_ms * 1_000_000 for quantum_ms in _QUANTA_MS]
+    if key == "+":
+        return next((each for each in quanta if each > quantum_ns), quanta[-1])
+    return next((each for each in reversed(quanta) if each < quantum_ns), quanta[0])
+
+
+def answer(request: api.Request, result: Mapping[str, Any]) -> str:
+    """What has been done, in one line."""
+    match request:
+        case api.SetQuantum(quantum_ns=quantum_ns):
+            done = "the quantum is automatic" if quantum_ns is None else f"the quantum is {quantum_ns / 1e6:g} ms"
+        case api.SetClass(job_class=job_class):
+            done = f"{result['name']} is {job_class.replace('_', '-')}"
+        case api.Pause():
+            done = f"{result['name']} is paused"
+        case _:
+            done = f"{result['name']} is resumed"
+    return f"{done}; it ends {result['ends']}" if "ends" in result else done
