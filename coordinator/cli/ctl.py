@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -34,6 +35,7 @@ from nvshare.coordinator.cli.views.output import Output, Watch, show, with_perio
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 app = typer.Typer(
     add_completion=False,
@@ -107,11 +109,13 @@ def events(
     as_json: Json = False,
     where: Where = None,
 ) -> None:
-    """Print events as they happen; with --json one object a line."""
+    """Print what happens as it happens; with --json the events themselves, one object a line."""
     directory = directory_of(context, where)
     try:
         check_reachable(directory)
-        _follow(EventReader(directory.events_socket), count, as_json)
+        reader = EventReader(directory.events_socket)
+        line = json.dumps if as_json else _narrator(directory)
+        _follow(reader, count, line)
     except (ControlError, NoCoordinatorError) as error:
         fail(error, as_json)
     except KeyboardInterrupt:
@@ -121,14 +125,18 @@ def events(
         raise typer.Exit(0) from None
 
 
-def _follow(reader: EventReader, count: int | None, as_json: bool) -> None:
-    from nvshare.coordinator.cli.ctl_view import event_line
+def _narrator(directory: RuntimeDir) -> Callable[[dict[str, Any]], str]:
+    """Turns events into lines; asks for the names of GPUs and programs."""
+    from nvshare.coordinator.cli.views.events import Narrator
 
+    return Narrator(call(directory, api.Status()), time.time_ns() - time.monotonic_ns()).line
+
+
+def _follow(reader: EventReader, count: int | None, line: Callable[[dict[str, Any]], str]) -> None:
     left = count
     try:
         for frame in reader.frames():
-            event = api.decode_event(frame)
-            sys.stdout.write((json.dumps(event) if as_json else event_line(event)) + "\n")
+            sys.stdout.write(line(api.decode_event(frame)) + "\n")
             sys.stdout.flush()
             if left is not None:
                 left -= 1

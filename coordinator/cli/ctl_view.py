@@ -100,9 +100,3 @@ def host_lines(status: Mapping[str, Any]) -> list[str]:
             f"  {owner['owner']}: {number} with {format_size(owner['shared_bytes'])}, {spare} more available{refused}"
         )
     return lines
-
-
-def event_line(event: Mapping[str, Any]) -> str:
-    """`seconds kind key=value ...`; seconds of the node's monotonic clock."""
-    values = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("seq", "at_ns", "kind"))
-    return f"{event['at_ns'] / 1e9:.6f} {event['kind']} {values}"
