@@ -10,7 +10,6 @@ Non-goals: judging the trace (coordinator/cli/demo_proof.py).
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,9 @@ from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, read_events, real_card
 from nvshare.bench.workloads.busy import read_log
+from nvshare.coordinator.cli.trace import plot
+from nvshare.coordinator.cli.trace.plot import Interval
+from nvshare.coordinator.cli.trace.recording import record
 from nvshare.simulated_gpu.trace import read_trace
 
 PROGRAMS = {
@@ -27,9 +29,6 @@ PROGRAMS = {
     "batches": ["--kernel-us=400", "--burst=60", "--copy-kib=1024"],
     "bursty": ["--kernel-us=400", "--burst=30", "--gap-every=1", "--gap-ms=90", "--copy-kib=64"],
 }
-COLOURS = ("#2166ac", "#b2182b", "#1b7837")
-
-Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +41,11 @@ class Scene:
 
 
 def leases(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Interval]]:
-    """From the opening of a client's gate until its lease came back."""
-    names: dict[int, str] = {}
+    """By the names that programs have in their grants."""
+    recording = record(event for event in events if event["kind"] != "registered")
     found: dict[str, list[Interval]] = {}
-    for event in events:
-        if event["kind"] == "granted":
-            names[event["client"]] = event["name"]
-        elif event["kind"] == "released" and event["client"] in names:
-            interval = (int(event["opened_at_ns"]), int(event["at_ns"]))
-            found.setdefault(names[event["client"]], []).append(interval)
+    for span in recording.leases:
+        found.setdefault(recording.names[span.client], []).append((span.start_ns, span.end_ns))
     return found
 
 
@@ -92,33 +87,11 @@ def perform(stand: Fixture, seconds: float, quantum: str) -> Scene:
 
 
 def draw(scene: Scene, *, start_s: float, length_s: float, out: Path) -> None:
-    """One row a program: work above, lease below.  The window begins `start_s` after the first lease."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """A row for each program.  The window begins `start_s` after the first lease."""
     origin = min(start for own in scene.leases.values() for start, _ in own) + int(start_s * 1e9)
-    end = origin + int(length_s * 1e9)
-    figure, axes = pyplot.subplots(figsize=(10, 0.75 * len(PROGRAMS) + 1.3))
-
-    def bars(intervals: Sequence[Interval]) -> list[tuple[float, float]]:
-        inside = [(max(a, origin), min(b, end)) for a, b in intervals if b > origin and a < end]
-        return [((a - origin) / 1e6, (b - a) / 1e6) for a, b in inside]
-
-    for row, (name, colour) in enumerate(zip(PROGRAMS, COLOURS, strict=True)):
-        axes.broken_barh(bars(scene.leases.get(name, [])), (row - 0.42, 0.26), facecolors=colour, alpha=0.35)
-        axes.broken_barh(bars(scene.work.get(name, [])), (row - 0.12, 0.5), facecolors=colour)
-    axes.set_yticks(range(len(PROGRAMS)), list(PROGRAMS))
-    axes.invert_yaxis()
-    axes.set_xlim(0, length_s * 1e3)
-    axes.set_xlabel("milliseconds")
-    axes.set_title(f"{scene.title}: work on the GPU (solid), lease (pale)", fontsize=10)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(out, dpi=130)
-    pyplot.close(figure)
+    rows = [plot.Row(name, scene.work.get(name, ()), scene.leases.get(name, ())) for name in PROGRAMS]
+    title = f"{scene.title}: work on the GPU (solid), lease (pale)"
+    plot.draw(rows, (origin, origin + int(length_s * 1e9)), title, out)
 
 
 def main() -> int:
@@ -131,8 +104,8 @@ def main() -> int:
     parser.add_argument("--length", type=float, default=0.6, help="of the window, in seconds (default 0.6)")
     parser.add_argument("--quantum", default="50ms", help="default 50ms")
     options = parser.parse_args()
-    if importlib.util.find_spec("matplotlib") is None:
-        sys.stderr.write("nvshare.bench.timeline: matplotlib is not installed: pip install 'nvshare[plots]'\n")
+    if not plot.available():
+        sys.stderr.write(f"nvshare.bench.timeline: {plot.REMEDY}\n")
         return 1
     simulate = "1x8GiB" if options.simulate or not real_card() else None
     try:

@@ -31,6 +31,7 @@ from nvshare.coordinator.cli.ctl_call import (
     say,
 )
 from nvshare.coordinator.cli.top import command as top
+from nvshare.coordinator.cli.trace import command as trace
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -149,6 +150,7 @@ def _follow(reader: EventReader, count: int | None, line: Callable[[dict[str, An
 
 ctl_settings.register(app)
 top.register(app)
+trace.register(app)
 
 
 @app.command()

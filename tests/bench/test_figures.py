@@ -16,15 +16,16 @@ from nvshare.bench.harness.summary import FILES
 from nvshare.bench.harness.worker_group import figures
 from nvshare.bench.timeline import leases
 
-DRAINED = {"drained": True}
+WHERE = {"uuid": "GPU-0", "waited_ns": 0}
+DRAINED = {"uuid": "GPU-0", "drained": True}
 EVENTS = [
-    {"kind": "granted", "at_ns": 100, "client": 1, "name": "a", "lease": 1},
+    {"kind": "granted", "at_ns": 100, "client": 1, "name": "a", "lease": 1, **WHERE},
     {"kind": "revoked", "at_ns": 1_000, "client": 1, "lease": 1},
     {"kind": "released", "at_ns": 1_500, "client": 1, "lease": 1, "drain_ns": 300, "opened_at_ns": 150, **DRAINED},
-    {"kind": "granted", "at_ns": 1_510, "client": 2, "name": "b", "lease": 2},
+    {"kind": "granted", "at_ns": 1_510, "client": 2, "name": "b", "lease": 2, **WHERE},
     {"kind": "revoked", "at_ns": 3_000, "client": 2, "lease": 2},
     {"kind": "released", "at_ns": 3_400, "client": 2, "lease": 2, "drain_ns": 250, "opened_at_ns": 1_560, **DRAINED},
-    {"kind": "granted", "at_ns": 3_410, "client": 1, "name": "a", "lease": 3},
+    {"kind": "granted", "at_ns": 3_410, "client": 1, "name": "a", "lease": 3, **WHERE},
 ]
 
 

@@ -8,8 +8,12 @@ import select
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.users import user_name
 from tests.daemon.made_up_gpus import uuid_of
@@ -325,3 +329,22 @@ def test_the_follower_ends_with_the_coordinator(coordinators: Coordinators, conn
     _, said = follower.communicate(timeout=BOUND_S)
     assert follower.returncode == 3
     assert "has ended" in said
+
+
+def test_a_trace_has_leases_and_waits(
+    coordinators: Coordinators, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken if a recording missed what had begun before it, or began without the means to draw it."""
+    running = coordinators.start("--quantum", "60s")
+    connect(running).hello("alpha").attach(wanted=True).next(messages.Grant)
+    connect(running).hello("beta").attach(wanted=True).next(messages.GpuSettings)
+    out = tmp_path / "run.json"
+    said = ctl(running.directory.path, "trace", "--seconds", "0.1", "-o", str(out))
+    assert (said.returncode, "1 lease, 2 programs" in said.stdout) == (0, True)
+    found = {event["cat"] for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"}
+    assert found == {"lease", "wait"}
+    monkeypatch.setattr(plot, "available", lambda: False)
+    refused = ctl(running.directory.path, "trace", "--plot", "run.png", "-o", str(tmp_path / "none"))
+    assert (refused.returncode, "pip install 'nvshare[plots]'" in refused.stderr) == (1, True)
+    assert not (tmp_path / "none").exists()
+    assert ctl(running.directory.path, "trace", "--seconds", "0.1", "-o", "/nowhere/x").returncode == 1

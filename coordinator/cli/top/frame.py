@@ -13,7 +13,7 @@ from rich.text import Text
 from nvshare.coordinator.cli.ctl_explain import class_name, explanation, notes, percent
 from nvshare.coordinator.cli.top.choice import Choice, Row, place_of, rows
 from nvshare.coordinator.cli.views.table import Column, cut, layout, number, text, word
-from nvshare.coordinator.cli.views.words import duration, programs, quantum, running, size, size_of, state
+from nvshare.coordinator.cli.views.words import count, duration, programs, quantum, running, size, size_of, state
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_duration
 
@@ -41,9 +41,8 @@ class Screen:
 
 def frame(status: Mapping[str, Any], before: Mapping[str, Any] | None, choice: Choice, screen: Screen) -> list[Text]:
     """The lines.  `before` is an earlier reply, for rates; None: none are shown."""
-    count, clients = len(status["gpus"]), len(status["clients"])
-    kind = "simulated " if status["simulated"] else ""
-    head = f"nvshare top  {screen.clock}  {count} {kind}GPU{_s(count)}, {clients} program{_s(clients)}"
+    gpus = count(len(status["gpus"]), "simulated GPU" if status["simulated"] else "GPU")
+    head = f"nvshare top  {screen.clock}  {gpus}, {count(len(status['clients']), 'program')}"
     top = Text(cut(head, screen.width), style="bold")
     names = programs(status)
     above = [line for gpu in _gpus(status, before) for line in gpu.lines(names, screen)]
@@ -58,10 +57,6 @@ def frame(status: Mapping[str, Any], before: Mapping[str, Any] | None, choice: C
     help_ = f"q quit  up/down select  s sort ({choice.sort})  p pause  c class  + - a quantum"
     below = [Text(cut(choice.said or help_, screen.width), style="dim")] if screen.live else []
     return [top, *above, Text(), Text(table[0], style="bold"), *body, *below]
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from nvshare.coordinator.cli.ctl_mps import mps_line
 from nvshare.coordinator.cli.ctl_view import gang_lines, host_lines, live_lines, room_lines
 from nvshare.coordinator.cli.views.table import layout, number, text, word
-from nvshare.coordinator.cli.views.words import first_of, programs, quantum, running, size_of
+from nvshare.coordinator.cli.views.words import count, first_of, programs, quantum, running, size_of
 from nvshare.coordinator.units import format_duration, format_share
 
 _COLUMNS: Final = (
@@ -22,8 +22,8 @@ _COLUMNS: Final = (
 def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = False) -> list[str]:
     """One line for each GPU, then problems, memory, live settings and gangs."""
     names = programs(status)
-    kind, count = "simulated " if status["simulated"] else "", len(status["gpus"])
-    head = f"coordinator {status['pid']} in {status['runtime_dir']}, {count} {kind}GPU{'' if count == 1 else 's'}"
+    gpus = count(len(status["gpus"]), "simulated GPU" if status["simulated"] else "GPU")
+    head = f"coordinator {status['pid']} in {status['runtime_dir']}, {gpus}"
     found = [head, *layout(_COLUMNS, [_row(gpu, names) for gpu in status["gpus"]], width, wide=wide)]
     found += [f"problem: {problem}" for problem in status.get("problems", ())]
     found += [mps_line(status["mps"]), *host_lines(status), *room_lines(status)]

@@ -31,6 +31,11 @@ def running(gpu: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys((*gpu["members"], *gpu["holders"])))
 
 
+def count(number: int, thing: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def first_of(names: Iterable[str], most: int = 3) -> str:
     """`a, b, c and 2 more`; "-" for none."""
     every = list(names)

@@ -1,0 +1,99 @@
+"""The command `nvshare-ctl trace`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nvshare.coordinator.cli.ctl_call import REFUSED, Where, call, check_reachable, directory_of, fail
+from nvshare.coordinator.cli.views.words import count
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+
+Seconds = Annotated[float, typer.Option("--seconds", min=0.1, max=3600, help="how long; Ctrl-C ends it earlier")]
+Out = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="the trace, for https://ui.perfetto.dev")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="PNG", help="also draw a picture (needs matplotlib)")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command()(trace)
+
+
+def trace(
+    context: typer.Context,
+    seconds: Seconds = 10.0,
+    out: Out = Path("trace.json"),
+    plot: Plot = None,
+    where: Where = None,
+) -> None:
+    """Record leases, waits, memory moves and plans, and write them for Perfetto."""
+    from nvshare.coordinator.cli.trace import perfetto, recording
+    from nvshare.coordinator.cli.trace import plot as picture
+
+    if plot is not None and not picture.available():
+        _end(picture.REMEDY)
+    directory = directory_of(context, where)
+    try:
+        check_reachable(directory)
+        before, events, after = _listen(directory, seconds)
+    except (ControlError, NoCoordinatorError) as error:
+        fail(error, as_json=False)
+    found = recording.record(events, before, after or recording.NO_STATUS)
+    try:
+        out.write_text(json.dumps(perfetto.trace(found)), encoding="utf-8")
+        if plot is not None:
+            title = f"{', '.join(found.gpus.values())}: leases (solid), waits (pale), memory moves (black)"
+            picture.draw(picture.rows_of(found), (found.start_ns, found.end_ns), title, plot)
+    except OSError as error:
+        _end(f"{error.filename}: {error.strerror}")
+    lost = f"; {found.lost} events were lost" if found.lost else ""
+    programs = len({span.client for span in (*found.leases, *found.waits)})
+    told = f"{count(len(found.leases), 'lease')}, {count(programs, 'program')}{lost}"
+    print(f"{out}: {told}; open it in https://ui.perfetto.dev")
+    if plot is not None:
+        print(plot)
+
+
+def _listen(directory: RuntimeDir, seconds: float) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """The events until the time is over, Ctrl-C or the coordinator's end, and the status before and after them."""
+    events: list[dict[str, Any]] = []
+    reader = EventReader(directory.events_socket)
+    try:
+        before: dict[str, Any] = call(directory, api.Status())
+        if sys.stderr.isatty():
+            sys.stderr.write(f"recording for {seconds:g} s\n")
+        end_s = time.monotonic() + seconds
+        try:
+            while (left_s := end_s - time.monotonic()) > 0:
+                quiet_s, since_s = min(left_s, 0.2), time.monotonic()
+                for frame in reader.frames(int(quiet_s * 1000) + 1):
+                    events.append(api.decode_event(frame))
+                    since_s = time.monotonic()
+                    if since_s >= end_s:
+                        break
+                if (
+                    time.monotonic() - since_s < quiet_s / 2
+                ):  # no timeout: the coordinator has ended, or the time is over
+                    break
+        except KeyboardInterrupt:
+            pass
+    finally:
+        reader.close()
+    after: dict[str, Any] = {}
+    with contextlib.suppress(NoCoordinatorError):
+        after = call(directory, api.Status())
+    return before, [event for event in events if event["at_ns"] >= before["now_ns"]], after
+
+
+def _end(text: str) -> None:
+    typer.echo(f"nvshare-ctl: {text}", err=True)
+    raise typer.Exit(REFUSED)

@@ -1,0 +1,76 @@
+"""A recording in Chrome's trace event format, which Perfetto opens: a process for each GPU, a lane for each program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from nvshare.coordinator.cli.trace.recording import Instant, Recording, Span
+
+PLANS = 1
+"""The lane of a GPU's plans."""
+
+
+def trace(recording: Recording) -> dict[str, Any]:
+    """The whole file.  Times are microseconds since the start."""
+    events = [event for number, uuid in enumerate(recording.gpus, 1) for event in _gpu(recording, uuid, number)]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"lost_events": recording.lost}}
+
+
+def _gpu(recording: Recording, uuid: str, process: int) -> Iterator[dict[str, Any]]:
+    lanes = _lanes(recording, uuid)
+    yield _name("process_name", process, 0, recording.gpus[uuid])
+    yield _name("thread_name", process, PLANS, "plan")
+    for (client, memory), lane in lanes.items():
+        name = recording.names.get(client, f"client {client}")
+        yield _name("thread_name", process, lane, f"{name}, memory" if memory else name)
+        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": lane, "args": {"sort_index": lane}}
+    plans = [plan for plan in recording.plans if plan.uuid == uuid]
+    ends = (*(plan.at_ns for plan in plans[1:]), recording.end_ns)
+    for plan, end_ns in zip(plans, ends, strict=False):
+        yield _plan(recording, plan, end_ns, process)
+    for spans, title in ((recording.leases, "lease"), (recording.waits, "wait")):
+        for span in spans:
+            if span.uuid == uuid:
+                yield _span(recording, span, title, process, lanes[span.client, False])
+    for span in recording.moves:
+        if span.uuid == uuid:
+            yield _span(recording, span, str(span.values["kind"]), process, lanes[span.client, True])
+    for each in recording.decisions:
+        lane = PLANS if each.client is None else lanes.get((each.client, False), 0)
+        if lane and each.uuid in (uuid, None):
+            yield _instant(recording, each, process, lane)
+
+
+def _lanes(recording: Recording, uuid: str) -> dict[tuple[int, bool], int]:
+    """Lanes by client and whether they are for its memory, in the order of the clients."""
+    used = {(span.client, False) for span in (*recording.leases, *recording.waits) if span.uuid == uuid}
+    used |= {(span.client, memory) for span in recording.moves if span.uuid == uuid for memory in (False, True)}
+    return {key: lane for lane, key in enumerate(sorted(used), PLANS + 1)}
+
+
+def _name(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"name": name}}
+
+
+def _us(recording: Recording, at_ns: int) -> float:
+    return max(0, at_ns - recording.start_ns) / 1_000
+
+
+def _span(recording: Recording, span: Span, title: str, process: int, lane: int) -> dict[str, Any]:
+    times = {"ts": _us(recording, span.start_ns), "dur": (span.end_ns - span.start_ns) / 1_000}
+    return {"ph": "X", "name": title, "cat": title, "pid": process, "tid": lane, **times, "args": dict(span.values)}
+
+
+def _plan(recording: Recording, plan: Instant, end_ns: int, process: int) -> dict[str, Any]:
+    running = [int(client) for client in str(plan.values["running"]).split(",") if client]
+    names = ", ".join(recording.names.get(client, f"client {client}") for client in running)
+    times = {"ts": _us(recording, plan.at_ns), "dur": max(0, end_ns - plan.at_ns) / 1_000}
+    why = {"why": plan.values["why"]}
+    return {"ph": "X", "name": names or "idle", "cat": "plan", "pid": process, "tid": PLANS, **times, "args": why}
+
+
+def _instant(recording: Recording, each: Instant, process: int, lane: int) -> dict[str, Any]:
+    values = {name: value for name, value in each.values.items() if name not in ("seq", "at_ns", "kind", "uuid")}
+    head = {"ph": "i", "s": "t", "name": each.kind, "cat": "decision", "pid": process, "tid": lane}
+    return {**head, "ts": _us(recording, each.at_ns), "args": values}

@@ -1,0 +1,92 @@
+"""`nvshare-ctl trace`: events become spans, and spans a file that Perfetto opens."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.coordinator.cli.trace import plot
+from nvshare.coordinator.cli.trace.perfetto import PLANS, trace
+from nvshare.coordinator.cli.trace.recording import Recording, record
+from tests.unit.cli import replies
+
+MS = 1_000_000
+
+
+def a_recording() -> Recording:
+    """train.py holds the GPU from before, study.ipynb follows, the third one waits on."""
+    harness = replies.three_programs()
+    harness.milliseconds(10)
+    before = replies.status(harness)
+    zero = before["now_ns"]
+    seen: list[dict[str, Any]] = [
+        {"ms": 5, "kind": "plan", "running": "2", "why": "turns"},
+        {"ms": 5, "kind": "revoked", "client": 1, "lease": 1, "why": "plan"},
+        {"ms": 5, "kind": "evicting", "client": 1, "order": 4, "bytes": 50},
+        {"ms": 8, "kind": "released", "client": 1, "lease": 1, "drained": True, "drain_ns": 3 * MS, "opened_at_ns": 0},
+        {"ms": 9, "kind": "moved", "client": 1, "order": 4, "moved_bytes": 40},
+        {"ms": 9, "kind": "granted", "client": 2, "name": "study.ipynb", "lease": 2, "waited_ns": 19 * MS},
+        {"ms": 12, "kind": "released", "client": 2, "lease": 2, "idle": True, "opened_at_ns": zero + 10 * MS},
+        {"ms": 20, "kind": "plan", "running": "1", "why": "the next turn"},
+    ]
+    events = [
+        {"seq": 5 + index, "at_ns": zero + each.pop("ms") * MS, "uuid": "GPU-0", **each}
+        for index, each in enumerate(seen)
+    ]
+    events[-1]["seq"] += 3
+    harness.milliseconds(30)
+    return record(events, before, replies.status(harness))
+
+
+def spans(recording: Recording, kind: str) -> list[tuple[int, float, float]]:
+    found = getattr(recording, kind)
+    zero = recording.start_ns
+    return [(each.client, (each.start_ns - zero) / MS, (each.end_ns - zero) / MS) for each in found]
+
+
+def test_events_become_spans_within_the_recording() -> None:
+    """Broken if a bar began with the request instead of the opened gate, or an open lease or wait were missing."""
+    recording = a_recording()
+    assert spans(recording, "leases") == [(1, 0.0, 8.0), (2, 10.0, 12.0)]
+    assert spans(recording, "waits") == [(2, 0.0, 9.0), (2, 0.0, 30.0), (3, 0.0, 30.0)]
+    assert spans(recording, "moves") == [(1, 5.0, 9.0)]
+    assert recording.names[2] == "study.ipynb (root)"
+    assert recording.lost == 3
+
+
+def test_perfetto_gets_named_lanes_and_microseconds() -> None:
+    """Broken if Perfetto showed numbers for programs, or spans of one lane across each other."""
+    file = json.loads(json.dumps(trace(a_recording())))
+    events = file["traceEvents"]
+    lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(lanes.values())[:3] == ["plan", "train.py (root)", "train.py (root), memory"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["GPU 0 (Simulated)"]
+    assert all((e["pid"], e["tid"]) in lanes for e in events if e["ph"] != "M")
+    plans = [(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") == "plan"]
+    assert plans == [("study.ipynb (root)", 5_000, 15_000), ("train.py (root)", 20_000, 10_000)]
+    assert all(e["tid"] == PLANS for e in events if e.get("cat") == "plan")
+    (lease,) = (e for e in events if e.get("cat") == "lease" and lanes[e["pid"], e["tid"]] == "study.ipynb (root)")
+    assert (lease["ts"], lease["dur"], lease["args"]["idle"]) == (10_000, 2_000, True)
+    (move,) = (e for e in events if e["name"] == "evicting")
+    assert lanes[move["pid"], move["tid"]] == "train.py (root), memory"
+    assert [e["name"] for e in events if e["ph"] == "i"] == ["revoked"]
+    assert file["otherData"] == {"lost_events": 3}
+
+
+def test_nothing_recorded_is_a_file_too() -> None:
+    """Broken if an idle coordinator made the command fail."""
+    assert trace(record([]))["traceEvents"] == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed (extra plots)")
+def test_a_picture_has_a_row_for_each_program(tmp_path: Path) -> None:
+    """Broken if the picture failed, or lost a program."""
+    recording = a_recording()
+    rows = plot.rows_of(recording)
+    assert [row.name for row in rows] == ["train.py (root)", "study.ipynb (root)", f"{replies.LONG} (4123456789)"]
+    plot.draw(rows, (recording.start_ns, recording.end_ns), "title", tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
