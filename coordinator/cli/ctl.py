@@ -96,11 +96,13 @@ def memory(
 
 
 @app.command()
-def slots(context: typer.Context, as_json: Json = False, where: Where = None) -> None:
+def slots(
+    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
+) -> None:
     """Kubernetes: show the slots of this node and their pods."""
-    from nvshare.coordinator.cli.ctl_slots import show_slots
+    from nvshare.coordinator.cli.ctl_slots import lines
 
-    run(context, where, as_json, api.Status(), show_slots)
+    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
 
 
 @app.command()

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from nvshare.coordinator.cli.views.table import layout, number, text, word
+from nvshare.coordinator.cli.views.words import duration, size
 
-from nvshare.coordinator.units import format_duration, format_share, format_size
-
-_TITLES: Final = (
-    *("slot", "pod", "GPU", "clients", "priority", "weight", "class", "shares", "gang"),
-    *("allocated", "limit", "leases", "held", "waited", "hook"),
+_COLUMNS: Final = (
+    *(text("SLOT", wide=True), text("POD"), word("GPU"), number("CLIENTS"), number("PRIO", wide=True)),
+    *(number("WEIGHT", wide=True), text("GANG", wide=True), number("ALLOCATED"), number("LIMIT")),
+    *(number("LEASES", wide=True), number("HELD"), number("WAITED", wide=True), word("HOOK")),
 )
 
 
@@ -22,42 +20,27 @@ def pod_of(slot: Mapping[str, Any]) -> str:
     return f"{slot['namespace']}/{slot['pod']}/{slot['container']}" if slot["pod"] else "-"
 
 
-def shares_of(slot: Mapping[str, Any]) -> str:
-    """`30% to 50%`; "-" without either."""
-    request, most = slot["share_request"], slot["share_limit"]
-    if request is None and most is None:
-        return "-"
-    return f"{format_share(request or 0.0)} to {format_share(1.0 if most is None else most)}"
-
-
-def show_slots(status: Mapping[str, Any]) -> None:
-    """Prints one line for each slot."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=240)  # whole lines for scripts
+def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = False) -> list[str]:
+    """One line for each slot."""
     if not status.get("slots"):
-        console.print("no slots")
-        return
+        return ["no slots"]
     indices = {gpu["uuid"]: str(gpu["index"]) for gpu in status["gpus"]}
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in _TITLES:
-        table.add_column(title)
-    for slot in status["slots"]:
-        table.add_row(
-            escape(slot["slot"]),
-            escape(pod_of(slot)),
-            ",".join(indices.get(uuid, "?") for uuid in slot["gpus"]),
-            str(slot["clients"]),
-            "-" if slot["priority"] is None else str(slot["priority"]),
-            "-" if slot["weight"] is None else str(slot["weight"]),
-            slot["class"] or "-",
-            shares_of(slot),
-            escape(slot["gang"] or "-"),
-            format_size(slot["allocated_bytes"]),
-            format_size(slot["limit_bytes"]) if slot["limit_bytes"] else "-",
-            str(slot["leases"]),
-            format_duration(slot["used_ns"]),
-            format_duration(slot["waited_ns"]),
-            "registered" if slot["registered"] else "never registered",
-        )
-    console.print(table)
+    return layout(_COLUMNS, [_row(slot, indices) for slot in status["slots"]], width, wide=wide)
+
+
+def _row(slot: Mapping[str, Any], indices: Mapping[str, str]) -> tuple[str, ...]:
+    return (
+        slot["slot"],
+        pod_of(slot) if slot["pod"] else slot["slot"],
+        ",".join(indices.get(uuid, "?") for uuid in slot["gpus"]),
+        str(slot["clients"]),
+        "-" if slot["priority"] is None else str(slot["priority"]),
+        "-" if slot["weight"] is None else str(slot["weight"]),
+        slot["gang"] or "-",
+        size(slot["allocated_bytes"]),
+        size(slot["limit_bytes"]),
+        str(slot["leases"]),
+        duration(slot["used_ns"]),
+        duration(slot["waited_ns"]),
+        "yes" if slot["registered"] else "never seen",
+    )

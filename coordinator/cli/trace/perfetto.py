@@ -66,7 +66,7 @@ def _plan(recording: Recording, plan: Instant, end_ns: int, process: int) -> dic
     running = [int(client) for client in str(plan.values["running"]).split(",") if client]
     names = ", ".join(recording.names.get(client, f"client {client}") for client in running)
     times = {"ts": _us(recording, plan.at_ns), "dur": max(0, end_ns - plan.at_ns) / 1_000}
-    why = {"why": plan.values["why"]}
+    why = {"why": plan.values.get("why", "")}
     return {"ph": "X", "name": names or "idle", "cat": "plan", "pid": process, "tid": PLANS, **times, "args": why}
 
 

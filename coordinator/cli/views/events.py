@@ -31,7 +31,7 @@ class Narrator:
     def line(self, event: Mapping[str, Any]) -> str:
         """One line of an event."""
         client = event.get("client")
-        if event["kind"] == "registered":
+        if event["kind"] == "registered" and "name" in event:
             self._names[event["client"]] = program({"name": event["name"], "user_id": event["user"]})
         who = "" if client is None else self._name(client, event.get("name"))
         if event.get("running"):  # of a plan

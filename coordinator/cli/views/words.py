@@ -15,12 +15,12 @@ def program(client: Mapping[str, Any]) -> str:
 
 
 def programs(status: Mapping[str, Any]) -> dict[int, str]:
-    """The programs by client.  Programs of one user and name have their process ids."""
+    """The programs by client.  Programs of one user and name have their process ids, where these are known."""
     named = {client["client"]: program(client) for client in status["clients"]}
     found = list(named.values())
     return {
         client["client"]: f"{client['name']} ({user_name(client['user_id'])}, {client['process_id']})"
-        if found.count(named[client["client"]]) > 1
+        if found.count(named[client["client"]]) > 1 and client["process_id"] > 0
         else named[client["client"]]
         for client in status["clients"]
     }

@@ -75,7 +75,7 @@ def test_two_pods_share_a_gpu(serving: Node, saturate: Path) -> None:
     running = [node.run(grant, [str(saturate), *LONG]) for grant in grants]
     eventually(lambda: node.status()["gpus"][0]["handovers"] >= 4, f"hand-overs\n{node.log('coordinator')}")
     eventually(lambda: {"first", "second"} <= set(node.slots()), "the pods' names")
-    for words in (("slots",), ("clients", "-o", "wide")):
+    for words in (("slots", "-o", "wide"), ("clients", "-o", "wide")):
         shown = node.control(*words)
         assert "default/first/main" in shown
         assert grants[1].annotations["nvshare.com/slot"] in shown

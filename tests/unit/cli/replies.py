@@ -23,6 +23,25 @@ def three_programs() -> Harness:
     return harness
 
 
+SLOT: dict[str, Any] = {
+    "slot": "slot-0123456789abcdef",
+    "namespace": "research",
+    "pod": "trainer-7d9f8",
+    "container": "main",
+    "gpus": ["GPU-0"],
+    "clients": 3,
+    "priority": None,
+    "weight": 100,
+    "gang": None,
+    "allocated_bytes": GIB,
+    "limit_bytes": 2 * GIB,
+    "leases": 12_345,
+    "used_ns": 10**12,
+    "waited_ns": 0,
+    "registered": True,
+}
+
+
 def status(harness: Harness) -> dict[str, Any]:
     """The reply of a coordinator at this time."""
     picture = harness.scheduler.snapshot(harness.clock.now_ns)

@@ -26,6 +26,7 @@ def test_events_name_clock_gpu_and_program() -> None:
         {"kind": "quantum", "uuid": "GPU-0", "quantum_ns": 5 * MS, "automatic": False},
         {"kind": "gang_gathered", "gang": "g", "gpus": 2},
         {"kind": "granted", "uuid": "GPU-unknown", "client": 77, "name": "late.py", "waited_ns": 0},
+        {"kind": "registered", "client": 78, "user": 5},
     ]  # fmt: skip
     lines = [narrator.line({"seq": index, "at_ns": index * MS, **event}) for index, event in enumerate(seen)]
     assert [re.sub(r"\s{2,}", "|", line) for line in lines] == [
@@ -38,4 +39,5 @@ def test_events_name_clock_gpu_and_program() -> None:
         "12:00:00.006|GPU 0|quantum|quantum 5.00ms",
         "12:00:00.007|gang gathered|gang g, gpus 2",
         "12:00:00.008|granted|late.py",
+        "12:00:00.009|registered|client 78",
     ]

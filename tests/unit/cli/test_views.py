@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.cells import cell_len
 
+from nvshare.coordinator.cli import ctl_slots
 from nvshare.coordinator.cli.views import clients, memory, status
 from nvshare.coordinator.cli.views.output import Form, View, with_period, written, yaml_lines
 from nvshare.coordinator.cli.views.table import layout, number, text
@@ -18,7 +19,14 @@ from nvshare.coordinator.cli.views.words import duration, size_of
 from tests.harness import one_gpu
 from tests.unit.cli import replies
 
-VIEWS: Mapping[str, View] = {"status": status.lines, "clients": clients.lines, "memory": memory.lines}
+VIEWS: Mapping[str, View] = {
+    "status": status.lines,
+    "clients": clients.lines,
+    "memory": memory.lines,
+    "slots": lambda reply, width=None, *, wide=False: ctl_slots.lines(
+        {**reply, "slots": [replies.SLOT, {**replies.SLOT, "pod": "", "registered": False}]}, width, wide=wide
+    ),
+}
 
 
 def figures(line: str) -> list[str]:
@@ -50,7 +58,7 @@ def test_wide_shows_every_column_uncut(name: str) -> None:
     reply = replies.status(replies.three_programs())
     wide = written(reply, VIEWS[name], Form.WIDE, 80)
     assert "…" not in wide
-    assert (replies.LONG in wide) == (name != "status")
+    assert (replies.LONG in wide) == (name in ("clients", "memory"))
     narrow = VIEWS[name](reply)
     titles = {title for line in narrow if line.isupper() for title in re.split(r"\s{2,}", line)}
     assert titles < {title for line in wide.splitlines() if line.isupper() for title in re.split(r"\s{2,}", line)}
