@@ -1,0 +1,96 @@
+"""Pictures of what each policy does to the same four jobs on one GPU, as SVG, from the real core and policies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
+from nvshare.bench.simulate.world import BEGIN_NS, Segment, World
+from nvshare.coordinator.model.settings import QuantumSettings, Settings
+from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.registry import BUILT_IN
+
+QUANTUM_S: Final = 2
+SHOWN_S: Final = 72
+LANE, GAP, LEFT, TOP, SECOND_WIDTH = 26, 8, 92, 6, 9
+COLOURS: Final = ("#b2182b", "#2166ac", "#1b7837", "#8c6d31")
+
+
+def four_jobs() -> list[Job]:
+    """One user's notebook and training, another user's short job with a deadline, and work for what is left."""
+
+    def one(name: str, at_s: int, work_s: int, busy: float, user: int, **more: int) -> Job:
+        extra = {key: value for key, value in more.items() if key != "job_class"}
+        job_class = JobClass(more.get("job_class", JobClass.BATCH))
+        return Job(name, at_s * SECOND_NS, work_s * SECOND_NS, busy, GIB, user=user, job_class=job_class, **extra)
+
+    bursts = {"burst_ns": 2 * SECOND_NS, "think_ns": 6 * SECOND_NS, "job_class": JobClass.INTERACTIVE}
+    return [
+        one("notebook", 5, 12, 0.5, 1, priority=10, **bursts),
+        one("training", 0, 26, 1.0, 1),
+        one("short", 12, 8, 1.0, 2, deadline_ns=12 * SECOND_NS),
+        one("spare", 0, 16, 1.0, 2, job_class=JobClass.BEST_EFFORT),
+    ]
+
+
+def write_pictures(folder: Path) -> list[Path]:
+    """One file for each policy.  The same code draws the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for policy in sorted(BUILT_IN):
+        path = folder / f"{policy}.svg"
+        path.write_text(picture(policy), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def picture(policy: str) -> str:
+    """The time line of one policy."""
+    quantum = QuantumSettings(quantum_ns=QUANTUM_S * SECOND_NS)
+    world = World(four_jobs(), 1, 80 * GIB, Settings(policy=policy, quantum=quantum))
+    world.segments = []
+    world.run()
+    width, height = LEFT + SHOWN_S * SECOND_WIDTH + 10, TOP + 4 * (LANE + GAP) + 18
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        ' font-family="sans-serif" font-size="11">',
+        f"<title>Four jobs under {policy}</title>",
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for lane, task in enumerate(world.tasks):
+        base = TOP + (lane + 1) * LANE + lane * GAP
+        arrives, ends = _x(task.job.arrives_ns + BEGIN_NS), _x(task.ends_ns)
+        parts.append(f'<text x="{LEFT - 8}" y="{base - 8}" text-anchor="end">{task.job.name}</text>')
+        parts.append(f'<rect x="{arrives}" y="{base - LANE}" width="{ends - arrives:.1f}" height="{LANE}" fill="#eee"/>')
+        parts.append(f'<path d="{_outline(merged(world.segments, lane), base)}" fill="{COLOURS[lane]}"/>')
+        if task.job.deadline_ns:
+            due = _x(task.job.arrives_ns + task.job.deadline_ns + BEGIN_NS)
+            parts.append(f'<path d="M{due} {base - LANE - 3}V{base + 3}" stroke="black" stroke-dasharray="3 2"/>')
+    base = TOP + 4 * (LANE + GAP)
+    for second in range(0, SHOWN_S + 1, 10):
+        x = LEFT + second * SECOND_WIDTH
+        parts.append(f'<path d="M{x} {base - GAP}v4" stroke="black"/>')
+        parts.append(f'<text x="{x}" y="{base + 9}" text-anchor="middle">{second} s</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def merged(segments: list[Segment], number: int) -> list[tuple[int, int, float]]:
+    """The segments of one job; those that meet at the same speed are one."""
+    found: list[tuple[int, int, float]] = []
+    for _, begin_ns, end_ns, speed in (one for one in segments if one[0] == number):
+        if found and found[-1][1] == begin_ns and abs(found[-1][2] - speed) < 0.01:
+            found[-1] = (found[-1][0], end_ns, found[-1][2])
+        else:
+            found.append((begin_ns, end_ns, speed))
+    return found
+
+
+def _outline(segments: list[tuple[int, int, float]], base: int) -> str:
+    """A bar for each segment, as high as the job is fast."""
+    bars = ((_x(begin_ns), _x(end_ns), round(LANE * speed, 1)) for begin_ns, end_ns, speed in segments)
+    return "".join(f"M{left} {base}v{-height:g}H{right}v{height:g}z" for left, right, height in bars)
+
+
+def _x(at_ns: int) -> float:
+    return round(LEFT + (at_ns - BEGIN_NS) / SECOND_NS * SECOND_WIDTH, 1)

@@ -1,0 +1,380 @@
+"""A node in virtual time: jobs as clients of the real core, and cards that run what holds a lease.
+
+A program behaves as the hook does: it attaches, requests, reports progress, drains, gives an idle lease back while
+others wait, and moves its memory as ordered.  Between two events nothing changes its speed, so time passes from event
+to event.
+
+What is coarser than in life:
+- Messages take no time.  A hand-over costs `DRAIN_NS`, and then `RESTART_NS` of work until the queue is full again.
+- Progress is reported 100 ms after each change of the running set, then less often: at least every `SHARED_REPORT_NS`
+  by programs that run together, because the core counts a silent member as idle after a second.
+- A job is placed on the cards with the fewest jobs when it arrives, and stays there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from nvshare.bench.simulate.card import shares
+from nvshare.bench.simulate.jobs import Job
+from nvshare.bench.simulate.link import Link, Move
+from nvshare.coordinator.engine.scheduler import Scheduler, Settings
+from nvshare.coordinator.model import events
+from nvshare.coordinator.model.commands import Send, SetTimer
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.protocol.messages import MemoryMode
+from nvshare.scheduler_policies.api import JobClass
+from nvshare.scheduler_policies.registry import create
+
+DRAIN_NS: Final = 2 * MILLISECOND_NS
+RESTART_NS: Final = 10 * MILLISECOND_NS
+FIRST_REPORT_NS: Final = 100 * MILLISECOND_NS
+SHARED_REPORT_NS: Final = 900 * MILLISECOND_NS
+LONE_REPORT_NS: Final = 10 * SECOND_NS
+BEGIN_NS: Final = SECOND_NS
+"""The core's time at the first arrival."""
+
+Segment = tuple[int, int, int, float]
+"""Job, from, to, speed."""
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """One client of the core: a job's process on one card."""
+
+    client: int
+    task: Task
+    card: Card
+    lease_id: int = 0
+    """0: it holds none."""
+    granted_ns: int = 0
+    rate: float = 1.0
+    watching_since_ns: int | None = None
+    watched_ns: int = 0
+    waiters: bool = False
+    speed: float = 0.0
+    resident_bytes: int = 0
+    move: Move | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A job that has arrived."""
+
+    number: int
+    job: Job
+    programs: list[Program] = field(default_factory=list)
+    left_ns: float = 0.0
+    """Work that is left."""
+    burst_left_ns: float = 0.0
+    thinking: bool = False
+    speed: float = 0.0
+    at_ns: int = 0
+    """When the figures above were brought up to date."""
+    milestones: int = 0
+    """Number of the present milestone's timer; older ones are void."""
+    lost_ns: int = 0
+    """Work that hand-overs have cost."""
+    crowd: float = 0.0
+    ends_ns: int = 0
+
+    @property
+    def done_ns(self) -> int:
+        """Useful work so far, as the hook counts it."""
+        return max(0, int(self.job.work_ns + self.lost_ns - self.left_ns) - self.lost_ns)
+
+
+@dataclass(slots=True, eq=False)
+class Card:
+    """One GPU."""
+
+    uuid: str
+    link: Link
+    tasks: dict[int, Task] = field(default_factory=dict)
+    holders: dict[int, Program] = field(default_factory=dict)
+    working: list[Program] = field(default_factory=list)
+    reports: int = 0
+    """Number of the next report's timer; older timers are void."""
+    pause_ns: int = FIRST_REPORT_NS
+    crowd: float = 0.0
+    """Jobs present, summed over time."""
+    wanted_ns: int = 0
+    """Time in which a job wanted the card."""
+    at_ns: int = BEGIN_NS
+
+    def pass_time(self, now_ns: int, entitled: dict[int, float]) -> None:
+        """Counts the time since the last call; the users present are entitled to equal parts of it."""
+        span_ns, self.at_ns = now_ns - self.at_ns, now_ns
+        if span_ns and self.tasks:
+            self.crowd += span_ns * len(self.tasks)
+            users = {task.job.user for task in self.tasks.values()}
+            for user in users:
+                entitled[user] = entitled.get(user, 0.0) + span_ns / len(users)
+            if any(not task.thinking for task in self.tasks.values()):
+                self.wanted_ns += span_ns
+
+
+class World:
+    """The node, its event queue, and what has happened."""
+
+    def __init__(self, jobs: Sequence[Job], gpus: int, capacity_bytes: int, settings: Settings) -> None:
+        self.now_ns = BEGIN_NS
+        self.scheduler = Scheduler(create, settings)
+        self.cards = {f"GPU-{number}": Card(f"GPU-{number}", Link(self)) for number in range(gpus)}
+        self.tasks = [Task(number, job) for number, job in enumerate(jobs)]
+        self.programs: dict[int, Program] = {}
+        self.entitled: dict[int, float] = {}
+        self.handled = self.handovers = self.left = 0
+        self.segments: list[Segment] | None = None
+        """Filled if it is a list."""
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._sequence = self._timer = 0
+        for card in self.cards.values():
+            self.give(events.GpuAdded(card.uuid, "model", capacity_bytes, capacity_bytes))
+        for task in self.tasks:
+            self.after(task.job.arrives_ns, lambda task=task: self._arrive(task))  # type: ignore[misc]
+        self.left = len(self.tasks)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Schedules an action.  Actions of the same time run in the order of their scheduling."""
+        self._sequence += 1
+        heapq.heappush(self._queue, (self.now_ns + delay_ns, self._sequence, action))
+
+    def run(self, tell: Callable[[int], None] = lambda left: None) -> None:
+        """Until all jobs have ended.  `tell` hears now and then how many are left."""
+        steps = 0
+        while self.left:
+            assert self._queue, f"{self.left} jobs wait for ever"
+            self.now_ns, _, action = heapq.heappop(self._queue)
+            action()
+            steps += 1
+            if steps % 20_000 == 0:
+                tell(self.left)
+
+    def give(self, event: events.Event) -> None:
+        """Passes an event to the core and carries out its commands."""
+        self.handled += 1
+        for command in self.scheduler.handle(event, self.now_ns):
+            if type(command) is Send:
+                self._receive(self.programs[command.client], command.message)
+            elif type(command) is SetTimer:
+                self._timer += 1
+                if command.deadline_ns is not None:
+                    number = self._timer
+                    self.after(max(0, command.deadline_ns - self.now_ns), lambda: self._fire(number))
+
+    def _fire(self, number: int) -> None:
+        if number == self._timer:
+            self.give(events.TimerFired())
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def _arrive(self, task: Task) -> None:
+        job, cards = task.job, sorted(self.cards.values(), key=lambda card: (len(card.tasks), card.uuid))
+        task.left_ns, task.burst_left_ns, task.at_ns = job.work_ns, job.burst_ns or job.work_ns, self.now_ns
+        for card in cards[: job.gpus]:
+            client = len(self.programs) + 1
+            program = self.programs[client] = Program(client, task, card)
+            task.programs.append(program)
+            card.pass_time(self.now_ns, self.entitled)
+            card.tasks[task.number] = task
+            task.crowd -= card.crowd
+        gang = job.name if job.gpus > 1 else ""
+        for program in task.programs:
+            client, mode = program.client, MemoryMode.SWAP
+            self.give(
+                events.ClientRegistered(client, job.name, "job", client, job.user, job.priority, mode, 0, gang=gang)
+            )
+            if job.job_class is not JobClass.BATCH or job.deadline_ns:
+                deadline_ns = self.now_ns + job.deadline_ns if job.deadline_ns else None
+                self.give(events.Profiled(client, job.job_class, 0.0, 1.0, deadline_ns, False))
+            self.give(events.GpuAttached(client, 0, program.card.uuid, 0, False))
+            if job.memory_bytes:
+                self._report_memory(program)
+        for program in task.programs:
+            self.give(events.Requested(program.client, 0))
+
+    def _report_memory(self, program: Program) -> None:
+        size, resident = program.task.job.memory_bytes, program.resident_bytes
+        self.give(events.MemoryReported(program.client, 0, size, resident, 0, 0))
+
+    def _milestone(self, task: Task, number: int) -> None:
+        """The end of a job's burst, or of the job, unless its speed has changed since."""
+        if number != task.milestones:
+            return
+        self._work(task)
+        if task.left_ns < 1.0:
+            self._end(task)
+            return
+        if task.job.burst_ns == 0 or task.burst_left_ns >= 1.0:
+            self._await_milestone(task)
+            return
+        for program in task.programs:
+            program.card.pass_time(self.now_ns, self.entitled)
+        task.thinking = True
+        self.after(task.job.think_ns, lambda: self._wake(task))
+        for program in task.programs:
+            self._update(program.card)
+            if program.waiters:
+                self._release(program, program.lease_id, idle=True)
+
+    def _wake(self, task: Task) -> None:
+        for program in task.programs:
+            program.card.pass_time(self.now_ns, self.entitled)
+        task.thinking, task.burst_left_ns = False, task.job.burst_ns
+        for program in task.programs:
+            if program.lease_id == 0:
+                self.give(events.Requested(program.client, 0))
+            else:
+                self._changed(program.card)
+
+    def _end(self, task: Task) -> None:
+        task.ends_ns, task.speed = self.now_ns, 0.0
+        self.left -= 1
+        for program in task.programs:
+            card = program.card
+            card.pass_time(self.now_ns, self.entitled)
+            task.crowd += card.crowd
+            del card.tasks[task.number]
+            program.lease_id, program.move = 0, None
+            if card.holders.pop(program.client, None) is not None:
+                self._changed(card)
+            self.give(events.ClientGone(program.client))
+
+    # --- leases -------------------------------------------------------------------------------------------------------
+
+    def _receive(self, program: Program, message: messages.Message) -> None:
+        kind = type(message)
+        if kind is messages.Grant:
+            self._granted(program, message)  # type: ignore[arg-type]
+        elif kind is messages.Revoke:
+            lease_id = program.lease_id
+            self.after(DRAIN_NS, lambda: self._release(program, lease_id, idle=False))
+        elif kind is messages.Waiters:
+            program.waiters = message.waiters > 0  # type: ignore[attr-defined]
+            if program.waiters and program.task.thinking:
+                lease_id = program.lease_id
+                self.after(0, lambda: self._release(program, lease_id, idle=True))
+        elif kind is messages.Allot:
+            program.rate = message.rate / 1000  # type: ignore[attr-defined]
+            self._watch(program, message.watch)  # type: ignore[attr-defined]
+            if program.lease_id:
+                self._update(program.card)
+        elif kind in (messages.Evict, messages.Restore, messages.MoveCredit):
+            program.card.link.order(program, message)
+
+    def _granted(self, program: Program, grant: messages.Grant) -> None:
+        task, card = program.task, program.card
+        program.lease_id, program.granted_ns, program.waiters = grant.lease_id, self.now_ns, grant.waiters > 0
+        self.handovers += 1
+        if program.watching_since_ns is not None:
+            program.watching_since_ns = self.now_ns
+        self._work(task)
+        task.left_ns += RESTART_NS
+        task.burst_left_ns += RESTART_NS
+        task.lost_ns += RESTART_NS
+        card.holders[program.client] = program
+        self._changed(card)
+        self.after(0, lambda: self._bring_in(program, grant.lease_id))
+
+    def _bring_in(self, program: Program, lease_id: int) -> None:
+        """Memory that no order has moved comes by itself: nothing had been there."""
+        if program.lease_id != lease_id:
+            return
+        program.card.link.end(program)
+        if program.resident_bytes < program.task.job.memory_bytes:
+            program.resident_bytes = program.task.job.memory_bytes
+            self._report_memory(program)
+
+    def _release(self, program: Program, lease_id: int, *, idle: bool) -> None:
+        if program.lease_id != lease_id or lease_id == 0:
+            return
+        self._report(program)
+        if program.lease_id != lease_id:
+            return
+        program.lease_id = 0
+        wanted = not program.task.thinking
+        del program.card.holders[program.client]
+        self._changed(program.card)
+        drain_ns = 0 if idle else DRAIN_NS
+        released = events.Released(
+            program.client, 0, lease_id, idle, True, wanted, drain_ns, program.granted_ns, submissions=1
+        )
+        self.give(released)
+
+    # --- speeds -------------------------------------------------------------------------------------------------------
+
+    def _changed(self, card: Card) -> None:
+        """Other programs run on the card than before."""
+        self._update(card)
+        card.pause_ns = FIRST_REPORT_NS
+        self._arm_report(card)
+
+    def _update(self, card: Card) -> None:
+        """The speeds of the card's programs, and of their jobs."""
+        before, card.working = card.working, [one for one in card.holders.values() if not one.task.thinking]
+        for program in before:
+            program.speed = 0.0
+        got = shares([min(program.task.job.busy, program.rate) for program in card.working])
+        for program, part in zip(card.working, got, strict=True):
+            program.speed = part / program.task.job.busy
+        for program in (*before, *card.working):
+            task = program.task
+            speed = program.speed if len(task.programs) == 1 else min([member.speed for member in task.programs])
+            if speed != task.speed:
+                self._work(task)
+                task.speed = speed
+                task.milestones += 1
+                if speed:
+                    self._await_milestone(task)
+
+    def _work(self, task: Task) -> None:
+        """Does a job's work since the last call."""
+        done = (self.now_ns - task.at_ns) * task.speed
+        if self.segments is not None and done:
+            self.segments.append((task.number, task.at_ns, self.now_ns, task.speed))
+        task.left_ns -= done
+        task.burst_left_ns -= done
+        task.at_ns = self.now_ns
+
+    def _await_milestone(self, task: Task) -> None:
+        ahead_ns = min(task.left_ns, task.burst_left_ns) if task.job.burst_ns else task.left_ns
+        number = task.milestones
+        self.after(max(1, int(ahead_ns / task.speed) + 1), lambda: self._milestone(task, number))
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def _arm_report(self, card: Card) -> None:
+        card.reports += 1
+        if card.holders:
+            number = card.reports
+            self.after(card.pause_ns, lambda: self._report_all(card, number))
+
+    def _report_all(self, card: Card, number: int) -> None:
+        if number != card.reports:
+            return
+        shared = len(card.holders) > 1
+        card.pause_ns = min(2 * card.pause_ns, SHARED_REPORT_NS) if shared else min(5 * card.pause_ns, LONE_REPORT_NS)
+        self._arm_report(card)
+        for program in list(card.holders.values()):
+            if program.lease_id and not program.task.thinking:
+                self._report(program)
+
+    def _report(self, program: Program) -> None:
+        task = program.task
+        self._work(task)
+        self._watch(program, program.watching_since_ns is not None)
+        busy_ns, watched_ns = int(program.watched_ns * task.job.busy), program.watched_ns
+        report = (program.client, 0, program.lease_id, self.now_ns, task.done_ns, busy_ns, watched_ns)
+        self.give(events.Progressed(*report, steps=0))
+
+    def _watch(self, program: Program, watch: bool) -> None:
+        if program.watching_since_ns is not None and program.lease_id:
+            program.watched_ns += self.now_ns - program.watching_since_ns
+        program.watching_since_ns = self.now_ns if watch else None
