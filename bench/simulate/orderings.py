@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from nvshare.bench.simulate.figures import figures, jct_s
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
-from nvshare.bench.simulate.world import BEGIN_NS, World
+from nvshare.bench.simulate.world import BEGIN_NS, FIRST_REPORT_NS, World
 from nvshare.coordinator.model.settings import QuantumSettings, Settings
 from nvshare.scheduler_policies.api import JobClass
 
@@ -21,10 +21,11 @@ HOUR_S: Final = 3600.0
 
 
 def outcome(policy: str, jobs: Sequence[Job], *, quantum_s: float = 1.0, users_first: bool = True) -> World:
-    """A finished run on one GPU."""
+    """A finished run on one GPU, with reports as often as in life."""
     quantum = QuantumSettings(quantum_ns=round(quantum_s * SECOND_NS))
     world = World(jobs, 1, CAPACITY, Settings(policy=policy, quantum=quantum, users_first=users_first))
     world.segments = []
+    world.shared_report_ns = FIRST_REPORT_NS
     world.run()
     return world
 
@@ -100,7 +101,9 @@ def tgs() -> dict[str, Any]:
         world = outcome(name, [production, spare])
         assert world.segments is not None
         ends_ns = world.tasks[0].ends_ns
-        done = sum((min(end, ends_ns) - begin) * speed for n, begin, end, speed in world.segments if n and begin < ends_ns)
+        done = sum(
+            (min(end, ends_ns) - begin) * speed for n, begin, end, speed in world.segments if n and begin < ends_ns
+        )
         kept = production.work_ns / (ends_ns - BEGIN_NS)
         found[name] = {"kept": round(kept, 4), "of_the_rest": round(done / (ends_ns - BEGIN_NS) / 0.4, 3)}
     ours = found["opportunistic"]
@@ -146,5 +149,3 @@ ORDERINGS: Final[dict[str, Callable[[], dict[str, Any]]]] = {
 def run_orderings() -> dict[str, dict[str, Any]]:
     """All of them."""
     return {name: ask() for name, ask in ORDERINGS.items()}
-
-

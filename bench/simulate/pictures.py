@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
-from nvshare.bench.simulate.world import BEGIN_NS, Segment, World
+from nvshare.bench.simulate.world import BEGIN_NS, FIRST_REPORT_NS, Segment, World
 from nvshare.coordinator.model.settings import QuantumSettings, Settings
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN
 
 QUANTUM_S: Final = 2
-SHOWN_S: Final = 72
+SHOWN_S: Final = 62
 LANE, GAP, LEFT, TOP, SECOND_WIDTH = 26, 8, 92, 6, 9
 COLOURS: Final = ("#b2182b", "#2166ac", "#1b7837", "#8c6d31")
 
@@ -20,17 +20,15 @@ COLOURS: Final = ("#b2182b", "#2166ac", "#1b7837", "#8c6d31")
 def four_jobs() -> list[Job]:
     """One user's notebook and training, another user's short job with a deadline, and work for what is left."""
 
-    def one(name: str, at_s: int, work_s: int, busy: float, user: int, **more: int) -> Job:
-        extra = {key: value for key, value in more.items() if key != "job_class"}
-        job_class = JobClass(more.get("job_class", JobClass.BATCH))
-        return Job(name, at_s * SECOND_NS, work_s * SECOND_NS, busy, GIB, user=user, job_class=job_class, **extra)
+    def one(name: str, at_s: int, work_s: float, user: int, **more: Any) -> Job:
+        return Job(name, at_s * SECOND_NS, round(work_s * SECOND_NS), memory_bytes=GIB, user=user, **more)
 
-    bursts = {"burst_ns": 2 * SECOND_NS, "think_ns": 6 * SECOND_NS, "job_class": JobClass.INTERACTIVE}
+    bursts = {"burst_ns": 3 * SECOND_NS // 2, "think_ns": 6 * SECOND_NS}
     return [
-        one("notebook", 5, 12, 0.5, 1, priority=10, **bursts),
-        one("training", 0, 26, 1.0, 1),
-        one("short", 12, 8, 1.0, 2, deadline_ns=12 * SECOND_NS),
-        one("spare", 0, 16, 1.0, 2, job_class=JobClass.BEST_EFFORT),
+        one("notebook", 5, 9.0, 1, busy=0.5, priority=10, job_class=JobClass.INTERACTIVE, **bursts),
+        one("training", 0, 25.0, 1),
+        one("short", 12, 7.5, 2, deadline_ns=12 * SECOND_NS),
+        one("spare", 0, 15.5, 2, job_class=JobClass.BEST_EFFORT),
     ]
 
 
@@ -50,6 +48,7 @@ def picture(policy: str) -> str:
     quantum = QuantumSettings(quantum_ns=QUANTUM_S * SECOND_NS)
     world = World(four_jobs(), 1, 80 * GIB, Settings(policy=policy, quantum=quantum))
     world.segments = []
+    world.shared_report_ns = FIRST_REPORT_NS
     world.run()
     width, height = LEFT + SHOWN_S * SECOND_WIDTH + 10, TOP + 4 * (LANE + GAP) + 18
     parts = [
@@ -62,7 +61,9 @@ def picture(policy: str) -> str:
         base = TOP + (lane + 1) * LANE + lane * GAP
         arrives, ends = _x(task.job.arrives_ns + BEGIN_NS), _x(task.ends_ns)
         parts.append(f'<text x="{LEFT - 8}" y="{base - 8}" text-anchor="end">{task.job.name}</text>')
-        parts.append(f'<rect x="{arrives}" y="{base - LANE}" width="{ends - arrives:.1f}" height="{LANE}" fill="#eee"/>')
+        parts.append(
+            f'<rect x="{arrives}" y="{base - LANE}" width="{ends - arrives:.1f}" height="{LANE}" fill="#eee"/>'
+        )
         parts.append(f'<path d="{_outline(merged(world.segments, lane), base)}" fill="{COLOURS[lane]}"/>')
         if task.job.deadline_ns:
             due = _x(task.job.arrives_ns + task.job.deadline_ns + BEGIN_NS)

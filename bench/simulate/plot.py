@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
 from nvshare.bench.pairs.plot import check_plots
 
-_PANELS: Final = (
-    ("mean completion time, s", lambda of: of["jct_s"]["mean"]),
-    ("95th percentile, s", lambda of: of["jct_s"]["p95"]),
-    ("finish-time fairness rho, p95", lambda of: of["rho"]["p95"]),
-    ("Jain's index between users", lambda of: of["jain_users"]),
-    ("utilisation", lambda of: of["utilisation"]),
+_PANELS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("mean completion time, s", ("jct_s", "mean")),
+    ("95th percentile, s", ("jct_s", "p95")),
+    ("finish-time fairness rho, p95", ("rho", "p95")),
+    ("Jain's index between users", ("jain_users",)),
+    ("utilisation", ("utilisation",)),
 )
 
 
@@ -27,8 +29,8 @@ def draw(result: Mapping[str, Any], out: Path) -> None:
 
     names = list(result["policies"])
     figure, panels = pyplot.subplots(1, len(_PANELS), figsize=(3.0 * len(_PANELS), 0.6 + 0.4 * len(names)), sharey=True)
-    for axes, (title, value) in zip(panels, _PANELS, strict=True):
-        axes.barh(names, [value(result["policies"][name]) for name in names], color="#2166ac")
+    for axes, (title, keys) in zip(panels, _PANELS, strict=True):
+        axes.barh(names, [reduce(getitem, keys, result["policies"][name]) for name in names], color="#2166ac")
         axes.set_title(title, fontsize=9)
         axes.tick_params(labelsize=8)
         for side in ("top", "right"):

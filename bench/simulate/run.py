@@ -30,9 +30,7 @@ from nvshare.scheduler_policies.registry import BUILT_IN
 def simulate(policy: str, jobs: Sequence[Job], options: argparse.Namespace) -> dict[str, Any]:
     """One policy's figures."""
     users_first = not options.share_by_program
-    settings = Settings(
-        policy=policy, users_first=users_first, quantum=QuantumSettings(quantum_ns=options.quantum)
-    )
+    settings = Settings(policy=policy, users_first=users_first, quantum=QuantumSettings(quantum_ns=options.quantum))
     world = World(jobs, options.gpus, options.capacity, settings)
     begin = time.process_time()
     world.run(lambda left: _tell(f"{policy}: {len(jobs) - left} of {len(jobs)} jobs"))

@@ -20,7 +20,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,10 @@ from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
 from nvshare.scheduler_policies.api import JobClass
 
 CARD_BYTES: Final = 80 * GIB
-_PAI_COLUMNS: Final = "job_name task_name inst_num status start_time end_time plan_cpu plan_mem plan_gpu gpu_type".split()
+_PAI_COLUMNS: Final = (
+    *("job_name", "task_name", "inst_num", "status", "start_time", "end_time"),
+    *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
+)
 _QOS: Final = {"LS": JobClass.INTERACTIVE, "BE": JobClass.BEST_EFFORT}
 
 
@@ -65,9 +68,7 @@ _Row = tuple[str, str, float, float, float, JobClass]
 
 def _philly(text: str) -> Iterator[_Row]:
     entries: Any = json.loads(text)
-    if not isinstance(entries, list):
-        raise ValueError("cluster_job_log is a JSON array of jobs")
-    for entry in entries:
+    for entry in entries if isinstance(entries, list) else [entries]:
         try:
             attempts = [one for one in entry["attempts"] if one["start_time"] and one["end_time"]]
             if not attempts or not entry["submitted_time"]:
@@ -107,7 +108,7 @@ def _openb(text: str) -> Iterator[_Row]:
         yield row["name"], row["name"], at_s, end_s - begin_s, gpus, _QOS.get(row["qos"], JobClass.BATCH)
 
 
-def _rows(text: str, columns: list[str] | None) -> Iterator[dict[str, str]]:
+def _rows(text: str, columns: Sequence[str] | None) -> Iterator[dict[str, str]]:
     for row in csv.DictReader(io.StringIO(text), fieldnames=columns):
         if None in row or None in row.values():
             raise ValueError(f"a line with another number of columns: {row}")

@@ -6,8 +6,8 @@ to event.
 
 What is coarser than in life:
 - Messages take no time.  A hand-over costs `DRAIN_NS`, and then `RESTART_NS` of work until the queue is full again.
-- Progress is reported 100 ms after each change of the running set, then less often: at least every `SHARED_REPORT_NS`
-  by programs that run together, because the core counts a silent member as idle after a second.
+- Progress is reported every 100 ms, as in life, for 0.3 s after each change of the running set; then less often.
+  Programs that run together report every `SHARED_REPORT_NS`: the core counts a silent member as idle after 1 s.
 - A job is placed on the cards with the fewest jobs when it arrives, and stays there.
 """
 
@@ -100,6 +100,8 @@ class Card:
     reports: int = 0
     """Number of the next report's timer; older timers are void."""
     pause_ns: int = FIRST_REPORT_NS
+    changed_ns: int = 0
+    """When other programs began or ceased to run."""
     crowd: float = 0.0
     """Jobs present, summed over time."""
     wanted_ns: int = 0
@@ -131,6 +133,7 @@ class World:
         self.handled = self.handovers = self.left = 0
         self.segments: list[Segment] | None = None
         """Filled if it is a list."""
+        self.shared_report_ns = SHARED_REPORT_NS
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._sequence = self._timer = 0
         for card in self.cards.values():
@@ -164,10 +167,13 @@ class World:
             if type(command) is Send:
                 self._receive(self.programs[command.client], command.message)
             elif type(command) is SetTimer:
-                self._timer += 1
-                if command.deadline_ns is not None:
-                    number = self._timer
-                    self.after(max(0, command.deadline_ns - self.now_ns), lambda: self._fire(number))
+                self._set_timer(command.deadline_ns)
+
+    def _set_timer(self, deadline_ns: int | None) -> None:
+        self._timer += 1
+        number = self._timer
+        if deadline_ns is not None:
+            self.after(max(0, deadline_ns - self.now_ns), lambda: self._fire(number))
 
     def _fire(self, number: int) -> None:
         if number == self._timer:
@@ -313,7 +319,7 @@ class World:
     def _changed(self, card: Card) -> None:
         """Other programs run on the card than before."""
         self._update(card)
-        card.pause_ns = FIRST_REPORT_NS
+        card.pause_ns, card.changed_ns = FIRST_REPORT_NS, self.now_ns
         self._arm_report(card)
 
     def _update(self, card: Card) -> None:
@@ -359,8 +365,9 @@ class World:
     def _report_all(self, card: Card, number: int) -> None:
         if number != card.reports:
             return
-        shared = len(card.holders) > 1
-        card.pause_ns = min(2 * card.pause_ns, SHARED_REPORT_NS) if shared else min(5 * card.pause_ns, LONE_REPORT_NS)
+        if self.now_ns - card.changed_ns > 2 * FIRST_REPORT_NS:
+            longest_ns = self.shared_report_ns if len(card.holders) > 1 else LONE_REPORT_NS
+            card.pause_ns = min(3 * card.pause_ns, longest_ns)
         self._arm_report(card)
         for program in list(card.holders.values()):
             if program.lease_id and not program.task.thinking:
