@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from nvshare.bench.simulate.figures import figures, jct_s
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
-from nvshare.bench.simulate.world import BEGIN_NS, FIRST_REPORT_NS, World
+from nvshare.bench.simulate.world import BEGIN_NS, FIRST_REPORT_NS, SHARED_REPORT_NS, World
 from nvshare.coordinator.model.settings import QuantumSettings, Settings
 from nvshare.scheduler_policies.api import JobClass
 
@@ -20,12 +20,19 @@ CAPACITY: Final = 80 * GIB
 HOUR_S: Final = 3600.0
 
 
-def outcome(policy: str, jobs: Sequence[Job], *, quantum_s: float = 1.0, users_first: bool = True) -> World:
-    """A finished run on one GPU, with reports as often as in life."""
+def outcome(
+    policy: str,
+    jobs: Sequence[Job],
+    *,
+    quantum_s: float = 1.0,
+    users_first: bool = True,
+    report_ns: int = SHARED_REPORT_NS,
+) -> World:
+    """A finished run on one GPU."""
     quantum = QuantumSettings(quantum_ns=round(quantum_s * SECOND_NS))
     world = World(jobs, 1, CAPACITY, Settings(policy=policy, quantum=quantum, users_first=users_first))
     world.segments = []
-    world.shared_report_ns = FIRST_REPORT_NS
+    world.shared_report_ns = report_ns
     world.run()
     return world
 
@@ -59,7 +66,7 @@ def tiresias() -> dict[str, Any]:
 def gandiva() -> dict[str, Any]:
     """Packing of light jobs: a shorter makespan and a better used GPU than exclusive turns (Gandiva)."""
     chance = random.Random(2)
-    jobs = [job(f"j{n}", chance.uniform(200, 600), busy=chance.uniform(0.1, 0.4)) for n in range(16)]
+    jobs = [job(f"j{n}", chance.uniform(100, 300), busy=chance.uniform(0.1, 0.4)) for n in range(16)]
     found = {name: figures(outcome(name, jobs)) for name in ("auto", "round_robin")}
     makespan = {name: of["makespan_s"] for name, of in found.items()}
     used = {name: of["utilisation"] for name, of in found.items()}
@@ -69,7 +76,7 @@ def gandiva() -> dict[str, Any]:
 
 def themis() -> dict[str, Any]:
     """Fair shares: a user with one job is not outnumbered by a user with seven (Themis, Gandiva-fair)."""
-    jobs = [*(job(f"many{n}", 300.0, user=1) for n in range(7)), job("one", 300.0, user=2)]
+    jobs = [*(job(f"many{n}", 100.0, user=1) for n in range(7)), job("one", 100.0, user=2)]
     worlds = {
         "fair_share": outcome("fair_share", jobs),
         "turns_of_programs": outcome("round_robin", jobs, users_first=False),
@@ -98,7 +105,7 @@ def tgs() -> dict[str, Any]:
     spare = job("spare", 2400.0, job_class=JobClass.BEST_EFFORT, user=2)
     found = {}
     for name in ("opportunistic", "round_robin"):
-        world = outcome(name, [production, spare])
+        world = outcome(name, [production, spare], report_ns=FIRST_REPORT_NS)  # as in life
         assert world.segments is not None
         ends_ns = world.tasks[0].ends_ns
         done = sum(

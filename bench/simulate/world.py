@@ -108,6 +108,11 @@ class Card:
     """Time in which a job wanted the card."""
     at_ns: int = BEGIN_NS
 
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the jobs that are present."""
+        return sum(one.resident_bytes for task in self.tasks.values() for one in task.programs if one.card is self)
+
     def pass_time(self, now_ns: int, entitled: dict[int, float]) -> None:
         """Counts the time since the last call; the users present are entitled to equal parts of it."""
         span_ns, self.at_ns = now_ns - self.at_ns, now_ns
