@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BYTES_PER_NS: Final = 50.0
 """About PCIe 5.0 x16."""
-PIECE_BYTES: Final = 2 << 30
+PIECE_BYTES: Final = 8 << 30
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +72,7 @@ class Link:
         move.moved_bytes += piece
         self.moved_bytes += piece
         program.resident_bytes += -piece if move.evict else piece
+        program.card.check_room()
         self._tell(program, move, finished=move.moved_bytes >= move.bytes)
         if program.move is move and not move.under_way:
             self._next_piece(program, move)

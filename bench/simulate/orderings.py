@@ -44,9 +44,9 @@ def job(name: str, work_s: float, **more: Any) -> Job:
 
 
 def heavy_tailed(seed: int = 1) -> list[Job]:
-    """Saturating jobs of seconds to an hour that keep the GPU busy for 0.8 of four hours."""
-    chance, span_s = random.Random(seed), 4 * HOUR_S
-    lengths = [min(HOUR_S, chance.lognormvariate(0.0, 2.0)) for _ in range(80)]
+    """Saturating jobs of seconds to an hour that keep the GPU busy for 0.8 of two hours."""
+    chance, span_s = random.Random(seed), 2 * HOUR_S
+    lengths = [min(HOUR_S, chance.lognormvariate(0.0, 2.0)) for _ in range(60)]
     factor = 0.8 * span_s / sum(lengths)
     return [job(f"j{n}", length * factor, at_s=chance.uniform(0, span_s)) for n, length in enumerate(lengths)]
 

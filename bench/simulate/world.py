@@ -58,7 +58,19 @@ class Program:
     waiters: bool = False
     speed: float = 0.0
     resident_bytes: int = 0
+    asked: int = 0
+    """Number of its last question for room."""
     move: Move | None = None
+
+    @property
+    def complete(self) -> bool:
+        """All its memory is on the card."""
+        return self.resident_bytes >= self.task.job.memory_bytes
+
+    @property
+    def works(self) -> bool:
+        """It computes, if it holds a lease."""
+        return not self.task.thinking and self.complete
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +87,8 @@ class Task:
     speed: float = 0.0
     at_ns: int = 0
     """When the figures above were brought up to date."""
-    milestones: int = 0
-    """Number of the present milestone's timer; older ones are void."""
+    milestone_ns: int | None = None
+    """When its timer fires: at its end, or at the end of its burst, or earlier."""
     lost_ns: int = 0
     """Work that hand-overs have cost."""
     crowd: float = 0.0
@@ -93,6 +105,7 @@ class Card:
     """One GPU."""
 
     uuid: str
+    capacity_bytes: int
     link: Link
     tasks: dict[int, Task] = field(default_factory=dict)
     holders: dict[int, Program] = field(default_factory=dict)
@@ -108,10 +121,10 @@ class Card:
     """Time in which a job wanted the card."""
     at_ns: int = BEGIN_NS
 
-    @property
-    def resident_bytes(self) -> int:
-        """Memory of the jobs that are present."""
-        return sum(one.resident_bytes for task in self.tasks.values() for one in task.programs if one.card is self)
+    def check_room(self) -> None:
+        """What is on the card fits."""
+        resident = sum(one.resident_bytes for task in self.tasks.values() for one in task.programs if one.card is self)
+        assert resident <= self.capacity_bytes, f"{resident} bytes on {self.uuid}"
 
     def pass_time(self, now_ns: int, entitled: dict[int, float]) -> None:
         """Counts the time since the last call; the users present are entitled to equal parts of it."""
@@ -131,7 +144,7 @@ class World:
     def __init__(self, jobs: Sequence[Job], gpus: int, capacity_bytes: int, settings: Settings) -> None:
         self.now_ns = BEGIN_NS
         self.scheduler = Scheduler(create, settings)
-        self.cards = {f"GPU-{number}": Card(f"GPU-{number}", Link(self)) for number in range(gpus)}
+        self.cards = {f"GPU-{number}": Card(f"GPU-{number}", capacity_bytes, Link(self)) for number in range(gpus)}
         self.tasks = [Task(number, job) for number, job in enumerate(jobs)]
         self.programs: dict[int, Program] = {}
         self.entitled: dict[int, float] = {}
@@ -215,9 +228,12 @@ class World:
         size, resident = program.task.job.memory_bytes, program.resident_bytes
         self.give(events.MemoryReported(program.client, 0, size, resident, 0, 0))
 
-    def _milestone(self, task: Task, number: int) -> None:
-        """The end of a job's burst, or of the job, unless its speed has changed since."""
-        if number != task.milestones:
+    def _milestone(self, task: Task, at_ns: int) -> None:
+        """A job's timer: it or its burst ends, unless it has been slower than was foreseen."""
+        if at_ns != task.milestone_ns:
+            return
+        task.milestone_ns = None
+        if task.speed == 0.0:
             return
         self._work(task)
         if task.left_ns < 1.0:
@@ -277,6 +293,8 @@ class World:
             self._watch(program, message.watch)  # type: ignore[attr-defined]
             if program.lease_id:
                 self._update(program.card)
+        elif kind is messages.MemoryReserved:
+            self._reserved(program, message)  # type: ignore[arg-type]
         elif kind in (messages.Evict, messages.Restore, messages.MoveCredit):
             program.card.link.order(program, message)
 
@@ -292,16 +310,28 @@ class World:
         task.lost_ns += RESTART_NS
         card.holders[program.client] = program
         self._changed(card)
-        self.after(0, lambda: self._bring_in(program, grant.lease_id))
+        if not program.complete:
+            self.after(0, lambda: self._ask_for_room(program, grant.lease_id))
 
-    def _bring_in(self, program: Program, lease_id: int) -> None:
-        """Memory that no order has moved comes by itself: nothing had been there."""
-        if program.lease_id != lease_id:
-            return
+    def _ask_for_room(self, program: Program, lease_id: int) -> None:
+        """As a hook in mode `swap` does for memory that no order has brought in."""
         program.card.link.end(program)
-        if program.resident_bytes < program.task.job.memory_bytes:
-            program.resident_bytes = program.task.job.memory_bytes
-            self._report_memory(program)
+        if program.lease_id == lease_id and not program.complete:
+            program.asked += 1
+            total = program.task.job.memory_bytes
+            self.give(events.ReservationAsked(program.client, 0, program.asked, total))
+
+    def _reserved(self, program: Program, answer: messages.MemoryReserved) -> None:
+        if answer.sequence != program.asked or program.lease_id == 0 or program.complete:
+            return
+        lease_id, total = program.lease_id, program.task.job.memory_bytes
+        if answer.bytes < total:
+            self.after(DRAIN_NS, lambda: self._release(program, lease_id, idle=False))
+            return
+        program.resident_bytes = total
+        program.card.check_room()
+        self._changed(program.card)
+        self.after(0, lambda: self._report_memory(program) if program.lease_id == lease_id else None)
 
     def _release(self, program: Program, lease_id: int, *, idle: bool) -> None:
         if program.lease_id != lease_id or lease_id == 0:
@@ -329,7 +359,7 @@ class World:
 
     def _update(self, card: Card) -> None:
         """The speeds of the card's programs, and of their jobs."""
-        before, card.working = card.working, [one for one in card.holders.values() if not one.task.thinking]
+        before, card.working = card.working, [one for one in card.holders.values() if one.works]
         for program in before:
             program.speed = 0.0
         got = shares([min(program.task.job.busy, program.rate) for program in card.working])
@@ -341,7 +371,6 @@ class World:
             if speed != task.speed:
                 self._work(task)
                 task.speed = speed
-                task.milestones += 1
                 if speed:
                     self._await_milestone(task)
 
@@ -356,8 +385,10 @@ class World:
 
     def _await_milestone(self, task: Task) -> None:
         ahead_ns = min(task.left_ns, task.burst_left_ns) if task.job.burst_ns else task.left_ns
-        number = task.milestones
-        self.after(max(1, int(ahead_ns / task.speed) + 1), lambda: self._milestone(task, number))
+        at_ns = self.now_ns + max(1, int(ahead_ns / task.speed) + 1)
+        if task.milestone_ns is None or at_ns < task.milestone_ns:
+            task.milestone_ns = at_ns
+            self.after(at_ns - self.now_ns, lambda: self._milestone(task, at_ns))
 
     # --- reports ------------------------------------------------------------------------------------------------------
 
@@ -375,7 +406,7 @@ class World:
             card.pause_ns = min(3 * card.pause_ns, longest_ns)
         self._arm_report(card)
         for program in list(card.holders.values()):
-            if program.lease_id and not program.task.thinking:
+            if program.lease_id and program.works:
                 self._report(program)
 
     def _report(self, program: Program) -> None:
