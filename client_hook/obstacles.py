@@ -50,7 +50,7 @@ def find_obstacle(program: str) -> Obstacle | None:
 
 
 def _check(program: str) -> Obstacle | None:
-    path = _executed_file(program)
+    path = executed_file(program)
     elf = read_elf(path)
     if elf is None:
         return None
@@ -82,7 +82,7 @@ def _check(program: str) -> Obstacle | None:
     return None
 
 
-def _executed_file(path: str) -> str:
+def executed_file(path: str) -> str:
     """The file that the kernel executes after all `#!` lines."""
     for _ in range(_MOST_SCRIPTS):
         with open(path, "rb") as file:

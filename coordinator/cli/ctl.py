@@ -30,6 +30,7 @@ from nvshare.coordinator.cli.ctl_call import (
     run,
     say,
 )
+from nvshare.coordinator.cli.doctor.command import doctor
 from nvshare.coordinator.cli.top import command as top
 from nvshare.coordinator.cli.trace import command as trace
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
@@ -153,6 +154,7 @@ def _follow(reader: EventReader, count: int | None, line: Callable[[dict[str, An
 ctl_settings.register(app)
 top.register(app)
 trace.register(app)
+app.command()(doctor)
 
 
 @app.command()

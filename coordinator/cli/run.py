@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("no command; write: nvshare-run [options] -- COMMAND [argument...]")
     if options.simulate == "" and re.fullmatch(r"[0-9]+(x[0-9.]+[A-Za-z]*)?", command[0]):
         parser.error(f"write --simulate={command[0]}, with an equals sign")
+    _note_environment(command[0])
     try:
         environ = _prepare(options, dict(os.environ), command[0])
         if options.verify is not None:
@@ -196,6 +197,20 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str)
         mps=not options.no_mps,
     )
     return prepare_client(launch, environ)
+
+
+def _note_environment(program: str) -> None:
+    """Says that NVSHARE_ENABLE alone would have no effect on a Python without nvshare."""
+    if os.environ.get("NVSHARE_ENABLE", "0") in ("", "0"):
+        return
+    from nvshare.client_hook.python_environment import environment_without_nvshare
+
+    path = shutil.which(program)
+    if path is not None and (without := environment_without_nvshare(path)) is not None:
+        sys.stderr.write(
+            f"nvshare-run: nvshare is not installed in {without}, so NVSHARE_ENABLE=1 alone has no effect there; "
+            "nvshare-run loads the hook itself\n"
+        )
 
 
 def _become(command: list[str], environ: dict[str, str]) -> int:

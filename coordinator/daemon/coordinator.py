@@ -34,6 +34,7 @@ from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.web_process import WebError, WebProcess, check_installed, listen, read_token
+from nvshare.coordinator.system.unhooked import UnhookedWatch, computing_processes, unhooked_processes
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
 
@@ -103,6 +104,7 @@ class Coordinator:
         self._devices = devices
         self._metrics: Any = None
         self._web: WebProcess | None = None
+        self._unhooked = UnhookedWatch(lambda: unhooked_processes(computing_processes()))
         self._mps = None if settings.mps == "off" else self._make_mps(directory, all_users=all_users)
         if self._mps is not None:
             administration.mps = self._mps.status
@@ -122,6 +124,8 @@ class Coordinator:
             self.server.watch_slots(SlotWatch(self.options.slots_dir, self._sockets.hooks, self.dispatcher.slots))
         if self._mps is not None:
             self._mps.start()
+        if self.options.devices is None and self.options.simulate is None:
+            self._unhooked.start()
         if self.options.embedded:
             self.server.leave_when(self._is_unused, self.options.linger_ns)
         self.server.handle_signals(self.reload)
@@ -241,6 +245,7 @@ class Coordinator:
 
         `restarts`: a successor follows at once and goes on with the MPS daemon.
         """
+        self._unhooked.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._web is not None:

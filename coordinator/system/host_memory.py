@@ -16,11 +16,12 @@ _ROOT: Final = Path("/")
 
 def default_budget_bytes(root: Path = _ROOT) -> int:
     """`SHARE` of the memory, at least `LEAST_BYTES`."""
-    return max(LEAST_BYTES, int(SHARE * _memory_bytes(root)))
+    return max(LEAST_BYTES, int(SHARE * memory_bytes(root)))
 
 
-def _memory_bytes(root: Path) -> int:
-    known = [size for size in (_machine_bytes(root), *_container_bytes(root)) if size]
+def memory_bytes(root: Path = _ROOT, process: str = "self") -> int:
+    """The memory that this process may use; 0: unknown."""
+    known = [size for size in (_machine_bytes(root), *_container_bytes(root, process)) if size]
     return min(known, default=0)
 
 
@@ -33,10 +34,10 @@ def _machine_bytes(root: Path) -> int | None:
     return None
 
 
-def _container_bytes(root: Path) -> list[int | None]:
-    """Limits of this process's control groups and of all their parents, for cgroups version 1 and 2."""
+def _container_bytes(root: Path, process: str) -> list[int | None]:
+    """Limits of a process's control groups and of all their parents, for cgroups version 1 and 2."""
     found: list[int | None] = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _text(root / f"proc/{process}/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":

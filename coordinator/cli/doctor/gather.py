@@ -1,0 +1,140 @@
+"""Gathers the doctor's facts from the system.  Changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+from nvshare.client_hook.launcher import LaunchError, find_hook
+from nvshare.client_hook.python_environment import environment_without_nvshare
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.cli.doctor.facts import CoordinatorFacts, DirectoryFacts, Facts, MachineFacts, ShellFacts
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
+from nvshare.coordinator.system import host_memory
+from nvshare.coordinator.system.mps.obstacles import DEFAULT_PIPE_DIRECTORY, answers
+from nvshare.coordinator.system.processes import read_process
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.unhooked import computing_processes, unhooked_processes
+
+
+def gather(directory: RuntimeDir, process_id: int | None) -> Facts:
+    """All facts; `process_id` is the program to be examined."""
+    environ = dict(os.environ)
+    process = None if process_id is None else read_process(process_id)
+    python = shutil.which("python") or shutil.which("python3") or ""
+    unhooked = unhooked_processes(computing_processes())
+    return Facts(
+        machine=_machine(environ),
+        directory=_directory(directory),
+        coordinator=_coordinator(directory),
+        shell=ShellFacts(os.geteuid(), environ, (environment_without_nvshare(python) or "") if python else ""),
+        memory_bytes=host_memory.memory_bytes(process="self" if process is None else str(process.process_id)),
+        wanted=process_id,
+        process=process,
+        process_without_nvshare=_environment_of(process.process_id) if process is not None else "",
+        unhooked=tuple(unhooked),
+    )
+
+
+def _machine(environ: dict[str, str]) -> MachineFacts:
+    driver, error, cards = _driver()
+    hook, hook_error = "", ""
+    try:
+        hook = str(find_hook(environ))
+    except LaunchError as failure:
+        hook_error = str(failure)
+    named = environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    pipes = [Path(named)] if named else []
+    return MachineFacts(
+        driver=driver,
+        driver_error=error,
+        cards=cards,
+        glibc=_glibc(),
+        hook=hook,
+        hook_error=hook_error,
+        hook_glibc=_needed_glibc(hook),
+        mps_directory=next((str(pipe) for pipe in (*pipes, DEFAULT_PIPE_DIRECTORY) if answers(pipe)), ""),
+    )
+
+
+def _driver() -> tuple[str, str, tuple[str, ...]]:
+    """Version, error and cards of the driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return "", str(error), ()
+    try:
+        version = _text(pynvml.nvmlSystemGetDriverVersion())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return version, "", tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+    except pynvml.NVMLError as error:
+        return "", str(error), ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _glibc() -> tuple[int, int] | None:
+    name, version = platform.libc_ver()
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if name == "glibc" and found else None
+
+
+def _needed_glibc(hook: str) -> tuple[int, int] | None:
+    """The newest version of glibc's symbols that the library names."""
+    try:
+        content = Path(hook).read_bytes() if hook else b""
+    except OSError:
+        return None
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", content)
+    return max(((int(major), int(minor)) for major, minor in versions), default=None)
+
+
+def _directory(directory: RuntimeDir) -> DirectoryFacts:
+    try:
+        found = directory.path.stat()
+    except OSError:
+        return DirectoryFacts(str(directory.path), False, 0, 0, "ENOENT", "ENOENT")
+    hooks, control = map(_connect_error, (directory.hooks_socket, directory.control_socket))
+    return DirectoryFacts(str(directory.path), True, found.st_uid, found.st_mode & 0o7777, hooks, control)
+
+
+def _connect_error(path: Path) -> str:
+    """Name of the error of a connection to this socket; empty without one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(5)
+        try:
+            probe.connect(os.fspath(path))
+        except OSError as error:
+            return errno.errorcode.get(error.errno or 0, "too long")
+    return ""
+
+
+def _coordinator(directory: RuntimeDir) -> CoordinatorFacts:
+    try:
+        return CoordinatorFacts(call(directory, api.Status()), "")
+    except (ControlError, NoCoordinatorError) as error:
+        return CoordinatorFacts(None, str(error))
+
+
+def _environment_of(process_id: int) -> str:
+    """The Python environment of a process, if nvshare is not installed there; by its command line."""
+    with contextlib.suppress(OSError, IndexError):
+        program = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+        path = program if program.startswith("/") else shutil.which(program)
+        return (environment_without_nvshare(path) or "") if path else ""
+    return ""

@@ -1,0 +1,235 @@
+"""The doctor's findings for made-up facts, and the facts that it reads from made-up files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.client_hook.python_environment import AUTOLOAD, environment_without_nvshare
+from nvshare.coordinator.cli import ctl
+from nvshare.coordinator.cli.doctor import gather as edge
+from nvshare.coordinator.cli.doctor.checks import examine
+from nvshare.coordinator.cli.doctor.facts import (
+    CoordinatorFacts,
+    DirectoryFacts,
+    Facts,
+    Finding,
+    MachineFacts,
+    ShellFacts,
+)
+from nvshare.coordinator.system.processes import ProcessFacts, read_process
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.unhooked import UnhookedWatch
+
+STATUS: dict[str, Any] = {
+    "pid": 7,
+    "runtime_dir": "/run/nvshare",
+    "simulated": False,
+    "gpus": [{}],
+    "clients": [{"process_id": 41}],
+    "problems": [],
+    "host_budget_bytes": 8 << 30,
+    "mps": {"mode": "off"},
+}
+WELL = Facts(
+    machine=MachineFacts("580.1", "", ("card",), (2, 36), "/lib/libnvshare_hook.so", "", (2, 28), ""),
+    directory=DirectoryFacts("/run/nvshare", True, 0, 0o755, "", ""),
+    coordinator=CoordinatorFacts(STATUS, ""),
+    shell=ShellFacts(1000, {}, ""),
+    memory_bytes=16 << 30,
+    wanted=None,
+    process=None,
+    process_without_nvshare="",
+    unhooked=(),
+)
+HOOKED = ProcessFacts(41, "python", 1000, hooked=True, uses_cuda=True)
+BARE = replace(HOOKED, hooked=False)
+
+
+def well(**more: Any) -> dict[str, Any]:
+    """A status with these values."""
+    return {"coordinator": CoordinatorFacts({**STATUS, **more}, "")}
+
+
+def machine(**more: Any) -> dict[str, Any]:
+    return {"machine": replace(WELL.machine, **more)}
+
+
+def shell(python: str = "", **environ: str) -> dict[str, Any]:
+    return {"shell": ShellFacts(1000, environ, python)}
+
+
+def program(process: ProcessFacts | None, **environ: str) -> dict[str, Any]:
+    found = process if process is None else replace(process, environ=environ)
+    return {"wanted": 41, "process": found}
+
+
+def test_a_healthy_machine_has_no_remedies() -> None:
+    """Broken: the doctor finds fault with a machine on which everything works."""
+    for facts in (WELL, replace(WELL, **program(HOOKED)), replace(WELL, **well(simulated=True), **machine(driver=""))):
+        assert {(finding.level, finding.remedy) for finding in examine(facts)} == {("ok", "")}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "text", "remedy"),
+    [
+        (machine(driver="", driver_error="NVML: no"), "problem", "driver is not usable (NVML: no)", "nvidia-smi"),
+        (machine(cards=()), "problem", "driver 580.1 shows no GPU", "nvidia-smi -L"),
+        (machine(glibc=None), "problem", "is not glibc", "Debian"),
+        (machine(glibc=(2, 17)), "problem", "glibc is 2.17, and the hook needs 2.28", "build the hook"),
+        (machine(hook_error="no hook; install it"), "problem", "no hook", "install it"),
+        (machine(mps_directory="/tmp/pipe"), "warning", "not the coordinator's answers in /tmp/pipe", "stop it"),
+        (well(mps={"mode": "same_user", "state": "refused", "reason": "stop it"}), "warning", "cannot use", "stop it"),
+        (
+            {"directory": DirectoryFacts("/run/nvshare", True, 0, 0o777, "", "")},
+            "problem",
+            "other users may write",
+            "chmod go-w",
+        ),
+        (
+            {"directory": DirectoryFacts("/x", True, 5, 0o755, "EACCES", "")},
+            "problem",
+            "user 1000 has no right to /x/hooks.sock of user 5",
+            "--runtime-dir",
+        ),
+        (
+            {
+                "directory": DirectoryFacts("/x", False, 0, 0, "ENOENT", "ENOENT"),
+                "coordinator": CoordinatorFacts(None, "no coordinator runs in /x; start one"),
+            },
+            "warning",
+            "no coordinator runs in /x",
+            "start one",
+        ),
+        (
+            {"coordinator": CoordinatorFacts(None, "another version; use its nvshare-ctl")},
+            "problem",
+            "another version",
+            "use its nvshare-ctl",
+        ),
+        (well(problems=["cannot write; make room"]), "problem", "cannot write", "make room"),
+        ({"memory_bytes": 4 << 30}, "warning", "has 4GiB of memory, and the host budget is 8GiB", "host-budget 3GiB"),
+        (shell(NVSHARE_DISABLE="1"), "warning", "NVSHARE_DISABLE is set", "unset it"),
+        (shell("/env", NVSHARE_ENABLE="1"), "problem", "not installed in /env", "nvshare-run"),
+        (
+            shell(LD_PRELOAD="/a/libnvshare_hook.so:/b/libother.so"),
+            "warning",
+            "also names /b/libother.so",
+            "try without",
+        ),
+        (program(None), "problem", "no process 41", "clients"),
+        (program(replace(BARE, readable=False)), "warning", "belongs to another user", "as root"),
+        (program(BARE), "problem", "without nvshare-run and without NVSHARE_ENABLE=1", "nvshare-run"),
+        (program(replace(BARE, loader="musl")), "problem", "linked against musl", "glibc"),
+        (program(replace(BARE, loader="static")), "problem", "linked statically", "dynamically"),
+        (program(BARE, NVSHARE_DISABLE="1"), "problem", "NVSHARE_DISABLE is set", "without"),
+        (
+            program(BARE, NVSHARE_ENABLE="1") | {"process_without_nvshare": "/env"},
+            "problem",
+            "not installed in /env",
+            "pip install",
+        ),
+        (program(BARE, NVSHARE_ENABLE="1"), "problem", "works in Python programs alone", "nvshare-run"),
+        (program(BARE, LD_PRELOAD="/a/libnvshare_hook.so"), "problem", "ignored LD_PRELOAD", "standard error"),
+        (program(HOOKED) | well(clients=[]), "problem", "no connection to the coordinator", "NVSHARE_LOG"),
+        (
+            program(HOOKED, NVSHARE_RUNTIME_DIR="/y") | well(clients=[]),
+            "warning",
+            "coordinator in /y",
+            "--runtime-dir /y",
+        ),
+        ({"unhooked": ((0, BARE),)}, "warning", "uses GPU 0 without the hook", "nvshare-run"),
+    ],
+)
+def test_each_finding_has_its_remedy(changes: dict[str, Any], level: str, text: str, remedy: str) -> None:
+    """Broken: a fault that is known stays unnamed, or nobody says what to do."""
+    (found,) = [finding for finding in examine(replace(WELL, **changes)) if finding.level != "ok"]
+    assert found.level == level
+    assert text in found.text
+    assert remedy in found.remedy
+
+
+def test_a_program_that_has_not_used_cuda_is_well() -> None:
+    """Broken: a program that just starts is called faulty."""
+    facts = replace(WELL, **program(replace(HOOKED, uses_cuda=False)) | well(clients=[]))
+    assert "has not used CUDA yet" in examine(facts)[-1].text
+
+
+@pytest.mark.parametrize(("level", "code"), [("ok", 0), ("warning", 0), ("problem", 1)])
+def test_the_exit_code_says_whether_there_are_problems(
+    level: Any, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a script cannot tell whether a node is fit."""
+    facts = {"ok": WELL, "warning": replace(WELL, memory_bytes=1 << 30), "problem": replace(WELL, **program(None))}
+    monkeypatch.setattr(edge, "gather", lambda directory, pid: facts[level])
+    for words in (["doctor", "--json"], ["doctor"]):
+        with pytest.raises(SystemExit) as ended:
+            ctl.main(words)
+        assert ended.value.code == code
+    printed, _, text = capsys.readouterr().out.partition("\n")
+    findings = [Finding(**finding) for finding in json.loads(printed)["findings"]]
+    assert findings == examine(facts[level])
+    assert "\x1b" not in text
+    assert all(finding.text in text for finding in findings)
+
+
+def test_gathering_works_where_nothing_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Broken: the doctor itself fails on a sick machine, or does not know its own process."""
+    monkeypatch.setenv("NVSHARE_HOOK_LIBRARY", str(tmp_path / "none"))
+    facts = edge.gather(RuntimeDir(tmp_path / "run"), os.getpid())
+    assert (facts.directory.exists, facts.coordinator.status) == (False, None)
+    assert "does not exist" in facts.machine.hook_error
+    assert facts.process is not None
+    assert (facts.process.hooked, facts.process.loader, facts.process.readable) == (False, "glibc", True)
+    assert examine(facts)
+
+
+def test_a_python_environment_without_nvshare_is_found(tmp_path: Path) -> None:
+    """Broken: NVSHARE_ENABLE=1 has no effect in an environment, and nobody says so."""
+    site = tmp_path / "env" / "lib" / "python3.12" / "site-packages"
+    site.mkdir(parents=True)
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    binaries = tmp_path / "env" / "bin"
+    binaries.mkdir()
+    (binaries / "python").symlink_to(sys.executable)
+    script = tmp_path / "train"
+    script.write_text(f"#!{binaries / 'python'}\n")
+    for program in (binaries / "python", script):
+        assert environment_without_nvshare(str(program)) == str(tmp_path / "env")
+    (site / AUTOLOAD).touch()
+    assert environment_without_nvshare(str(binaries / "python")) is None
+    assert environment_without_nvshare("/bin/sh") is None
+    assert environment_without_nvshare(str(tmp_path / "nothing")) is None
+
+
+def test_a_process_is_read_from_proc() -> None:
+    """Broken: what a process has set, or that it is gone, stays unknown."""
+    environment = {"NVSHARE_ENABLE": "1", "PATH": os.environ["PATH"]}
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env=environment) as child:
+        assert child.stdin is not None
+        found = read_process(child.pid)
+        child.stdin.close()
+    assert found is not None
+    assert found.user_id == os.geteuid()
+    assert read_process(child.pid) is None
+
+
+def test_the_log_names_each_unhooked_program_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Broken: NVSHARE_ENABLE=1 without effect stays unnoticed on a server, or fills its log."""
+    present = [(0, replace(BARE, environ={"NVSHARE_ENABLE": "1"})), (1, replace(BARE, process_id=42))]
+    watch = UnhookedWatch(lambda: present)
+    with caplog.at_level(logging.WARNING):
+        watch.turn()
+        watch.turn()
+    assert caplog.messages == [
+        "process 41 (python, user 1000) uses GPU 0 without the hook although NVSHARE_ENABLE is set; "
+        "install nvshare in the environment of its Python, or start it with nvshare-run"
+    ]
