@@ -38,9 +38,9 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.version import VersionOption
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     help="Show and tune the coordinator that shares this node's GPUs.",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -49,7 +49,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def _root(context: typer.Context, where: Where = None) -> None:
+def _root(context: typer.Context, where: Where = None, version: VersionOption = False) -> None:
     context.obj = where
 
 

@@ -34,6 +34,7 @@ from nvshare.coordinator.daemon.control.api import decode_event
 from nvshare.coordinator.daemon.control.sockets import EventReader
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
+from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_quantum
 from nvshare.simulated_gpu.trace import overlaps, read_trace
 
@@ -244,7 +245,7 @@ def main() -> None:
     """Entry point."""
     signal.signal(signal.SIGTERM, _terminated)  # ends the coordinator and the programs too
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(demo)
+    app.command(cls=Versioned)(demo)
     app(prog_name="nvshare-demo")
 
 

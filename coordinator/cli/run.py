@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point.  Executes the command, or exits."""
     ours, command = split_command(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    options = parser.parse_args(ours)
+    options = _parse(parser, ours)
     if not command:
         parser.error("no command; write: nvshare-run [options] -- COMMAND [argument...]")
     if options.simulate == "" and re.fullmatch(r"[0-9]+(x[0-9.]+[A-Za-z]*)?", command[0]):
@@ -57,6 +57,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"nvshare-run: {error}\n")
         raise SystemExit(1) from None
     raise SystemExit(_become(command, environ))
+
+
+def _parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The options.  An unknown one ends the program, with the nearest known one."""
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        import difflib  # slow
+
+        name = unknown[0].partition("=")[0]
+        known = [text for action in parser._actions for text in action.option_strings]
+        near = difflib.get_close_matches(name, known, 1)
+        parser.error(f"no such option: {name}" + (f"; did you mean {near[0]}?" if near else "; see nvshare-run --help"))
+    return options
+
+
+class _Version(argparse.Action):
+    """Prints the version; slow to import."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from nvshare.coordinator.system.version import version
+
+        sys.stdout.write(f"nvshare-run {version()}\n")
+        parser.exit()
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -129,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         help="list kernels and copies that bypassed the gate, with --verify=FILE also as JSON (needs CUPTI; slower); "
         "the exit code is 3 when the command succeeded and some did",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     return parser
 
 

@@ -20,7 +20,7 @@ import typer
 
 from nvshare.coordinator.daemon import settings_file
 from nvshare.coordinator.daemon.coordinator import Coordinator, Options
-from nvshare.coordinator.daemon.core_settings import StartError
+from nvshare.coordinator.daemon.core_settings import StartError, configured_events
 from nvshare.coordinator.engine.scheduler import InvariantError
 from nvshare.coordinator.kubernetes.slots import slot
 from nvshare.coordinator.kubernetes.slots.slot import SlotError
@@ -28,6 +28,7 @@ from nvshare.coordinator.system import card_lock, runtime_dir
 from nvshare.coordinator.system.card_lock import CardHeldError
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
+from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_duration
 
 log: Final = logging.getLogger("nvshare")
@@ -172,10 +173,10 @@ SlotsDir = Annotated[
 WebTokenFile = Annotated[
     Path | None, typer.Option(help="file with the token that lets the web page pause programs, set class and quantum")
 ]
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
+app = typer.Typer(pretty_exceptions_enable=False, context_settings=_HELP)
 
 
-@app.command(help="Grant the programs on this node time slices of its GPUs.")
+@app.command(cls=Versioned, help="Grant the programs on this node time slices of its GPUs.")
 def run(
     context: typer.Context,
     config_file: Annotated[Path | None, typer.Option("--config", help="TOML file with settings")] = None,
@@ -198,28 +199,18 @@ def run(
     mps: MpsMode = None,
     max_clients: Annotated[int | None, typer.Option(help="largest number of clients (1024)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
+    check_config: Annotated[bool, typer.Option("--check-config", help="check the settings and exit")] = False,
     embedded: Annotated[bool, typer.Option("--embedded", hidden=True)] = False,
     linger: Annotated[str, typer.Option(hidden=True)] = "10s",
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Declares the command line; `main` turns its exceptions into messages."""
-    flags: dict[str, object] = {
-        "policy": policy,
-        "quantum": quantum,
-        "sharing": sharing,
-        "capacity": capacity,
-        "switch_share": switch_share,
-        "longest_wait": longest_wait,
-        "host_budget": host_budget,
-        "metrics_port": metrics_port,
-        "metrics_address": metrics_address,
-        "web_port": web_port,
-        "web_token_file": web_token_file,
-        "mps": mps,
-        "max_clients": max_clients,
-        "log_level": log_level,
-    }
+    flags = {name: value for name, value in context.params.items() if name in settings_file.KEYS}
     settings = settings_file.load(flags, file=config_file)
+    if check_config:
+        configured_events(settings, [Device(index, uuid, "", 1) for index, uuid in enumerate(["", *settings.gpu])])
+        typer.echo("nvshare-coordinator: the settings are valid; the start checks the names of GPUs")
+        raise typer.Exit
     line = "%(asctime)s nvshare-coordinator %(levelname)s: %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=line, force=True)
     options = Options(

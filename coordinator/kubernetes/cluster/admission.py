@@ -31,6 +31,7 @@ from nvshare.coordinator.kubernetes.cluster.annotations import (
     rules_from,
 )
 from nvshare.coordinator.kubernetes.cluster.certificate import Certificate, CertificateError
+from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_duration_or_never
 
 log = logging.getLogger("nvshare-admission")
@@ -47,7 +48,9 @@ _HELP: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
 
 
-@app.command(help="Admission webhook for pods: appends the hook to LD_PRELOAD and checks nvshare annotations.")
+@app.command(
+    cls=Versioned, help="Admission webhook for pods: appends the hook to LD_PRELOAD and checks nvshare annotations."
+)
 def run(
     certificates: Annotated[
         Path,

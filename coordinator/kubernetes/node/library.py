@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import os
 import re
 import shutil
@@ -30,6 +29,7 @@ import typer
 
 from nvshare.client_hook.launcher import HOOK_NAME, LaunchError, find_hook
 from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.system.version import Versioned, version
 
 CURRENT: Final = "current"
 LIBRARY: Final = f"lib/{HOOK_NAME}"
@@ -46,17 +46,9 @@ class InstallError(Exception):
     """The installation failed; the text names the remedy."""
 
 
-def version() -> str:
-    """The product's version, as part of a directory's name."""
-    try:
-        return importlib.metadata.version("nvshare").replace("-", "_")
-    except importlib.metadata.PackageNotFoundError:  # a source checkout
-        return "0"
-
-
 def name_for(content: bytes) -> str:
     """`<version>-<digest12>`."""
-    return f"{version()}-{hashlib.sha256(content).hexdigest()[:12]}"
+    return f"{version().replace('-', '_')}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def current(directory: Path) -> str | None:
@@ -172,7 +164,7 @@ app = typer.Typer(
 )
 
 
-@app.command(help="Installs the hook library where this node's containers can mount it.")
+@app.command(cls=Versioned, help="Installs the hook library where this node's containers can mount it.")
 def run(
     to: Annotated[
         Path,

@@ -22,6 +22,7 @@ from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options,
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
+from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_duration
 
 _GRPC = ("grpc", "google")
@@ -71,7 +72,9 @@ MetricsAddress = Annotated[str, _given("METRICS_ADDRESS", "address for Prometheu
 LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
 
 
-@app.command(help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers.")
+@app.command(
+    cls=Versioned, help="Kubernetes device plugin: offers several slots of each GPU and loads the hook into containers."
+)
 def run(
     slots_per_gpu: SlotsPerGpu = 10,
     resource: Resource = "nvshare.com/gpu",
