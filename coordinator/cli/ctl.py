@@ -31,6 +31,7 @@ from nvshare.coordinator.cli.ctl_call import (
     say,
 )
 from nvshare.coordinator.cli.doctor.command import doctor
+from nvshare.coordinator.cli.install.command import completion, install_unit, man
 from nvshare.coordinator.cli.top import command as top
 from nvshare.coordinator.cli.trace import command as trace
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
@@ -155,6 +156,9 @@ ctl_settings.register(app)
 top.register(app)
 trace.register(app)
 app.command()(doctor)
+app.command()(install_unit)
+app.command()(man)
+app.command()(completion)
 
 
 @app.command()

@@ -40,13 +40,13 @@ _NAME_BYTES = 63
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point.  Executes the command, or exits."""
     ours, command = split_command(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    parser = make_parser()
     options = _parse(parser, ours)
     if not command:
         parser.error("no command; write: nvshare-run [options] -- COMMAND [argument...]")
     if options.simulate == "" and re.fullmatch(r"[0-9]+(x[0-9.]+[A-Za-z]*)?", command[0]):
         parser.error(f"write --simulate={command[0]}, with an equals sign")
-    _note_environment(command[0])
+    note_environment(command[0])
     try:
         environ = _prepare(options, dict(os.environ), command[0])
         if options.verify is not None:
@@ -95,7 +95,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:index]), list(argv[index:])
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nvshare-run",
         usage="nvshare-run [options] -- COMMAND [argument...]",
@@ -142,6 +142,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GPUS[xCAPACITY]",
         help="run on simulated GPUs, shared by all commands of the runtime directory: --simulate=2x8GiB",
     )
+    _add_others(parser)
+    return parser
+
+
+def _add_others(parser: argparse.ArgumentParser) -> None:
+    """Options that do not describe the program."""
     parser.add_argument("--no-mps", action="store_true", help="run outside the coordinator's MPS, where it has one")
     parser.add_argument("--runtime-dir", metavar="DIR", help="runtime directory of the coordinator")
     parser.add_argument(
@@ -153,7 +159,6 @@ def _parser() -> argparse.ArgumentParser:
         "the exit code is 3 when the command succeeded and some did",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    return parser
 
 
 def _priority(text: str) -> int:
@@ -223,7 +228,7 @@ def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str)
     return prepare_client(launch, environ)
 
 
-def _note_environment(program: str) -> None:
+def note_environment(program: str) -> None:
     """Says that NVSHARE_ENABLE alone would have no effect on a Python without nvshare."""
     if os.environ.get("NVSHARE_ENABLE", "0") in ("", "0"):
         return

@@ -1,0 +1,81 @@
+"""The commands `install-unit`, `man` and `completion` of nvshare-ctl, which print files."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from nvshare.coordinator.system.version import version
+
+_FOLDER: Final = Path(__file__).parent
+
+
+class Unit(enum.Enum):
+    """A file of the package."""
+
+    SYSTEM = "system"
+    USER = "user"
+    CONFIG = "config"
+
+
+class Program(enum.Enum):
+    """A program with a manual page."""
+
+    RUN = "nvshare-run"
+    CTL = "nvshare-ctl"
+    COORDINATOR = "nvshare-coordinator"
+
+
+class Shell(enum.Enum):
+    """A shell with completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+_FILES: Final = {Unit.SYSTEM: "nvshare.service", Unit.USER: "nvshare-user.service", Unit.CONFIG: "nvshare.toml"}
+
+
+def install_unit(
+    unit: Annotated[
+        Unit, typer.Argument(metavar="[system|user|config]", help="a systemd unit, or a sample nvshare.toml")
+    ] = Unit.SYSTEM,
+) -> None:
+    """Print a systemd unit for the coordinator, or a sample configuration file."""
+    text = (_FOLDER / _FILES[unit]).read_text(encoding="utf-8")
+    typer.echo(text.replace("@BIN@", str(Path(sys.executable).parent)), nl=False)
+
+
+def man(
+    context: typer.Context,
+    program: Annotated[
+        Program, typer.Argument(metavar="[PROGRAM]", help="nvshare-run, nvshare-ctl or nvshare-coordinator")
+    ] = Program.CTL,
+) -> None:
+    """Print a manual page in roff; `nvshare-ctl man nvshare-run | man -l -` shows one."""
+    from nvshare.coordinator.cli.install.man import command_page, parser_page
+
+    if program is Program.RUN:
+        from nvshare.coordinator.cli.run import make_parser
+
+        page = parser_page(program.value, make_parser(), version())
+    elif program is Program.CTL:
+        page = command_page(program.value, context.find_root().command, version())
+    else:
+        from nvshare.coordinator.daemon.main import app
+
+        page = command_page(program.value, typer.main.get_command(app), version())
+    typer.echo(page, nl=False)
+
+
+def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish")]) -> None:
+    """Print a script that completes nvshare-run; `--install-completion` is for nvshare-ctl itself."""
+    from nvshare.coordinator.cli.install.completion import script
+    from nvshare.coordinator.cli.run import make_parser
+
+    typer.echo(script(make_parser(), shell.value), nl=False)

@@ -1,0 +1,185 @@
+"""Versions, typing mistakes, completion, manual pages, and the files that the package prints."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from nvshare.coordinator.cli import ctl, run
+from nvshare.coordinator.daemon import main as coordinator
+from nvshare.coordinator.daemon import settings_file
+from nvshare.coordinator.system.version import version
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_every_command_says_its_version(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a report of a fault cannot say which version it is about."""
+    module, function = SCRIPTS[name].split(":")
+    monkeypatch.setattr(sys, "argv", [name, "--version"])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            getattr(importlib.import_module(module), function)()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"{name} {version()}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ('quantum = "5ms"\n[gpu."GPU-x"]\npolicy = "priority"\n', 0, "settings are valid"),
+        ('quantm = "5ms"\n', 2, "did you mean quantum?"),
+        ('policy = "nobody"\n', 2, "no policy 'nobody'"),
+        ('[gpu."GPU-x"]\npolicy = "nobody"\n', 2, "no policy 'nobody'"),
+        ("quantum =", 2, "not TOML"),
+    ],
+)
+def test_the_configuration_is_checked_without_a_start(
+    text: str, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a mistake in a file shows when the service is restarted."""
+    (tmp_path / "nvshare.toml").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        coordinator.main(["--check-config", "--config", str(tmp_path / "nvshare.toml")])
+    printed = capsys.readouterr()
+    assert (ended.value.code, said in printed.out + printed.err) == (code, True), printed
+
+
+def test_a_mistyped_option_of_nvshare_run_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: a user looks for the right name by oneself."""
+    for words, said in ((["--memor", "swap"], "did you mean --memory?"), (["--zzzz"], "see nvshare-run --help")):
+        with pytest.raises(SystemExit) as ended:
+            run.main([*words, "--", "true"])
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_nvshare_run_says_where_the_variable_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: a user believes that NVSHARE_ENABLE=1 works in an environment without nvshare."""
+    (tmp_path / "lib" / "python3.12" / "site-packages").mkdir(parents=True)
+    (tmp_path / "pyvenv.cfg").touch()
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.symlink_to(sys.executable)
+    for value, says in (("1", True), ("0", False)):
+        monkeypatch.setenv("NVSHARE_ENABLE", value)
+        run.note_environment(str(python))
+        assert (f"nvshare is not installed in {tmp_path}" in capsys.readouterr().err) is says
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `nvshare-ctl` prints."""
+    with pytest.raises(SystemExit) as ended:
+        ctl.main(words)
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_units_start_this_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the unit starts another program, or none."""
+    for words in ((), ("system",), ("user",)):
+        unit = printed(capsys, "install-unit", *words)
+        assert f"ExecStart={Path(sys.executable).parent}/nvshare-coordinator --config " in unit
+        assert "RestartPreventExitStatus=2" in unit
+
+
+def test_the_sample_configuration_has_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: the sample lacks a setting, or shows another default than the coordinator's."""
+    sample = printed(capsys, "install-unit", "config")
+    lines = [line.removeprefix("# ") for line in sample.splitlines() if re.match(r"# (\w+ = |\[gpu)", line)]
+    written = tomllib.loads("\n".join(lines))
+    assert set(written) == set(settings_file.KEYS)
+    without = {"capacity", "host_budget", "metrics_port", "gpu"}
+    path = tmp_path / "nvshare.toml"
+    path.write_text(
+        "\n".join(
+            line
+            for line in lines[: lines.index(next(s for s in lines if s.startswith("[")))]
+            if line.split()[0] not in without
+        )
+    )
+    assert settings_file.load({}, {}, path) == settings_file.load({}, {})
+    path.write_text("\n".join(lines))
+    settings_file.load({}, {}, path)
+
+
+@pytest.mark.parametrize("program", ["nvshare-run", "nvshare-ctl", "nvshare-coordinator"])
+def test_manual_pages_have_every_option(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: a manual page lacks an option or a command, or roff refuses it."""
+    page = printed(capsys, "man", program)
+    assert page.startswith(f".TH {program.upper()} 1 ")
+    for name in ("--runtime-dir", "--version"):
+        assert name.replace("-", "\\-") in page
+    if program == "nvshare-ctl":
+        assert ".B set quantum QUANTUM" in page
+        assert ".B doctor [PID]" in page
+    if (groff := shutil.which("groff")) is not None:
+        done = subprocess.run([groff, "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True, check=True)
+        assert not done.stderr
+
+
+COMPLETE = """
+source /dev/stdin <<< "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nvshare_run; printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--mem"], {"--memory"}),
+        (["--memory", "s"], {"swap"}),
+        (["--gang", "x", "--class", "best"], {"best-effort"}),
+        (["--", "mktem"], {"mktemp"}),
+        (["--gang", "x", "mktem"], {"mktemp"}),
+    ],
+)
+def test_bash_completes_options_and_commands(
+    words: list[str], wanted: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broken: the tab key offers nothing, or the wrong words."""
+    script = printed(capsys, "completion", "bash")
+    done = subprocess.run(
+        ["bash", "--norc", "-c", COMPLETE, "bash", script, "nvshare-run", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.split()) == wanted
+
+
+def test_other_shells_have_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Broken: a shell refuses the script, or an option is missing."""
+    for shell in ("bash", "zsh", "fish"):
+        script = printed(capsys, "completion", shell)
+        for option in ("memory", "gpu-memory-limit", "simulate"):
+            assert option in script
+        if shutil.which(shell):
+            subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=True)
+
+
+def test_no_color_is_honoured() -> None:
+    """Broken: colours where the user wants none."""
+    environment = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1"}
+    code = "from nvshare.coordinator.cli.ctl import main; main(['doctor', '-h'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "doctor" in done.stdout
+    assert not re.search(r"\x1b\[(\d+;)*(3|4|9)\d", done.stdout)
