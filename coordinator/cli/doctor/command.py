@@ -19,7 +19,7 @@ _COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "problem":
 
 def doctor(
     context: typer.Context,
-    process_id: Annotated[int | None, typer.Argument(metavar="[PID]", min=1, help="also examine this program")] = None,
+    process_id: Annotated[int | None, typer.Argument(metavar="PID", min=1, help="also examine this program")] = None,
     as_json: Json = False,
     where: Where = None,
 ) -> None:

@@ -43,7 +43,7 @@ _FILES: Final = {Unit.SYSTEM: "nvshare.service", Unit.USER: "nvshare-user.servic
 
 def install_unit(
     unit: Annotated[
-        Unit, typer.Argument(metavar="[system|user|config]", help="a systemd unit, or a sample nvshare.toml")
+        Unit, typer.Argument(metavar="system|user|config", help="a systemd unit, or a sample nvshare.toml")
     ] = Unit.SYSTEM,
 ) -> None:
     """Print a systemd unit for the coordinator, or a sample configuration file."""
@@ -54,7 +54,7 @@ def install_unit(
 def man(
     context: typer.Context,
     program: Annotated[
-        Program, typer.Argument(metavar="[PROGRAM]", help="nvshare-run, nvshare-ctl or nvshare-coordinator")
+        Program, typer.Argument(metavar="PROGRAM", help="nvshare-run, nvshare-ctl or nvshare-coordinator")
     ] = Program.CTL,
 ) -> None:
     """Print a manual page in roff; `nvshare-ctl man nvshare-run | man -l -` shows one."""

@@ -60,11 +60,16 @@ def _subcommands(command: Any, before: str = "") -> list[str]:
         if hasattr(inner, "commands"):
             lines += _subcommands(inner, f"{before}{name} ")
             continue
-        arguments = [p.metavar or p.name.upper() for p in inner.params if p.param_type_name == "argument"]
+        arguments = [_argument(p) for p in inner.params if p.param_type_name == "argument"]
         options = [text for text, _ in _click_options(inner) if not text.startswith(_COMMON)]
         words = [f"{before}{name}", *arguments, *(f"[{text}]" for text in options)]
         lines += [".TP", f".B {_roff(' '.join(words))}", _roff(inner.help or "")]
     return lines
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or parameter.name.upper()
+    return name if parameter.required else f"[{name}]"
 
 
 def _roff(text: str) -> str:
