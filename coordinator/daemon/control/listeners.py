@@ -28,7 +28,7 @@ def _limits(rights: Rights, frame_bytes: int, queued_bytes: int) -> Limits:
         connections_per_user=12,
         exempt=rights.operators,
         reserved=12,
-        messages_per_s=1_000,
+        messages_per_s=100,
         frame_bytes=frame_bytes,
         queued_bytes=queued_bytes,
         remedy="end some calls of nvshare-ctl",
