@@ -33,8 +33,8 @@ from nvshare.coordinator.system.mps.daemon import ControlDaemon
 from nvshare.coordinator.system.mps.service import Mps
 from nvshare.coordinator.system.process_limits import possible_connections
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from nvshare.coordinator.system.web_process import WebError, WebProcess, check_installed, listen, read_token
 from nvshare.coordinator.system.unhooked import UnhookedWatch, computing_processes, unhooked_processes
+from nvshare.coordinator.system.web_process import WebError, WebProcess, check_installed, listen, read_token
 from nvshare.coordinator.units import format_size
 from nvshare.scheduler_policies import registry
 
