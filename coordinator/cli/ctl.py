@@ -77,7 +77,7 @@ def clients(
 @app.command()
 def explain(context: typer.Context, gpu: Gpu = None, as_json: Json = False, where: Where = None) -> None:
     """Say why the programs of each GPU run side by side or in turns."""
-    from nvshare.coordinator.cli.ctl_explain import explanation, lines
+    from nvshare.coordinator.cli.views.explain import explanation, lines
 
     try:
         found = call(directory_of(context, where), api.Status())
@@ -102,7 +102,7 @@ def slots(
     context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
 ) -> None:
     """Kubernetes: show the slots of this node and their pods."""
-    from nvshare.coordinator.cli.ctl_slots import lines
+    from nvshare.coordinator.cli.views.slots import lines
 
     show(context, where, lines, form=form, as_json=as_json, every_s=watch)
 

@@ -251,7 +251,7 @@ def unset(
 
 
 def _say_removed(result: dict[str, Any]) -> None:
-    from nvshare.coordinator.cli.ctl_view import live_lines
+    from nvshare.coordinator.cli.views.sentences import live_lines
 
     for line in live_lines(result["undone"]):
         say(f"removed: {line}", result)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.ctl_explain import class_name, explanation, notes
-from nvshare.coordinator.cli.ctl_view import host_lines, room_lines
 from nvshare.coordinator.cli.views import words
+from nvshare.coordinator.cli.views.explain import class_name, explanation, notes
+from nvshare.coordinator.cli.views.sentences import host_lines, room_lines
 from nvshare.coordinator.daemon.control.rights import HIDDEN, hide_names
 from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.web.timeline import Span, Timeline

@@ -158,8 +158,8 @@ def test_explain_says_who_runs_and_why(coordinators: Coordinators, connect: Conn
     assert shown.startswith(
         f"GPU 0 (made-up GPU): {first['why']}\n  policy auto, sharing auto, quantum 100ms (auto, 5%)"
     )
-    assert f"  running: beta ({os.getpid()}), batch, progress -\n" in shown
     user = user_name(os.getuid())
+    assert f"  running: beta ({user}, {os.getpid()}), batch, progress -\n" in shown
     assert f"alpha ({user}), beta ({user})" in ctl(where, "status").stdout
     answer(running, "set", "sharing", "exclusive", "--gpu", "0")
     assert "one program at a time" in ctl(where, "explain").stdout

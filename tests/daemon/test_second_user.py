@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
 """After the imports: other users may not be allowed to read this Python."""
 CTL = (
-    "import os; from nvshare.coordinator.cli import ctl, ctl_explain, ctl_view; from rich import box, measure, rule; "
+    "import os; from nvshare.coordinator.cli import ctl; from nvshare.coordinator.cli.top import choice, frame; "
+    "from nvshare.coordinator.cli.views import clients, events, explain, memory, slots, status; "
+    "from rich import box, measure, rule; "
     f"{BECOME}; ctl.main()"
 )
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from nvshare.coordinator.cli.ctl_explain import class_name, explanation, notes, percent
 from nvshare.coordinator.cli.top.choice import Choice, Row, place_of, rows
+from nvshare.coordinator.cli.views.explain import class_name, explanation, notes, percent
 from nvshare.coordinator.cli.views.table import Column, cut, layout, number, text, word
 from nvshare.coordinator.cli.views.words import count, duration, programs, quantum, running, size, size_of, state
 from nvshare.coordinator.system.users import user_name

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nvshare.coordinator.cli.ctl_explain import class_name, percent
-from nvshare.coordinator.cli.ctl_slots import pod_of
+from nvshare.coordinator.cli.views.explain import class_name, percent
+from nvshare.coordinator.cli.views.slots import pod_of
 from nvshare.coordinator.cli.views.table import layout, number, text, word
 from nvshare.coordinator.cli.views.words import duration, size, state
 from nvshare.coordinator.system.users import user_name

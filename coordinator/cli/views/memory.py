@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.ctl_view import host_lines, room_lines
+from nvshare.coordinator.cli.views.sentences import host_lines, room_lines
 from nvshare.coordinator.cli.views.table import layout, number, text, word
 from nvshare.coordinator.cli.views.words import program, size
 from nvshare.coordinator.units import format_duration, format_size

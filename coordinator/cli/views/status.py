@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.ctl_mps import mps_line
-from nvshare.coordinator.cli.ctl_view import gang_lines, host_lines, live_lines, room_lines
+from nvshare.coordinator.cli.views.mps import mps_line
+from nvshare.coordinator.cli.views.sentences import gang_lines, host_lines, live_lines, room_lines
 from nvshare.coordinator.cli.views.table import layout, number, text, word
 from nvshare.coordinator.cli.views.words import count, first_of, programs, quantum, running, size_of
 from nvshare.coordinator.units import format_duration, format_share
@@ -24,7 +24,7 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     names = programs(status)
     gpus = count(len(status["gpus"]), "simulated GPU" if status["simulated"] else "GPU")
     head = f"coordinator {status['pid']} in {status['runtime_dir']}, {gpus}"
-    found = [head, *layout(_COLUMNS, [_row(gpu, names) for gpu in status["gpus"]], width, wide=wide)]
+    found = [head, *_table(status, names, width, wide=wide)]
     found += [f"problem: {problem}" for problem in status.get("problems", ())]
     found += [mps_line(status["mps"]), *host_lines(status), *room_lines(status)]
     found += [
@@ -37,8 +37,18 @@ def lines(status: Mapping[str, Any], width: int | None = None, *, wide: bool = F
     return found + gang_lines(status, names)
 
 
-def _row(gpu: Mapping[str, Any], names: Mapping[int, str]) -> tuple[str, ...]:
-    shown = first_of(names.get(client, f"client {client}") for client in running(gpu))
+def _table(status: Mapping[str, Any], names: Mapping[int, str], width: int | None, *, wide: bool) -> list[str]:
+    """With as many names of running programs as the width allows."""
+    found = []
+    for most in (None,) if width is None or wide else (None, 3, 2, 1):
+        found = layout(_COLUMNS, [_row(gpu, names, most) for gpu in status["gpus"]], width, wide=wide)
+        if not any("…" in line for line in found):
+            break
+    return found
+
+
+def _row(gpu: Mapping[str, Any], names: Mapping[int, str], most: int | None) -> tuple[str, ...]:
+    shown = first_of((names.get(client, f"client {client}") for client in running(gpu)), most)
     return (
         str(gpu["index"]),
         gpu["name"],

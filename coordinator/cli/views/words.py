@@ -36,11 +36,11 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def first_of(names: Iterable[str], most: int = 3) -> str:
-    """`a, b, c and 2 more`; "-" for none."""
+def first_of(names: Iterable[str], most: int | None) -> str:
+    """`a, b +2`; "-" for none.  Without `most` all of them."""
     every = list(names)
-    shown = ", ".join(every[:most])
-    return f"{shown} and {len(every) - most} more" if len(every) > most else shown or "-"
+    rest = 0 if most is None else max(0, len(every) - most)
+    return ", ".join(every[:most]) + (f" +{rest}" if rest else "") or "-"
 
 
 def size(value_bytes: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from nvshare.coordinator.cli.ctl_view import host_lines
+from nvshare.coordinator.cli.views.sentences import host_lines
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy

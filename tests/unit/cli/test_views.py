@@ -11,8 +11,7 @@ import pytest
 import yaml
 from rich.cells import cell_len
 
-from nvshare.coordinator.cli import ctl_slots
-from nvshare.coordinator.cli.views import clients, memory, status
+from nvshare.coordinator.cli.views import clients, memory, slots, status
 from nvshare.coordinator.cli.views.output import Form, View, with_period, written, yaml_lines
 from nvshare.coordinator.cli.views.table import layout, number, text
 from nvshare.coordinator.cli.views.words import duration, size_of
@@ -23,7 +22,7 @@ VIEWS: Mapping[str, View] = {
     "status": status.lines,
     "clients": clients.lines,
     "memory": memory.lines,
-    "slots": lambda reply, width=None, *, wide=False: ctl_slots.lines(
+    "slots": lambda reply, width=None, *, wide=False: slots.lines(
         {**reply, "slots": [replies.SLOT, {**replies.SLOT, "pod": "", "registered": False}]}, width, wide=wide
     ),
 }

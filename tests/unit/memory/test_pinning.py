@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from nvshare.coordinator.cli import ctl_view
+from nvshare.coordinator.cli.views import sentences
 from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.settings import RECONNECT_NS
@@ -237,7 +237,7 @@ def test_people_are_told_why() -> None:
     """Broken: `nvshare-ctl status` shows that a program waits, and not for what."""
     harness = make_harness()
     stuck(harness)
-    (line,) = ctl_view.room_lines(_status(harness))
+    (line,) = sentences.room_lines(_status(harness))
     assert line.startswith("c2 (1002) needs 70B of GPU 0 and has room for 40B: it waits")
     assert "Immovable: c1 (1001) 60B" in line
 

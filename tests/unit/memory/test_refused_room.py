@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from nvshare.coordinator.cli.ctl_view import room_lines
+from nvshare.coordinator.cli.views.sentences import room_lines
 from nvshare.coordinator.daemon.control.server import plain
 from nvshare.coordinator.memory.pinning import RETRY_NS
 from nvshare.coordinator.model import events

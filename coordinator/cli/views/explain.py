@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_duration, format_share
 
 OVERRIDES: Final = {
@@ -13,7 +14,7 @@ OVERRIDES: Final = {
     "concurrent": "the operator wants all programs side by side, as far as their memory fits",
 }
 _FIGURES: Final = (
-    *("client", "name", "process_id", "job_class", "share_request", "share_limit"),
+    *("client", "name", "process_id", "user_id", "job_class", "share_request", "share_limit"),
     *("phase", "waiting_since_ns", "progress_normalised", "progress_busy_alone"),
 )
 _RULES: Final = (
@@ -86,9 +87,8 @@ def notes(gpu: Mapping[str, Any]) -> list[str]:
 
 
 def _program(each: Mapping[str, Any]) -> str:
-    known = (
-        f"{each['name']} ({each['process_id']}), {class_name(each)}, progress {percent(each['progress_normalised'])}"
-    )
+    who = f"{each['name']} ({user_name(each['user_id'])}, {each['process_id']})"
+    known = f"{who}, {class_name(each)}, progress {percent(each['progress_normalised'])}"
     if each["progress_busy_alone"]:
         known += f", keeps the GPU busy {percent(each['progress_busy_alone'])} of the time alone"
     if each["share_request"]:
