@@ -189,6 +189,8 @@ def _without(node: Node, gpu: Gpu, gang: Gang, plan: Plan, others: Sequence[JobV
     again_ns = min(again, default=None)
     if others:
         plan = gpu.policy_guard.decide(gpu.view(), tuple(others), now_ns, node.out)
+    if again_ns is None and all(allotment.quantum_ns is None for allotment in plan.running):
+        again_ns = now_ns + gpu.rules.quantum_ns  # no turn ends here, and what the gang waits for may have no time
     if again_ns is not None and again_ns > now_ns:
         asked_ns = plan.ask_again_ns
         plan = replace(plan, ask_again_ns=again_ns if asked_ns is None else min(asked_ns, again_ns))
