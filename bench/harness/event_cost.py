@@ -13,11 +13,10 @@ from collections import deque
 from statistics import median
 from typing import Any
 
-from nvshare.coordinator.engine.scheduler import Scheduler
+from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import Settings
 from nvshare.coordinator.protocol import messages
-from nvshare.scheduler_policies.registry import create
 
 REPORT_NS = 100_000_000
 CAPACITY = 80 << 30
@@ -28,7 +27,7 @@ WARM_UP = 4
 class Crowd:
     """The clients of one GPU, and the time of each event."""
 
-    def __init__(self, policy: str, clients: int, *, short: bool) -> None:
+    def __init__(self, create: PolicyFactory, policy: str, clients: int, *, short: bool) -> None:
         settings = Settings(policy=policy, max_clients=clients)
         self._core = Scheduler(create, settings)
         self._now_ns = 0
@@ -101,9 +100,9 @@ class Crowd:
             self._answers.append(events.MemoryReported(client, 0, self._bytes, here, 0, self._bytes - here))
 
 
-def measure(policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:
+def measure(create: PolicyFactory, policy: str, clients: int, count: int, *, short: bool) -> dict[str, Any]:
     """Microseconds for one event under a policy."""
-    crowd = Crowd(policy, clients, short=short)
+    crowd = Crowd(create, policy, clients, short=short)
     crowd.run(WARM_UP * clients)
     crowd.run(count)
     spent_us = sorted(spent / 1000 for _, spent in crowd.spent_ns)
