@@ -53,6 +53,8 @@ class Options:
     ready_fd: int | None = None
     config_file: Path | None = None
     flags: dict[str, object] | None = None
+    driver_wait_ns: int = 0
+    """Longest wait for a driver and a GPU at the start."""
     devices: Sequence[Device] | None = None
     """Made-up GPUs of a benchmark or test; None: discover the real ones."""
 
@@ -167,6 +169,7 @@ class Coordinator:
 
     def _start_metrics(self, port: int) -> Any:
         from nvshare.coordinator.daemon import metrics
+        from nvshare.coordinator.system.metrics_http import Access, AccessError, MetricsServer
 
         observations = metrics.Observations()
         self.dispatcher.observe = observations.observe
@@ -180,11 +183,20 @@ class Coordinator:
 
         address = self.settings.metrics_address
         try:
-            served = metrics.MetricsServer(address, port, lambda: self.server.run_on_loop(picture, 2.0))
+            served = MetricsServer(
+                address,
+                port,
+                metrics.Collector(lambda: self.server.run_on_loop(picture, 2.0)),
+                Access(self.settings.metrics_token_file, self.settings.metrics_tls_dir),
+                lambda: self.server.run_on_loop(lambda: True, 2.0),
+            )
+        except AccessError as error:
+            raise StartError(f"metrics_token_file, metrics_tls_dir: {error}") from None
         except OSError as error:
             where = f"{self.settings.metrics_address}:{port}"
             raise StartError(f"metrics on {where}: {error.strerror}; choose another --metrics-port") from None
-        log.info("metrics on http://%s:%d/metrics", self.settings.metrics_address, served.port)
+        scheme = "https" if self.settings.metrics_tls_dir else "http"
+        log.info("metrics on %s://%s:%d/metrics", scheme, self.settings.metrics_address, served.port)
         return served
 
     def _start_web(self, port: int) -> WebProcess:

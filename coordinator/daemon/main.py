@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -29,7 +29,7 @@ from nvshare.coordinator.system.card_lock import CardHeldError
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover, load_simulated_nvml
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
 from nvshare.coordinator.system.version import Versioned
-from nvshare.coordinator.units import parse_duration
+from nvshare.coordinator.units import format_duration, parse_duration
 
 log: Final = logging.getLogger("nvshare")
 
@@ -37,6 +37,7 @@ MAX_RESTARTS: Final = 3
 CRASH_MEMORY_NS: Final = 60_000_000_000
 CARD_PATIENCE_S: Final = 15.0
 """Longest wait for a card when a launcher waits for this coordinator; longer than an embedded one lingers."""
+DRIVER_LOOK_S: Final = 2.0
 _RESTARTS: Final = "NVSHARE_COORDINATOR_RESTARTS"
 
 
@@ -71,6 +72,46 @@ def find_devices(options: Options) -> list[Device]:
     return devices
 
 
+def wait_for_devices(settings: settings_file.Settings, options: Options) -> list[Device]:
+    """As `find_devices`, but a driver or GPU may come late, by `--wait-for-driver`.
+
+    Meanwhile the metrics port answers `/livez`, and nothing else.  The wait ends, because a container may need to be
+    made again to see a driver that is new on its node.
+    """
+    if not options.driver_wait_ns:
+        return find_devices(options)
+    deadline_ns = time.monotonic_ns() + options.driver_wait_ns
+    probes: Any = None
+    try:
+        while True:
+            try:
+                return find_devices(options)
+            except StartError as error:
+                if error.code != 1 or time.monotonic_ns() >= deadline_ns:
+                    raise
+                if probes is None:
+                    log.warning("%s; waiting up to %s for it", error, format_duration(options.driver_wait_ns))
+                    probes = contextlib.ExitStack()
+                    _answer_probes(settings, probes)
+            time.sleep(DRIVER_LOOK_S)
+    finally:
+        if probes is not None:
+            probes.close()
+
+
+def _answer_probes(settings: settings_file.Settings, until: contextlib.ExitStack) -> None:
+    from nvshare.coordinator.system.metrics_http import Access, AccessError, MetricsServer
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        until.callback(signal.signal, number, signal.signal(number, lambda *_: sys.exit(0)))
+    if settings.metrics_port:
+        access = Access(settings.metrics_token_file, settings.metrics_tls_dir)
+        try:
+            until.callback(MetricsServer(settings.metrics_address, settings.metrics_port, None, access).close)
+        except (OSError, AccessError) as error:
+            raise StartError(f"metrics on {settings.metrics_address}:{settings.metrics_port}: {error}") from None
+
+
 def serve(settings: settings_file.Settings, options: Options) -> None:
     """Runs a coordinator until it stops.  Raises StartError, RuntimeDirError, CardHeldError and CrashedError."""
     runtime_dir.prepare(options.directory)
@@ -80,7 +121,7 @@ def serve(settings: settings_file.Settings, options: Options) -> None:
         except SlotError as error:
             raise StartError(f"--slots-dir: {error}") from None
     lock = runtime_dir.lock(options.directory)
-    devices = find_devices(options)
+    devices = wait_for_devices(settings, options)
     patience_s = None if options.ready_fd is None else CARD_PATIENCE_S
     own = devices if options.devices is None else []  # made-up GPUs need no lock
     cards = card_lock.hold([device.uuid for device in own], patience_s)
@@ -158,6 +199,15 @@ SwitchShare = Annotated[str | None, typer.Option(help="with --quantum=auto: larg
 LongestWait = Annotated[
     str | None, typer.Option(help="with --quantum=auto: longest wait for a turn, as far as switching allows: 5s")
 ]
+Simulated = Annotated[
+    str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
+]
+SlotsDir = Annotated[
+    Path | None, typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: directory of the device plugin's slots")
+]
+DriverWait = Annotated[
+    str | None, typer.Option(help="at the start: longest wait for a driver and a GPU, such as 5m (none)")
+]
 MpsMode = Annotated[
     str | None,
     typer.Option(
@@ -187,15 +237,16 @@ def run(
     switch_share: SwitchShare = None,
     longest_wait: LongestWait = None,
     host_budget: Annotated[str | None, typer.Option(help="pinned host memory of all clients together: 64GiB")] = None,
-    simulate: Annotated[
-        str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
-    ] = None,
+    simulate: Simulated = None,
     runtime: Annotated[Path | None, typer.Option("--runtime-dir", help="directory of the sockets")] = None,
     slots_dir: SlotsDir = None,
     metrics_port: Annotated[int | None, typer.Option(help="port for Prometheus metrics; 0 chooses one")] = None,
     metrics_address: Annotated[str | None, typer.Option(help="address for the metrics (127.0.0.1)")] = None,
     web_port: Annotated[int | None, typer.Option(help="port of the web page on 127.0.0.1; 0 chooses one")] = None,
     web_token_file: WebTokenFile = None,
+    metrics_token_file: Annotated[str | None, typer.Option(help="file with the token that scrapes need")] = None,
+    metrics_tls_dir: Annotated[str | None, typer.Option(help="directory with tls.crt and tls.key, for HTTPS")] = None,
+    wait_for_driver: DriverWait = None,
     mps: MpsMode = None,
     max_clients: Annotated[int | None, typer.Option(help="largest number of clients (1024)")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error")] = None,
@@ -218,7 +269,8 @@ def run(
         simulate=simulate,
         slots_dir=slots_dir.absolute() if slots_dir is not None else None,
         embedded=embedded,
-        linger_ns=_linger(os.environ.get("NVSHARE_EMBEDDED_LINGER") or linger),
+        linger_ns=_duration("--linger", os.environ.get("NVSHARE_EMBEDDED_LINGER") or linger),
+        driver_wait_ns=0 if wait_for_driver is None else _duration("--wait-for-driver", wait_for_driver),
         ready_fd=ready_fd,
         config_file=config_file,
         flags=flags,
@@ -232,11 +284,11 @@ def serve_devices(argv: Sequence[str], devices: Sequence[Device]) -> None:
     main(argv, devices)
 
 
-def _linger(text: str) -> int:
+def _duration(option: str, text: str) -> int:
     try:
         return parse_duration(text)
     except ValueError as error:
-        raise StartError(f"--linger: {error}", 2) from None
+        raise StartError(f"{option}: {error}", 2) from None
 
 
 def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = None) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -352,19 +351,3 @@ def _progress(seats: SeatRows) -> Iterator[Metric]:
         if seat.progress.busy_alone:
             busy.add_metric(labels, seat.progress.busy_alone)
     yield from (ratio, busy)
-
-
-class MetricsServer:
-    """The HTTP server of the metrics.  Raises OSError for a port in use."""
-
-    def __init__(self, address: str, port: int, ask: Callable[[], Picture]) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(Collector(ask))
-        self._server, self._thread = start_http_server(port, addr=address, registry=registry)
-        self.port = int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Waits for a scrape in progress, which is bounded."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

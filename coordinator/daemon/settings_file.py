@@ -131,6 +131,8 @@ class Settings(BaseModel):
     metrics_address: str = "127.0.0.1"
     web_port: int | None = Field(default=None, ge=0, le=65_535)
     web_token_file: Path | None = None
+    metrics_token_file: Path | None = None
+    metrics_tls_dir: Path | None = None
     log_level: LogLevel = "info"
     mps: Literal["off", "same_user"] = "off"
     gpu: dict[str, GpuOverride] = Field(default_factory=dict)

@@ -138,7 +138,8 @@ def test_schema_knows_every_value() -> None:
 
 def test_settings_are_the_coordinators() -> None:
     """A setting that the coordinator learns must be settable here; one that it forgets must not."""
-    own = {"metrics_port", "metrics_address", "web_port", "web_token_file"}  # the chart's own, or on loopback alone
+    # The chart's own values, or on loopback alone.
+    own = {"metrics_port", "metrics_address", "metrics_token_file", "metrics_tls_dir", "web_port", "web_token_file"}
     theirs = set(settings_file.KEYS) - own
     assert set(SCHEMA["properties"]["settings"]["properties"]) == theirs
     of_one_gpu = {field.alias or name for name, field in settings_file.GpuOverride.model_fields.items()}

@@ -21,6 +21,7 @@ from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError
 from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, Paths, preference
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
+from nvshare.coordinator.system.metrics_http import Access
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
 from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_duration
@@ -69,6 +70,8 @@ PriorityClasses = Annotated[
 PriorityRange = Annotated[str, _given("PRIORITY_RANGE", "MIN:MAX allowed in the priority annotation")]
 MetricsPort = Annotated[int | None, _given("METRICS_PORT", "port for Prometheus metrics; 0: any free port")]
 MetricsAddress = Annotated[str, _given("METRICS_ADDRESS", "address for Prometheus metrics")]
+MetricsToken = Annotated[Path | None, _given("METRICS_TOKEN_FILE", "file with the token that scrapes need")]
+MetricsTls = Annotated[Path | None, _given("METRICS_TLS_DIR", "directory with tls.crt and tls.key for the metrics")]
 LogLevel = Annotated[str, _given("LOG_LEVEL", "debug, info, warning, error")]
 
 
@@ -96,6 +99,8 @@ def run(
     priority_range: PriorityRange = "-1000:1000",
     metrics_port: MetricsPort = None,
     metrics_address: MetricsAddress = "0.0.0.0",
+    metrics_token_file: MetricsToken = None,
+    metrics_tls_dir: MetricsTls = None,
     log_level: LogLevel = "info",
 ) -> None:
     """The command line as Typer reads it."""
@@ -122,7 +127,8 @@ def run(
         if (error.name or "").partition(".")[0] not in _GRPC:
             raise
         raise OptionError(f"{error.name} is not installed: pip install 'nvshare[kubernetes]'") from None
-    serve(options, Extras(metrics_address, metrics_port, node_name if watch_pods else None, rules))
+    access = Access(metrics_token_file, metrics_tls_dir)
+    serve(options, Extras(metrics_address, metrics_port, access, node_name if watch_pods else None, rules))
 
 
 def _log_to_stderr(level: str) -> None:

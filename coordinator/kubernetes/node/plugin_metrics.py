@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from nvshare.coordinator.kubernetes.cluster.pods import Counts as WatchCounts
@@ -108,19 +107,3 @@ def _watch_metrics(watch: WatchCounts) -> Iterator[Metric]:
         ),
     ):
         yield CounterMetricFamily(f"nvshare_plugin_{name}", text, value=value)
-
-
-class MetricsServer:
-    """Serves the metrics over HTTP.  Raises OSError if the port is taken."""
-
-    def __init__(self, address: str, port: int, collector: Collector) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(collector)
-        self._server, self._thread = start_http_server(port, addr=address, registry=registry)
-        self.port = int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Stops serving, after the scrape in progress."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()

@@ -18,12 +18,13 @@ from nvshare.coordinator.kubernetes.node import library
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
 from nvshare.coordinator.kubernetes.node.health import Monitor, NvmlProbe, Probe
 from nvshare.coordinator.kubernetes.node.plugin import PluginServer
-from nvshare.coordinator.kubernetes.node.plugin_metrics import Collector, Counts, Facts, MetricsServer
+from nvshare.coordinator.kubernetes.node.plugin_metrics import Collector, Counts, Facts
 from nvshare.coordinator.kubernetes.node.registration import Registrar
 from nvshare.coordinator.kubernetes.node.resources import MemoryResource, SlotResource
 from nvshare.coordinator.kubernetes.node.tenancy import Tenancy, list_tenants
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.device_ids import memory_unit_bytes
+from nvshare.coordinator.system.metrics_http import Access, AccessError, MetricsServer
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 log: Final = logging.getLogger("nvshare.plugin")
@@ -35,6 +36,7 @@ class Extras:
 
     metrics_address: str = "0.0.0.0"
     metrics_port: int | None = None
+    metrics_access: Access = field(default_factory=Access)
     watched_node: str | None = None
     """The node whose pods to watch; None: no watch."""
     rules: Rules = field(default_factory=Rules)
@@ -125,7 +127,9 @@ def serve(options: Options, extras: Extras) -> None:
     if extras.metrics_port is not None:
         collector = Collector(plugin.counts, plugin.facts)
         try:
-            metrics = MetricsServer(extras.metrics_address, extras.metrics_port, collector)
+            metrics = MetricsServer(extras.metrics_address, extras.metrics_port, collector, extras.metrics_access)
+        except AccessError as error:
+            raise OptionError(f"--metrics-token-file, --metrics-tls-dir: {error}") from None
         except OSError as error:
             where = f"{extras.metrics_address}:{extras.metrics_port}"
             raise OptionError(f"--metrics-port: {where}: {error.strerror}; choose another") from None

@@ -1,4 +1,4 @@
-"""The webhook's TLS certificate, reloaded when its files change.
+"""A server's TLS certificate, reloaded when its files change.
 
 Invariant: a certificate that cannot be loaded changes nothing and is counted; the previous one stays in use.
 
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-log = logging.getLogger("nvshare-admission")
+log = logging.getLogger("nvshare")
 
 
 class CertificateError(Exception):
