@@ -76,6 +76,33 @@ MATRIX: dict[str, dict[str, Any]] = {
         "seLinuxOptions": {"type": "spc_t"},
     },
     "openshift": {"openshift": {"securityContextConstraints": True}, "mig": {"enabled": False}},
+    "guarded": {
+        "metrics": {
+            "tokenSecret": "scrape",
+            "tlsSecret": "metrics-tls",
+            "tlsConfig": {"ca": {"secret": {"name": "metrics-tls", "key": "ca.crt"}}, "serverName": "nvshare"},
+            "podMonitor": {"enabled": True},
+        },
+        "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        "admission": WEBHOOK,
+        "cdi": {"kind": "nvidia.com/gpu"},
+        "health": {"ignoredXids": [94, 95]},
+        "coordinator": {"waitForDriver": ""},
+    },
+    "node-groups": {
+        "nodeGroups": [
+            {
+                "name": "big",
+                "label": "nvidia.com/gpu.product",
+                "values": ["H200", "H100"],
+                "slots": {"perGpu": 16},
+                "clients": {"memoryMode": "swap"},
+                "settings": {"quantum": "50ms"},
+            },
+            {"name": "small", "label": "size", "values": ["small"], "tolerations": [], "runtimeClassName": "nvidia"},
+        ],
+        "metrics": {"serviceMonitor": {"enabled": True}},
+    },
     "on-delete": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": None}},
     "ipv6": {"metrics": {"address": "::"}},
     "mig": {"mig": {"enabled": True}},
@@ -184,7 +211,7 @@ def test_its_pods_need_no_privileges(name: str) -> None:
 def test_the_coordinator_reads_its_settings(name: str, tmp_path: Path) -> None:
     """The file of the ConfigMap is read by the coordinator itself: numbers and quotes must survive the templates."""
     rendered = render(MATRIX[name])
-    (found,) = [d for d in rendered.all("ConfigMap") if "nvshare.toml" in d["data"]]
+    found = next(d for d in rendered.all("ConfigMap") if "nvshare.toml" in d["data"])
     file = tmp_path / "nvshare.toml"
     file.write_text(found["data"]["nvshare.toml"], encoding="utf-8")
     settings = settings_file.load({}, {}, file)

@@ -120,3 +120,86 @@ def test_the_library_and_its_example_are_clean(tmp_path: Path) -> None:
     for path in (LIBRARY, place):
         report = helm_python.lint(path, {}, strict=True, namespace="default")
         assert report["errors"] == [], path
+
+
+def selected(daemon_set: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a node with these labels is one of the DaemonSet's."""
+    affinity = daemon_set["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+    def holds(rule: dict[str, Any]) -> bool:
+        inside = labels.get(rule["key"]) in rule["values"]
+        return inside if rule["operator"] == "In" else not inside
+
+    return any(all(holds(rule) for rule in term["matchExpressions"]) for term in terms)
+
+
+def test_each_node_has_one_daemon_set() -> None:
+    """Two coordinators on a node would both want its cards; none would leave it unshared."""
+    rendered = render(MATRIX["node-groups"])
+    gpu = {"nvidia.com/gpu.present": "true"}
+    nodes = {
+        "gpu-nvshare": gpu | {"nvidia.com/gpu.product": "L4"},
+        "gpu-nvshare-node-big": gpu | {"nvidia.com/gpu.product": "H100", "size": "small"},
+        "gpu-nvshare-node-small": {"feature.node.kubernetes.io/pci-10de.present": "true", "size": "small"},
+    }
+    daemon_sets = rendered.all("DaemonSet")
+    assert [each["metadata"]["name"] for each in daemon_sets] == list(nodes)
+    for name, labels in nodes.items():
+        assert [each["metadata"]["name"] for each in daemon_sets if selected(each, labels)] == [name]
+    assert not any(selected(each, {"size": "small"}) for each in daemon_sets)
+    everywhere = render({**MATRIX["node-groups"], "affinity": None}).all("DaemonSet")
+    assert [selected(each, {"size": "small"}) for each in everywhere] == [False, False, True]
+
+
+def test_a_group_of_nodes_has_its_values() -> None:
+    """A group's value that stays in values.yaml is one that an administrator believes to be in force."""
+    rendered = render(MATRIX["node-groups"])
+    base, big, small = (each["spec"] for each in rendered.all("DaemonSet"))
+    assert len({json.dumps(each["selector"], sort_keys=True) for each in (base, big, small)}) == 3
+
+    def arguments(spec: dict[str, Any]) -> list[str]:
+        (plugin,) = [each for each in spec["template"]["spec"]["containers"] if each["name"] == "device-plugin"]
+        return list(plugin["args"])
+
+    assert {"--slots-per-gpu=16", "--memory=swap"} <= set(arguments(big))
+    assert {"--slots-per-gpu=4", "--memory=managed"} <= set(arguments(base)) & set(arguments(small))
+    assert small["template"]["spec"]["runtimeClassName"] == "nvidia"
+    assert "tolerations" not in small["template"]["spec"]
+    assert "tolerations" in big["template"]["spec"]
+    configs = {d["metadata"]["name"]: d["data"]["nvshare.toml"] for d in rendered.all("ConfigMap")}
+    assert 'quantum = "50ms"' in configs["gpu-nvshare-node-big"]
+    assert 'quantum = "auto"' in configs["gpu-nvshare"]
+    for spec, name in ((base, "gpu-nvshare"), (big, "gpu-nvshare-node-big")):
+        volumes = spec["template"]["spec"]["volumes"]
+        assert [each["configMap"]["name"] for each in volumes if "configMap" in each] == [name]
+    wanted = rendered.one("Service")["spec"]["selector"].items()
+    assert all(wanted <= spec["template"]["metadata"]["labels"].items() for spec in (base, big, small))
+
+
+def test_guarded_metrics() -> None:
+    """A probe that needs a token ends the coordinator; a policy that forgets a port hides it from Prometheus."""
+    rendered = render(MATRIX["guarded"])
+    for name in ("coordinator", "device-plugin"):
+        container = rendered.container(name)
+        assert "--metrics-token-file=/etc/nvshare-metrics/token/token" in container["args"]
+        assert "--metrics-tls-dir=/etc/nvshare-metrics/tls" in container["args"]
+        paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert {"/etc/nvshare-metrics/token", "/etc/nvshare-metrics/tls"} <= paths
+        for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+            assert container[probe]["httpGet"]["path"] == path
+            assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    assert "--wait-for-driver=5m" in render().container("coordinator")["args"]
+    assert not [word for word in rendered.container("coordinator")["args"] if word.startswith("--wait")]
+    (monitor,) = [each for each in rendered.all("PodMonitor") if not each["metadata"]["name"].endswith("-admission")]
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        assert endpoint["scheme"] == "https"
+        assert endpoint["authorization"]["credentials"] == {"name": "scrape", "key": "token"}
+    workloads = {"node": rendered.one("DaemonSet"), "admission": rendered.one("Deployment")}
+    for policy in rendered.all("NetworkPolicy"):
+        part = policy["metadata"]["name"].rpartition("-")[2]
+        template = workloads.pop(part)["spec"]["template"]
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        ports = {port["name"] for each in template["spec"]["containers"] for port in each["ports"]}
+        assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == ports
+    assert not workloads

@@ -67,6 +67,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "podAnnotations.watch",
     ),
     "watching without rights": ({"rbac": {"create": False}, "podAnnotations": {"watch": True}}, "serviceAccount.name"),
+    "group without label": ({"nodeGroups": [{"name": "a", "values": ["b"]}]}, "label"),
+    "two groups of one name": (
+        {"nodeGroups": [{"name": "a", "label": "l", "values": ["1"]}, {"name": "a", "label": "l", "values": ["2"]}]},
+        "nodeGroups[1].name",
+    ),
+    "a group's unknown value": ({"nodeGroups": [{"name": "a", "label": "l", "values": ["1"], "slot": 1}]}, "slot"),
+    "policy for nobody": ({"networkPolicy": {"enabled": True}}, "networkPolicy.metricsFrom"),
+    "certificate that nobody checks": (
+        {"metrics": {"tlsSecret": "a", "podMonitor": {"enabled": True}}},
+        "metrics.tlsConfig",
+    ),
     "quota of nothing": ({"resourceQuotas": [{"namespace": "a"}]}, "resourceQuotas[0]"),
     "quota without namespace": ({"resourceQuotas": [{"gpus": 1}]}, "namespace"),
     "two quotas of one namespace": (

@@ -19,6 +19,78 @@ Names, labels and parts of several templates, and the checks of combined values.
 {{- end }}
 {{- end }}
 
+{{/* Name of a DaemonSet and its ConfigMap, of one group of nodes or of all others. */}}
+{{- define "nvshare.nodeName" -}}
+{{- include "nvshare.fullname" . }}{{ with dig "name" "" (default dict .group) }}-node-{{ . }}{{ end }}
+{{- end }}
+
+{{- define "nvshare.nodeComponent" -}}
+node{{ with dig "name" "" .group }}-{{ . }}{{ end }}
+{{- end }}
+
+{{/* The values of a group of nodes: (list root group). */}}
+{{- define "nvshare.groupValues" -}}
+{{- $root := first . }}
+{{- toYaml (mergeOverwrite (deepCopy $root.Values) (omit (last . | deepCopy) "name" "label" "values")) }}
+{{- end }}
+
+{{/* The affinity of a group of nodes.  A node belongs to the first group that names it. */}}
+{{- define "nvshare.affinity" -}}
+{{- $affinity := deepCopy (default dict .Values.affinity) }}
+{{- $own := list }}
+{{- range $before, $group := .Values.nodeGroups }}
+{{- if or (eq $.index 0) (lt (add1 $before) $.index) }}
+{{- $own = append $own (dict "key" $group.label "operator" "NotIn" "values" $group.values) }}
+{{- else if eq (add1 $before) $.index }}
+{{- $own = append $own (dict "key" $group.label "operator" "In" "values" $group.values) }}
+{{- end }}
+{{- end }}
+{{- if $own }}
+{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
+{{- $terms := list }}
+{{- range default (list dict) (dig "nodeAffinity" $key "nodeSelectorTerms" list $affinity) }}
+{{- $terms = append $terms (set (deepCopy .) "matchExpressions" (concat (default list .matchExpressions) $own)) }}
+{{- end }}
+{{- $affinity = mergeOverwrite $affinity (dict "nodeAffinity" (dict $key (dict "nodeSelectorTerms" $terms))) }}
+{{- end }}
+{{- with $affinity }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "nvshare.metricsArguments" -}}
+{{- if .Values.metrics.tokenSecret -}}
+- --metrics-token-file=/etc/nvshare-metrics/token/token
+{{ end }}
+{{- if .Values.metrics.tlsSecret -}}
+- --metrics-tls-dir=/etc/nvshare-metrics/tls
+{{- end }}
+{{- end }}
+
+{{- define "nvshare.metricsMounts" -}}
+{{- if .Values.metrics.tokenSecret -}}
+- name: metrics-token
+  mountPath: /etc/nvshare-metrics/token
+  readOnly: true
+{{ end }}
+{{- if .Values.metrics.tlsSecret -}}
+- name: metrics-tls
+  mountPath: /etc/nvshare-metrics/tls
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "nvshare.metricsVolumes" -}}
+{{- with .Values.metrics.tokenSecret -}}
+- name: metrics-token
+  secret:
+    secretName: {{ . }}
+{{ end }}
+{{- with .Values.metrics.tlsSecret -}}
+- name: metrics-tls
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- end }}
+
 {{- define "nvshare.namespace" -}}
 {{- default .Release.Namespace .Values.namespaceOverride }}
 {{- end }}
@@ -147,6 +219,19 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- if and $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled }}
 {{- fail "metrics.podMonitor.enabled: metrics.serviceMonitor.enabled is set too, and everything would be counted twice; choose one" }}
 {{- end }}
+{{- if and (or $values.metrics.serviceMonitor.enabled $values.metrics.podMonitor.enabled) $values.metrics.tlsSecret (not $values.metrics.tlsConfig) }}
+{{- fail "metrics.tlsConfig: metrics.tlsSecret is set: say how Prometheus checks the certificate, such as {ca: {secret: {name: NAME, key: ca.crt}}, serverName: HOST}" }}
+{{- end }}
+{{- if and $values.networkPolicy.enabled (not $values.networkPolicy.metricsFrom) }}
+{{- fail "networkPolicy.metricsFrom: empty would let everybody in; name who may scrape, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" }}
+{{- end }}
+{{- $groups := list }}
+{{- range $index, $group := $values.nodeGroups }}
+{{- if has $group.name $groups }}
+{{- fail (printf "nodeGroups[%d].name: %s has an entry already" $index $group.name) }}
+{{- end }}
+{{- $groups = append $groups $group.name }}
+{{- end }}
 {{- if and (not $values.rbac.create) $values.podAnnotations.watch (not $values.serviceAccount.name) }}
 {{- fail "serviceAccount.name: with rbac.create: false and podAnnotations.watch: true, name an account that may list and watch pods" }}
 {{- end }}
@@ -200,19 +285,23 @@ refuses together with allowPrivilegeEscalation: false. */}}
 {{- end }}
 {{- end }}
 
-{{/* A coordinator that does not answer its metrics does not serve its clients.  The period is long because a scrape costs
-more than anything else that an idle coordinator does. */}}
+{{/* Probes of a port: (list root port).  /livez asks the coordinator's loop; /readyz fails while it waits for a driver. */}}
 {{- define "nvshare.probes" -}}
+{{- $scheme := ternary "HTTPS" "HTTP" (ne (first .).Values.metrics.tlsSecret "") }}
 livenessProbe:
   httpGet:
-    path: /metrics
-    port: {{ . }}
+    path: /livez
+    port: {{ last . }}
+    scheme: {{ $scheme }}
   initialDelaySeconds: 15
   periodSeconds: 60
   timeoutSeconds: 5
   failureThreshold: 3
 readinessProbe:
-  tcpSocket:
-    port: {{ . }}
+  httpGet:
+    path: /readyz
+    port: {{ last . }}
+    scheme: {{ $scheme }}
   periodSeconds: 10
+  timeoutSeconds: 5
 {{- end }}

@@ -8,6 +8,7 @@ Non-goals: parsing command lines (kubernetes/node/plugin_main.py).
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast, get_args
@@ -46,6 +47,7 @@ class Options:
     on_loss: str = "wait"
     loss_timeout_ns: int | None = None
     coordinator_grace_ns: int = 30_000_000_000
+    cdi_kind: str = ""
 
     def __post_init__(self) -> None:
         """Raises OptionError."""
@@ -61,6 +63,8 @@ class Options:
                 memory_unit_bytes(self.memory_resource)
             except ValueError as error:
                 raise OptionError(f"--memory-resource: {error}") from None
+        if self.cdi_kind and not re.fullmatch(r"[a-z0-9.-]{1,253}/[A-Za-z0-9._-]{1,63}", self.cdi_kind):
+            raise OptionError(f"--cdi-kind: {self.cdi_kind!r} is no kind; write VENDOR/CLASS, such as nvidia.com/gpu")
         if self.memory not in MEMORY_MODES:
             raise OptionError(f"--memory: {self.memory!r} is none of {', '.join(MEMORY_MODES)}")
         if self.on_loss not in ("wait", "run"):

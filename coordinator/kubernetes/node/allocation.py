@@ -49,11 +49,12 @@ class MountSpec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Environment, mounts and annotations of a container."""
+    """Environment, mounts, annotations and CDI devices of a container."""
 
     environment: dict[str, str]
     mounts: tuple[MountSpec, ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
 
 
 class SlotStore:
@@ -132,7 +133,8 @@ def allocate(device_ids: Sequence[SlotId], options: Options, store: SlotStore) -
         MountSpec(store.directory / slot.slot, SLOT_IN_CONTAINER),
         MountSpec(installed / name, LIBRARY_IN_CONTAINER),
     )
-    return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),))
+    cdi_devices = tuple(f"{options.cdi_kind}={uuid}" for uuid in slot.gpus) if options.cdi_kind else ()
+    return Answer(environment, mounts, ((SLOT_ANNOTATION, slot.slot),), cdi_devices)
 
 
 def allocate_memory(units: int, unit_bytes: int) -> Answer:

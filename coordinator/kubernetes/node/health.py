@@ -8,18 +8,23 @@ Non-goals: gRPC.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from nvshare.coordinator.system.devices import Device, NoGpuError, discover
 
 log: Final = logging.getLogger("nvshare.plugin")
 
 PERIOD_S: Final = 5.0
+APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
+"""Errors of programs, after which the GPU is well."""
+MAX_EVENTS: Final = 1000
+"""Read at one time."""
 
 
 class Probe(Protocol):
@@ -34,6 +39,9 @@ class Probe(Protocol):
 
 class NvmlProbe:
     """The node's driver, by NVML."""
+
+    def __init__(self, ignored_xids: Iterable[int] = ()) -> None:
+        self._xids = XidWatch(ignored_xids)
 
     def devices(self) -> list[Device]:
         return discover()
@@ -51,8 +59,73 @@ class NvmlProbe:
                 pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
             except pynvml.NVMLError as error:
                 found[uuid] = str(error)
+        found = self._xids.look(pynvml, uuids) | found
         pynvml.nvmlShutdown()
         return found
+
+
+class XidWatch:
+    """Critical XID errors of the driver.  A GPU keeps its error until the plugin restarts: only a reset mends it.
+
+    A driver that reports no XID errors leaves all GPUs without one.
+    """
+
+    def __init__(self, ignored: Iterable[int] = ()) -> None:
+        self._ignored = APPLICATION_XIDS | set(ignored)
+        self._set: Any = None
+        self._instances: dict[str, dict[str, int | None]] = {}
+        """Card -> its devices, each with its GPU instance; None: the whole card."""
+        self._errors: dict[str, str] = {}
+
+    def look(self, pynvml: Any, uuids: Sequence[str]) -> dict[str, str]:
+        """UUID -> its error.  NVML is initialised."""
+        try:
+            if self._set is None:
+                pynvml.nvmlInit()  # the set lives as long as NVML is initialised
+                self._set = pynvml.nvmlEventSetCreate()
+            for uuid in set(uuids).difference(*self._instances.values()):
+                self._register(pynvml, uuid)
+            for _ in range(MAX_EVENTS):
+                self._note(pynvml, pynvml.nvmlEventSetWait_v2(self._set, 0))
+        except pynvml.NVMLError_Timeout:
+            pass
+        except pynvml.NVMLError as error:
+            log.debug("no XID errors from the driver: %s", error)
+            self._forget(pynvml)
+        return {uuid: text for uuid, text in self._errors.items() if uuid in uuids}
+
+    def _register(self, pynvml: Any, uuid: str) -> None:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        instance: int | None = None
+        if uuid.startswith("MIG-"):
+            instance = pynvml.nvmlDeviceGetGpuInstanceId(handle)
+            handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        card = _text(pynvml.nvmlDeviceGetUUID(handle))
+        if card not in self._instances:
+            with contextlib.suppress(pynvml.NVMLError_NotSupported):
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+        self._instances.setdefault(card, {})[uuid] = instance
+
+    def _note(self, pynvml: Any, event: Any) -> None:
+        if event.eventData in self._ignored:
+            return
+        devices = self._instances.get(_text(pynvml.nvmlDeviceGetUUID(event.device)), {})
+        hit = [uuid for uuid, instance in devices.items() if instance == event.gpuInstanceId]
+        for uuid in hit or devices:
+            self._errors[uuid] = f"XID {event.eventData}; after a reset of the GPU restart the device plugin"
+
+    def _forget(self, pynvml: Any) -> None:
+        self._instances.clear()
+        if self._set is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._set)
+            self._set = None
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, slots=True)

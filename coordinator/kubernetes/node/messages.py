@@ -56,7 +56,13 @@ _PLUGIN: Final[dict[str, _Fields]] = {
     "ContainerAllocateRequest": {"devices_ids": (1, "*string")},
     "AllocateRequest": {"container_requests": (1, "*ContainerAllocateRequest")},
     "Mount": {"container_path": (1, "string"), "host_path": (2, "string"), "read_only": (3, "bool")},
-    "ContainerAllocateResponse": {"envs": (1, "map"), "mounts": (2, "*Mount"), "annotations": (4, "map")},
+    "CDIDevice": {"name": (1, "string")},
+    "ContainerAllocateResponse": {
+        "envs": (1, "map"),
+        "mounts": (2, "*Mount"),
+        "annotations": (4, "map"),
+        "cdi_devices": (5, "*CDIDevice"),
+    },
     "AllocateResponse": {"container_responses": (1, "*ContainerAllocateResponse")},
     "PreStartContainerRequest": {"devices_ids": (1, "*string")},
     "PreStartContainerResponse": {},
@@ -115,6 +121,7 @@ ContainerPreferredAllocationResponse: Any = _plugin["ContainerPreferredAllocatio
 PreferredAllocationResponse: Any = _plugin["PreferredAllocationResponse"]
 AllocateRequest: Any = _plugin["AllocateRequest"]
 Mount: Any = _plugin["Mount"]
+CDIDevice: Any = _plugin["CDIDevice"]
 ContainerAllocateResponse: Any = _plugin["ContainerAllocateResponse"]
 AllocateResponse: Any = _plugin["AllocateResponse"]
 PreStartContainerRequest: Any = _plugin["PreStartContainerRequest"]

@@ -205,4 +205,5 @@ def _message(answer: Answer) -> Any:
             for mount in answer.mounts
         ],
         annotations=dict(answer.annotations),
+        cdi_devices=[m.CDIDevice(name=name) for name in answer.cdi_devices],
     )

@@ -60,6 +60,12 @@ MemoryMode = Annotated[str, _given("MEMORY", "memory mode of containers: managed
 OnLoss = Annotated[str, _given("ON_LOSS", "behaviour of containers without a coordinator: wait, or run")]
 LossTimeout = Annotated[str | None, _given("LOSS_TIMEOUT", "with --on-loss=run: time before they run, such as 5m")]
 Grace = Annotated[str, _given("COORDINATOR_GRACE", "time without a coordinator after which slots are unhealthy")]
+CdiKind = Annotated[
+    str, _given("CDI_KIND", "also name CDI devices of this kind, such as nvidia.com/gpu, for container runtimes")
+]
+IgnoredXids = Annotated[
+    list[int] | None, _given("IGNORED_XIDS", "an XID error that leaves a GPU healthy; repeatable", "--ignored-xid")
+]
 WatchPods = Annotated[bool, _given("WATCH_PODS", "apply the annotations of this node's pods", "--watch-pods")]
 NodeName = Annotated[
     str | None, typer.Option(envvar=["NVSHARE_NODE_NAME", "NODE_NAME"], help="with --watch-pods: name of this node")
@@ -93,6 +99,8 @@ def run(
     on_loss: OnLoss = "wait",
     loss_timeout: LossTimeout = None,
     coordinator_grace: Grace = "30s",
+    cdi_kind: CdiKind = "",
+    ignored_xids: IgnoredXids = None,
     watch_pods: WatchPods = False,
     node_name: NodeName = None,
     priority_classes: PriorityClasses = None,
@@ -117,6 +125,7 @@ def run(
         on_loss=on_loss,
         loss_timeout_ns=_duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None,
         coordinator_grace_ns=_duration_ns("--coordinator-grace", coordinator_grace),
+        cdi_kind=cdi_kind,
     )
     if watch_pods and not node_name:
         raise OptionError("--watch-pods: needs --node-name or NODE_NAME (spec.nodeName by the downward API)")
@@ -128,7 +137,8 @@ def run(
             raise
         raise OptionError(f"{error.name} is not installed: pip install 'nvshare[kubernetes]'") from None
     access = Access(metrics_token_file, metrics_tls_dir)
-    serve(options, Extras(metrics_address, metrics_port, access, node_name if watch_pods else None, rules))
+    watched = node_name if watch_pods else None
+    serve(options, Extras(metrics_address, metrics_port, access, watched, rules, tuple(ignored_xids or ())))
 
 
 def _log_to_stderr(level: str) -> None:

@@ -40,6 +40,7 @@ class Extras:
     watched_node: str | None = None
     """The node whose pods to watch; None: no watch."""
     rules: Rules = field(default_factory=Rules)
+    ignored_xids: tuple[int, ...] = ()
 
 
 class Plugin:
@@ -122,7 +123,7 @@ def serve(options: Options, extras: Extras) -> None:
     watch: PodWatch | None = None
     if extras.watched_node is not None:
         watch = PodWatch(node_name=extras.watched_node, changed=lambda: plugin.tenancy.wake(), rules=extras.rules)
-    plugin = Plugin(options, NvmlProbe(), watch)
+    plugin = Plugin(options, NvmlProbe(extras.ignored_xids), watch)
     metrics = None
     if extras.metrics_port is not None:
         collector = Collector(plugin.counts, plugin.facts)

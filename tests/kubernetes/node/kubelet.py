@@ -39,6 +39,7 @@ class Grant:
     devices: dict[str, list[str]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str]] = field(default_factory=list)
+    cdi_devices: list[str] = field(default_factory=list)
     """(host path, container path), read-only all"""
     annotations: dict[str, str] = field(default_factory=dict)
 
@@ -195,6 +196,7 @@ class Kubelet:
             grant.devices[resource] = chosen
             grant.environment |= dict(answer.envs)
             grant.annotations |= dict(answer.annotations)
+            grant.cdi_devices += [device.name for device in answer.cdi_devices]
             for mount in answer.mounts:
                 assert mount.read_only
                 grant.mounts.append((mount.host_path, mount.container_path))

@@ -7,18 +7,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nvshare.coordinator.kubernetes.slots.slot import remove
 from nvshare.simulated_gpu.trace import overlaps
-from tests.conftest import Built
+from tests.conftest import ROOT, Built
 from tests.kubernetes.node.kubelet import AdmissionError
 from tests.kubernetes.node.processes import GPU, Node, finish, new_node
 from tests.waiting import eventually
 
 MEMORY = "nvshare.com/gpu-memory-256mib"
+CHECK = (ROOT / "charts" / "nvshare" / "files" / "check_slot.py").read_text(encoding="utf-8")
 HOLD = str(Path(__file__).parent / "hold_memory.py")
 LONG = ["60", "1000000", "4"]
 
@@ -44,7 +46,7 @@ def serving(built: Built) -> Iterator[Node]:
     with new_node(built.hook) as node:
         node.install()
         node.start_coordinator()
-        node.start_plugin("--memory-resource", MEMORY)
+        node.start_plugin("--memory-resource", MEMORY, "--cdi-kind", "nvidia.com/gpu")
         node.kubelet.await_devices(GPU, 10)
         node.kubelet.await_devices(MEMORY, 16)
         yield node
@@ -72,6 +74,8 @@ def test_two_pods_share_a_gpu(serving: Node, saturate: Path) -> None:
     node = serving
     grants = [node.kubelet.admit(pod, {GPU: 1}) for pod in ("first", "second")]
     assert all(grant.environment["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-") for grant in grants)
+    uuid = grants[0].environment["NVIDIA_VISIBLE_DEVICES"]
+    assert grants[0].cdi_devices == [f"nvidia.com/gpu={uuid}"]
     running = [node.run(grant, [str(saturate), *LONG]) for grant in grants]
     eventually(lambda: node.status()["gpus"][0]["handovers"] >= 4, f"hand-overs\n{node.log('coordinator')}")
     eventually(lambda: {"first", "second"} <= set(node.slots()), "the pods' names")
@@ -88,6 +92,22 @@ def test_two_pods_share_a_gpu(serving: Node, saturate: Path) -> None:
         assert node.series("coordinator", "nvshare_slot_leases_total", **labels)[0] >= 2
         assert node.series("coordinator", "nvshare_slot_lease_seconds_total", **labels)[0] > 0
         assert node.series("coordinator", "nvshare_slot_unregistered", **labels) == [0]
+
+
+def test_what_helm_test_runs(serving: Node) -> None:
+    """Else `helm test` fails on a node that works, or passes where the hook is missing."""
+    check = [sys.executable, "-c", CHECK]
+    grant = serving.kubelet.admit("test-slot", {GPU: 1})
+    said, errors = serving.run(grant, check).communicate(timeout=60)
+    assert said.startswith("OK: 1 GPU"), errors
+    for name, value, text in (
+        ("LD_PRELOAD", "", "the hook is not loaded"),
+        ("NVSHARE_SOCKET", "/nowhere", "no coordinator answers at '/nowhere'"),
+    ):
+        broken = replace(grant, environment=grant.environment | {name: value})
+        process = serving.run(broken, check)
+        assert text in process.communicate(timeout=60)[1]
+        assert process.returncode == 1
 
 
 def test_memory_units_become_the_slots_limit(serving: Node) -> None:
