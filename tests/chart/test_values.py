@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from nvshare.coordinator.daemon import settings_file
+from tests.chart import values_table
 from tests.chart.conftest import CHART, refusal, render
 from tests.chart.test_matrix import MATRIX
 
@@ -179,3 +180,8 @@ def test_an_image_that_no_node_can_pull_is_refused() -> None:
         rendered = render({"image": {"registry": "", **image}})
         name = image.get("repository", "nvshare")
         assert str(rendered.container("coordinator")["image"]).startswith(f"{name}:")
+
+
+def test_the_table_of_values_is_current() -> None:
+    """A page that lacks a value hides it; write it anew with `python -m tests.chart.values_table`."""
+    assert values_table.PAGE.read_text(encoding="utf-8") == values_table.page()
