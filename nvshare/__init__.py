@@ -2,3 +2,11 @@
 
 The folders beside this file are links to the top-level folders of the repository: installed, they are this package.
 """
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout; pip refuses to install
+    raise ImportError(
+        f"nvshare needs Python 3.11 or newer, this is {sys.version_info[0]}.{sys.version_info[1]}: make an environment "
+        "with a newer one, such as `conda create -n gpu python=3.12` or `uv venv --python 3.12`"
+    )

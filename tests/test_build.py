@@ -8,12 +8,15 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT, Built, build
 
@@ -91,3 +94,42 @@ def test_everything_compiles_with_sanitizers(sanitizer: str) -> None:
     )
     for name in LIBRARIES:
         assert (prefix / name).is_file()
+
+
+def test_the_sdist_has_sources_and_no_results(tmp_path: Path) -> None:
+    """A source archive without a source cannot be built; one with every measurement is several times its size."""
+    script = f"import scikit_build_core.build as b; print(b.build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    wanted = {"CMakeLists.txt", "client_hook/src/init.c", "nvshare/coordinator/daemon/main.py", "tests/conftest.py"}
+    assert not wanted - names
+    assert not [name for name in names if "/results/" in name or name.startswith((".github", "build/"))]
+
+
+def test_no_compiler_is_one_sentence(tmp_path: Path) -> None:
+    """CMake's own message is a page, and none of it says what to install."""
+    for tool in ("cmake", "ninja", "uname"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tmp_path / tool).symlink_to(found)
+    line = [str(tmp_path / "cmake"), "-S", str(ROOT), "-B", str(tmp_path / "build"), "-G", "Ninja"]
+    environment = {"HOME": str(tmp_path), "PATH": str(tmp_path)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Install one: `apt install gcc libc6-dev`" in " ".join(done.stderr.split())
+
+
+def test_workflows_pin_their_actions() -> None:
+    """An action by branch is somebody else's code of tomorrow, with this repository's rights."""
+    uses = [
+        step["uses"]
+        for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+        for job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].values()
+        for step in job["steps"]
+        if "uses" in step
+    ]
+    assert uses
+    assert [each for each in uses if not re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", each)] == []

@@ -47,16 +47,20 @@ def node_pod(built: Built, mode: str) -> Iterator[tuple[Rendered, Pod]]:
 
 
 def probe(rendered: Rendered, pod: Pod, name: str) -> str:
-    """The answer to a container's liveness probe; empty while there is none."""
+    """A container's metrics, once both its probes have an answer; empty until then."""
     container = rendered.container(name)
     assert pod.running[name].poll() is None, pod.log(container)
     get = container["livenessProbe"]["httpGet"]
+    paths = [container[kind]["httpGet"]["path"] for kind in ("livenessProbe", "readinessProbe")]
     (port,) = [port["containerPort"] for port in container["ports"] if port["name"] == get["port"]]
+    text = ""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{get['path']}", timeout=5) as answer:
-            return str(answer.read().decode())
+        for path in (*paths, "/metrics"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                text = str(answer.read().decode())
     except OSError:
         return ""
+    return text
 
 
 def test_the_nodes_pod_runs(built: Built) -> None:
