@@ -202,9 +202,6 @@ LongestWait = Annotated[
 Simulated = Annotated[
     str | None, typer.Option(metavar="[GPUS[xCAPACITY]]", help="simulated GPUs, such as --simulate=2x8GiB")
 ]
-SlotsDir = Annotated[
-    Path | None, typer.Option(envvar="NVSHARE_SLOTS_DIR", help="Kubernetes: directory of the device plugin's slots")
-]
 DriverWait = Annotated[
     str | None, typer.Option(help="at the start: longest wait for a driver and a GPU, such as 5m (none)")
 ]
