@@ -169,7 +169,7 @@ class Coordinator:
 
     def _start_metrics(self, port: int) -> Any:
         from nvshare.coordinator.daemon import metrics
-        from nvshare.coordinator.system.metrics_http import Access, AccessError, MetricsServer
+        from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
 
         observations = metrics.Observations()
         self.dispatcher.observe = observations.observe

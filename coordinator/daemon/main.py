@@ -100,7 +100,7 @@ def wait_for_devices(settings: settings_file.Settings, options: Options) -> list
 
 
 def _answer_probes(settings: settings_file.Settings, until: contextlib.ExitStack) -> None:
-    from nvshare.coordinator.system.metrics_http import Access, AccessError, MetricsServer
+    from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
 
     for number in (signal.SIGTERM, signal.SIGINT):
         until.callback(signal.signal, number, signal.signal(number, lambda *_: sys.exit(0)))

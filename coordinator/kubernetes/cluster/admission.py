@@ -30,7 +30,7 @@ from nvshare.coordinator.kubernetes.cluster.annotations import (
     RulesError,
     rules_from,
 )
-from nvshare.coordinator.system.certificate import Certificate, CertificateError
+from nvshare.coordinator.system.http.certificate import Certificate, CertificateError
 from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_duration_or_never
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 from nvshare.coordinator.kubernetes.cluster.admission_handler import Handler
 from nvshare.coordinator.kubernetes.cluster.admission_metrics import Metrics
 from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
-from nvshare.coordinator.system.certificate import Certificate
+from nvshare.coordinator.system.http.certificate import Certificate
 
 log = logging.getLogger("nvshare-admission")
 

@@ -21,7 +21,7 @@ from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError
 from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, Paths, preference
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
-from nvshare.coordinator.system.metrics_http import Access
+from nvshare.coordinator.system.http.metrics import Access
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
 from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_duration

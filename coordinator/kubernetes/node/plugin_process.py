@@ -24,7 +24,7 @@ from nvshare.coordinator.kubernetes.node.resources import MemoryResource, SlotRe
 from nvshare.coordinator.kubernetes.node.tenancy import Tenancy, list_tenants
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.device_ids import memory_unit_bytes
-from nvshare.coordinator.system.metrics_http import Access, AccessError, MetricsServer
+from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 log: Final = logging.getLogger("nvshare.plugin")

@@ -26,7 +26,7 @@ from nvshare.coordinator.kubernetes.cluster.admission_handler import MAX_BODY_BY
 from nvshare.coordinator.kubernetes.cluster.admission_metrics import Metrics
 from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
 from nvshare.coordinator.kubernetes.cluster.admission_server import MAX_BODIES_BYTES, BoundedServer, Limits
-from nvshare.coordinator.system.certificate import Certificate, CertificateError
+from nvshare.coordinator.system.http.certificate import Certificate, CertificateError
 from tests.kubernetes.cluster.pod_shapes import RULES, container, pod, review
 from tests.waiting import eventually
 

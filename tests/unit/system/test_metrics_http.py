@@ -18,7 +18,7 @@ from nvshare.coordinator.daemon import main, settings_file
 from nvshare.coordinator.daemon.coordinator import Options
 from nvshare.coordinator.daemon.core_settings import StartError
 from nvshare.coordinator.system.devices import Device, NoGpuError
-from nvshare.coordinator.system.metrics_http import Access, AccessError, MetricsServer
+from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 
 BOUND_S = 30.0

@@ -20,7 +20,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.registry import Collector
 
-from nvshare.coordinator.system.certificate import Certificate, CertificateError
+from nvshare.coordinator.system.http.certificate import Certificate, CertificateError
 
 log: Final = logging.getLogger("nvshare")
 
