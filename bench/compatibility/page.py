@@ -18,7 +18,7 @@ every byte of the results is the same; *within tolerance*: the figures are, with
 the program's results also differ without the hook.
 
 *Cost* is measured inside one process that holds the lease: it repeats the same steps in turns of 10 ms, through the
-hook in one and past it in the next ([how](../../bench/README.md#what-the-hook-costs-in-one-process)). Where several
+hook in one and past it in the next ([how](../../bench)). Where several
 processes were measured, it is their mean. Brackets: 95 % interval. *Control*: the same comparison of two turns past
 the hook, which shows chance alone. *Calls*: gated calls in a step, and which share of them went past the hook in the
 other turns. Functions that allocate memory stay with the hook in all turns, except in mode `device` those of stream
