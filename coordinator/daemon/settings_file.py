@@ -104,37 +104,75 @@ class GpuOverride(BaseModel):
 
 
 class Settings(BaseModel):
-    """All settings.  The alias is the key in a file; the variable is NVSHARE_ and the key in capitals."""
+    """All settings.  The alias is the key in a file; the variable is NVSHARE_ and the key in capitals.
+
+    The reference page has these texts: `python -m tests.docs.generated` after a change.
+    """
 
     model_config = _FROZEN
 
     policy: PolicyName = "auto"
+    """Chooses which programs run now and which is next."""
     quantum_ns: Quantum = Field(default=None, alias="quantum")
+    """How long a turn lasts while others wait; `auto` follows the measured cost of switching."""
     sharing: SharingName = Sharing.AUTO
+    """`auto`: as the policy plans; `exclusive`: one lease at a time; `concurrent`: all programs at once while their
+    memory fits together, in turns otherwise."""
     capacity_bytes: Size | None = Field(default=None, alias="capacity")
+    """Bytes of each GPU that all programs together may have resident; by default all that the card has."""
     switch_share: Share = 0.05
+    """With `quantum = "auto"`: the share of time that switching may cost."""
     longest_wait_ns: Duration = Field(default=5_000_000_000, alias="longest_wait")
+    """With `quantum = "auto"`: turns are short enough for this wait, unless switching would then cost more than a
+    fifth of the time. Read at the start."""
     host_budget_bytes: Size | None = Field(default=None, alias="host_budget")
+    """Pinned host memory for evicted data of all programs; by default 3/4 of the machine's or container's."""
     drain_deadline_ns: Duration = Field(default=10_000_000_000, alias="drain_deadline")
+    """How long submitted work may take to end after a revoke."""
     overdue_action: OverdueName = OverdueAction.NOTHING
+    """What happens to a program that exceeds `drain_deadline`: `nothing`, `demote`, `kill`. The others continue in
+    any case, if memory allows."""
     pacing_budget_ns: DurationOrNever = Field(default=10_000_000, alias="pacing_budget")
+    """GPU time that a program may have submitted and unfinished. A program alone on its GPU is bounded loosely; 0:
+    every program is bounded loosely, at 10 ms."""
     idle_release_ns: DurationOrNever = Field(default=2_000_000, alias="idle_release")
+    """An idle holder returns the lease after this time while others wait, and a gang member with members on other
+    GPUs after eight times this; 0: never."""
     share_by: ShareBy = "user"
+    """Time is divided between users first (`user`), or between programs (`program`)."""
     max_priority: int = Field(default=0, ge=I32_MIN, le=I32_MAX)
+    """Highest `--priority` of a user's program. Root and the coordinator's own user have no bound; Kubernetes slots
+    have annotations."""
     max_weight: int = Field(default=100, ge=1, le=MAX_WEIGHT)
+    """The same for `--weight`."""
     hide_other_users: bool = False
+    """`nvshare-ctl` hides names and process ids of other users' programs, except from root and the coordinator's own
+    user; the web page shows no names at all."""
     recovery_ns: Duration = Field(default=5_000_000_000, alias="recovery")
+    """After a restart: the longest wait for the earlier holder while it runs."""
     hello_timeout_ns: Duration = Field(default=10_000_000_000, alias="hello_timeout")
+    """A connection that sends nothing for so long is closed."""
     max_clients: int = Field(default=1024, ge=1, le=65_536)
+    """Connected programs."""
     max_messages_per_s: int = Field(default=20_000, ge=100)
+    """Messages of one program; more closes its connection."""
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    """Port of the Prometheus metrics over HTTP."""
     metrics_address: str = "127.0.0.1"
+    """Address of the metrics."""
     web_port: int | None = Field(default=None, ge=0, le=65_535)
+    """Port of the web page, on 127.0.0.1; 0 chooses one.  Needs the extra `web`.  Read at the start."""
     web_token_file: Path | None = None
+    """File with the token that lets the web page change programs; without it the page only shows."""
     metrics_token_file: Path | None = None
+    """File with a token: scrapes then need `Authorization: Bearer TOKEN`. Read again at each scrape."""
     metrics_tls_dir: Path | None = None
+    """Directory with `tls.crt` and `tls.key`: metrics over HTTPS; a renewed certificate is used at once."""
     log_level: LogLevel = "info"
+    """`debug`, `info`, `warning`, `error`."""
     mps: Literal["off", "same_user"] = "off"
+    """`same_user`: programs of one user at a time run as clients of MPS; a fault of one ends the others. Read at
+    the start."""
     gpu: dict[str, GpuOverride] = Field(default_factory=dict)
 
 
