@@ -1,0 +1,164 @@
+"""Every command of the documentation works: shell blocks of README, tutorials and how-to run on simulated GPUs.
+
+A block that cannot run in a test stands in `NOT_RUN` with the reason.  Every command line of our tools, also those in
+the reference pages, names options and commands that the real parsers know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import typer
+
+from nvshare.coordinator.cli import run
+from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
+from tests.docs.shell_blocks import PAGES, ROOT, SCRIPTS, Block, blocks, name, tool_lines, words
+
+NOT_RUN: Final[Mapping[str, str]] = {
+    "python3 -m venv": "installs; `.ci/run` does it from a clean checkout",
+    "podman build": "needs a registry and a cluster",
+    "kubectl": "needs a cluster",
+    "NVSHARE_ENABLE=1 jupyter lab": "needs a browser",
+    "nvshare-coordinator --mps": "needs a card with MPS; its double is in tests/launch/test_mps.py",
+    "export KUBEBUILDER_ASSETS": "needs programs of Kubernetes",
+}
+"""How the first line of a block begins, and why the block is not run."""
+
+COMING: Final[frozenset[str]] = frozenset({"nvshare-ctl top", "nvshare-ctl doctor", "nvshare-ctl kernelspec"})
+"""Commands that the documentation may name before they exist."""
+
+RUN_PAGES: Final = [page for page in PAGES if name(page).startswith(("README", "docs/tutorials", "docs/how-to"))]
+PROGRAM: Final = "from nvshare.bench.workloads.busy import main\nmain(['--seconds=1'])\n"
+
+
+def reason(block: Block) -> str | None:
+    """Why a block is not run, or None."""
+    first = next(line for line in block.lines if line and not line.startswith("#"))
+    return next((why for begin, why in NOT_RUN.items() if first.startswith(begin)), None)
+
+
+def runnable(page: Path) -> list[Block]:
+    """The blocks of a page that run, in order."""
+    return [block for block in blocks(page) if reason(block) is None]
+
+
+def script(found: list[Block]) -> str:
+    """The blocks as one script.  After a command in the background it waits as a reader does, until tools see it."""
+    lines = ["set -em -o pipefail"]
+    for line in (line for block in found for line in block.lines):
+        lines.append(re.sub(r"\bnvshare-run (?!--simulate)", "nvshare-run --simulate ", line))
+        if not line.endswith("&"):
+            continue
+        given = re.search(r"--name (\S+)", line)
+        known = (
+            f"nvshare-ctl clients --json 2>&1 | grep -q '{given[1]}'" if given else "nvshare-ctl status >/dev/null 2>&1"
+        )
+        lines.append(f"for try in $(seq 200); do {known} && break; done; {known}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("page", [page for page in RUN_PAGES if runnable(page)], ids=name)
+def test_commands_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Broken: a reader types what the page says, and it fails."""
+    folder, runtime = tmp_path_factory.mktemp("reader"), tmp_path_factory.mktemp("d")
+    for program in ("train.py", "serve.py"):
+        (folder / program).write_text(PROGRAM, encoding="utf-8")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("NVSHARE_")}
+    path = f"{Path(sys.executable).parent}:{environ['PATH']}"
+    environ |= {"PATH": path, "NVSHARE_RUNTIME_DIR": str(runtime), "NVSHARE_MEMORY": "device", "TMPDIR": str(runtime)}
+    with temporary_coordinator(runtime, ["--simulate=1x4GiB"], log=runtime / "log"):
+        shell = subprocess.Popen(
+            ["bash", "-xc", script(runnable(page))],
+            cwd=folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            said, _ = shell.communicate(timeout=240)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+    assert shell.returncode == 0, said[-4000:]
+
+
+def test_reasons_are_needed() -> None:
+    """Broken: the list excuses a command that no page has any more."""
+    firsts = [block.lines[0] for page in PAGES for block in blocks(page)]
+    stale = [begin for begin in NOT_RUN if not any(first.startswith(begin) for first in firsts)]
+    assert not stale, stale
+
+
+def click_command(tool: str) -> Any:
+    """The parser of a tool made with typer."""
+    module = import_module(SCRIPTS[tool].split(":")[0])
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    app = typer.Typer()  # nvshare-demo makes its own in `main`
+    app.command()(module.demo)
+    return typer.main.get_command(app)
+
+
+def unknown_in(line: str) -> list[str]:
+    """The options and commands of a command line that its tool does not know."""
+    tool, *rest = words(line)
+    if tool == "nvshare-run":
+        ours, _ = run.split_command(rest)
+        options = set(run._parser()._option_string_actions)
+        return [word for word in ours if word.startswith("-") and word.partition("=")[0] not in options]
+    command, missing = click_command(tool), []
+    options = set()
+    for word in rest:
+        options |= {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        if word == "--":
+            break
+        if word.startswith("-"):
+            if word.partition("=")[0] not in options | {"--help", "-h"}:
+                missing.append(word)
+        elif hasattr(command, "commands"):
+            if word not in command.commands:
+                return [word] if re.fullmatch(r"[a-z][a-z-]*", word) else missing
+            command = command.commands[word]
+    return missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_options_exist(page: Path) -> None:
+    """Broken: a page names an option or a command that does not exist."""
+    wrong = {
+        line: unknown
+        for line in tool_lines(page)
+        if " ".join(line.split()[:2]) not in COMING
+        if (unknown := unknown_in(line))
+    }
+    assert not wrong, wrong
+
+
+def test_modules_exist() -> None:
+    """Broken: a page says `python -m` of a module that does not exist."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "bench" / "README.md"))
+    named = set(re.findall(r"python -m ((?:nvshare|tests)\.[a-z_.]+[a-z_])", text))
+    missing = [module for module in sorted(named) if importlib.util.find_spec(module) is None]
+    assert not missing, missing
+
+
+def test_commands_are_documented() -> None:
+    """Broken: an option of `nvshare-run` or a command of `nvshare-ctl` is in no reference page."""
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    options = {option for option in run._parser()._option_string_actions if option.startswith("--")} - {"--help"}
+    missing = [option for option in sorted(options) if f"`{option}" not in text]
+    missing += [word for word in click_command("nvshare-ctl").commands if not re.search(rf"`{word}\b", text)]
+    assert not missing, missing
