@@ -41,6 +41,7 @@ import zmq
 
 from nvshare.bench.harness.chaos_node import MAX_CLIENTS, Job, Node
 from nvshare.bench.harness.fixture import BenchError, machine, percentile
+from nvshare.bench.harness.progress import showing
 from nvshare.coordinator.protocol import messages
 
 CARD = "1x96MiB"
@@ -296,7 +297,8 @@ def main() -> int:
         node = Node(directory, CARD, options.quantum)
         try:
             chaos = Chaos(node, random.Random(seed))
-            chaos.run(options.minutes * 60, options.disturbances)
+            with showing(f"chaos of {options.minutes:g} minutes"):
+                chaos.run(options.minutes * 60, options.disturbances)
         finally:
             node.close()
     except BenchError as error:

@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
+from nvshare.bench.harness.progress import showing
 
 LIMIT = "128MiB"
 MODES: dict[str, tuple[str, ...]] = {
@@ -76,7 +77,7 @@ def main() -> int:
         if importlib.util.find_spec(framework) is None:
             continue
         try:
-            with fixture(simulate=None, quantum=options.quantum) as stand:
+            with showing(framework), fixture(simulate=None, quantum=options.quantum) as stand:
                 result["frameworks"][framework] = compare(stand, framework, options.steps)
         except BenchError as error:
             result["frameworks"][framework] = {"equal": False, "error": str(error)}

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card, spread
+from nvshare.bench.harness.progress import track
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
 
@@ -150,7 +151,7 @@ def compare(stand: Fixture, group: WorkerGroup, seconds: float, repetitions: int
     alone = measure(stand, group.apart, (), seconds)
     rivals_alone = measure(stand, (), group.rivals, seconds)["rivals_steps_per_s"]
     cases: dict[str, list[dict[str, Any]]] = {"apart": [], "gang": []}
-    for _ in range(repetitions):
+    for _ in track(range(repetitions), "repetition"):
         cases["apart"].append(measure(stand, group.apart, group.rivals, seconds))
         cases["gang"].append(measure(stand, group.gang, group.rivals, seconds))
     result: dict[str, Any] = {"alone": {**_rounded(alone), "rivals_steps_per_s": _figures(rivals_alone)}}

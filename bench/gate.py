@@ -33,6 +33,7 @@ from nvshare.bench.harness.fixture import (
     real_card,
     spread,
 )
+from nvshare.bench.harness.progress import track
 
 CANDIDATES = ("copy0", "memset0", "nofunction")
 """Gated calls that give the driver nothing to do; the cheapest that it accepts is measured."""
@@ -78,7 +79,7 @@ def compare(stand: Fixture, program: Path, call: str, *, pairs: int, calls: int,
     """Baseline and hooked runs in turns; medians, and the median of the paired differences."""
     plain: list[Sample] = []
     hooked: list[Sample] = []
-    for pair in range(pairs):
+    for pair in track(range(pairs), f"{call}, pair"):
         order = (False, True) if pair % 2 == 0 else (True, False)
         for under_hook in order:
             sample = run_loop(stand, program, call, hooked=under_hook, calls=calls, rounds=rounds)

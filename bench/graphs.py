@@ -43,6 +43,7 @@ from nvshare.bench.harness.fixture import (
     spread,
 )
 from nvshare.bench.harness.in_process import Plan, compare, switch_environment
+from nvshare.bench.harness.progress import track
 from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
 
 READY_TIMEOUT_S = 60.0
@@ -186,7 +187,7 @@ def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> 
                 member.answer(READY_TIMEOUT_S)
             steps = max(steps_for(member, "busy", options.seconds, timeout_s) for member in group)
             line = f"time busy {steps}"
-            for _ in range(options.repetitions):
+            for _ in track(range(options.repetitions), "repetition"):
                 alone.append([nanoseconds(member, line, timeout_s) for member in group])
                 together.append(together_ns(group, line, timeout_s))
     costs = [1 - sum(two) / both for two, both in zip(alone, together, strict=True)]

@@ -23,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from nvshare.bench.harness.progress import showing
 from nvshare.coordinator.engine.scheduler import OverdueAction
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
 from nvshare.coordinator.protocol.messages import UNBOUNDED, Sharing
@@ -230,7 +231,8 @@ def main() -> None:
         replay(options.replay, options.events)
         return
     began = time.monotonic()
-    report = soak(options.minutes, options.processes)
+    with showing(f"soak of {options.minutes:g} minutes"):
+        report = soak(options.minutes, options.processes)
     found = report.plain(time.monotonic() - began)
     if options.json:
         print(json.dumps(found))

@@ -37,6 +37,7 @@ from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, spread
+from nvshare.bench.harness.progress import track
 from nvshare.client_hook.launcher import ClientOptions, client_environment, find_hook
 
 NOTHING = "int main(void)\n{\n    return 0;\n}\n"
@@ -89,7 +90,7 @@ def start_ms(command: Sequence[str], environment: Mapping[str, str]) -> float:
 def added(command: Sequence[str], plain: Mapping[str, str], hooked: Mapping[str, str], runs: int) -> dict[str, Any]:
     """Paired runs, their order swapped each time."""
     taken: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(-1, runs):
+    for number in track(range(-1, runs), "pair"):
         for under_hook in (False, True) if number % 2 == 0 else (True, False):
             value = start_ms(command, hooked if under_hook else plain)
             if number >= 0:  # the first pair warms the caches
@@ -215,7 +216,7 @@ def imports(
     command = [sys.executable, "-c", code]
     taken: dict[bool, list[Stages]] = {False: [], True: []}
     with suppress(subprocess.TimeoutExpired):  # no time left
-        for number in range(-1, pairs):
+        for number in track(range(-1, pairs), "pair"):
             if time.monotonic() >= deadline:
                 break
             pair: dict[bool, Stages] = {}

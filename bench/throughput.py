@@ -26,6 +26,7 @@ from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, spread
+from nvshare.bench.harness.progress import track
 from nvshare.bench.workloads.steps import CUPY, TORCH
 
 READY_TIMEOUT_S = 180.0
@@ -112,12 +113,12 @@ def one_workload(
     bases: dict[str, list[float]] = {"hooked": [], "native": [], "exclusive": []}
     with fixture(simulate=simulate, quantum=quantum) as stand, workers(stand, workload, 2, hooked=False) as plain:
         with workers(stand, workload, 1, hooked=True) as hooked:
-            for _ in range(repetitions):
+            for _ in track(range(repetitions), f"{workload}, alone, repetition"):
                 cases["alone"].append(together(plain[:1], seconds))
                 cases["alone_hooked"].append(together(hooked, seconds))
                 bases["hooked"].append(cases["alone"][-1]["steps_per_s"])
         with workers(stand, workload, 2, hooked=True) as hooked:
-            for _ in range(repetitions):
+            for _ in track(range(repetitions), f"{workload}, two, repetition"):
                 cases["alone"].append(together(plain[:1], seconds))
                 cases["two_native"].append(together(plain, seconds))
                 cases["two_exclusive"].append(together(hooked, seconds))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, real_card
+from nvshare.bench.harness.progress import showing
 
 
 def parser_for(name: str, description: str, *, simulate: bool = True) -> argparse.ArgumentParser:
@@ -42,7 +43,8 @@ def run_benchmark(
     options = parser.parse_args()
     name = parser.prog.removeprefix("python -m ")
     try:
-        result = measure(options)
+        with showing(name.rpartition(".")[2]):
+            result = measure(options)
     except (BenchError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"{name}: {error}\n")
         return 1

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine
+from nvshare.bench.harness.progress import track
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -55,7 +56,7 @@ def run_loop(stand: Fixture, program: Path, size_bytes: int, count: int, *, hook
 def compare(stand: Fixture, program: Path, size_bytes: int, count: int, *, pairs: int, rounds: int) -> dict[str, float]:
     """Runs without and with the hook in turns; medians."""
     taken: dict[bool, list[Sample]] = {False: [], True: []}
-    for pair in range(pairs):
+    for pair in track(range(pairs), f"{size_bytes} bytes, pair"):
         for hooked in (False, True) if pair % 2 == 0 else (True, False):
             taken[hooked].append(run_loop(stand, program, size_bytes, count, hooked=hooked, rounds=rounds))
     plain_alloc, swap_alloc = (statistics.median(one.alloc_ns for one in taken[hooked]) for hooked in (False, True))

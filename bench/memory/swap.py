@@ -30,6 +30,7 @@ from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark
 from nvshare.bench.harness.fixture import BenchError, machine, real_card
+from nvshare.bench.harness.progress import track
 from nvshare.bench.memory.scripted import GIB, MIB, Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
 
@@ -116,7 +117,7 @@ def checked(coordinator: Coordinator, program: Program, rounds: int, seed: int) 
     coordinator.admit(program, held)
     coordinator.under_lease(program, f"fill {seed % 1000}")
     wrong = moved = 0
-    for turn in range(1, rounds + 1):
+    for turn in track(range(1, rounds + 1), "turn"):
         everything = turn % 3 == 0
         amount = 1 << 50 if everything else dice.randrange(MIB, 64 * MIB)
         out = coordinator.order(program, messages.Evict, amount)
