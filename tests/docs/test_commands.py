@@ -1,7 +1,7 @@
 """Every command of the documentation works: shell blocks of README, tutorials and how-to run on simulated GPUs.
 
-A block that cannot run in a test stands in `NOT_RUN` with the reason.  Every command line of our tools, also those in
-the reference pages, names options and commands that the real parsers know.
+A block that cannot run in a test stands in `NOT_RUN` with the reason.  `nvshare-ctl` lines in the text run too.  Every
+command line of our tools, also in the reference pages, names options and commands that the real parsers know.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import contextlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ import typer
 from nvshare.coordinator.cli import run
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
 from tests.docs.shell_blocks import PAGES, ROOT, SCRIPTS, Block, blocks, name, tool_lines, words
+from tests.waiting import eventually
 
 NOT_RUN: Final[Mapping[str, str]] = {
     "python3 -m venv": "installs; `.ci/run` does it from a clean checkout",
@@ -35,11 +37,21 @@ NOT_RUN: Final[Mapping[str, str]] = {
 }
 """How the first line of a block begins, and why the block is not run."""
 
-COMING: Final[frozenset[str]] = frozenset({"nvshare-ctl top", "nvshare-ctl doctor", "nvshare-ctl kernelspec"})
+COMING: Final[frozenset[str]] = frozenset(
+    {"nvshare-ctl top", "nvshare-ctl doctor", "nvshare-ctl kernelspec", "nvshare-ctl trace"}
+)
 """Commands that the documentation may name before they exist."""
 
 RUN_PAGES: Final = [page for page in PAGES if name(page).startswith(("README", "docs/tutorials", "docs/how-to"))]
-PROGRAM: Final = "from nvshare.bench.workloads.busy import main\nmain(['--seconds=1'])\n"
+BUSY: Final = "nvshare.bench.workloads.busy"
+PROGRAM: Final = f"from {BUSY} import main\nmain(['--seconds=1'])\n"
+ELLIPSIS: Final = re.compile(r"\||\.\.\.|\b(?!CLIENT\b)[A-Z]{2,}\b")
+"""A pattern or a placeholder, not a command line."""
+
+
+def coming(line: str) -> bool:
+    """Whether a line has a command that does not exist yet."""
+    return " ".join(line.split()[:2]) in COMING
 
 
 def reason(block: Block) -> str | None:
@@ -68,17 +80,24 @@ def script(found: list[Block]) -> str:
     return "\n".join(lines)
 
 
+@contextlib.contextmanager
+def reader(runtime: Path) -> Iterator[dict[str, str]]:
+    """The environment of a reader with nvshare installed, beside a coordinator of a simulated GPU."""
+    ours = {key for key in os.environ if key.startswith("NVSHARE_") and "LIBRARY" not in key}
+    environ = {key: value for key, value in os.environ.items() if key not in ours}
+    environ |= {"PATH": f"{Path(sys.executable).parent}:{environ['PATH']}", "NVSHARE_RUNTIME_DIR": str(runtime)}
+    environ |= {"NVSHARE_MEMORY": "device", "TMPDIR": str(runtime)}
+    with temporary_coordinator(runtime, ["--simulate=1x4GiB"], log=runtime / "log"):
+        yield environ
+
+
 @pytest.mark.parametrize("page", [page for page in RUN_PAGES if runnable(page)], ids=name)
 def test_commands_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Broken: a reader types what the page says, and it fails."""
-    folder, runtime = tmp_path_factory.mktemp("reader"), tmp_path_factory.mktemp("d")
+    folder = tmp_path_factory.mktemp("reader")
     for program in ("train.py", "serve.py"):
         (folder / program).write_text(PROGRAM, encoding="utf-8")
-    ours = {key for key in os.environ if key.startswith("NVSHARE_") and "LIBRARY" not in key}
-    environ = {key: value for key, value in os.environ.items() if key not in ours}
-    path = f"{Path(sys.executable).parent}:{environ['PATH']}"
-    environ |= {"PATH": path, "NVSHARE_RUNTIME_DIR": str(runtime), "NVSHARE_MEMORY": "device", "TMPDIR": str(runtime)}
-    with temporary_coordinator(runtime, ["--simulate=1x4GiB"], log=runtime / "log"):
+    with reader(tmp_path_factory.mktemp("d")) as environ:
         shell = subprocess.Popen(
             ["bash", "-xc", script(runnable(page))],
             cwd=folder,
@@ -94,6 +113,37 @@ def test_commands_run(page: Path, tmp_path_factory: pytest.TempPathFactory) -> N
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(shell.pid, signal.SIGKILL)
     assert shell.returncode == 0, said[-4000:]
+
+
+def test_controls_in_the_text_work(tmp_path: Path) -> None:
+    """Broken: a `nvshare-ctl` line within the text of a page fails beside a running program named CLIENT."""
+    elsewhere = {line for page in RUN_PAGES for block in runnable(page) for line in block.lines}
+    lines = dict.fromkeys(
+        line
+        for page in RUN_PAGES
+        for line in tool_lines(page)
+        if line.startswith("nvshare-ctl ") and line not in elsewhere and not coming(line) and not ELLIPSIS.search(line)
+    )
+    with reader(tmp_path) as environ:
+        program = ["nvshare-run", "--simulate", "--name", "CLIENT", "--", sys.executable, "-m", BUSY, "--seconds=240"]
+        busy = subprocess.Popen(program, env=environ, executable=shutil.which(program[0], path=environ["PATH"]))
+        try:
+            eventually(lambda: '"CLIENT"' in control("nvshare-ctl clients --json", environ).stdout, "CLIENT is seen")
+            done = {line: control(line, environ) for line in lines}
+        finally:
+            busy.kill()
+            busy.wait()
+    named = {line for line, each in done.items() if each.returncode == 2 and "Missing argument" in each.stderr}
+    failed = {line: each.stderr for line, each in done.items() if each.returncode != 0 and line not in named}
+    assert not failed, failed
+    assert len(done) - len(named) > 12, "most of the lines are whole commands"
+
+
+def control(line: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs one `nvshare-ctl` line; `events` ends after the first one."""
+    last = " --count 1" if line.startswith("nvshare-ctl events") and "--count" not in line else ""
+    command = ["bash", "-c", line + last]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_reasons_are_needed() -> None:
@@ -139,12 +189,7 @@ def unknown_in(line: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_options_exist(page: Path) -> None:
     """Broken: a page names an option or a command that does not exist."""
-    wrong = {
-        line: unknown
-        for line in tool_lines(page)
-        if " ".join(line.split()[:2]) not in COMING
-        if (unknown := unknown_in(line))
-    }
+    wrong = {line: unknown for line in tool_lines(page) if not coming(line) if (unknown := unknown_in(line))}
     assert not wrong, wrong
 
 
