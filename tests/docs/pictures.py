@@ -30,6 +30,7 @@ PICTURES: Final[tuple[tuple[str, str], ...]] = (
     ("status.svg", "nvshare-ctl status"),
     ("clients.svg", "nvshare-ctl clients"),
     ("explain.svg", "nvshare-ctl explain"),
+    ("top.svg", "nvshare-ctl top --once"),
 )
 """File, and the command whose output it shows."""
 COLUMNS: Final = 100
@@ -85,13 +86,15 @@ def draw(command: str, output: str) -> str:
     return console.export_svg(title=f"$ {command}", code_format=_WITHOUT_FONT, unique_id="terminal")
 
 
-def make(folder: Path) -> None:
-    """Writes all pictures."""
+def make(folder: Path, *, measured: bool) -> None:
+    """Writes all pictures; if wanted, when all programs have been measured."""
     folder.mkdir(parents=True, exist_ok=True)
     with programs() as environ:
+        if measured:
+            eventually(lambda: "progress -" not in _output("nvshare-ctl explain", environ), "measured programs")
         for file, command in PICTURES:
             (folder / file).write_text(draw(command, _output(command, environ)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER, measured=True)

@@ -37,9 +37,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
 }
 """How the first line of a block begins, and why the block is not run."""
 
-COMING: Final[frozenset[str]] = frozenset(
-    {"nvshare-ctl top", "nvshare-ctl doctor", "nvshare-ctl kernelspec", "nvshare-ctl trace"}
-)
+COMING: Final[frozenset[str]] = frozenset({"nvshare-ctl doctor", "nvshare-ctl kernelspec"})
 """Commands that the documentation may name before they exist."""
 
 RUN_PAGES: Final = [page for page in PAGES if name(page).startswith(("README", "docs/tutorials", "docs/how-to"))]
