@@ -91,7 +91,10 @@ def make(folder: Path, *, measured: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with programs() as environ:
         if measured:
-            eventually(lambda: "progress -" not in _output("nvshare-ctl explain", environ), "measured programs")
+            known = "of the time alone"
+            eventually(
+                lambda: _output("nvshare-ctl explain", environ).count(known) == len(PROGRAMS), "measured programs"
+            )
         for file, command in PICTURES:
             (folder / file).write_text(draw(command, _output(command, environ)), encoding="utf-8")
 
