@@ -86,18 +86,13 @@ def draw(command: str, output: str) -> str:
     return console.export_svg(title=f"$ {command}", code_format=_WITHOUT_FONT, unique_id="terminal")
 
 
-def make(folder: Path, *, measured: bool) -> None:
-    """Writes all pictures; if wanted, when all programs have been measured."""
+def make(folder: Path) -> None:
+    """Writes all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     with programs() as environ:
-        if measured:
-            known = "of the time alone"
-            eventually(
-                lambda: _output("nvshare-ctl explain", environ).count(known) == len(PROGRAMS), "measured programs"
-            )
         for file, command in PICTURES:
             (folder / file).write_text(draw(command, _output(command, environ)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER, measured=True)
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

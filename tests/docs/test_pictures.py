@@ -11,7 +11,7 @@ from tests.docs.shell_blocks import PAGES
 
 def test_pictures_can_be_made(tmp_path: Path) -> None:
     """Broken: a command whose output a page shows fails beside running programs, or does not show them."""
-    pictures.make(tmp_path, measured=False)
+    pictures.make(tmp_path)
     for file, command in pictures.PICTURES:
         made = (tmp_path / file).read_text(encoding="utf-8")
         assert command.replace(" ", "&#160;") in made
