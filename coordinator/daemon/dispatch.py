@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from nvshare.coordinator.daemon.control import waiting
 from nvshare.coordinator.daemon.control.api import I32_MAX
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
@@ -70,6 +71,8 @@ class Dispatcher:
         """Slots of the clients; None without Kubernetes."""
         self.live: LiveSettings | None = None
         """Live settings of the operator; None in tests and simulations."""
+        self.hide_names = False
+        """Programs do not learn the names of other users' programs."""
         self._most_rank = (I32_MAX, messages.MAX_WEIGHT)
         self._outbox = outbox
         self._journal = journal
@@ -110,6 +113,8 @@ class Dispatcher:
         elif known and isinstance(message, messages.Profile):
             profile = _profile(connection, message, now_ns)
             self._profiled(profile if self.slots is None else self.slots.profiled(profile), now_ns)
+        elif known and isinstance(message, messages.ExplainWait):
+            self._explain_wait(connection, message.gpu)
         elif known and isinstance(message, messages.Goodbye):
             self.gone(connection, now_ns)
         else:
@@ -211,6 +216,12 @@ class Dispatcher:
         self.event(_attached(connection, message), now_ns)
         for event in () if self.live is None else self.live.attached(connection, message.uuid):
             self.event(event, now_ns)
+
+    def _explain_wait(self, connection: int, gpu: int) -> None:
+        wait = self.scheduler.wait_snapshot(connection, gpu)
+        if wait is not None:
+            text = _short(waiting.sentence(wait, hide_names=self.hide_names))
+            self._outbox.send(connection, messages.encode(messages.WaitExplained(gpu, wait.index, text)))
 
     def slot_changed(self, event: events.Event, now_ns: int) -> None:
         """Applies a change of a slot's file; live settings stay in force."""

@@ -142,6 +142,10 @@ class Scheduler:
         found = self._node.clients.get(client)
         return None if found is None else snapshot.take_client(found, max(now_ns, self._now_ns))
 
+    def wait_snapshot(self, client: int, ordinal: int) -> snapshot.WaitSnapshot | None:
+        """Why a client waits for a GPU; None when it does not.  Raises RemoteProtocolError for a GPU not attached."""
+        return snapshot.take_wait(self._node, self._seat(client, ordinal))
+
     def snapshot(self, now_ns: int) -> snapshot.Snapshot:
         """A frozen picture; O(clients)."""
         return snapshot.take(self._node, max(now_ns, self._now_ns))

@@ -75,6 +75,24 @@ class SeatSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitSnapshot:
+    """Why one client waits for one GPU."""
+
+    index: int
+    """The GPU's number on the node."""
+    identity: Identity
+    holders: tuple[Identity, ...]
+    place: int
+    """Clients that come before it; 0: it is the next one, or has no place."""
+    paused: bool
+    lacking_bytes: int
+    """What its memory lacks beside immovable memory; 0: it fits."""
+    recovering: bool
+    moving: bool
+    """It was chosen, and memory moves."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientSnapshot:
     """One connection."""
 
@@ -325,6 +343,24 @@ def _queue(gpu: Gpu) -> tuple[int, ...]:
     """The policy's order, then turn order."""
     waiting = dict.fromkeys(seat.client.client_id for seat in gpu.wait_queue.seats())
     return tuple(dict.fromkeys((*(client for client in gpu.schedule.order if client in waiting), *waiting)))
+
+
+def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:
+    """Why this client waits; None when it does not.  O(waiting clients of the GPU)."""
+    gpu, client = seat.gpu, seat.client
+    if seat.place.waiting_since_ns is None:
+        return None
+    queue = _queue(gpu)
+    return WaitSnapshot(
+        index=list(node.gpus).index(gpu.uuid),
+        identity=client.identity,
+        holders=tuple(each.client.identity for each in gpu.leases.by_client.values()),
+        place=queue.index(client.client_id) if client.client_id in queue else 0,
+        paused=client.paused,
+        lacking_bytes=seat.room.lacking_bytes if seat.room.unschedulable else 0,
+        recovering=gpu.recovering,
+        moving=seat.phase is NEXT,
+    )
 
 
 def take_client(client: Client, now_ns: int) -> ClientSnapshot:

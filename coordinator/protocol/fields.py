@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar, dataclass_transform
 
 
 class RemoteProtocolError(Exception):
@@ -56,10 +56,12 @@ TO_COORDINATOR: Final[dict[int, type[Message]]] = {}
 TO_CLIENT: Final[dict[int, type[Message]]] = {}
 
 
+@dataclass_transform(frozen_default=True)
 def declare(table: dict[int, type[Message]], number: int, *layout: Field) -> Callable[[type[M]], type[M]]:
-    """Class decorator: enters a message into a table under its number."""
+    """Class decorator: makes a frozen slotted dataclass, and enters it into a table under its number."""
 
-    def bind(cls: type[M]) -> type[M]:
+    def bind(plain: type[M]) -> type[M]:
+        cls = dataclass(frozen=True, slots=True)(plain)
         assert number not in {*TO_COORDINATOR, *TO_CLIENT}, f"type {number} is taken"
         assert len(layout) == len(fields(cls)), f"{cls.__name__}: a bound for every field"  # type: ignore[arg-type]
         cls.TYPE = number

@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from nvshare.coordinator.protocol.codec import MAX_FRAME_BYTES as MAX_FRAME_BYTES
@@ -66,7 +65,6 @@ ORDINAL: Final = Field("uint", 8, most=MAX_GPUS_PER_CLIENT - 1)
 
 
 @declare(TO_COORDINATOR, 1, U16, NAME, NAME, U32, I32, U8, BYTES, NAME, WEIGHT, NAME)
-@dataclass(frozen=True, slots=True)
 class Hello(Message):
     """First message of a connection.
 
@@ -87,7 +85,6 @@ class Hello(Message):
 
 
 @declare(TO_COORDINATOR, 2, ORDINAL, UUID, BYTES, U64, BOOL, BYTES, BYTES, BYTES)
-@dataclass(frozen=True, slots=True)
 class AttachGpu(Message):
     """The client is about to use a GPU, or has reconnected while it uses it.
 
@@ -106,7 +103,6 @@ class AttachGpu(Message):
 
 
 @declare(TO_COORDINATOR, 3, ORDINAL)
-@dataclass(frozen=True, slots=True)
 class Request(Message):
     """A thread waits for the lease of this GPU."""
 
@@ -114,7 +110,6 @@ class Request(Message):
 
 
 @declare(TO_COORDINATOR, 4, ORDINAL, U64, U8, BOOL, BOOL, TIME, TIME, COUNT)
-@dataclass(frozen=True, slots=True)
 class Release(Message):
     """The client returns its lease: the gate is closed and the work drained.
 
@@ -134,7 +129,6 @@ class Release(Message):
 
 
 @declare(TO_COORDINATOR, 5, ORDINAL, BYTES, BYTES, BYTES, BYTES)
-@dataclass(frozen=True, slots=True)
 class MemoryReport(Message):
     """The client's memory on this GPU: allocated = resident + evicted; pinned is the immovable part of resident."""
 
@@ -146,7 +140,6 @@ class MemoryReport(Message):
 
 
 @declare(TO_COORDINATOR, 6, ORDINAL, U32, BYTES)
-@dataclass(frozen=True, slots=True)
 class ReserveMemory(Message):
     """Asks for a reservation of `bytes` in all on this GPU.  Answered by `MemoryReserved`."""
 
@@ -156,7 +149,6 @@ class ReserveMemory(Message):
 
 
 @declare(TO_COORDINATOR, 7, ORDINAL, U64, BYTES, TIME, BOOL, U32)
-@dataclass(frozen=True, slots=True)
 class MoveProgress(Message):
     """Progress of an `Evict` or `Restore` order, in bytes moved so far.
 
@@ -172,13 +164,11 @@ class MoveProgress(Message):
 
 
 @declare(TO_COORDINATOR, 8)
-@dataclass(frozen=True, slots=True)
 class Goodbye(Message):
     """The process ends normally; its leases are free."""
 
 
 @declare(TO_COORDINATOR, 9, U32, BYTES)
-@dataclass(frozen=True, slots=True)
 class ReserveHost(Message):
     """Asks for `bytes` in all of the node's host budget; less than before returns memory.
 
@@ -190,7 +180,6 @@ class ReserveHost(Message):
 
 
 @declare(TO_COORDINATOR, 10, ORDINAL, U32, BYTES)
-@dataclass(frozen=True, slots=True)
 class ReservePins(Message):
     """Asks to keep `bytes` in all of the client's memory on this GPU immovable.
 
@@ -204,7 +193,6 @@ class ReservePins(Message):
 
 
 @declare(TO_COORDINATOR, 11, ORDINAL, U64, TIME, U64, TIME, TIME, U64)
-@dataclass(frozen=True, slots=True)
 class Progress(Message):
     """What the client has done on this GPU, in sums since its start; at most every 100 ms while it holds a lease.
 
@@ -223,7 +211,6 @@ class Progress(Message):
 
 
 @declare(TO_COORDINATOR, 12, JOB_CLASS, PERMILLE, PERMILLE, TIME, BOOL)
-@dataclass(frozen=True, slots=True)
 class Profile(Message):
     """What kind of program the client is; sent after `Hello` if a value differs from its default.
 
@@ -238,11 +225,17 @@ class Profile(Message):
     spatial: bool = False
 
 
+@declare(TO_COORDINATOR, 13, ORDINAL)
+class ExplainWait(Message):
+    """A thread has waited for seconds.  Answered by `WaitExplained`, unless the client has a lease by then."""
+
+    gpu: int
+
+
 # --- to a client ---------------------------------------------------------------------------------------------------
 
 
 @declare(TO_CLIENT, 64, U16, U64)
-@dataclass(frozen=True, slots=True)
 class Welcome(Message):
     """Answers `Hello`."""
 
@@ -251,7 +244,6 @@ class Welcome(Message):
 
 
 @declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL, BOOL)
-@dataclass(frozen=True, slots=True)
 class GpuSettings(Message):
     """Answers `AttachGpu`, and is sent again after each change of a value.
 
@@ -283,7 +275,6 @@ class GpuSettings(Message):
 
 
 @declare(TO_CLIENT, 66, U8, U64, U64, U32)
-@dataclass(frozen=True, slots=True)
 class Grant(Message):
     """Grants the lease `lease_id`.  `quantum_ns` is its intended length; `waiters` is the number of waiting clients."""
 
@@ -294,7 +285,6 @@ class Grant(Message):
 
 
 @declare(TO_CLIENT, 67, U8, U64, U64)
-@dataclass(frozen=True, slots=True)
 class Revoke(Message):
     """Orders the client to close the gate, to drain within `drain_deadline_ns`, and to send `Release`."""
 
@@ -304,7 +294,6 @@ class Revoke(Message):
 
 
 @declare(TO_CLIENT, 68, U8, U64, U32)
-@dataclass(frozen=True, slots=True)
 class Waiters(Message):
     """Number of other clients that wait for the held lease, sent when it changes from or to zero."""
 
@@ -314,7 +303,6 @@ class Waiters(Message):
 
 
 @declare(TO_CLIENT, 69, U8, U64, U64)
-@dataclass(frozen=True, slots=True)
 class Evict(Message):
     """Orders the client to move at least `bytes` of its resident memory off the GPU, or all movable memory."""
 
@@ -324,7 +312,6 @@ class Evict(Message):
 
 
 @declare(TO_CLIENT, 70, U8, U64, U64, U64)
-@dataclass(frozen=True, slots=True)
 class Restore(Message):
     """Orders the client to restore up to `bytes` of its evicted memory, of which `credit_bytes` have room now.
 
@@ -338,7 +325,6 @@ class Restore(Message):
 
 
 @declare(TO_CLIENT, 74, U8, U64, U64)
-@dataclass(frozen=True, slots=True)
 class MoveCredit(Message):
     """Raises the credit of a `Restore` to `credit_bytes` in all; never lowers it.
 
@@ -351,7 +337,6 @@ class MoveCredit(Message):
 
 
 @declare(TO_CLIENT, 71, U8, U32, U64, BOOL)
-@dataclass(frozen=True, slots=True)
 class MemoryReserved(Message):
     """Answers `ReserveMemory`: the reservation is now `bytes` in all, unchanged after a refusal.
 
@@ -365,7 +350,6 @@ class MemoryReserved(Message):
 
 
 @declare(TO_CLIENT, 75, U32, U64)
-@dataclass(frozen=True, slots=True)
 class HostReserved(Message):
     """Answers `ReserveHost`: the client's share is now `bytes` in all, unchanged after a refusal."""
 
@@ -374,7 +358,6 @@ class HostReserved(Message):
 
 
 @declare(TO_CLIENT, 76, U8, U32, U64)
-@dataclass(frozen=True, slots=True)
 class PinsReserved(Message):
     """Answers `ReservePins`: `bytes` in all may be immovable, unchanged after a refusal."""
 
@@ -384,7 +367,6 @@ class PinsReserved(Message):
 
 
 @declare(TO_CLIENT, 73, U8, U64)
-@dataclass(frozen=True, slots=True)
 class Standby(Message):
     """Announces a message about this GPU's lease within `within_ns`: the hook polls for it.
 
@@ -396,7 +378,6 @@ class Standby(Message):
 
 
 @declare(TO_CLIENT, 77, U8, PERMILLE, BOOL, BOOL)
-@dataclass(frozen=True, slots=True)
 class Allot(Message):
     """What the client gets beside others.  Before the first one: all of the time, no reports.
 
@@ -410,8 +391,16 @@ class Allot(Message):
     watch: bool
 
 
+@declare(TO_CLIENT, 78, U8, U16, SENTENCE)
+class WaitExplained(Message):
+    """Answers `ExplainWait`: `text` says what the client waits for.  `index` is the GPU's number on the node."""
+
+    gpu: int
+    index: int
+    text: str
+
+
 @declare(TO_CLIENT, 72, U16, BOOL, SENTENCE)
-@dataclass(frozen=True, slots=True)
 class Rejected(Message):
     """A refusal.  `final`: the coordinator closes the connection."""
 

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -42,6 +43,35 @@ static int target(void)
         fd = expected;
     }
     return fd;
+}
+
+/* A slow reader of standard error must not stop the agent. */
+static bool takes(int fd)
+{
+    struct pollfd watched = {.fd = fd, .events = POLLOUT};
+    return poll(&watched, 1, 0) == 1 && (watched.revents & POLLOUT) != 0;
+}
+
+void nvs_log_notice(const char *format, ...)
+{
+    static const char head[] = "nvshare: ";
+    if (nvs_log_level < NVS_LOG_WARNING || atomic_load_explicit(&ending, memory_order_relaxed) || !takes(STDERR_FILENO))
+        return;
+    const int saved = errno, cancel = nvs_cancel_defer();
+    char line[512];
+    memcpy(line, head, sizeof head);
+    va_list arguments;
+    va_start(arguments, format);
+    int body = vsnprintf(line + sizeof head - 1, sizeof line - sizeof head, format, arguments);
+    va_end(arguments);
+    size_t size = strlen(line);
+    if (body >= 0) {
+        line[size++] = '\n';
+        ssize_t written = write(STDERR_FILENO, line, size);
+        (void)written;
+    }
+    nvs_cancel_allow(cancel);
+    errno = saved;
 }
 
 void nvs_log(int level, const char *format, ...)

@@ -12,6 +12,10 @@ void nvs_log_ending(void);
 
 void nvs_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* A line for the program's user, always on standard error; none there when that is closed or full.  Silenced by NVSHARE_LOG=error.
+ * For threads of our own, which have all signals blocked. */
+void nvs_log_notice(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 #define NVS_LOG_ONCE(level, ...)                                                   \
     do {                                                                           \
         static atomic_flag said = ATOMIC_FLAG_INIT;                                \

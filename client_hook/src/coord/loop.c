@@ -26,6 +26,7 @@
 #include "coord/protocol/link.h"
 #include "coord/protocol/transport.h"
 #include "coord/protocol/wire.gen.h"
+#include "coord/waiting/notice.h"
 #include "gate/gate.h"
 #include "inflight/pacing.h"
 #include "memory/memory.h"
@@ -142,6 +143,7 @@ static uint64_t serve_gpus(void)
             due = earlier(due, mine->incomplete_ns + mine->patience_ns);
         if (mine->lease.attached && nvs_report_is_due(gpu) && !nvs_moves_busy(gpu))
             due = earlier(due, nvs_report_at(gpu));
+        due = earlier(due, nvs_notice_serve(gpu, mine->lease.state == NVS_LEASE_ASKED, now));
         const bool runs = mine->lease.state == NVS_LEASE_HELD && !mine->incomplete;
         due = earlier(due, nvs_progress_serve(gpu, runs ? mine->lease.lease_id : 0, now));
     }
@@ -229,6 +231,7 @@ void *nvs_agent_main(void *nothing)
     memset(nvs_agent_gpus, 0, sizeof nvs_agent_gpus); /* after a fork there is what the parent's agent left */
     nvs_agent_unanswered_count = 0;
     nvs_progress_start();
+    nvs_notice_start();
     nvs_awake_until_ns = 0;
     deaf = false;
     nvs_link_start();

@@ -12,6 +12,7 @@
 #include "coord/memory/report.h"
 #include "coord/progress.h"
 #include "coord/protocol/wire.gen.h"
+#include "coord/waiting/notice.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
 
@@ -43,6 +44,7 @@ static void on_lost(void)
     nvs_agent_unanswered_count = 0;
     nvs_moves_void();
     nvs_budget_lost();
+    nvs_notice_lost();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_progress_lost(gpu);
         nvs_agent_set_rate(gpu, NVS_DUTY_ALWAYS);
@@ -164,6 +166,7 @@ static void on_frame(const uint8_t *frame, size_t size)
         nvs_progress_allot(&in.allot);
         nvs_agent_set_rate(in.allot.gpu, in.allot.rate);
         return;
+    case NVS_TYPE_WAIT_EXPLAINED: nvs_notice_explained(&in.wait_explained); return;
     case NVS_TYPE_STANDBY: on_standby(&in.standby); return;
     case NVS_TYPE_REVOKE:
         event = (nvs_lease_event){

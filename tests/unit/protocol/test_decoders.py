@@ -128,12 +128,10 @@ def test_defaults_are_used(tmp_path: Path) -> None:
     """Broken: a message of an older peer, which lacks an appended field, is refused."""
     script = r"""
 import subprocess, sys
-from dataclasses import dataclass
 from pathlib import Path
 from nvshare.coordinator.protocol import codec, codegen, messages
 from nvshare.coordinator.protocol.fields import BOOL, I32, NAME, U8, U32, declare, limits
 @declare(messages.TO_CLIENT, 99, U8, U32, I32, BOOL, NAME)
-@dataclass(frozen=True, slots=True)
 class Later(messages.Message):
     gpu: int
     count: int = 70000

@@ -172,6 +172,14 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         "954d02cd012cc3c2",
     ),
     (
+        messages.ExplainWait(gpu=1),
+        "920d01",
+    ),
+    (
+        messages.WaitExplained(gpu=1, index=3, text="waiting for GPU 3"),
+        "944e0103b177616974696e6720666f72204750552033",
+    ),
+    (
         messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
         "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
     ),

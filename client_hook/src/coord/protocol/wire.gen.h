@@ -48,6 +48,7 @@ enum {
     NVS_TYPE_RESERVE_PINS = 10,
     NVS_TYPE_PROGRESS = 11,
     NVS_TYPE_PROFILE = 12,
+    NVS_TYPE_EXPLAIN_WAIT = 13,
     NVS_TYPE_WELCOME = 64,
     NVS_TYPE_GPU_SETTINGS = 65,
     NVS_TYPE_GRANT = 66,
@@ -61,6 +62,7 @@ enum {
     NVS_TYPE_PINS_RESERVED = 76,
     NVS_TYPE_STANDBY = 73,
     NVS_TYPE_ALLOT = 77,
+    NVS_TYPE_WAIT_EXPLAINED = 78,
     NVS_TYPE_REJECTED = 72,
 };
 
@@ -622,6 +624,32 @@ static inline bool nvs_read_profile(nvs_wire_in *in, uint64_t present, nvs_profi
     return nvs_wire_skip(in, present > 5 ? present - 5 : 0);
 }
 
+typedef struct nvs_explain_wait {
+    uint8_t gpu;
+} nvs_explain_wait;
+
+/* Bytes written; 0 when explain_wait does not fit, or its text is too long or not UTF-8. */
+static inline size_t nvs_encode_explain_wait(const nvs_explain_wait *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x92, 0, 0);
+    nvs_wire_put_uint(&out, 13);
+    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_explain_wait(nvs_wire_in *in, uint64_t present, nvs_explain_wait *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 1)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    return nvs_wire_skip(in, present > 1 ? present - 1 : 0);
+}
+
 typedef struct nvs_welcome {
     uint16_t protocol;
     uint64_t client_id;
@@ -1167,6 +1195,41 @@ static inline bool nvs_read_allot(nvs_wire_in *in, uint64_t present, nvs_allot *
     return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
 }
 
+typedef struct nvs_wait_explained {
+    uint8_t gpu;
+    uint16_t index;
+    char text[256];
+} nvs_wait_explained;
+
+/* Bytes written; 0 when wait_explained does not fit, or its text is too long or not UTF-8. */
+static inline size_t nvs_encode_wait_explained(const nvs_wait_explained *message, uint8_t *frame, size_t capacity)
+{
+    nvs_wire_out out = {frame, frame + capacity, false};
+    nvs_wire_put(&out, 0x94, 0, 0);
+    nvs_wire_put_uint(&out, 78);
+    nvs_wire_put_uint(&out, message->gpu);
+    nvs_wire_put_uint(&out, message->index);
+    nvs_wire_put_text(&out, message->text, 255);
+    return out.failed ? 0 : (size_t)(out.at - frame);
+}
+
+static inline bool nvs_read_wait_explained(nvs_wire_in *in, uint64_t present, nvs_wait_explained *message)
+{
+    uint64_t number;
+    memset(message, 0, sizeof *message);
+    if (present < 3)
+        return false;
+    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
+        return false;
+    message->gpu = (uint8_t)number;
+    if (!nvs_wire_get_uint(in, UINT16_MAX, &number))
+        return false;
+    message->index = (uint16_t)number;
+    if (!nvs_wire_get_text(in, message->text, 255))
+        return false;
+    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
+}
+
 typedef struct nvs_rejected {
     uint16_t code;
     bool final;
@@ -1217,6 +1280,7 @@ typedef struct nvs_to_client {
         nvs_pins_reserved pins_reserved;
         nvs_standby standby;
         nvs_allot allot;
+        nvs_wait_explained wait_explained;
         nvs_rejected rejected;
     };
 } nvs_to_client;
@@ -1274,6 +1338,9 @@ static inline nvs_wire_result nvs_decode_to_client(const uint8_t *frame, size_t 
     case NVS_TYPE_ALLOT:
         good = nvs_read_allot(in, count, &out->allot);
         break;
+    case NVS_TYPE_WAIT_EXPLAINED:
+        good = nvs_read_wait_explained(in, count, &out->wait_explained);
+        break;
     case NVS_TYPE_REJECTED:
         good = nvs_read_rejected(in, count, &out->rejected);
         break;
@@ -1299,6 +1366,7 @@ static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
     case NVS_TYPE_PINS_RESERVED: return message->pins_reserved.gpu;
     case NVS_TYPE_STANDBY: return message->standby.gpu;
     case NVS_TYPE_ALLOT: return message->allot.gpu;
+    case NVS_TYPE_WAIT_EXPLAINED: return message->wait_explained.gpu;
     default: return UINT32_MAX;
     }
 }
@@ -1318,6 +1386,7 @@ typedef struct nvs_to_coordinator {
         nvs_reserve_pins reserve_pins;
         nvs_progress progress;
         nvs_profile profile;
+        nvs_explain_wait explain_wait;
     };
 } nvs_to_coordinator;
 
@@ -1370,6 +1439,9 @@ static inline nvs_wire_result nvs_decode_to_coordinator(const uint8_t *frame, si
         break;
     case NVS_TYPE_PROFILE:
         good = nvs_read_profile(in, count, &out->profile);
+        break;
+    case NVS_TYPE_EXPLAIN_WAIT:
+        good = nvs_read_explain_wait(in, count, &out->explain_wait);
         break;
     default:
         good = nvs_wire_skip(in, count);

@@ -1,0 +1,61 @@
+"""Why a program waits for a GPU, in one sentence for its user.
+
+Invariants: a program learns nothing of another container's programs.  With `hide_names` it learns only the user of
+another user's program.
+"""
+
+from __future__ import annotations
+
+import functools
+import pwd
+
+from nvshare.coordinator.engine.snapshot import WaitSnapshot
+from nvshare.coordinator.model.client import Identity
+from nvshare.coordinator.units import format_size
+
+
+def sentence(wait: WaitSnapshot, *, hide_names: bool) -> str:
+    """For example `waiting for GPU 0, held by train.py (alice); 2nd in line`."""
+    begin = f"waiting for GPU {wait.index}"
+    if wait.paused:
+        return f"{begin}: this program is paused; `nvshare-ctl resume` continues it"
+    if wait.recovering:
+        return f"{begin}: the coordinator has restarted, and an earlier holder has not come back yet"
+    if wait.moving:
+        return f"{begin}: this program is next, and memory is being moved for it"
+    place = "next in line" if wait.place == 0 else f"{ordinal(wait.place + 1)} in line"
+    if wait.lacking_bytes:
+        lacking = format_size(wait.lacking_bytes)
+        place = f"{lacking} of this program's memory does not fit beside memory that cannot move"
+    if not wait.holders:
+        return f"{begin}, which no program holds now; {place}"
+    holder = _holder(wait.holders[0], wait.identity, hide_names)
+    others = len(wait.holders) - 1
+    more = "" if not others else f" and {others} other program{'s' if others > 1 else ''}"
+    return f"{begin}, held by {holder}{more}; {place}"
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, `11th`, `21st`."""
+    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{last}"
+
+
+def _holder(holder: Identity, asker: Identity, hide_names: bool) -> str:
+    if holder.group != asker.group:
+        return "another container"
+    if holder.group:
+        return holder.name
+    user = user_name(holder.user_id)
+    if hide_names and holder.user_id != asker.user_id:
+        return f"a program of {user}"
+    return f"{holder.name} ({user})"
+
+
+@functools.lru_cache(maxsize=1024)
+def user_name(user_id: int) -> str:
+    """The user's name; the number of a user without one."""
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return f"user {user_id}"

@@ -1,0 +1,56 @@
+"""The sentence that tells a user why a program waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nvshare.coordinator.daemon.control import waiting
+from nvshare.coordinator.engine.snapshot import WaitSnapshot
+from nvshare.coordinator.model.client import Identity
+
+MINE = Identity("mine.py", "python", 10, 1000, "")
+THEIRS = Identity("train.py", "python", 11, 1001, "")
+WAIT = WaitSnapshot(0, MINE, (THEIRS,), place=1, paused=False, lacking_bytes=0, recovering=False, moving=False)
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "user_name", {1000: "bob", 1001: "alice"}.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("wait", "text"),
+    [
+        (WAIT, "waiting for GPU 0, held by train.py (alice); 2nd in line"),
+        (replace(WAIT, place=0, holders=(THEIRS, MINE)), "held by train.py (alice) and 1 other program; next in line"),
+        (replace(WAIT, holders=()), "waiting for GPU 0, which no program holds now; 2nd in line"),
+        (replace(WAIT, paused=True), "this program is paused; `nvshare-ctl resume` continues it"),
+        (replace(WAIT, lacking_bytes=1 << 30), "1GiB of this program's memory does not fit"),
+        (replace(WAIT, recovering=True), "the coordinator has restarted"),
+        (replace(WAIT, moving=True), "memory is being moved for it"),
+    ],
+)
+def test_the_reason_is_said(wait: WaitSnapshot, text: str) -> None:
+    """Broken: a program waits and its user does not learn for what."""
+    assert text in waiting.sentence(wait, hide_names=False)
+
+
+def test_hidden_names_are_those_of_other_users() -> None:
+    """Broken: a user reads what another one runs, or cannot tell which of their own programs is in the way."""
+    assert "held by a program of alice;" in waiting.sentence(WAIT, hide_names=True)
+    assert "held by mine.py (bob);" in waiting.sentence(replace(WAIT, holders=(MINE,)), hide_names=True)
+
+
+def test_containers_learn_nothing_of_each_other() -> None:
+    """Broken: a container reads another tenant's pod."""
+    wait = replace(WAIT, holders=(replace(THEIRS, group="slot-7"),))
+    assert "held by another container;" in waiting.sentence(wait, hide_names=False)
+
+
+def test_ordinals() -> None:
+    """Broken: `2th in line`."""
+    assert [waiting.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112)] == (
+        ["1st", "2nd", "3rd", "4th", "11th", "12th", "21st", "112th"]
+    )
