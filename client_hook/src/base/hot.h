@@ -17,6 +17,7 @@ enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
 enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
 #define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (inflight/captures.c) */
 enum { NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT, NVS_POOLS_LONG }; /* which way of hooks/memory/pool.c allocations in stream order take; LONG stays */
+enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOPPED };
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
 typedef struct nvs_slot {
@@ -33,6 +34,7 @@ typedef struct nvs_slot {
     _Atomic uint64_t calls[NVS_MAX_GPUS];    /* gated calls let through; written by its thread, summed by the agent */
     _Atomic uint32_t owned;
     _Atomic uint32_t also;                   /* other GPUs that the call puts work on: a bit each */
+    uint32_t stop;                           /* NVS_STOP_...: whether its present wait may end without the GPU; only its thread touches it */
     struct nvs_slot *next;
 } nvs_slot;
 

@@ -22,6 +22,7 @@
 #include "coord/memory/budget.h"
 #include "coord/memory/moves.h"
 #include "coord/protocol/transport.h"
+#include "coord/waiting/python.h"
 #include "gate/gate.h"
 #include "memory/memory.h"
 
@@ -152,6 +153,17 @@ static bool describe(uint32_t gpu)
     return true;
 }
 
+/* Ends the wait of this thread without the GPU, if its call can fail. */
+static bool stop(uint32_t gpu)
+{
+    if (nvs_self == NULL || nvs_self->stop != NVS_STOP_ALLOWED)
+        return false;
+    nvs_self->stop = NVS_STOPPED;
+    atomic_store_explicit(&nvs_mail[gpu].stopped, 1, memory_order_relaxed); /* the poke publishes it */
+    nvs_agent_poke();
+    return true;
+}
+
 bool nvs_agent_wait_for_lease(uint32_t gpu)
 {
     int saved = errno;
@@ -161,7 +173,12 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
     if (started && describe(gpu)) {
         if (first)
             nvs_agent_poke();
-        while (!nvs_gate_wait(gpu, UINT64_MAX)) {
+        bool handlers = false;
+        while (errno = 0, !nvs_gate_wait(gpu, handlers ? nvs_now_ns() + NVS_PYTHON_LOOK_NS : UINT64_MAX)) {
+            if (nvs_python_handlers(gpu, errno == EINTR, &handlers) && stop(gpu)) {
+                look_again = false;
+                break;
+            }
             /* acquire: pairs with the release in nvs_agent_goodbye */
             if (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
                 if (nvs_gate_wait_begin(gpu)) /* again, if a signal's handler waited meanwhile and has ended the count */

@@ -30,6 +30,8 @@ typedef struct nvs_mailbox {
 
     _Atomic uint32_t yield;          /* 1: nvshare_yield */
 
+    _Atomic uint32_t stopped;        /* 1: a signal's handler has ended a wait; the user is told */
+
     nvs_question reserve, pins;
     _Atomic uint32_t ask_pins;       /* 1: the coordinator wants to be asked for pins.  Relaxed: a hint for who would ask */
 

@@ -162,23 +162,42 @@ static uint32_t after_fence(uint32_t gpu)
     return atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire);
 }
 
-void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
+/* False: the wait has ended without the GPU, and the slot is not announced. */
+static bool enter_slow(nvs_slot *slot, uint32_t gpu, uint32_t stop)
 {
     int saved = errno;
+    bool stopped = false;
+    const uint32_t outer = slot->stop; /* of a wait that a signal's handler has interrupted */
     nvs_gate *gate = &nvs_gates[gpu];
     if (!(after_fence(gpu) & NVS_GATE_CLOSED) || nvs_gate_dead(gpu))
-        return;
+        return true;
     for (;;) { /* while it waits the thread is inside of nothing: a handler may interrupt the wait, and jump out of it */
         atomic_store_explicit(&slot->active, 0, memory_order_seq_cst); /* as in nvs_gate_leave */
         if (atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_relaxed) & NVS_GATE_CLOSED)
             wake_closer(gate);
+        slot->stop = stop;
         bool look_again = nvs_coordinator.wait_for_lease(gpu);
+        stopped = slot->stop == NVS_STOPPED;
+        if (stopped)
+            break;
         atomic_store_explicit(&slot->active, gpu + 1, memory_order_seq_cst);
         /* Pairs with the closer's store and membarrier, as in nvs_gate_enter. */
         if (!look_again || nvs_gate_passes(gpu))
             break;
     }
+    slot->stop = outer;
     errno = saved;
+    return !stopped;
+}
+
+void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu)
+{
+    (void)enter_slow(slot, gpu, NVS_STOP_NEVER);
+}
+
+bool nvs_gate_enter_stoppable_slow(nvs_slot *slot, uint32_t gpu)
+{
+    return enter_slow(slot, gpu, NVS_STOP_ALLOWED);
 }
 
 bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu)

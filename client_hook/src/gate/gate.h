@@ -19,10 +19,13 @@ enum {
 nvs_slot *nvs_slot_register(void);                         /* NULL when the host has no memory: the call goes ungated */
 void nvs_gate_enter_slow(nvs_slot *slot, uint32_t gpu);    /* returns with the slot announced and the gate not closed */
 
+bool nvs_gate_enter_stoppable_slow(nvs_slot *slot, uint32_t gpu); /* false: neither, as the wait was stopped */
+
 bool nvs_gate_leave_slow(nvs_slot *slot, uint32_t gpu);    /* wakes the closer; true when pacing is to look */
 
-/* Before a submission.  Pass what it returns to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
-static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
+#define NVS_STOPPED_RESULT CUDA_ERROR_OPERATING_SYSTEM /* of a call whose wait was stopped (docs/decisions/interrupted-waits.md) */
+
+static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_by(uint32_t gpu, bool *stopped)
 {
     nvs_slot *slot = nvs_self;
     if (NVS_UNLIKELY(gpu == NVS_NO_GPU))
@@ -34,9 +37,25 @@ static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
     /* Pairs with the membarrier in nvs_gate_close: either the closer sees `active`, or we see CLOSED. */
     atomic_store_explicit(&slot->active, gpu + 1, memory_order_relaxed);
     atomic_signal_fence(memory_order_seq_cst);
-    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & (NVS_GATE_CLOSED | NVS_GATE_FENCED)))
-        nvs_gate_enter_slow(slot, gpu);
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.gates[gpu], memory_order_acquire) & (NVS_GATE_CLOSED | NVS_GATE_FENCED))) {
+        if (stopped == NULL)
+            nvs_gate_enter_slow(slot, gpu);
+        else
+            *stopped = !nvs_gate_enter_stoppable_slow(slot, gpu);
+    }
     return slot;
+}
+
+/* Before a submission.  Pass what it returns to nvs_gate_leave.  gpu is < NVS_MAX_GPUS or NVS_NO_GPU. */
+static inline nvs_slot *nvs_gate_enter(uint32_t gpu)
+{
+    return nvs_gate_enter_by(gpu, NULL);
+}
+
+/* The same; `stopped` is false before and true after a wait that was stopped: then the call fails with NVS_STOPPED_RESULT, and does not leave. */
+static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_stoppable(uint32_t gpu, bool *stopped)
+{
+    return nvs_gate_enter_by(gpu, stopped);
 }
 
 /* After it, as far as most calls get.  True: what nvs_gate_leave_slow says counts. */

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "coord/mailbox.h"
 #include "coord/protocol/link.h"
 #include "gate/gate.h"
 
@@ -38,6 +39,8 @@ uint64_t nvs_notice_serve(uint32_t gpu, bool asked, uint64_t now)
 {
     struct wait *wait = &waits[gpu];
     const bool passed = nvs_gate_passes(gpu);
+    if (atomic_exchange_explicit(&nvs_mail[gpu].stopped, 0, memory_order_relaxed) != 0) /* see agent.c */
+        nvs_log_notice("a signal has ended the wait for the GPU; the call that waited fails with CUDA error %d", NVS_STOPPED_RESULT);
     if (passed || nvs_gate_waiting(gpu) == 0) {
         if (wait->since_ns != 0)
             end(wait, passed, now);

@@ -34,7 +34,10 @@ NVS_JOINS(cuStreamWaitEvent_ptsz)
     NVS_EXPORT CUresult CUDAAPI symbol parameters                             \
     {                                                                         \
         const uint32_t gpu = nvs_stream_gpu(hStream);                         \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                           \
+        bool stopped = false;                                                 \
+        nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);       \
+        if (NVS_UNLIKELY(stopped))                                            \
+            return NVS_STOPPED_RESULT;                                        \
         nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol));            \
         const CUresult result = NVS_REAL(symbol) arguments;                   \
         nvs_capture_began(gpu, hStream, NVS_PER_THREAD(#symbol), result);          \

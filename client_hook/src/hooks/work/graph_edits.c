@@ -217,7 +217,7 @@ NVS_EDIT(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodePar
     {                                                                          \
         const bool moves = nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP;  \
         const uint32_t gpu = moves ? nvs_current_gpu() : NVS_NO_GPU;           \
-        nvs_slot *const slot = nvs_graph_enter(gpu);                           \
+        nvs_slot *const slot = nvs_graph_enter(gpu, NULL);                         \
         const CUresult result = NVS_REAL(symbol) arguments;                    \
         nvs_graph_leave(slot);                                                 \
         nvs_gate_leave(slot, gpu);                                             \
@@ -286,7 +286,7 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device)
         if (result != CUDA_SUCCESS)                                        \
             return result;                                                 \
         const uint32_t gpu = nvs_current_gpu();                            \
-        nvs_slot *const slot = nvs_graph_enter(gpu);                       \
+        nvs_slot *const slot = nvs_graph_enter(gpu, NULL);                     \
         result = NVS_REAL(symbol) arguments;                               \
         nvs_graph_leave(slot);                                             \
         nvs_gate_leave(slot, gpu);                                         \

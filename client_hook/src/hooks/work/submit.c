@@ -66,7 +66,10 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         CUresult result;                                                           \
         unsigned found = 0;                                                        \
         NVS_PREPARE_OPERANDS(gpu, found);                                                      \
-        nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu) : nvs_gate_enter(gpu); \
+        bool stopped = false;                                                      \
+        nvs_slot *const slot = NVS_IS_GRAPH(#symbol) ? nvs_graph_enter(gpu, &stopped) : nvs_gate_enter_stoppable(gpu, &stopped); \
+        if (NVS_UNLIKELY(stopped))                                                 \
+            return NVS_STOPPED_RESULT;                                             \
         const nvs_peer_copy_outcome peer = NVS_LIKELY((found & NVS_OPERANDS_UNREACHABLE) == 0) ? NVS_COPY_DRIVER_ANSWERS : NVS_PEER_COPY(symbol, work_stream, no_stream, &result); \
         if (peer != NVS_COPY_HANDLED)                                              \
             result = NVS_REAL(symbol) arguments;                                   \
@@ -110,7 +113,10 @@ static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream
     NVS_EXPORT CUresult CUDAAPI symbol parameters                                         \
     {                                                                                     \
         const uint32_t gpu = nvs_current_gpu();                                           \
-        nvs_slot *const slot = nvs_gate_enter(gpu);                                       \
+        bool stopped = false;                                                             \
+        nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);                   \
+        if (NVS_UNLIKELY(stopped))                                                        \
+            return NVS_STOPPED_RESULT;                                                    \
         const CUresult result = NVS_REAL(symbol) arguments;                               \
         nvs_gate_leave(slot, gpu);                                                        \
         return result;                                                                    \
