@@ -12,7 +12,6 @@ import itertools
 import signal
 import sys
 import threading
-import time
 from types import FrameType
 
 from nvshare import client_hook
@@ -41,7 +40,7 @@ def compute() -> None:
 
 def keep_gil() -> None:
     while client_hook.state(0).waiting_threads == 0:
-        time.sleep(0.01)
+        threading.Event().wait(0.01)
     print("stuck", flush=True)
     ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), ctypes.c_size_t(1))
 
