@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from nvshare.coordinator.daemon.control import waiting
+from nvshare.coordinator.daemon.control import explanations
 from nvshare.coordinator.daemon.control.api import I32_MAX
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
@@ -220,7 +220,7 @@ class Dispatcher:
     def _explain_wait(self, connection: int, gpu: int) -> None:
         wait = self.scheduler.wait_snapshot(connection, gpu)
         if wait is not None:
-            text = _short(waiting.sentence(wait, hide_names=self.hide_names))
+            text = _short(explanations.wait(wait, hide_names=self.hide_names))
             self._outbox.send(connection, messages.encode(messages.WaitExplained(gpu, wait.index, text)))
 
     def slot_changed(self, event: events.Event, now_ns: int) -> None:
@@ -259,6 +259,14 @@ class Dispatcher:
 
     def _notify(self, command: commands.Notify) -> None:
         self._notes.append((self._now_ns, command))
+        if command.kind == "refused" and command.values["why"] in ("capacity", "pins"):
+            self._explain_refusal(int(str(command.values["client"])), str(command.values["uuid"]))
+
+    def _explain_refusal(self, connection: int, uuid: str) -> None:
+        """Comes before the answer, after which the program prints it."""
+        refusal = self.scheduler.refusal_snapshot(connection, uuid)
+        text = explanations.refusal(refusal, hide_names=self.hide_names)
+        self._reject(connection, messages.Rejection.OUT_OF_MEMORY, text)
 
     def note(self, kind: str, values: dict[str, Any], now_ns: int) -> None:
         """Adds a trace event of the shell."""

@@ -146,6 +146,10 @@ class Scheduler:
         """Why a client waits for a GPU; None when it does not.  Raises RemoteProtocolError for a GPU not attached."""
         return snapshot.take_wait(self._node, self._seat(client, ordinal))
 
+    def refusal_snapshot(self, client: int, uuid: str) -> snapshot.RefusalSnapshot:
+        """Why a client gets no more memory on this GPU."""
+        return snapshot.take_refusal(self._node, self._node.clients[client], uuid)
+
     def snapshot(self, now_ns: int) -> snapshot.Snapshot:
         """A frozen picture; O(clients)."""
         return snapshot.take(self._node, max(now_ns, self._now_ns))

@@ -93,6 +93,17 @@ class WaitSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusalSnapshot:
+    """Why one client gets no more memory on one GPU."""
+
+    index: int
+    identity: Identity
+    capacity_bytes: int
+    immovable: tuple[tuple[Identity, int], ...]
+    """What the other clients have that cannot move, most first."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClientSnapshot:
     """One connection."""
 
@@ -360,6 +371,19 @@ def take_wait(node: Node, seat: Seat) -> WaitSnapshot | None:
         lacking_bytes=seat.room.lacking_bytes if seat.room.unschedulable else 0,
         recovering=gpu.recovering,
         moving=seat.phase is NEXT,
+    )
+
+
+def take_refusal(node: Node, client: Client, uuid: str) -> RefusalSnapshot:
+    """Who has what on this GPU that cannot move.  O(clients of the GPU)."""
+    gpu = node.gpus[uuid]
+    others = [seat for seat in gpu.seats.values() if seat.client is not client and seat.room.immovable_bytes]
+    others.sort(key=lambda seat: -seat.room.immovable_bytes)
+    return RefusalSnapshot(
+        index=list(node.gpus).index(uuid),
+        identity=client.identity,
+        capacity_bytes=gpu.memory.capacity_bytes,
+        immovable=tuple((seat.client.identity, seat.room.immovable_bytes) for seat in others),
     )
 
 

@@ -79,11 +79,11 @@ def ask(node: Node, client: Client, event: HostAsked, now_ns: int) -> Iterable[G
     refused = event.total_bytes > max(client.host.share_bytes, most_bytes(node, client))
     if not refused:
         _set_share(node, client, event.total_bytes)
-    node.out.append(Send(client.client_id, HostReserved(event.sequence, client.host.share_bytes)))
-    if refused:
+    else:
         owner.refused += 1
         node.host.refused += 1
         _explain_refusal(node, client, owner, event.total_bytes)
+    node.out.append(Send(client.client_id, HostReserved(event.sequence, client.host.share_bytes)))
     # The room on the host has changed, and with it what can be evicted.
     return [seat.gpu for seat in client.seats.values()]
 
@@ -108,7 +108,7 @@ def _pinned_bytes(node: Node, client: Client, now_ns: int) -> int:
 
 
 def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) -> None:
-    """Tells the operator, and the program's own log.  It follows the answer, so no program waits for it."""
+    """Tells the operator, and the program's own log.  It comes before the answer, after which the program prints it."""
     left = max(0, node.host.budget_bytes - node.host.shared_bytes)
     fair = size - client.host.share_bytes <= left
     name = client.owner
@@ -127,7 +127,7 @@ def _explain_refusal(node: Node, client: Client, owner: HostOwner, size: int) ->
         f"{format_size(size)} of pinned host memory: {name} has {format_size(owner.shared_bytes)}, "
         f"{format_size(left)} of {format_size(node.host.budget_bytes)} are left{rule} (host_budget)"
     )
-    node.out.append(Send(client.client_id, Rejected(int(Rejection.NOT_ALLOWED), False, text[:250])))
+    node.out.append(Send(client.client_id, Rejected(int(Rejection.OUT_OF_MEMORY), False, text[:250])))
 
 
 def client_left(node: Node, client: Client, now_ns: int) -> None:

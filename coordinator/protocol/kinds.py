@@ -37,3 +37,4 @@ class Rejection(enum.IntEnum):
     MALFORMED = 4
     TOO_MANY_CLIENTS = 5
     NOT_ALLOWED = 6
+    OUT_OF_MEMORY = 7

@@ -73,6 +73,8 @@ static void on_rejected(const nvs_rejected *rejected)
     }
     if (rejected->code == NVS_REJECTION_UNKNOWN_MESSAGE && nvs_budget_rejected())
         return;
+    if (rejected->code == NVS_REJECTION_OUT_OF_MEMORY)
+        nvs_memory_set_refusal(rejected->text);
     if (now >= say_again_ns || !rejected->final) {
         nvs_log(rejected->final ? NVS_LOG_WARNING : NVS_LOG_INFO, "the coordinator refuses (%u): %s", rejected->code,
                 rejected->text);

@@ -144,8 +144,9 @@ CUresult nvs_segment_new(uint32_t gpu, uint64_t bytes, uint64_t chunk_bytes, uin
             goto out;
     }
     if (!nvs_host_reserve(bytes)) {
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "no host memory to evict a new allocation to (%llu MiB): out of memory; NVSHARE_HOST_LIMIT, what "
-                     "the machine has left, or the coordinator's host budget (NVSHARE_LOG=info tells) is too little", (unsigned long long)(bytes >> 20));
+        const char *why = nvs_memory_take_refusal();
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "no host memory to evict a new allocation to (%llu MiB): out of memory; %s", (unsigned long long)(bytes >> 20),
+                     why != NULL ? why : "NVSHARE_HOST_LIMIT or what the machine has left is too little");
         goto out;
     }
     result = take_addresses(segment);

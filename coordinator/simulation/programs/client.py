@@ -100,7 +100,9 @@ class Process:
             return
         side = self.sides.get(getattr(message, "gpu", -1))
         if isinstance(message, messages.Rejected):
-            expected = message.code == messages.Rejection.NOT_ALLOWED and (self.ending or not message.final)
+            expected = message.code == messages.Rejection.OUT_OF_MEMORY or (
+                message.code == messages.Rejection.NOT_ALLOWED and (self.ending or not message.final)
+            )
             assert expected, f"an honest process was rejected: {message}"
         elif isinstance(message, messages.HostReserved):
             self.memory.host.answered(message)

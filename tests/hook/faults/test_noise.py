@@ -95,3 +95,20 @@ def test_a_limit_that_others_of_a_slot_have_used_up(
             coordinator.send(messages.MemoryReserved(0, message.sequence, 0, by_limit))
     assert answer == f"refused {OUT_OF_MEMORY}"
     assert len(complaints(client)) == by_limit
+
+
+def test_a_refusal_of_the_coordinator_is_explained_once(coordinator: ScriptedCoordinator, start: StartClient) -> None:
+    """Broken: a program is out of memory because of others, and its user does not learn of whom."""
+    client = start(NVSHARE_MEMORY="device")
+    for _ in range(2):
+        client.tell(f"alloc {8 * MIB}")
+        if not coordinator.received:
+            coordinator.welcome(reserve=True)
+        while not (answer := client.answer(0.05)):
+            message = coordinator.receive(0.05)
+            if isinstance(message, messages.ReserveMemory):
+                text = "GPU 0 has 4GiB for programs, and train.py (alice) has 4GiB that cannot move"
+                coordinator.send(messages.Rejected(int(messages.Rejection.OUT_OF_MEMORY), False, text))
+                coordinator.send(messages.MemoryReserved(0, message.sequence, 0))
+        assert answer == f"refused {OUT_OF_MEMORY}"
+    assert complaints(client) == [f"8 MiB more on GPU 0 are out of memory: {text}"]

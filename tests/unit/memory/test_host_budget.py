@@ -116,7 +116,7 @@ def test_a_refusal_says_why_to_the_program_too() -> None:
     b.take(messages.Rejected)
     assert ask(b, 5 << 30) == 0
     (why,) = b.take(messages.Rejected)
-    assert why.code == messages.Rejection.NOT_ALLOWED
+    assert why.code == messages.Rejection.OUT_OF_MEMORY
     assert not why.final
     assert "user 2 has 0B, 5GiB of 9GiB are left" in why.text
     assert "8 times" in why.text

@@ -5,6 +5,7 @@
 #include "base/port.h"
 #include "memory/moving.h"
 #include "memory/quota/admission.h"
+#include "memory/quota/quota.h"
 #include "memory/records/entries.h"
 
 #include <stdatomic.h>
@@ -40,8 +41,12 @@ void nvs_pins_counted(uint32_t gpu, uint64_t bytes)
 
 void nvs_pins_say_refused(const char *what)
 {
-    NVS_LOG_ONCE(NVS_LOG_WARNING, "out of memory: %s must stay on the card, and what other programs need would not fit beside it; nvshare-ctl "
-                 "memory shows who needs what: free some there", what);
+    const char *why = nvs_memory_take_refusal();
+    if (why != NULL)
+        nvs_log(NVS_LOG_WARNING, "out of memory: %s must stay on the card: %s", what, why);
+    else
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "out of memory: %s must stay on the card, and what other programs need would not fit beside it; nvshare-ctl "
+                     "memory shows who needs what: free some there", what);
 }
 
 CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out)

@@ -174,7 +174,8 @@ static unsigned long long whole_mib(uint64_t bytes)
     return (unsigned long long)((bytes >> 20) + ((bytes & ((1u << 20) - 1)) != 0));
 }
 
-void nvs_memory_say_limited(uint32_t gpu, uint64_t bytes)
+/* True: the limit is the reason. */
+static bool say_limited(uint32_t gpu, uint64_t bytes)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
     /* Relaxed: see memory/records/ledger.h. */
@@ -182,7 +183,7 @@ void nvs_memory_say_limited(uint32_t gpu, uint64_t bytes)
     const uint64_t charged = atomic_load_explicit(&of->charged, memory_order_relaxed);
     const bool beyond = charged > limit || bytes > limit - charged;
     if (limit == 0 || (!beyond && !atomic_load_explicit(&of->limited, memory_order_relaxed)))
-        return;
+        return false;
     if (atomic_load_explicit(&of->limit_of_slot, memory_order_relaxed))
         NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this container is %llu MiB, for all of its programs "
                      "together (the pod's memory resource sets it, or its annotation nvshare.com/memory-limit)",
@@ -194,6 +195,44 @@ void nvs_memory_say_limited(uint32_t gpu, uint64_t bytes)
     else
         NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the limit of this program is %llu MiB, set in the coordinator; to "
                      "change it: nvshare-ctl limit %s --memory SIZE", whole_mib(bytes), gpu, whole_mib(limit), nvs_config.name);
+    return true;
+}
+
+static char refusal[256];
+enum { NO_REFUSAL, REFUSAL, REFUSAL_TAKEN };
+static _Atomic uint32_t refusal_state; /* the text is written by the agent before REFUSAL, released, and not changed after it */
+
+void nvs_memory_set_refusal(const char *text)
+{
+    if (atomic_load_explicit(&refusal_state, memory_order_relaxed) != NO_REFUSAL) /* only this thread changes that */
+        return;
+    strncpy(refusal, text, sizeof refusal - 1);
+    atomic_store_explicit(&refusal_state, REFUSAL, memory_order_release); /* pairs with the exchange below */
+}
+
+const char *nvs_memory_take_refusal(void)
+{
+    uint32_t seen = REFUSAL;
+    return atomic_compare_exchange_strong_explicit(&refusal_state, &seen, REFUSAL_TAKEN, memory_order_acquire, memory_order_relaxed) ? refusal
+                                                                                                                                     : NULL;
+}
+
+void nvs_memory_say_refused(uint32_t gpu, uint64_t bytes, bool full)
+{
+    nvs_ledger *of = &nvs_ledgers[gpu];
+    if (say_limited(gpu, bytes))
+        return;
+    const char *text = nvs_memory_take_refusal();
+    const uint64_t most = ceiling_of(of), charged = load(&of->charged);
+    if (text != NULL)
+        nvs_log(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: %s", whole_mib(bytes), gpu, text);
+    else if (most != 0 && (charged > most || bytes > most - charged))
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: this program has %llu MiB of the %llu MiB that the card has for "
+                     "one program", whole_mib(bytes), gpu, whole_mib(charged), whole_mib(most));
+    else if (full)
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the card is full, and this program has %llu MiB of it; `nvidia-smi` "
+                     "and `nvshare-ctl memory` show who has the rest, and `nvshare-run --memory swap` needs no free memory",
+                     whole_mib(bytes), gpu, whole_mib(charged));
 }
 
 NVS_FORK_CODE void nvs_quota_after_fork(void)

@@ -30,8 +30,11 @@ static inline void nvs_memory_uncharge(uint32_t gpu, uint64_t charged_bytes)
     nvs_memory_changed(gpu);
 }
 void nvs_memory_charge_again(uint32_t gpu, uint64_t charged_bytes);
-/* An allocation has found no memory: where the limit refused it, that is logged, once. */
-void nvs_memory_say_limited(uint32_t gpu, uint64_t bytes);
+/* An allocation has found no memory: the reason is logged, each one once.  `full`: the driver has refused it. */
+void nvs_memory_say_refused(uint32_t gpu, uint64_t bytes, bool full);
+/* Why the coordinator has refused memory: one text is kept until it is taken, and none after that.  NULL: there is none. */
+void nvs_memory_set_refusal(const char *text);
+const char *nvs_memory_take_refusal(void);
 
 /* What the coordinator set; 0 means none.  A limit below what is in use lets nothing more be allocated.
  * While the coordinator sets no limit, the one of the environment holds. */

@@ -1,4 +1,4 @@
-"""The sentence that tells a user why a program waits."""
+"""The sentences that tell a user why a program waits, or gets no more memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvshare.coordinator.daemon.control import waiting
-from nvshare.coordinator.engine.snapshot import WaitSnapshot
+from nvshare.coordinator.daemon.control import explanations
+from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 
 MINE = Identity("mine.py", "python", 10, 1000, "")
@@ -17,7 +17,7 @@ WAIT = WaitSnapshot(0, MINE, (THEIRS,), place=1, paused=False, lacking_bytes=0, 
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "user_name", {1000: "bob", 1001: "alice"}.__getitem__)
+    monkeypatch.setattr(explanations, "user_name", {1000: "bob", 1001: "alice"}.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -34,23 +34,33 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_reason_is_said(wait: WaitSnapshot, text: str) -> None:
     """Broken: a program waits and its user does not learn for what."""
-    assert text in waiting.sentence(wait, hide_names=False)
+    assert text in explanations.wait(wait, hide_names=False)
 
 
 def test_hidden_names_are_those_of_other_users() -> None:
     """Broken: a user reads what another one runs, or cannot tell which of their own programs is in the way."""
-    assert "held by a program of alice;" in waiting.sentence(WAIT, hide_names=True)
-    assert "held by mine.py (bob);" in waiting.sentence(replace(WAIT, holders=(MINE,)), hide_names=True)
+    assert "held by a program of alice;" in explanations.wait(WAIT, hide_names=True)
+    assert "held by mine.py (bob);" in explanations.wait(replace(WAIT, holders=(MINE,)), hide_names=True)
 
 
 def test_containers_learn_nothing_of_each_other() -> None:
     """Broken: a container reads another tenant's pod."""
     wait = replace(WAIT, holders=(replace(THEIRS, group="slot-7"),))
-    assert "held by another container;" in waiting.sentence(wait, hide_names=False)
+    assert "held by another container;" in explanations.wait(wait, hide_names=False)
+
+
+def test_a_refusal_names_who_has_the_memory() -> None:
+    """Broken: a program is out of memory, and its user cannot tell whom to ask."""
+    refused = RefusalSnapshot(0, MINE, 4 << 30, ((THEIRS, 3 << 30), (MINE, 1 << 29)))
+    text = explanations.refusal(refused, hide_names=False)
+    assert text.startswith(
+        "GPU 0 has 4GiB for programs, and train.py (alice) has 3GiB that cannot move, 1 other program"
+    )
+    assert "train.py" not in explanations.refusal(refused, hide_names=True)
 
 
 def test_ordinals() -> None:
     """Broken: `2th in line`."""
-    assert [waiting.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112)] == (
+    assert [explanations.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 21, 112)] == (
         ["1st", "2nd", "3rd", "4th", "11th", "12th", "21st", "112th"]
     )

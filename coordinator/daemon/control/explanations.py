@@ -1,4 +1,4 @@
-"""Why a program waits for a GPU, in one sentence for its user.
+"""Why a program waits for a GPU, or gets no more memory there: one sentence for its user.
 
 Invariants: a program learns nothing of another container's programs.  With `hide_names` it learns only the user of
 another user's program.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import pwd
 
-from nvshare.coordinator.engine.snapshot import WaitSnapshot
+from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
 from nvshare.coordinator.units import format_size
 
 
-def sentence(wait: WaitSnapshot, *, hide_names: bool) -> str:
+def wait(wait: WaitSnapshot, *, hide_names: bool) -> str:
     """For example `waiting for GPU 0, held by train.py (alice); 2nd in line`."""
     begin = f"waiting for GPU {wait.index}"
     if wait.paused:
@@ -33,6 +33,20 @@ def sentence(wait: WaitSnapshot, *, hide_names: bool) -> str:
     others = len(wait.holders) - 1
     more = "" if not others else f" and {others} other program{'s' if others > 1 else ''}"
     return f"{begin}, held by {holder}{more}; {place}"
+
+
+def refusal(refused: RefusalSnapshot, *, hide_names: bool) -> str:
+    """For example `GPU 0 has 4GiB; of that train.py (alice) has 3GiB that cannot move`."""
+    begin = f"GPU {refused.index} has {format_size(refused.capacity_bytes)} for programs"
+    if not refused.immovable:
+        return f"{begin}, and this one wants more of it than can be kept there"
+    holder, size = refused.immovable[0]
+    named = f"{_holder(holder, refused.identity, hide_names)} has {format_size(size)} that cannot move"
+    others = refused.immovable[1:]
+    if others:
+        rest = format_size(sum(size for _, size in others))
+        named += f", {len(others)} other program{'s' if len(others) > 1 else ''} {rest}"
+    return f"{begin}, and {named}; free memory there, or start device-mode programs with `--memory swap`"
 
 
 def ordinal(number: int) -> str:
