@@ -34,6 +34,7 @@ from nvshare.coordinator.cli.doctor.command import doctor
 from nvshare.coordinator.cli.install.command import completion, install_unit, man
 from nvshare.coordinator.cli.top import command as top
 from nvshare.coordinator.cli.trace import command as trace
+from nvshare.coordinator.cli.jupyter import kernelspec
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
@@ -159,6 +160,7 @@ app.command()(doctor)
 app.command()(install_unit)
 app.command()(man)
 app.command()(completion)
+app.add_typer(kernelspec.app, name="kernelspec")
 
 
 @app.command()

@@ -1,0 +1,150 @@
+"""`%gpu` in a notebook: what its kernel has of the GPUs, its class, and giving the GPU back.
+
+Invariants: a coordinator that does not answer, or does not let this user look, leaves what the hook itself knows.
+No command raises: a notebook that is run as a whole goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from nvshare.client_hook import api as hook
+from nvshare.client_hook.api import Lease
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.api import ControlError
+from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
+from nvshare.coordinator.system.runtime_dir import client_directory
+from nvshare.coordinator.units import format_duration, format_size
+
+CLASSES: Final = ("interactive", "batch", "best-effort")
+USAGE: Final = """\
+%gpu                this notebook's GPUs: lease, wait, memory, progress
+%gpu class NAME     what kind of program it is: interactive, batch or best-effort
+%gpu release        frees unused memory of CuPy and PyTorch, and gives the GPU to a program that waits"""
+_LEASES: Final = {
+    Lease.NONE: "idle",
+    Lease.WAITING: "waits",
+    Lease.HELD: "has the GPU",
+    Lease.RETURNING: "gives the GPU back",
+    Lease.FREE: "runs without a coordinator",
+    Lease.UNMANAGED: "is not shared",
+}
+_PHASES: Final = {"idle": "idle", "waiting": "waits", "next": "is next", "holding": "has the GPU"}
+
+
+def load(shell: Any) -> None:
+    """Registers the magic with an IPython shell."""
+    shell.register_magic_function(gpu, magic_kind="line", magic_name="gpu")
+
+
+def gpu(line: str) -> None:
+    """Shows this notebook's GPUs; `%gpu help` lists the commands."""
+    try:
+        _print(_command(shlex.split(line)))
+    except (ControlError, NoCoordinatorError, ValueError) as error:
+        _print(f"nvshare: {error}")
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _command(words: list[str]) -> str:
+    if not hook.loaded():
+        return str(hook.HookNotLoadedError())
+    match words:
+        case []:
+            return "\n".join(report())
+        case ["class", name] if name in CLASSES:
+            call(client_directory(), api.SetClass(client=str(os.getpid()), job_class=name.replace("-", "_")))  # type: ignore[arg-type]
+            return f"this notebook is {name} from now on"
+        case ["release"]:
+            return release()
+        case _:
+            return USAGE
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def report() -> Iterator[str]:
+    """A line for each GPU that this process has used."""
+    try:
+        status = call(client_directory(), api.Status())
+    except (ControlError, NoCoordinatorError) as error:
+        yield from _own_report()
+        yield f"(only what this notebook knows itself: {error})"
+        return
+    own = [client for client in status["clients"] if client["process_id"] == os.getpid()]
+    if not own or not own[0]["seats"]:
+        yield "this notebook has not used a GPU yet"
+        return
+    indices = {each["uuid"]: each for each in status["gpus"]}
+    for seat in own[0]["seats"]:
+        yield _line(own[0], seat, indices[seat["uuid"]], status["now_ns"])
+
+
+def _line(client: Mapping[str, Any], seat: Mapping[str, Any], card: Mapping[str, Any], now_ns: int) -> str:
+    parts = [_PHASES.get(seat["phase"], "gives the GPU back")]
+    if seat["waiting_since_ns"] is not None:
+        parts[0] += f" for {format_duration(max(0, now_ns - seat['waiting_since_ns']))}"
+    others = card["waiting"] - (seat["waiting_since_ns"] is not None)
+    parts.append(f"{others} other program{'' if others == 1 else 's'} waiting")
+    limit = f" of {format_size(seat['limit_bytes'])}" if seat["limit_bytes"] else ""
+    parts.append(
+        f"memory {format_size(seat['allocated_bytes'])}{limit}, on the card {format_size(seat['resident_bytes'])}"
+    )
+    if seat["progress_normalised"]:
+        parts.append(f"speed {seat['progress_normalised']:.0%} of alone")
+    parts.append(f"class {client['job_class'].replace('_', '-')}")
+    return f"GPU {card['index']} ({card['name']}): {'; '.join(parts)}"
+
+
+def _used() -> Iterator[tuple[int, hook.GpuState]]:
+    """The GPUs that the hook has gated calls of."""
+    for ordinal in range(32):
+        state = hook.state(ordinal)
+        if state.calls or state.allocated_bytes or state.lease not in (Lease.NONE, Lease.UNMANAGED):
+            yield ordinal, state
+
+
+def _own_report() -> Iterator[str]:
+    for ordinal, state in _used():
+        memory = f"memory {format_size(state.allocated_bytes)}, on the card {format_size(state.resident_bytes)}"
+        yield f"GPU {ordinal}: {_LEASES[state.lease]}; {memory}"
+
+
+# --- giving back ------------------------------------------------------------------------------------------------------
+
+
+def release() -> str:
+    """Frees the caches of loaded libraries, and gives each GPU to a program that waits."""
+    freed = [name for name, free in _CACHES.items() if name in sys.modules and _freed(free)]
+    for ordinal, _ in _used():
+        hook.yield_lease(ordinal)
+    caches = f"unused memory of {' and '.join(freed)} is free; " if freed else ""
+    return f"{caches}a program that waits gets the GPU now"
+
+
+def _freed(free: Callable[[], None]) -> bool:
+    try:
+        free()
+    except Exception:  # a library that is loaded only in part, or has no GPU
+        return False
+    return True
+
+
+def _free_cupy() -> None:
+    sys.modules["cupy"].get_default_memory_pool().free_all_blocks()
+
+
+def _free_torch() -> None:
+    sys.modules["torch"].cuda.empty_cache()
+
+
+_CACHES: Final[dict[str, Callable[[], None]]] = {"cupy": _free_cupy, "torch": _free_torch}

@@ -1,0 +1,109 @@
+"""Jupyter kernels on simulated GPUs, driven as a notebook drives them."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvshare.coordinator.cli import ctl
+from tests.conftest import Built
+from tests.end_to_end.conftest import Node
+
+BOUND_S = 120.0
+
+
+@dataclass
+class Notebook:
+    """One kernel.  `run` executes a cell and returns what it printed; `begin` only starts it."""
+
+    manager: Any
+    client: Any
+    printed: list[str] = field(default_factory=list)
+    error: str = ""
+    """The name of the exception of the last cell."""
+
+    def begin(self, code: str) -> str:
+        self.printed, self.error = [], ""
+        found: str = self.client.execute(code)
+        return found
+
+    def listen(self, until: Callable[[dict[str, Any]], bool]) -> str:
+        """Reads the cell's output until a message is the expected one."""
+        while True:
+            try:
+                message = self.client.get_iopub_msg(timeout=BOUND_S)
+            except queue.Empty:
+                pytest.fail(f"the kernel says nothing more; so far: {self.printed}")
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                self.printed.append(content["text"])
+            elif message["msg_type"] == "error":
+                self.error = content["ename"]
+            if until(message):
+                return "".join(self.printed)
+
+    def end(self, request: str) -> str:
+        """Waits for the end of the cell."""
+        return self.listen(
+            lambda message: (
+                message["msg_type"] == "status"
+                and message["content"]["execution_state"] == "idle"
+                and message["parent_header"].get("msg_id") == request
+            )
+        )
+
+    def run(self, code: str) -> str:
+        return self.end(self.begin(code))
+
+
+@pytest.fixture
+def node(built: Built) -> Iterator[Node]:
+    """One simulated GPU with a coordinator in exclusive turns."""
+    made = Node(Path(tempfile.mkdtemp(prefix="nvs-")), "1x4GiB")
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(made.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def specs(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the kernel `nvshare`, as `nvshare-ctl kernelspec install --user` makes it."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(node.directory / "jupyter"))
+    with pytest.raises(SystemExit) as ended:
+        ctl.main(["kernelspec", "install", "--user", "--limit=1GiB"])
+    assert ended.value.code == 0
+    return node.directory / "jupyter" / "kernels"
+
+
+@pytest.fixture
+def notebook(node: Node, specs: Path) -> Iterator[Callable[[], Notebook]]:
+    """Starts a kernel."""
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import KernelManager
+
+    started: list[Any] = []
+
+    def start() -> Notebook:
+        manager = KernelManager(kernel_name="nvshare", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(specs)]))
+        environment = node.environment() | {"NVSHARE_SIMULATE": node.simulate}
+        environment.pop("PYTEST_CURRENT_TEST", None)  # with it a kernel does not show its standard error
+        manager.start_kernel(env=environment, cwd=str(node.directory))
+        started.append(manager)
+        client = manager.client()
+        client.start_channels()
+        client.wait_for_ready(timeout=BOUND_S)
+        return Notebook(manager, client)
+
+    yield start
+    for manager in started:
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
