@@ -89,6 +89,7 @@ class Coordinator:
             self.scheduler, self._sockets.hooks, self._journal, max_clients=settings.max_clients
         )
         self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
+        self.dispatcher.hide_names = settings.hide_other_users
         facts = {
             "simulated": options.simulate is not None,
             "runtime_dir": str(directory.path),
@@ -227,6 +228,7 @@ class Coordinator:
             return
         self.settings = settings
         self.dispatcher.bound_ranks(settings.max_priority, settings.max_weight)
+        self.dispatcher.hide_names = settings.hide_other_users
         self._rights.set_bounds(settings.max_priority, settings.max_weight, hide=settings.hide_other_users)
         kept = self._apply(configured, time.monotonic_ns())
         but = f"; live settings stay in force: {kept} (`nvshare-ctl unset` removes them)" if kept else ""

@@ -72,7 +72,7 @@ class Dispatcher:
         self.live: LiveSettings | None = None
         """Live settings of the operator; None in tests and simulations."""
         self.hide_names = False
-        """Programs do not learn the names of other users' programs."""
+        """The setting `hide_other_users`: programs do not learn the names of other users' programs."""
         self._most_rank = (I32_MAX, messages.MAX_WEIGHT)
         self._outbox = outbox
         self._journal = journal
