@@ -227,8 +227,9 @@ void nvs_memory_say_refused(uint32_t gpu, uint64_t bytes, bool full)
     if (text != NULL)
         nvs_log(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: %s", whole_mib(bytes), gpu, text);
     else if (most != 0 && (charged > most || bytes > most - charged))
-        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: this program has %llu MiB of the %llu MiB that the card has for "
-                     "one program", whole_mib(bytes), gpu, whole_mib(charged), whole_mib(most));
+        NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: this program has %llu MiB of the %llu MiB that %s", whole_mib(bytes),
+                     gpu, whole_mib(charged), whole_mib(most), most < card_of(of) ? "other programs' memory that cannot move leaves on the card "
+                     "(`nvshare-ctl memory` shows whose it is)" : "one program can have on the card");
     else if (full)
         NVS_LOG_ONCE(NVS_LOG_WARNING, "%llu MiB more on GPU %u are out of memory: the card is full, and this program has %llu MiB of it; `nvidia-smi` "
                      "and `nvshare-ctl memory` show who has the rest, and `nvshare-run --memory swap` needs no free memory",
