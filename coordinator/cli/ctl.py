@@ -32,9 +32,9 @@ from nvshare.coordinator.cli.ctl_call import (
 )
 from nvshare.coordinator.cli.doctor.command import doctor
 from nvshare.coordinator.cli.install.command import completion, install_unit, man
+from nvshare.coordinator.cli.jupyter import kernelspec
 from nvshare.coordinator.cli.top import command as top
 from nvshare.coordinator.cli.trace import command as trace
-from nvshare.coordinator.cli.jupyter import kernelspec
 from nvshare.coordinator.cli.views.output import Output, Watch, show, with_period
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
