@@ -154,20 +154,18 @@ static bool describe(uint32_t gpu)
 }
 
 /* Ends the wait of this thread without the GPU, if its call can fail. */
-static bool stop(uint32_t gpu)
+static bool stop(void)
 {
     if (nvs_self == NULL || nvs_self->stop != NVS_STOP_ALLOWED)
         return false;
     nvs_self->stop = NVS_STOPPED;
-    atomic_store_explicit(&nvs_mail[gpu].stopped, 1, memory_order_relaxed); /* the poke publishes it */
-    nvs_agent_poke();
     return true;
 }
 
 bool nvs_agent_wait_for_lease(uint32_t gpu)
 {
     int saved = errno;
-    bool look_again = true;
+    bool look_again = true, stopped = false;
     const bool started = start(); /* first: from here on a fork's child is put right */
     bool first = nvs_gate_wait_begin(gpu); /* before the agent learns of the GPU: its AttachGpu asks for us */
     if (started && describe(gpu)) {
@@ -175,8 +173,8 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
             nvs_agent_poke();
         bool handlers = false;
         while (errno = 0, !nvs_gate_wait(gpu, handlers ? nvs_now_ns() + NVS_PYTHON_LOOK_NS : UINT64_MAX)) {
-            if (nvs_python_handlers(gpu, errno == EINTR, &handlers) && stop(gpu)) {
-                look_again = false;
+            if (nvs_python_handlers(gpu, errno == EINTR, &handlers) && stop()) {
+                stopped = true;
                 break;
             }
             /* acquire: pairs with the release in nvs_agent_goodbye */
@@ -195,6 +193,10 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
         }
     }
     nvs_gate_wait_end(gpu);
+    if (stopped) {
+        atomic_store_explicit(&nvs_mail[gpu].stopped, 1, memory_order_relaxed); /* the poke publishes it */
+        nvs_agent_poke();
+    }
     errno = saved;
     return look_again;
 }
