@@ -5,14 +5,15 @@ The folders beside this file are links to the top-level folders of the repositor
 
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 if sys.version_info < (3, 11):  # noqa: UP036 - from a checkout; pip refuses to install
     raise ImportError(
         f"nvshare needs Python 3.11 or newer, this is {sys.version_info[0]}.{sys.version_info[1]}: make an environment "
         "with a newer one, such as `conda create -n gpu python=3.12` or `uv venv --python 3.12`"
     )
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 def load_ipython_extension(shell: "Any") -> None:

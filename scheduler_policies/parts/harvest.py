@@ -29,8 +29,8 @@ _MORE: Final = 0.02
 _FASTER: Final = 1.25
 _LESS: Final = 0.9
 _SLACK: Final = 0.01
-_FEW, _MANY = 3, 40
-"""Reports that can show a loss, and that decide in any case."""
+_FEW, _SOME, _MANY = 3, 5, 40
+"""Reports that can show a loss, that allow a faster start, and that decide in any case."""
 _SETTINGS: Final = 256
 
 
@@ -111,7 +111,7 @@ class Harvest:
 
     def _step(self, now_ns: int) -> None:
         """Changes the rate once the reports at the present one suffice."""
-        verdicts = [_loses(base, beside) for base, beside in self._beside.values()]
+        verdicts = [_loses(base, beside, self._starting) for base, beside in self._beside.values()]
         if any(verdicts):
             self.rate = max(LEAST, self.rate * (1.0 / _FASTER if self._starting else _LESS))
             self._hold_until_ns = now_ns + _HOLD_NS
@@ -123,13 +123,13 @@ class Harvest:
         self._beside.clear()
 
 
-def _loses(base: _Mean, beside: _Mean) -> bool | None:
+def _loses(base: _Mean, beside: _Mean, starting: bool) -> bool | None:
     """Whether a job has lost more than it may.  None: not known yet."""
     kept, error = beside.mean / base.mean, base.error() + beside.error()
     if beside.count < _FEW:
         return None
     if kept + 2.0 * error < KEPT:
         return True
-    if kept - error >= KEPT - _SLACK:
+    if kept - error >= KEPT - _SLACK or (starting and beside.count >= _SOME):
         return False
     return kept + error < KEPT if beside.count >= _MANY else None

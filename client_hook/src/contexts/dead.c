@@ -30,6 +30,7 @@ static bool is_sticky(CUresult result)
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_MPS_RPC_FAILURE: /* the server is gone */
     case CUDA_ERROR_MPS_CLIENT_TERMINATED: /* by the server, after a fault of another client */
         return true;
     default: return false;
