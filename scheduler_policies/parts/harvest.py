@@ -128,7 +128,7 @@ def _loses(base: _Mean, beside: _Mean, starting: bool) -> bool | None:
     kept, error = beside.mean / base.mean, base.error() + beside.error()
     if beside.count < _FEW:
         return None
-    if kept + 2.0 * error < KEPT:
+    if kept + 3.0 * error < KEPT:
         return True
     if kept - error >= KEPT - _SLACK or (starting and beside.count >= _SOME):
         return False
