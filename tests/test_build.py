@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this checkout, built with what is installed here."""
     place = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    command += [f"-Cbuild-dir={place / 'build'}", "--wheel-dir", str(place), str(ROOT)]
+    command += [f"--config-settings=build-dir={place / 'build'}", "--wheel-dir", str(place), str(ROOT)]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

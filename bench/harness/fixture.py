@@ -160,7 +160,7 @@ def read_events(log: Path) -> list[dict[str, Any]]:
     """What `follow_events` wrote; a line that was cut is left out.  Raises BenchError when the follower failed."""
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     for event in events:
-        if "error" in event:
+        if "kind" not in event:
             raise BenchError(f"nvshare-ctl events: {event['error']['text']}")
     return events
 

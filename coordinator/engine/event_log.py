@@ -186,12 +186,20 @@ def thaw(state: bytes) -> Any:
         raise ValueError(f"not a state: {error!r}") from None
 
 
+def _member(kind: type, name: str) -> enum.Enum:
+    if not issubclass(kind, enum.Enum):
+        raise pickle.UnpicklingError(f"{kind} is no enumeration")
+    return kind[name]
+
+
 class _Unpickler(pickle.Unpickler):
     """Makes records of the core, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "collections" and name in _CONTAINERS:
             return _CONTAINERS[name]
+        if (module, name) == ("builtins", "getattr"):  # an enumeration's member, by Python up to 3.11.3
+            return _member
         found = super().find_class(module, name) if module in STATE_MODULES and "." not in name else None
         if not isinstance(found, type) or found.__module__ != module:
             raise pickle.UnpicklingError(f"{module}.{name} is not a record of the core")

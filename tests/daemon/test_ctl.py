@@ -106,8 +106,8 @@ def test_who_is_refused_host_memory_is_shown(coordinators: Coordinators, connect
     assert hook.next(messages.HostReserved).bytes == 4 << 30
     assert "user " not in ctl(running.directory.path, "status").stdout
     hook.send(messages.ReserveHost(2, 5 << 30))
-    assert hook.next(messages.HostReserved).bytes == 4 << 30
     assert "4GiB" in hook.next(messages.Rejected).text
+    assert hook.next(messages.HostReserved).bytes == 4 << 30
     line = f"  user {os.getuid()}: 1 program with 4GiB, no more available; refused once\n"
     assert line in ctl(running.directory.path, "status").stdout
     assert line in ctl(running.directory.path, "memory").stdout

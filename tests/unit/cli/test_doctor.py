@@ -182,9 +182,10 @@ def test_the_exit_code_says_whether_there_are_problems(
 
 
 def test_gathering_works_where_nothing_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Broken: the doctor itself fails on a sick machine, or does not know its own process."""
+    """Broken: the doctor itself fails on a sick machine, or does not know a program."""
     monkeypatch.setenv("NVSHARE_HOOK_LIBRARY", str(tmp_path / "none"))
-    facts = edge.gather(RuntimeDir(tmp_path / "run"), os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        facts = edge.gather(RuntimeDir(tmp_path / "run"), child.pid)
     assert (facts.directory.exists, facts.coordinator.status) == (False, None)
     assert "does not exist" in facts.machine.hook_error
     assert facts.process is not None
