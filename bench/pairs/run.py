@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.harness import progress
 from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.pairs.figures import geometric_means
@@ -73,7 +74,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     where = options.device or ("cuda" if simulate is None else "driver")
     seconds, settle_s = _seconds(options)
     begin = time.monotonic()
-    plan = Plan(command_of(where), simulate, seconds, settle_s, begin + options.budget, lambda line: _tell(begin, line))
+    plan = Plan(command_of(where), simulate, seconds, settle_s, begin + options.budget, _tell)
     about: dict[str, Any] = {
         "simulated": simulate is not None, "machine": machine(), "device": where,
         "seconds": seconds, "settle_s": settle_s,
@@ -93,8 +94,9 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def _tell(begin: float, line: str) -> None:
-    sys.stderr.write(f"{time.monotonic() - begin:6.1f} s {line}\n")
+def _tell(line: str) -> None:
+    """What has been measured; the result has it whole."""
+    progress.step(line[:60])
 
 
 def _draw(result: dict[str, Any], options: argparse.Namespace) -> None:
