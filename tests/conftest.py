@@ -9,6 +9,7 @@ Non-goals: fixtures of one folder's tests; those have a conftest of their own.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import subprocess
@@ -25,6 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 settings.register_profile("steady", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")  # a slow machine is no failure
+
+logging.raiseExceptions = False  # a command's handler keeps the stream of its test, which is closed when others log
 
 PURE = ("unit", "policies", "simulation", "chart", "kubernetes/cluster", "kubernetes/real")
 """Tests that need no compiled library, so that they start at once."""
