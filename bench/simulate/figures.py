@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from nvshare.bench.harness.fixture import percentile
-from nvshare.bench.simulate.world import BEGIN_NS, Task, World
+from nvshare.bench.simulate.records import BEGIN_NS, Task
+from nvshare.bench.simulate.world import World
 
 _SECOND: Final = 1e9
 

@@ -9,7 +9,8 @@ from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol import messages
 
 if TYPE_CHECKING:
-    from nvshare.bench.simulate.world import Program, World
+    from nvshare.bench.simulate.records import Program
+    from nvshare.bench.simulate.world import World
 
 BYTES_PER_NS: Final = 50.0
 """About PCIe 5.0 x16."""

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from nvshare.bench.simulate.figures import figures, jct_s
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
-from nvshare.bench.simulate.world import BEGIN_NS, FIRST_REPORT_NS, SHARED_REPORT_NS, World
+from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS
+from nvshare.bench.simulate.world import SHARED_REPORT_NS, World
 from nvshare.coordinator.model.settings import QuantumSettings, Settings
 from nvshare.scheduler_policies.api import JobClass
 

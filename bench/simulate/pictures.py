@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job
-from nvshare.bench.simulate.world import BEGIN_NS, FIRST_REPORT_NS, Segment, World
+from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS
+from nvshare.bench.simulate.world import Segment, World
 from nvshare.coordinator.model.settings import QuantumSettings, Settings
 from nvshare.scheduler_policies.api import JobClass
 from nvshare.scheduler_policies.registry import BUILT_IN

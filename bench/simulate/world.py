@@ -6,8 +6,9 @@ to event.
 
 What is coarser than in life:
 - Messages take no time.  A hand-over costs `DRAIN_NS`, and then `RESTART_NS` of work until the queue is full again.
-- Progress is reported every 100 ms, as in life, for 0.3 s after each change of the running set; then less often.
-  Programs that run together report every `SHARED_REPORT_NS`: the core counts a silent member as idle after 1 s.
+- Progress is reported every 100 ms, as in life, for 0.3 s after each change of the running set.  Each later pause is
+  three times as long, up to `SHARED_REPORT_NS` beside others and `LONE_REPORT_NS` alone.  So best-effort work finds its
+  rate later than in life.  Nobody reports to a policy that does not read reports.
 - A job is placed on the cards with the fewest jobs when it arrives, and stays there.
 """
 
@@ -15,16 +16,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from nvshare.bench.simulate.card import shares
 from nvshare.bench.simulate.jobs import Job
-from nvshare.bench.simulate.link import Link, Move
+from nvshare.bench.simulate.link import Link
+from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS, Card, Program, Task
 from nvshare.coordinator.engine.scheduler import Scheduler, Settings
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Send, SetTimer
-from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, LeaseSettings
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
 from nvshare.scheduler_policies.api import JobClass
@@ -32,110 +35,12 @@ from nvshare.scheduler_policies.registry import create
 
 DRAIN_NS: Final = 2 * MILLISECOND_NS
 RESTART_NS: Final = 10 * MILLISECOND_NS
-FIRST_REPORT_NS: Final = 100 * MILLISECOND_NS
-SHARED_REPORT_NS: Final = 900 * MILLISECOND_NS
-LONE_REPORT_NS: Final = 10 * SECOND_NS
-BEGIN_NS: Final = SECOND_NS
-"""The core's time at the first arrival."""
+SHARED_REPORT_NS: Final = 5 * SECOND_NS
+LONE_REPORT_NS: Final = 60 * SECOND_NS
+SILENT_NS: Final = LeaseSettings().silent_ns
 
 Segment = tuple[int, int, int, float]
 """Job, from, to, speed."""
-
-
-@dataclass(slots=True, eq=False)
-class Program:
-    """One client of the core: a job's process on one card."""
-
-    client: int
-    task: Task
-    card: Card
-    lease_id: int = 0
-    """0: it holds none."""
-    granted_ns: int = 0
-    rate: float = 1.0
-    watching_since_ns: int | None = None
-    watched_ns: int = 0
-    waiters: bool = False
-    speed: float = 0.0
-    resident_bytes: int = 0
-    asked: int = 0
-    """Number of its last question for room."""
-    move: Move | None = None
-
-    @property
-    def complete(self) -> bool:
-        """All its memory is on the card."""
-        return self.resident_bytes >= self.task.job.memory_bytes
-
-    @property
-    def works(self) -> bool:
-        """It computes, if it holds a lease."""
-        return not self.task.thinking and self.complete
-
-
-@dataclass(slots=True, eq=False)
-class Task:
-    """A job that has arrived."""
-
-    number: int
-    job: Job
-    programs: list[Program] = field(default_factory=list)
-    left_ns: float = 0.0
-    """Work that is left."""
-    burst_left_ns: float = 0.0
-    thinking: bool = False
-    speed: float = 0.0
-    at_ns: int = 0
-    """When the figures above were brought up to date."""
-    milestone_ns: int | None = None
-    """When its timer fires: at its end, or at the end of its burst, or earlier."""
-    lost_ns: int = 0
-    """Work that hand-overs have cost."""
-    crowd: float = 0.0
-    ends_ns: int = 0
-
-    @property
-    def done_ns(self) -> int:
-        """Useful work so far, as the hook counts it."""
-        return max(0, int(self.job.work_ns + self.lost_ns - self.left_ns) - self.lost_ns)
-
-
-@dataclass(slots=True, eq=False)
-class Card:
-    """One GPU."""
-
-    uuid: str
-    capacity_bytes: int
-    link: Link
-    tasks: dict[int, Task] = field(default_factory=dict)
-    holders: dict[int, Program] = field(default_factory=dict)
-    working: list[Program] = field(default_factory=list)
-    reports: int = 0
-    """Number of the next report's timer; older timers are void."""
-    pause_ns: int = FIRST_REPORT_NS
-    changed_ns: int = 0
-    """When other programs began or ceased to run."""
-    crowd: float = 0.0
-    """Jobs present, summed over time."""
-    wanted_ns: int = 0
-    """Time in which a job wanted the card."""
-    at_ns: int = BEGIN_NS
-
-    def check_room(self) -> None:
-        """What is on the card fits."""
-        resident = sum(one.resident_bytes for task in self.tasks.values() for one in task.programs if one.card is self)
-        assert resident <= self.capacity_bytes, f"{resident} bytes on {self.uuid}"
-
-    def pass_time(self, now_ns: int, entitled: dict[int, float]) -> None:
-        """Counts the time since the last call; the users present are entitled to equal parts of it."""
-        span_ns, self.at_ns = now_ns - self.at_ns, now_ns
-        if span_ns and self.tasks:
-            self.crowd += span_ns * len(self.tasks)
-            users = {task.job.user for task in self.tasks.values()}
-            for user in users:
-                entitled[user] = entitled.get(user, 0.0) + span_ns / len(users)
-            if any(not task.thinking for task in self.tasks.values()):
-                self.wanted_ns += span_ns
 
 
 class World:
@@ -143,7 +48,9 @@ class World:
 
     def __init__(self, jobs: Sequence[Job], gpus: int, capacity_bytes: int, settings: Settings) -> None:
         self.now_ns = BEGIN_NS
-        self.scheduler = Scheduler(create, settings)
+        silent_ns = LONE_REPORT_NS + SILENT_NS  # the model gives idle leases back after `SILENT_NS` itself
+        self.scheduler = Scheduler(create, replace(settings, leases=replace(settings.leases, silent_ns=silent_ns)))
+        self._reports = getattr(create(settings.policy, ""), "reads_progress", False)
         self.cards = {f"GPU-{number}": Card(f"GPU-{number}", capacity_bytes, Link(self)) for number in range(gpus)}
         self.tasks = [Task(number, job) for number, job in enumerate(jobs)]
         self.programs: dict[int, Program] = {}
@@ -157,7 +64,7 @@ class World:
         for card in self.cards.values():
             self.give(events.GpuAdded(card.uuid, "model", capacity_bytes, capacity_bytes))
         for task in self.tasks:
-            self.after(task.job.arrives_ns, lambda task=task: self._arrive(task))  # type: ignore[misc]
+            self.after(task.job.arrives_ns, partial(self._arrive, task))
         self.left = len(self.tasks)
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -250,6 +157,13 @@ class World:
             self._update(program.card)
             if program.waiters:
                 self._release(program, program.lease_id, idle=True)
+            elif program.lease_id:
+                self.after(SILENT_NS, partial(self._leave, program, program.lease_id))
+
+    def _leave(self, program: Program, lease_id: int) -> None:
+        """A program beside others has been idle for long."""
+        if program.task.thinking and len(program.card.holders) > 1:
+            self._release(program, lease_id, idle=True)
 
     def _wake(self, task: Task) -> None:
         for program in task.programs:
@@ -336,9 +250,10 @@ class World:
     def _release(self, program: Program, lease_id: int, *, idle: bool) -> None:
         if program.lease_id != lease_id or lease_id == 0:
             return
-        self._report(program)
-        if program.lease_id != lease_id:
-            return
+        if self._reports:
+            self._report(program)
+            if program.lease_id != lease_id:
+                return
         program.lease_id = 0
         wanted = not program.task.thinking
         del program.card.holders[program.client]
@@ -394,7 +309,7 @@ class World:
 
     def _arm_report(self, card: Card) -> None:
         card.reports += 1
-        if card.holders:
+        if card.holders and self._reports:
             number = card.reports
             self.after(card.pause_ns, lambda: self._report_all(card, number))
 

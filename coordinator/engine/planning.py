@@ -29,8 +29,6 @@ from nvshare.scheduler_policies.api import Allotment, JobView, Plan, State
 
 SPARE_SHARE: Final = 16
 """A client that was left out for lack of memory becomes a member again once capacity / 16 is free beside it."""
-IDLE_NS: Final = SECOND_NS
-"""A member without a turn that reports no progress for this time leaves the running set."""
 STARVED_NS: Final = 120 * SECOND_NS
 """A policy that leaves the first job in turn order waiting for this time of the others' turns is replaced."""
 
@@ -42,7 +40,7 @@ def update(node: Node, gpu: Gpu, now_ns: int) -> None:
         return
     schedule.stale = schedule.held_back = False
     before, was_crowded = schedule.members, schedule.crowded
-    jobs = _jobs(gpu, now_ns)
+    jobs = _jobs(node, gpu, now_ns)
     schedule.called = None
     if not jobs:
         schedule.members, schedule.order, schedule.ask_again_ns, schedule.crowded = {}, (), None, False
@@ -91,14 +89,15 @@ def _is_due(gpu: Gpu, now_ns: int) -> bool:
     )
 
 
-def _jobs(gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
+def _jobs(node: Node, gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
     """The clients that may run: those that do or come, then those that wait, in turn order.
 
     A member that waits for others to drain comes, so that a policy does not change its mind about it meanwhile.
     """
     here = list(gpu.leases.running.values())
     if len(gpu.leases.running) > 1:
-        here = [seat for seat in here if not _is_idle(seat, now_ns)] or here
+        silent_since_ns = now_ns - node.settings.leases.silent_ns
+        here = [seat for seat in here if not _is_idle(seat, silent_since_ns)] or here
     if gpu.switching.switch is not None:
         here.append(gpu.switching.switch.seat)
     if len(here) > 1:
@@ -124,10 +123,10 @@ def _jobs(gpu: Gpu, now_ns: int) -> tuple[JobView, ...]:
     return (*present, *waiting)
 
 
-def _is_idle(seat: Seat, now_ns: int) -> bool:
+def _is_idle(seat: Seat, silent_since_ns: int) -> bool:
     """The member has done nothing for so long that its lease is better given back: its next call asks again."""
     progress, lease = seat.progress, seat.lease
-    return progress.lease_id == lease.lease_id and now_ns - progress.at_ns > IDLE_NS and lease.ends_ns is None
+    return progress.lease_id == lease.lease_id and progress.at_ns < silent_since_ns and lease.ends_ns is None
 
 
 def _turn(seat: Seat) -> int:

@@ -47,6 +47,8 @@ class LeaseSettings:
     pacing_budget_ns: int = 10 * MILLISECOND_NS
     """Submitted GPU time that a client may have unfinished while others use the same GPU."""
     idle_release_ns: int = 2 * MILLISECOND_NS
+    silent_ns: int = SECOND_NS
+    """A member without a turn that reports no progress for this time leaves the running set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
