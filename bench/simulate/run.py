@@ -20,7 +20,7 @@ from nvshare.bench.simulate.jobs import Job, fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import run_orderings
 from nvshare.bench.simulate.pictures import write_pictures
 from nvshare.bench.simulate.plot import draw
-from nvshare.bench.simulate.traces import FORMATS, read_trace
+from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.simulate.world import World
 from nvshare.coordinator.model.settings import SECOND_NS, QuantumSettings, Settings
 from nvshare.coordinator.units import format_duration, parse_quantum, parse_size
@@ -29,8 +29,7 @@ from nvshare.scheduler_policies.registry import BUILT_IN
 
 def simulate(policy: str, jobs: Sequence[Job], options: argparse.Namespace) -> dict[str, Any]:
     """One policy's figures."""
-    users_first = not options.share_by_program
-    settings = Settings(policy=policy, users_first=users_first, quantum=QuantumSettings(quantum_ns=options.quantum))
+    settings = Settings(policy=policy, quantum=QuantumSettings(quantum_ns=options.quantum))
     world = World(jobs, options.gpus, options.capacity, settings)
     begin = time.process_time()
     world.run(lambda left: _tell(f"{policy}: {len(jobs) - left} of {len(jobs)} jobs"))
@@ -50,7 +49,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         jobs = synthetic(options.jobs or 1000, options.gpus, options.hours, options.load, options.seed)
         return fitted(jobs, options.gpus, options.capacity)
     try:
-        jobs = read_trace(options.trace, options.format, options.seed)
+        jobs = read_trace(options.trace, options.seed)
     except (OSError, ValueError) as error:
         raise BenchError(f"{options.trace}: {error}") from None
     jobs = fitted(jobs, options.gpus, options.capacity)[: options.jobs]
@@ -118,9 +117,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--capacity", type=parse_size, default=80 << 30, metavar="SIZE", help="of each GPU (80GiB)")
     parser.add_argument("--quantum", type=parse_quantum, default=5 * SECOND_NS, help="5s; or auto")
-    parser.add_argument("--share-by-program", action="store_true", help="divide time between programs, not users")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="the jobs of a public trace instead of a mix")
-    parser.add_argument("--format", choices=tuple(FORMATS), help="of the trace; found by its columns if not given")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures; needs the extra plots")
     parser.add_argument("--orderings", action="store_true", help="what papers report of their policies, in small mixes")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw what each policy does to four jobs")

@@ -20,7 +20,7 @@ import io
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -36,13 +36,12 @@ _PAI_COLUMNS: Final = (
 _QOS: Final = {"LS": JobClass.INTERACTIVE, "BE": JobClass.BEST_EFFORT}
 
 
-def read_trace(path: Path, form: str | None, seed: int) -> list[Job]:
+def read_trace(path: Path, seed: int) -> list[Job]:
     """The jobs of a file.  Raises ValueError for what is no such trace."""
     text = path.read_text(encoding="utf-8")
-    form = form or _form_of(text)
     users: dict[str, int] = {}
     jobs = []
-    for name, user, at_s, length_s, gpus, job_class in FORMATS[form](text):
+    for name, user, at_s, length_s, gpus, job_class in _reader(text)(text):
         if gpus <= 0.0 or not length_s > 0.0:
             continue
         chance = random.Random(f"{seed} {name}")
@@ -55,12 +54,11 @@ def read_trace(path: Path, form: str | None, seed: int) -> list[Job]:
     return jobs
 
 
-def _form_of(text: str) -> str:
-    first = text.lstrip()[:1]
-    if first in ("[", "{"):
-        return "philly"
-    head = text.partition("\n")[0]
-    return "openb" if "gpu_milli" in head else "pai"
+def _reader(text: str) -> Callable[[str], Iterator[_Row]]:
+    """The reader of the file's format."""
+    if text.lstrip()[:1] in ("[", "{"):
+        return _philly
+    return _openb if "gpu_milli" in text.partition("\n")[0] else _pai
 
 
 _Row = tuple[str, str, float, float, float, JobClass]
@@ -123,6 +121,3 @@ def _number(row: dict[str, str], column: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-FORMATS: Final = {"philly": _philly, "pai": _pai, "openb": _openb}

@@ -25,7 +25,9 @@ REFILL_NS: Final = 50 * MILLISECOND_NS
 SHORTEST_NS: Final = 20 * MILLISECOND_NS
 AT_WORK: Final = frozenset({HOLDING, REVOKING})
 UNLIKELY: Final = 1.2
-"""No program is so much faster beside others than alone: its rate alone is measured again."""
+"""No program stays so much faster beside others than alone: its rate alone is measured again."""
+SURE_NS: Final = 500 * MILLISECOND_NS
+"""What it must be ahead by, in time alone.  A program that works in bursts is faster in single reports."""
 WEIGHT: Final = 0.3
 """Weight of the newest sample of a rate alone."""
 
@@ -52,8 +54,10 @@ def report(node: Node, seat: Seat, event: Progressed, now_ns: int) -> tuple[Gpu,
     mine.measured_for_ns = at_ns - gpu.leases.changed_at_ns
     running = tuple(client for client, other in gpu.leases.by_client.items() if other.phase in AT_WORK)
     alone = len(gpu.leases.by_client) == 1
-    if not alone and mine.rate > UNLIKELY * mine.alone_rate > 0.0:
-        mine.alone_rate = mine.busy_alone = 0.0  # it was idle when it was measured alone, or does something else now
+    if not alone and mine.alone_rate > 0.0:
+        mine.ahead_ns = max(0.0, mine.ahead_ns + (mine.rate / mine.alone_rate - UNLIKELY) * for_ns)
+        if mine.ahead_ns > SURE_NS:  # it was idle when it was measured alone, or does something else now
+            mine.alone_rate = mine.busy_alone = mine.ahead_ns = 0.0
     if alone and (since_ns - gpu.leases.changed_at_ns >= REFILL_NS or mine.alone_rate == 0.0):
         first = mine.alone_rate == 0.0 or since_ns - gpu.leases.changed_at_ns >= 10 * REFILL_NS
         mine.alone_rate = mine.rate if first else mine.alone_rate + WEIGHT * (mine.rate - mine.alone_rate)

@@ -118,6 +118,8 @@ class SeatProgress:
     alone_rate: float = 0.0
     alone_at_ns: int = 0
     busy_alone: float = 0.0
+    ahead_ns: float = 0.0
+    """How far it is ahead of its rate alone."""
 
     def view(self) -> Progress:
         """What a policy sees."""

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from nvshare.bench.simulate.figures import figures, jain, jct_s
 from nvshare.bench.simulate.jobs import GIB, SECOND_NS, Job, fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import ORDERINGS
 from nvshare.bench.simulate.pictures import picture
+from nvshare.bench.simulate.plot import draw
 from nvshare.bench.simulate.traces import read_trace
 from nvshare.bench.simulate.world import World
 from nvshare.coordinator.model.settings import QuantumSettings, Settings
@@ -101,15 +103,14 @@ def test_jobs_fit_the_node() -> None:
     assert (job.arrives_ns, job.gpus, job.memory_bytes) == (0, 8, 80 * GIB)
 
 
-@pytest.mark.parametrize("form", ["philly", None])
-def test_philly(form: str | None, tmp_path: Path) -> None:
+def test_philly(tmp_path: Path) -> None:
     """Broken: attempts, GPUs or users of the public format would be read wrongly."""
     path = tmp_path / "cluster_job_log"
     path.write_text(PHILLY, encoding="utf-8")
-    (job,) = read_trace(path, form, 1)
+    (job,) = read_trace(path, 1)
     assert (job.name, job.work_ns, job.gpus, job.user) == ("app_1", 90 * SECOND_NS, 2, 0)
     assert 0.5 <= job.busy <= 1.0
-    assert [job] == read_trace(path, form, 1)
+    assert [job] == read_trace(path, 1)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_pai(head: str, tmp_path: Path) -> None:
     """Broken: parts of GPUs, instances, or tasks without a GPU or an end would be read wrongly."""
     path = tmp_path / "pai_task_table.csv"
     path.write_text(head + PAI, encoding="utf-8")
-    half, whole = read_trace(path, None, 1)
+    half, whole = read_trace(path, 1)
     assert (half.name, half.work_ns, half.gpus, half.busy, half.memory_bytes) == (
         "j1/tensorflow", 60 * SECOND_NS, 1, 0.5, 40 * GIB,
     )  # fmt: skip
@@ -130,7 +131,7 @@ def test_openb(tmp_path: Path) -> None:
     """Broken: shares, classes or waits of the public format would be read wrongly."""
     path = tmp_path / "openb_pod_list.csv"
     path.write_text(OPENB, encoding="utf-8")
-    shared, whole = read_trace(path, None, 1)
+    shared, whole = read_trace(path, 1)
     assert (shared.busy, shared.gpus, shared.job_class, shared.work_ns) == (
         0.22, 1, JobClass.BEST_EFFORT, 590 * SECOND_NS,
     )  # fmt: skip
@@ -143,7 +144,7 @@ def test_what_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"."):
-        read_trace(path, None, 1)
+        read_trace(path, 1)
 
 
 def test_one_job_alone_takes_its_time() -> None:
@@ -190,16 +191,42 @@ def test_pictures_are_those_of_the_policies(policy: str) -> None:
     assert path.read_text(encoding="utf-8") == picture(policy)
 
 
-def test_the_command_gives_its_figures() -> None:
-    """Broken: the JSON would have other keys, or would share its stream with progress."""
-    words = [sys.executable, "-m", "nvshare.bench.simulate", "--json", "--policies", "auto,edf", "--gpus", "2"]
-    words += ["--jobs", "12", "--hours", "0.1"]
+def command(*words: str) -> Any:
+    """What the command prints with these options."""
     done = subprocess.run(
-        words, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=2 * BOUND_S, check=False
-    )
+        [sys.executable, "-m", "nvshare.bench.simulate", "--json", *words],
+        capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=2 * BOUND_S, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    found = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("text", "jobs"), [(PHILLY, 1), (PAI, 2), (OPENB, 2)], ids=["philly", "pai", "openb"])
+def test_the_command_runs_a_trace(text: str, jobs: int, tmp_path: Path) -> None:
+    """Broken: jobs of a public trace could be read, but not run."""
+    path = tmp_path / "trace"
+    path.write_text(text, encoding="utf-8")
+    found = command("--trace", str(path), "--policies", "round_robin", "--gpus", "2")
+    assert (found["trace"], found["jobs"]) == ("trace", jobs)
+    assert found["policies"]["round_robin"]["makespan_s"] > 0
+
+
+def test_a_plot_is_a_picture(tmp_path: Path) -> None:
+    """Broken: `--plot` would fail after a long run."""
+    pytest.importorskip("matplotlib")
+    result = {
+        "jobs": 6,
+        "gpus": 2,
+        "policies": {name: figures(world(name, small_mix(), 2)) for name in ("auto", "edf")},
+    }
+    draw(result, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_gives_its_figures() -> None:
+    """Broken: the JSON would have other keys, or would share its stream with progress."""
+    found = command("--policies", "auto,edf", "--gpus", "2", "--jobs", "12", "--hours", "0.1")
     assert found["simulated"]
     assert list(found["policies"]) == ["auto", "edf"]
     keys = {"jct_s", "makespan_s", "rho", "jain_users", "utilisation", "moved_gib", "handovers", "by_class"}

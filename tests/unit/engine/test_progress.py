@@ -76,6 +76,18 @@ def test_a_rate_beside_another_one_is_no_rate_alone() -> None:
     assert reporter.works(100).alone_rate > 900.0
 
 
+def test_bursts_beside_others_keep_the_rate_alone() -> None:
+    """Broken: a notebook would never be measured; or a program that was idle when measured would never be again."""
+    harness, reporter = alone(sharing=Sharing.CONCURRENT)
+    reporter.works(100, busy=0.1)
+    harness.client(wanted=True)
+    reporter.report()
+    for _ in range(10):
+        reporter.works(0)
+        assert reporter.works(200).busy_alone == pytest.approx(0.1)
+    assert reporter.works(900).alone_rate == 0.0
+
+
 def test_a_change_of_the_running_set_begins_a_new_rate() -> None:
     """Broken: work done beside another program would count as done alone."""
     harness, reporter = alone(sharing=Sharing.CONCURRENT)
