@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.browser import Browser, browser, find
 from tests.conftest import ROOT
 from tests.end_to_end.conftest import Node
 from tests.waiting import eventually
-from tests.web.browser import Browser, find
 
 PICTURE = ROOT / "docs" / "pictures" / "web.png"
 TOKEN = "a-token-for-the-tests"
@@ -49,17 +49,6 @@ def three_programs() -> Iterator[tuple[Node, str]]:
     finally:
         node.close()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def browser(executable: str) -> Iterator[Browser]:
-    """One that leaves nothing behind."""
-    with tempfile.TemporaryDirectory(prefix="nvs-", ignore_cleanup_errors=True) as profile:
-        made = Browser(executable, Path(profile))
-        try:
-            yield made
-        finally:
-            made.close()
 
 
 def await_programs(page: Browser, turns: int = 1) -> None:

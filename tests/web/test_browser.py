@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.browser import Browser, browser, find
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node
 from tests.waiting import eventually
 from tests.web import picture
-from tests.web.browser import Browser, find
 from tests.web.picture import TOKEN, await_programs
 
 EXECUTABLE = find()
@@ -31,7 +31,7 @@ def shared(built: Built) -> Iterator[tuple[Node, str]]:
 def page(shared: tuple[Node, str]) -> Iterator[Browser]:
     """A browser that shows the three programs, without a complaint from beginning to end."""
     assert EXECUTABLE is not None
-    with picture.browser(EXECUTABLE) as made:
+    with browser(EXECUTABLE) as made:
         made.size(1000, 800)
         made.open(shared[1])
         await_programs(made)

@@ -6,10 +6,13 @@ Non-goals: other browsers; waiting for a page's content, which is the tests' bus
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,17 @@ OPTIONS = (
 def find() -> str | None:
     """A browser of this machine."""
     return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextlib.contextmanager
+def browser(executable: str) -> Iterator[Browser]:
+    """One that leaves nothing behind."""
+    with tempfile.TemporaryDirectory(prefix="nvs-", ignore_cleanup_errors=True) as profile:
+        made = Browser(executable, Path(profile))
+        try:
+            yield made
+        finally:
+            made.close()
 
 
 class BrowserError(Exception):
@@ -79,11 +93,20 @@ class Browser:
             raise BrowserError(str(done["exceptionDetails"]))
         return done["result"].get("value")
 
-    def press(self, key: str, code: int) -> None:
+    def click(self, element: str) -> None:
+        """The mouse in the middle of an element, which a script finds."""
+        box = self.evaluate(f"(({element}).getBoundingClientRect().toJSON())")
+        where = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "button": "left", "clickCount": 1}
+        for kind in ("mousePressed", "mouseReleased"):
+            self._command("Input.dispatchMouseEvent", type=kind, **where)
+
+    def press(self, key: str, code: int, *, control: bool = False) -> None:
         """One key, as a person presses it."""
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            self._command("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+            held = {"modifiers": 2} if control else {}
+            names = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+            self._command("Input.dispatchKeyEvent", type=kind, **names, **text, **held)
 
     def type(self, text: str) -> None:
         self._command("Input.insertText", text=text)
