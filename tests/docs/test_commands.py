@@ -28,7 +28,7 @@ from tests.docs.shell_blocks import PAGES, ROOT, SCRIPTS, Block, blocks, name, t
 from tests.waiting import eventually
 
 NOT_RUN: Final[Mapping[str, str]] = {
-    "python3 -m venv": "installs; `.ci/run` does it from a clean checkout",
+    "python3 -m venv": "installs; `.ci/run` and `python -m tests.first_steps` do it from a clean checkout",
     "podman build": "needs a registry and a cluster",
     "kubectl": "needs a cluster",
     "helm test": "needs a cluster",

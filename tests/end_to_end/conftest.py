@@ -177,12 +177,17 @@ class Node:
             except subprocess.TimeoutExpired:
                 self.coordinator.kill()
                 self.coordinator.wait()
-        embedded = RuntimeDir(self.directory).coordinator_pid()
-        if embedded is not None:  # started by nvshare-run; nobody's child
-            watch = os.pidfd_open(embedded)
-            os.kill(embedded, signal.SIGTERM)
-            select.select([watch], [], [], 20)
-            os.close(watch)
+        stop_embedded(self.directory)
+
+
+def stop_embedded(directory: Path) -> None:
+    """Ends a coordinator that a client has started, which is nobody's child."""
+    embedded = RuntimeDir(directory).coordinator_pid()
+    if embedded is not None:
+        watch = os.pidfd_open(embedded)
+        os.kill(embedded, signal.SIGTERM)
+        select.select([watch], [], [], 20)
+        os.close(watch)
 
 
 def stop(process: subprocess.Popen[str]) -> dict[str, Any]:

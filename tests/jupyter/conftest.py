@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import shutil
 import tempfile
@@ -17,6 +18,23 @@ from tests.conftest import Built
 from tests.end_to_end.conftest import Node
 
 BOUND_S = 120.0
+USE = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    result = getattr(driver, name)(*arguments)
+    assert result == 0, (name, result)
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(64 << 20))
+def work():
+    call("cuMemsetD8_v2", memory, ctypes.c_ubyte(1), ctypes.c_size_t(64 << 20))
+work()
+"""
+"""A cell that uses the GPU without a library, and prints nothing."""
 
 
 @dataclass
@@ -84,26 +102,28 @@ def specs(node: Node, monkeypatch: pytest.MonkeyPatch) -> Path:
     return node.directory / "jupyter" / "kernels"
 
 
-@pytest.fixture
-def notebook(node: Node, specs: Path) -> Iterator[Callable[[], Notebook]]:
-    """Starts a kernel."""
+@contextlib.contextmanager
+def started_kernel(kernels: Path, environment: dict[str, str]) -> Iterator[Notebook]:
+    """A kernel `nvshare` of a directory of kernels."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import KernelManager
 
-    started: list[Any] = []
-
-    def start() -> Notebook:
-        manager = KernelManager(kernel_name="nvshare", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(specs)]))
-        environment = node.environment() | {"NVSHARE_SIMULATE": node.simulate}
-        environment.pop("PYTEST_CURRENT_TEST", None)  # with it a kernel does not show its standard error
-        manager.start_kernel(env=environment, cwd=str(node.directory))
-        started.append(manager)
+    manager = KernelManager(kernel_name="nvshare", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(kernels)]))
+    manager.start_kernel(env=environment, cwd=environment["NVSHARE_RUNTIME_DIR"])
+    try:
         client = manager.client()
         client.start_channels()
         client.wait_for_ready(timeout=BOUND_S)
-        return Notebook(manager, client)
-
-    yield start
-    for manager in started:
+        yield Notebook(manager, client)
+    finally:
         manager.shutdown_kernel(now=True)
         manager.cleanup_resources()
+
+
+@pytest.fixture
+def notebook(node: Node, specs: Path) -> Iterator[Callable[[], Notebook]]:
+    """Starts a kernel."""
+    environment = node.environment() | {"NVSHARE_SIMULATE": node.simulate}
+    environment.pop("PYTEST_CURRENT_TEST", None)  # with it a kernel does not show its standard error
+    with contextlib.ExitStack() as stack:
+        yield lambda: stack.enter_context(started_kernel(specs, environment))

@@ -13,26 +13,10 @@ import pytest
 from nvshare.coordinator.cli import ctl
 from tests.conftest import ROOT
 from tests.end_to_end.conftest import Node
-from tests.jupyter.conftest import Notebook
+from tests.jupyter.conftest import USE, Notebook
 
 pytest.importorskip("ipykernel", reason="Jupyter is not installed: pip install '.[test]'")
 
-USE = """
-import ctypes
-driver = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    result = getattr(driver, name)(*arguments)
-    assert result == 0, (name, result)
-device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-call("cuInit", 0)
-call("cuDeviceGet", ctypes.byref(device), 0)
-call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-call("cuCtxSetCurrent", context)
-call("cuMemAlloc_v2", ctypes.byref(memory), ctypes.c_size_t(64 << 20))
-def work():
-    call("cuMemsetD8_v2", memory, ctypes.c_ubyte(1), ctypes.c_size_t(64 << 20))
-work()
-"""
 WAIT = "work()\nprint('done')"
 
 
