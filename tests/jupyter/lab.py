@@ -30,8 +30,8 @@ NOTEBOOKS: Final[Mapping[str, tuple[str, ...]]] = {
     EXPLORE: (SETUP, "%gpu", 'x = x * 2\nprint("done")'),
 }
 """File, and its cells."""
-BUSY: Final = {"NVSHARE_SIM_KERNEL_NS": "20000000", "NVSHARE_SIM_LAUNCH_QUEUE": "8"}
-"""Kernels so long that the loop keeps the GPU busy, and few of them in the queue."""
+BUSY: Final = {"NVSHARE_SIM_KERNEL_NS": "200000000", "NVSHARE_SIM_LAUNCH_QUEUE": "12"}
+"""Kernels so long that the GPU has work for 2.4 s when the loop gets no processor."""
 WITHOUT_NEWS: Final = {"fetchNews": "false", "checkForUpdates": False}
 
 
@@ -151,16 +151,16 @@ class Lab:
     def await_kernel(self, notebook: str) -> None:
         """Until the toolbar shows an idle kernel that shares the GPU."""
         kernel = f"{panel(notebook)}?.querySelector('.jp-Toolbar-kernelName')?.innerText === {KERNEL!r}"
-        idle = f"{panel(notebook)}.querySelector('.jp-Notebook-ExecutionIndicator').dataset.status === 'idle'"
+        idle = f"{panel(notebook)}.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
         eventually(lambda: self.page.evaluate(f"{kernel} && {idle}"), f"an idle kernel of {notebook}", BOUND_S)
 
     def await_kernels(self, notebook: str, count: int) -> None:
         """Until the GPU has run so many kernels of a notebook."""
 
-        def done() -> float:
+        def done() -> int:
             clients = self.node.control("clients")["clients"]
             seats = [seat for client in clients if client["name"] == notebook for seat in client["seats"]]
-            return sum(seat["progress_work"] for seat in seats)
+            return sum(int(seat["progress_work"]) for seat in seats)
 
         eventually(lambda: done() >= count, f"{count} kernels of {notebook}", BOUND_S)
 
@@ -179,7 +179,7 @@ def opened(executable: str) -> Iterator[Lab]:
     """Both notebooks in a browser, with idle kernels, on a GPU with turns of ten minutes."""
     node = Node(Path(tempfile.mkdtemp(prefix="nvs-")), "1x4GiB")
     try:
-        node.start_coordinator("--quantum=10min")
+        node.start_coordinator("--quantum=10min", variables={"NVSHARE_PACING_BUDGET": "10s"})
         with server(node) as address, browser(executable) as page:
             page.size(1440, 490)
             page.open(address)
@@ -202,6 +202,6 @@ def share(lab: Lab) -> None:
         lab.run(notebook, 1)
         lab.await_output(notebook, 1, "memory 128MiB of 1GiB")
     lab.run(TRAIN, 2)
-    lab.await_kernels(TRAIN, 20)  # the loop is compiled and keeps the GPU busy
+    lab.await_kernels(TRAIN, 4)  # the loop is compiled and keeps the GPU busy
     lab.run(EXPLORE, 2)
     lab.await_output(EXPLORE, 2, "waiting for GPU 0")
