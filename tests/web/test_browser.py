@@ -131,6 +131,8 @@ def test_keys_alone_can_pause_a_program(page: Browser, shared: tuple[Node, str])
     tab_to("Pause train.py")
     page.press("Enter", 13)
     eventually(lambda: client_of(node, "train.py")["paused"], "the pause")
+    resume = "document.querySelector('[aria-label^=\"Resume train.py\"]') !== null"
+    eventually(lambda: page.evaluate(resume), "a page that shows the pause")
     tab_to("Resume train.py")
     page.press("Enter", 13)
     eventually(lambda: not client_of(node, "train.py")["paused"], "the end of the pause")
