@@ -30,8 +30,8 @@ NOTEBOOKS: Final[Mapping[str, tuple[str, ...]]] = {
     EXPLORE: (SETUP, "%gpu", 'x = x * 2\nprint("done")'),
 }
 """File, and its cells."""
-BUSY: Final = {"NVSHARE_SIM_KERNEL_NS": "200000000", "NVSHARE_SIM_LAUNCH_QUEUE": "12"}
-"""Kernels so long that the GPU has work for 2.4 s when the loop gets no processor."""
+BUSY: Final = {"NVSHARE_SIM_KERNEL_NS": "200000000", "NVSHARE_SIM_LAUNCH_QUEUE": "25"}
+"""Kernels so long that the GPU has work for 5 s when the loop gets no processor."""
 WITHOUT_NEWS: Final = {"fetchNews": "false", "checkForUpdates": False}
 
 
