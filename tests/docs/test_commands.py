@@ -32,6 +32,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "podman build": "needs a registry and a cluster",
     "kubectl": "needs a cluster",
     "helm test": "needs a cluster",
+    "nvshare-ctl install-unit > /etc": "changes the machine; tests/unit/cli/test_manners.py reads the unit",
     "nvshare-ctl kernelspec install": "changes the environment; tests/jupyter runs it in its own",
     "nvshare-coordinator --mps": "needs a card with MPS; its double is in tests/launch/test_mps.py",
     "export KUBEBUILDER_ASSETS": "needs programs of Kubernetes",
