@@ -10,7 +10,7 @@
 #include <pthread.h>
 
 enum { BYTES = 8 * MIB, BEFORE = 3, AFTER = 9 };
-#define LONG_NS 60000000u
+#define LONG_NS 250000000u
 
 static CUdeviceptr memory;
 static CUevent behind; /* the fill */
