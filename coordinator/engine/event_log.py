@@ -17,40 +17,28 @@ import gc
 import io
 import json
 import pickle
+import pkgutil
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Final, Protocol, get_type_hints
 
+from nvshare import scheduler_policies
 from nvshare.coordinator.model import events
 from nvshare.coordinator.model.commands import Command
+from nvshare.scheduler_policies import parts
 
 SHOWN: Final = 40
 """Entries in the message of an InvariantError."""
 
 MAX_STATE_BYTES: Final = 1 << 30
-_POLICIES: Final = (
-    "auto",
-    "edf",
-    "fair_share",
-    "least_attained",
-    "opportunistic",
-    "priority",
-    "round_robin",
-)
-"""Modules of the built-in policies.  The core does not import the registry, which finds foreign ones."""
-_PARTS: Final = (
-    "ageing",
-    "buckets",
-    "fair_queue",
-    "group_turns",
-    "harvest",
-    "looks",
-    "members",
-    "packing",
-    "rates",
-    "turns",
-)
+
+
+def _modules_of(package: ModuleType) -> set[str]:
+    return {module.name for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")}
+
+
 STATE_MODULES: Final = {
     *(
         f"nvshare.coordinator.model.{name}"
@@ -71,8 +59,8 @@ STATE_MODULES: Final = {
     *(f"nvshare.coordinator.engine.{name}" for name in ("invariants", "policy_guard")),
     "nvshare.coordinator.protocol.kinds",
     "nvshare.coordinator.protocol.messages",
-    *(f"nvshare.scheduler_policies.{name}" for name in ("api", *_POLICIES)),
-    *(f"nvshare.scheduler_policies.parts.{name}" for name in _PARTS),
+    *_modules_of(scheduler_policies),
+    *_modules_of(parts),
 }
 """All classes of the core's state are in these modules.  Making one of their objects has no effect."""
 

@@ -42,8 +42,9 @@ def request_lease(node: Node, gpu: Gpu, seat: Seat, now_ns: int) -> None:
     if seat.schedulable:
         gpu.wait_queue.join(seat)
         gpu.schedule.stale = True
-        if len(gpu.wait_queue) == 1:
-            follow_quantum(node, gpu, now_ns)
+        holder = next(iter(gpu.leases.running.values()), None)
+        if len(gpu.wait_queue) == 1 and holder is not None:
+            follow_quantum(node, gpu, holder)
 
 
 def _activate(node: Node, gpu: Gpu, seat: Seat) -> None:
@@ -303,21 +304,18 @@ def set_quantum(gpu: Gpu, quantum_ns: int) -> None:
         gpu.schedule.stale = True
 
 
-def follow_quantum(node: Node, gpu: Gpu, now_ns: int) -> None:
-    """The automatic quantum with what is known now of the next switch."""
-    holder = next(iter(gpu.leases.running.values()), None)
-    if holder is not None and gpu.rules.quantum_setting_ns is None:
-        forecast.update(node, gpu, holder)
+def follow_quantum(node: Node, gpu: Gpu, seat: Seat) -> None:
+    """The automatic quantum with what is known now of the switch at the end of this seat's turn."""
+    if gpu.rules.quantum_setting_ns is None:
+        forecast.update(node, gpu, seat)
         set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
 
 
 def renewed_quantum_ns(node: Node, gpu: Gpu, seat: Seat, quantum_ns: int) -> int:
     """The quantum that a policy gave, or the automatic one if the policy gave that and it is about to change."""
-    if gpu.rules.quantum_setting_ns is not None or not len(gpu.wait_queue):
-        return quantum_ns
     before_ns = gpu.rules.quantum_ns
-    forecast.update(node, gpu, seat)
-    set_quantum(gpu, automatic_quantum_ns(gpu, node.settings))
+    if len(gpu.wait_queue):
+        follow_quantum(node, gpu, seat)
     return gpu.rules.quantum_ns if quantum_ns == before_ns else quantum_ns
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nvshare.coordinator.memory import host_budget, room
-from nvshare.coordinator.memory.quantum import switch_cost_ns
 from nvshare.coordinator.model.client import Client, Identity
 from nvshare.coordinator.model.gang import Gang
 from nvshare.coordinator.model.gpu import Gpu
@@ -314,7 +313,7 @@ def _gpu(gpu: Gpu, now_ns: int) -> GpuSnapshot:
             quantum_ns=rules.quantum_ns,
             quantum_automatic=rules.quantum_setting_ns is None,
             switch_share=rules.switch_share,
-            switch_cost_ns=int(switch_cost_ns(gpu)),
+            switch_cost_ns=int(switching.average_cost_ns),
             why=gpu.schedule.why,
             members=tuple(gpu.schedule.members),
             held_back=gpu.schedule.held_back,

@@ -40,18 +40,13 @@ def move_rate(gpu: Gpu) -> float:
     return gpu.switching.move_rate or DEFAULT_RATE
 
 
-def switch_cost_ns(gpu: Gpu) -> float:
-    """Average cost of a switch as measured so far."""
-    return gpu.switching.drain_average_ns + gpu.switching.handover_average_ns + gpu.switching.cost.average_ns
-
-
 def automatic_quantum_ns(gpu: Gpu, settings: Settings) -> int:
     """The quantum at which switching costs `gpu.switch_share`."""
     least_ns, most_ns = gpu.switching.cost.bounds_ns(gpu.leases.active_seats)
     if not gpu.switching.measured and most_ns == 0.0:
         return INITIAL_NS
     fixed_ns = gpu.switching.drain_average_ns + gpu.switching.handover_average_ns
-    cost_ns = min(max(switch_cost_ns(gpu), fixed_ns + least_ns), MOST_OVER_FORESEEN * (fixed_ns + most_ns))
+    cost_ns = min(max(gpu.switching.average_cost_ns, fixed_ns + least_ns), MOST_OVER_FORESEEN * (fixed_ns + most_ns))
     hidden_ns = max(gpu.switching.hidden_average_ns, gpu.switching.cost.hidden_bytes() / move_rate(gpu))
     share = gpu.rules.switch_share
     quantum_ns = int(max(cost_ns * (1.0 - share) / share, ROOM_FOR_HIDDEN * hidden_ns))

@@ -131,6 +131,11 @@ class Switching:
     recent_handovers_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     recent_drains_ns: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
 
+    @property
+    def average_cost_ns(self) -> float:
+        """Average cost of a switch as measured so far."""
+        return self.drain_average_ns + self.handover_average_ns + self.cost.average_ns
+
 
 @dataclass(slots=True, eq=False)
 class Gpu:
@@ -184,8 +189,8 @@ class Gpu:
 
     def view(self) -> GpuView:
         """What a policy sees."""
-        rules, switching, short = self.rules, self.switching, self.memory_short or self.schedule.crowded
-        cost_ns = int(switching.drain_average_ns + switching.handover_average_ns + switching.cost.average_ns)
+        rules, short = self.rules, self.memory_short or self.schedule.crowded
+        cost_ns = int(self.switching.average_cost_ns)
         view = rules.view
         if view is None or view.memory_short is not short or view.switch_cost_ns != cost_ns:
             view = rules.view = GpuView(
