@@ -15,7 +15,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ from typing import Final
 
 from nvshare.coordinator.daemon.peers import Limits, Peer
 from nvshare.coordinator.protocol import framing
+from nvshare.coordinator.system.processes import peer_of
 
 log: Final = logging.getLogger("nvshare")
 
-_CREDENTIALS: Final = struct.Struct("=iII")
 _RATE_WINDOW_NS: Final = 1_000_000_000
 _READ_BYTES: Final = 2_048
 _READY_AT_ONCE: Final = 32
@@ -163,9 +162,7 @@ class PeerListener:
             except OSError:  # the peer is gone already, or the process has no free descriptor
                 return
             accepted.setblocking(False)
-            process, user, _ = _CREDENTIALS.unpack(
-                accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
+            process, user = peer_of(accepted)
             peer = Peer(process, user, listener.slot)
             crowded = self._crowded(listener, user)
             if crowded is not None:

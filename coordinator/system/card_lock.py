@@ -16,15 +16,15 @@ import os
 import pwd
 import select
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from nvshare.coordinator.system.processes import peer_of
+
 log: Final = logging.getLogger("nvshare")
 
-_CREDENTIALS: Final = struct.Struct("=iII")
 _SIMULATED: Final = "51a15eed"
 """Prefix of the UUIDs of simulated GPUs; see simulated_gpu/src/base/shared.c."""
 _PAUSE_S: Final = 0.05
@@ -95,9 +95,7 @@ def _name(uuid: str) -> str:
 
 
 def _describe(holder: socket.socket) -> str:
-    process_id, user_id, _ = _CREDENTIALS.unpack(
-        holder.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
+    process_id, user_id = peer_of(holder)
     user = str(user_id)
     with contextlib.suppress(KeyError):
         user = f"{pwd.getpwuid(user_id).pw_name} ({user_id})"

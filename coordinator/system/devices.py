@@ -6,8 +6,10 @@ which equals CUDA's formatted one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +30,18 @@ class Device:
     name: str
     total_bytes: int
     is_mig: bool = False
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """The driver's NVML for the length of the block.  Raises pynvml.NVMLError."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def discover() -> list[Device]:
@@ -100,12 +114,13 @@ def mig_enabled(pynvml: Any, handle: Any) -> bool:
 def _describe(pynvml: Any, handle: Any, index: int, *, is_mig: bool) -> Device:
     return Device(
         index=index,
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        uuid=text_of(pynvml.nvmlDeviceGetUUID(handle)),
+        name=text_of(pynvml.nvmlDeviceGetName(handle)),
         total_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
         is_mig=is_mig,
     )
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
+    """A name of NVML's; old versions of pynvml give bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,7 +1,9 @@
-"""What /proc tells of a process: whether the hook is loaded, and why not."""
+"""What the kernel tells of processes: who is at the other end of a socket, whether the hook is loaded, and why not."""
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,14 @@ from typing import Final
 
 HOOK: Final = "libnvshare_hook.so"
 _PROC: Final = Path("/proc")
+_CREDENTIALS: Final = struct.Struct("=iII")
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int]:
+    """Process and user id of the peer of a Unix socket.  A process outside this PID namespace has id 0."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process_id, user_id, _ = _CREDENTIALS.unpack(credentials)
+    return process_id, user_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from nvshare.coordinator.system.devices import nvml
 from nvshare.coordinator.system.processes import ProcessFacts, read_process
 
 log: Final = logging.getLogger("nvshare")
@@ -23,20 +24,12 @@ def computing_processes() -> list[tuple[int, int]]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with nvml():
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            found = [(index, pynvml.nvmlDeviceGetComputeRunningProcesses(each)) for index, each in enumerate(handles)]
     except pynvml.NVMLError:
         return []
-    try:
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found += [(index, process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    except pynvml.NVMLError:
-        return []
-    else:
-        return found
-    finally:
-        pynvml.nvmlShutdown()
+    return [(index, process.pid) for index, processes in found for process in processes]
 
 
 def unhooked_processes(computing: Iterable[tuple[int, int]]) -> list[tuple[int, ProcessFacts]]:

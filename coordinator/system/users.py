@@ -1,4 +1,4 @@
-"""Names of users.  A look-up may ask a directory service, so the coordinator's loop makes none."""
+"""Names of users.  A look-up may ask a directory service, so each is made once."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import re
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 from nvshare.client_hook.launcher import LaunchError, find_hook
 from nvshare.client_hook.python_environment import environment_without_nvshare
@@ -20,6 +19,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system import host_memory
+from nvshare.coordinator.system.devices import nvml, text_of
 from nvshare.coordinator.system.mps.obstacles import DEFAULT_PIPE_DIRECTORY, answers
 from nvshare.coordinator.system.processes import read_process
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
@@ -71,21 +71,12 @@ def _driver() -> tuple[str, str, tuple[str, ...]]:
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with nvml():
+            version = text_of(pynvml.nvmlSystemGetDriverVersion())
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return version, "", tuple(text_of(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
     except pynvml.NVMLError as error:
         return "", str(error), ()
-    try:
-        version = _text(pynvml.nvmlSystemGetDriverVersion())
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return version, "", tuple(_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-    except pynvml.NVMLError as error:
-        return "", str(error), ()
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _glibc() -> tuple[int, int] | None:

@@ -6,11 +6,9 @@ another user's program.
 
 from __future__ import annotations
 
-import functools
-import pwd
-
 from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
+from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_size
 
 
@@ -60,16 +58,8 @@ def _holder(holder: Identity, asker: Identity, hide_names: bool) -> str:
         return "another container"
     if holder.group:
         return holder.name
-    user = user_name(holder.user_id)
+    name = user_name(holder.user_id)
+    user = f"user {name}" if name == str(holder.user_id) else name
     if hide_names and holder.user_id != asker.user_id:
         return f"a program of {user}"
     return f"{holder.name} ({user})"
-
-
-@functools.lru_cache(maxsize=1024)
-def user_name(user_id: int) -> str:
-    """The user's name; the number of a user without one."""
-    try:
-        return pwd.getpwuid(user_id).pw_name
-    except KeyError:
-        return f"user {user_id}"

@@ -14,7 +14,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 from nvshare.coordinator.system.mps.daemon import ControlDaemon, DaemonError
 from nvshare.coordinator.system.mps.machine import Action, Answer, CountClients, Machine, Note, Phase, Quit, Start
+from nvshare.coordinator.system.processes import peer_of
 
 log: Final = logging.getLogger("nvshare")
 
@@ -34,7 +34,6 @@ WARNING: Final = (
 MAX_CONNECTIONS: Final = 512
 MAX_CONNECTIONS_PER_USER: Final = 128
 MAX_REQUEST_BYTES: Final = 64
-_CREDENTIALS: Final = struct.Struct("=iII")
 BEST_EFFORT: Final = "best-effort"
 SHARES: Final = {BEST_EFFORT: (1, 80)}
 """Class -> CUDA_MPS_CLIENT_PRIORITY (1 is lower) and CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."""
@@ -166,8 +165,7 @@ class Mps:
         except OSError:  # the launcher is gone, or no descriptor is free
             return
         connection.setblocking(False)
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        user = _CREDENTIALS.unpack(credentials)[1]
+        _, user = peer_of(connection)
         of_user = sum(program.user == user for program in self._programs.values())
         if len(self._programs) >= MAX_CONNECTIONS or of_user >= MAX_CONNECTIONS_PER_USER:
             connection.close()

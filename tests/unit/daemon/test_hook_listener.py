@@ -267,14 +267,7 @@ def test_no_more_connections_of_one_user_than_allowed(
     """Broken: one user's silent connections keep the other users out, or nobody hears of it."""
     stand = bench(connections=4, connections_per_user=2)
     user = 7
-
-    class AsUser:
-        size = transport._CREDENTIALS.size
-
-        def unpack(self, _: bytes) -> tuple[int, int, int]:
-            return 4711, user, user
-
-    monkeypatch.setattr(transport, "_CREDENTIALS", AsUser())
+    monkeypatch.setattr(transport, "peer_of", lambda _: (4711, user))
     silent = [stand.client(greets=False) for _ in range(5)]
     stand.until(lambda: stand.listener.refusals["user"] == 3, "the refusals")
     assert len(stand.listener) == 2
