@@ -18,14 +18,13 @@ from nvshare.coordinator.daemon.control.api import I32_MAX
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
+from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
     from nvshare.coordinator.daemon.control.live_settings import LiveSettings
     from nvshare.coordinator.daemon.peers import Outbox, Peer
     from nvshare.coordinator.engine.scheduler import Scheduler
     from nvshare.coordinator.kubernetes.slots.slot_book import SlotBook
-
-from nvshare.scheduler_policies.api import JobClass
 
 log: Final = logging.getLogger("nvshare")
 

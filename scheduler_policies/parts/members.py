@@ -39,7 +39,7 @@ def allot(
 
     A limit is a rate.  A request of more than an equal part caps the rates of the others.
     """
-    is_active = any(active_until_ns(job) > now_ns for job in members)
+    any_active = any(active_until_ns(job) > now_ns for job in members)
     urgent_ns = max([active_until_ns(job) for job in members if job.rank.job_class is _INTERACTIVE], default=0)
     pacing_ns = PACING_NS if urgent_ns > now_ns else None
     requests = [job.rank.share_request for job in members if job.rank.share_request * len(members) > 1.0]
@@ -53,8 +53,8 @@ def allot(
         )
         for job in members
     ]
-    bare_ns = harvest.bare_until_ns(now_ns) if is_active and spare else None
-    rate = harvest.rate if is_active else 1.0
+    bare_ns = harvest.bare_until_ns(now_ns) if any_active and spare else None
+    rate = harvest.rate if any_active else 1.0
     if bare_ns is None:
         running += [
             Allotment(job.client, quanta.get(job.client), min(rate, job.rank.share_limit), pacing_ns) for job in spare

@@ -14,14 +14,16 @@ from typing import Any, Final
 
 from nvshare.client_hook import api as hook
 from nvshare.client_hook.api import Lease
+from nvshare.client_hook.launcher import JOB_CLASSES
 from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.cli.views.explain import class_name
+from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import client_directory
 from nvshare.coordinator.units import format_duration, format_size
 
-CLASSES: Final = ("interactive", "batch", "best-effort")
 USAGE: Final = """\
 %gpu                this notebook's GPUs: lease, wait, memory, progress
 %gpu class NAME     what kind of program it is: interactive, batch or best-effort
@@ -60,7 +62,7 @@ def _command(words: list[str]) -> str:
     match words:
         case []:
             return "\n".join(report())
-        case ["class", name] if name in CLASSES:
+        case ["class", name] if name in JOB_CLASSES:
             call(client_directory(), api.SetClass(client=str(os.getpid()), job_class=name.replace("-", "_")))  # type: ignore[arg-type]
             return f"this notebook is {name} from now on"
         case ["release"]:
@@ -94,14 +96,14 @@ def _line(client: Mapping[str, Any], seat: Mapping[str, Any], card: Mapping[str,
     if seat["waiting_since_ns"] is not None:
         parts[0] += f" for {format_duration(max(0, now_ns - seat['waiting_since_ns']))}"
     others = card["waiting"] - (seat["waiting_since_ns"] is not None)
-    parts.append(f"{others} other program{'' if others == 1 else 's'} waiting")
+    parts.append(f"{count(others, 'other program')} waiting")
     limit = f" of {format_size(seat['limit_bytes'])}" if seat["limit_bytes"] else ""
     parts.append(
         f"memory {format_size(seat['allocated_bytes'])}{limit}, on the card {format_size(seat['resident_bytes'])}"
     )
     if seat["progress_normalised"]:
         parts.append(f"speed {seat['progress_normalised']:.0%} of alone")
-    parts.append(f"class {client['job_class'].replace('_', '-')}")
+    parts.append(f"class {class_name(client)}")
     return f"GPU {card['index']} ({card['name']}): {'; '.join(parts)}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.system.users import user_name
 
 
@@ -12,8 +13,7 @@ def mps_line(mps: Mapping[str, Any]) -> str:
     """State of MPS; for a refusal its reason."""
     if mps["mode"] == "off":
         return "MPS: off"
-    state, count = mps["state"], mps["programs"]
-    programs = f"{count} program{'' if count == 1 else 's'}"
+    state, programs = mps["state"], count(mps["programs"], "program")
     if state == "refused":
         return f"MPS: refused, programs run without it: {mps['reason']}"
     if state == "waiting":

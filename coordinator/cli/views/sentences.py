@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.units import format_duration, format_share, format_size
 
 
@@ -92,7 +93,7 @@ def host_lines(status: Mapping[str, Any]) -> list[str]:
     lines = [f"host budget: {shared} of {budget} pinned for clients"]
     owners = status.get("host_owners", ())
     for owner in owners if len(owners) > 1 or any(each["refused"] for each in owners) else ():
-        number = f"{owner['clients']} program{'s' if owner['clients'] != 1 else ''}"
+        number = count(owner["clients"], "program")
         spare = format_size(owner["spare_bytes"]) if owner["spare_bytes"] else "no"
         times = "once" if owner["refused"] == 1 else f"{owner['refused']} times"
         refused = f"; refused {times}" if owner["refused"] else ""

@@ -213,13 +213,10 @@ class LiveSettings:
 
     def registered(self, client: events.ClientRegistered) -> list[events.Event]:
         """Events that apply the settings of its process or slot to a new client."""
+        owner = self._identify(client)
         values: dict[str, Any] = {
             "priority": client.priority,
             "weight": client.weight,
-            "limit": client.memory_limit_bytes,
-        }
-        owner = self._identify(client)
-        values |= {
             "limit": client.memory_limit_bytes,
             "class": "batch",
             "share_request": 0.0,

@@ -47,7 +47,7 @@ CLASSES: Final[Mapping[str, tuple[str, int]]] = {
     "opportunistic": ("best-effort", -100),
 }
 """Name -> the program's class, and its priority where no priority annotation is set.  The last three are older."""
-NEWER_CLASSES: Final = ("interactive", "batch", "best-effort")
+NEWER_CLASSES: Final = tuple(dict.fromkeys(name for name, _ in CLASSES.values()))
 
 MAX_WEIGHT: Final = 1000
 _WHOLE: Final = re.compile(r"(0|-?[1-9][0-9]{0,8})\Z")

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -34,6 +34,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 I32: Final = (1 << 31) - 1
 MemoryBytes = Annotated[int, Field(ge=0, le=1 << 60)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+ClassName = Literal["interactive", "batch", "best-effort"]
+CLASS_NAMES: Final[tuple[str, ...]] = get_args(ClassName)
+"""As annotations spell them."""
 Label = Annotated[str, Field(min_length=1, max_length=253)]
 
 
@@ -50,7 +53,7 @@ class SlotPolicy(_Record):
 
     priority: int | None = Field(default=None, ge=-I32 - 1, le=I32)
     weight: int | None = Field(default=None, ge=1, le=10_000)
-    job_class: Literal["interactive", "batch", "best-effort"] | None = Field(default=None, alias="class")
+    job_class: ClassName | None = Field(default=None, alias="class")
     share_request: Share | None = None
     share_limit: Share | None = Field(default=None, gt=0.0)
     gang: Label | None = None
@@ -60,7 +63,7 @@ class SlotPolicy(_Record):
     @classmethod
     def _known(cls, value: object) -> object:
         """Files of an earlier plugin may name classes that are no more; the plugin soon replaces them."""
-        return value if value in ("interactive", "batch", "best-effort") else None
+        return value if value in CLASS_NAMES else None
 
 
 class PodRef(_Record):

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from nvshare.coordinator.kubernetes.slots.slot import Slot
 
 
-_CLASSES: Final = {
-    "interactive": JobClass.INTERACTIVE,
-    "batch": JobClass.BATCH,
-    "best-effort": JobClass.BEST_EFFORT,
-}
 _REMOVED: Final = ""
 """The slot name of clients that outlived their slot."""
 
@@ -261,7 +256,7 @@ def _capped(policy: SlotPolicy, own: events.Profiled) -> events.Profiled:
 
     The environment only lowers them: the class to best-effort, the share limit to a smaller one.
     """
-    job_class = _CLASSES[policy.job_class or "batch"]
+    job_class = JobClass[(policy.job_class or "batch").replace("-", "_").upper()]
     if own.job_class is JobClass.BEST_EFFORT:
         job_class = JobClass.BEST_EFFORT
     most = min(1.0 if policy.share_limit is None else policy.share_limit, own.share_limit)
