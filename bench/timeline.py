@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nvshare.bench.harness.command import check_plots
 from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, read_events, real_card
 from nvshare.bench.workloads.busy import read_log
 from nvshare.coordinator.cli.trace import plot
@@ -104,11 +105,9 @@ def main() -> int:
     parser.add_argument("--length", type=float, default=0.6, help="of the window, in seconds (default 0.6)")
     parser.add_argument("--quantum", default="50ms", help="default 50ms")
     options = parser.parse_args()
-    if not plot.available():
-        sys.stderr.write(f"nvshare.bench.timeline: {plot.REMEDY}\n")
-        return 1
     simulate = "1x8GiB" if options.simulate or not real_card() else None
     try:
+        check_plots()
         with fixture(simulate=simulate, quantum=options.quantum) as stand:
             scene = perform(stand, options.seconds, options.quantum)
     except BenchError as error:

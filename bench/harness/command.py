@@ -14,6 +14,7 @@ from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, real_card
 from nvshare.bench.harness.progress import showing
+from nvshare.coordinator.cli.trace import plot
 
 
 def parser_for(name: str, description: str, *, simulate: bool = True) -> argparse.ArgumentParser:
@@ -28,6 +29,12 @@ def parser_for(name: str, description: str, *, simulate: bool = True) -> argpars
 def simulated(options: argparse.Namespace, gpus: str) -> str | None:
     """The simulated GPUs to measure on; None: the real card."""
     return gpus if options.simulate or not real_card() else None
+
+
+def check_plots() -> None:
+    """Raises BenchError without matplotlib: better before the measurement than after it."""
+    if not plot.available():
+        raise BenchError(plot.REMEDY)
 
 
 def run_benchmark(

@@ -13,6 +13,7 @@ from collections import deque
 from statistics import median
 from typing import Any
 
+from nvshare.bench.harness.fixture import percentile
 from nvshare.coordinator.engine.scheduler import PolicyFactory, Scheduler
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.model.settings import Settings
@@ -48,7 +49,7 @@ class Crowd:
             self._give(events.Requested(client, 0))
 
     def run(self, count: int) -> None:
-        """So many events."""
+        """Runs until `count` events have been handled."""
         self.spent_ns.clear()
         while len(self.spent_ns) < count:
             if self._answers:
@@ -105,7 +106,7 @@ def measure(create: PolicyFactory, policy: str, clients: int, count: int, *, sho
     crowd = Crowd(create, policy, clients, short=short)
     crowd.run(WARM_UP * clients)
     crowd.run(count)
-    spent_us = sorted(spent / 1000 for _, spent in crowd.spent_ns)
+    spent_us = [spent / 1000 for _, spent in crowd.spent_ns]
     kinds: dict[str, list[float]] = {}
     for kind, spent in crowd.spent_ns:
         kinds.setdefault(kind, []).append(spent / 1000)
@@ -114,6 +115,6 @@ def measure(create: PolicyFactory, policy: str, clients: int, count: int, *, sho
         "memory": "short" if short else "fits",
         "median_us": round(median(spent_us), 1),
         "mean_us": round(sum(spent_us) / len(spent_us), 1),
-        "p99_us": round(spent_us[len(spent_us) * 99 // 100], 1),
+        "p99_us": round(percentile(spent_us, 0.99), 1),
         "medians_us": {kind: round(median(each), 1) for kind, each in sorted(kinds.items())},
     }

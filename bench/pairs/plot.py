@@ -5,20 +5,11 @@ Non-goals: measuring.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.fixture import BenchError
-
 COLOURS = ("#bdbdbd", "#92c5de", "#2166ac", "#fddbc7", "#b2182b", "#1b7837")
-
-
-def check_plots() -> None:
-    """Raises BenchError without matplotlib: better before the measurement than after it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise BenchError("matplotlib is not installed: pip install 'nvshare[plots]', or draw later with --from FILE")
 
 
 def draw(result: Mapping[str, Any], out: Path) -> None:

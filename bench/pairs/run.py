@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness import progress
-from nvshare.bench.harness.command import parser_for, run_benchmark, simulated
+from nvshare.bench.harness.command import check_plots, parser_for, run_benchmark, simulated
 from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.pairs.figures import geometric_means
 from nvshare.bench.pairs.measure import measure_all
 from nvshare.bench.pairs.mixes import WAYS, Mix, chosen_mixes, chosen_ways
-from nvshare.bench.pairs.plot import check_plots, draw
+from nvshare.bench.pairs.plot import draw
 from nvshare.bench.pairs.programs import Command, Plan
 from nvshare.bench.pairs.scenarios import SCENARIOS, measure_scenario
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.harness.command import parser_for, run_benchmark
+from nvshare.bench.harness.command import check_plots, parser_for, run_benchmark
 from nvshare.bench.harness.fixture import BenchError, machine
+from nvshare.bench.harness.progress import step
 from nvshare.bench.simulate.figures import figures
 from nvshare.bench.simulate.jobs import Job, fitted, scaled, synthetic
 from nvshare.bench.simulate.orderings import run_orderings
@@ -32,16 +33,8 @@ def simulate(policy: str, jobs: Sequence[Job], options: argparse.Namespace) -> d
     settings = Settings(policy=policy, quantum=QuantumSettings(quantum_ns=options.quantum))
     world = World(jobs, options.gpus, options.capacity, settings)
     begin = time.process_time()
-    world.run(lambda left: _tell(f"{policy}: {len(jobs) - left} of {len(jobs)} jobs"))
-    _tell("")
+    world.run(lambda left: step(f"{policy}: {len(jobs) - left} of {len(jobs)} jobs"))
     return figures(world) | {"processor_s": round(time.process_time() - begin, 1)}
-
-
-def _tell(line: str) -> None:
-    """Progress, on a terminal only."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
 
 
 def _jobs(options: argparse.Namespace) -> list[Job]:
@@ -64,6 +57,8 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     if options.pictures is not None:
         return {"pictures": [str(path) for path in write_pictures(options.pictures)]}
+    if options.plot is not None:
+        check_plots()
     about: dict[str, Any] = {"simulated": True, "machine": {"cpu": machine()["cpu"]}}
     if options.orderings:
         return about | {"orderings": run_orderings()}

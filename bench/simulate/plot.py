@@ -8,8 +8,6 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.bench.pairs.plot import check_plots
-
 _PANELS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("mean completion time, s", ("jct_s", "mean")),
     ("95th percentile, s", ("jct_s", "p95")),
@@ -21,7 +19,6 @@ _PANELS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 
 def draw(result: Mapping[str, Any], out: Path) -> None:
     """A panel of bars for each figure, a bar for each policy."""
-    check_plots()
     import matplotlib
 
     matplotlib.use("Agg")
