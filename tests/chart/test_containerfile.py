@@ -75,7 +75,7 @@ def test_it_has_every_program_of_the_chart() -> None:
 
 def test_the_context_holds_what_is_built() -> None:
     """A file that is ignored cannot be copied: the wheel needs its sources, its README and its licence."""
-    ignored = {line.strip() for line in (ROOT / ".containerignore").read_text(encoding="utf-8").splitlines()}
+    ignored = {line.strip() for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     needed = {*project["tool"]["scikit-build"]["wheel"]["packages"], project["project"]["readme"], "LICENSE"}
     needed |= {"CMakeLists.txt", "pyproject.toml"}

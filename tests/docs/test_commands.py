@@ -29,9 +29,8 @@ from tests.waiting import eventually
 
 NOT_RUN: Final[Mapping[str, str]] = {
     "python3 -m venv": "installs; `.ci/run` and `python -m tests.first_steps` do it from a clean checkout",
-    "podman build": "needs a registry and a cluster",
+    "charts/install": "needs a registry and a cluster; tests/chart/test_install.py runs it beside doubles",
     "kubectl": "needs a cluster",
-    "helm test": "needs a cluster",
     "nvshare-ctl install-unit > /etc": "changes the machine; tests/unit/cli/test_manners.py reads the unit",
     "nvshare-ctl kernelspec install": "changes the environment; tests/jupyter runs it in its own",
     "nvshare-coordinator --mps": "needs a card with MPS; its double is in tests/launch/test_mps.py",
