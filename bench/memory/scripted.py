@@ -1,6 +1,6 @@
 """Programs in mode `swap`, and a scripted coordinator that orders their memory to move.
 
-Non-goals: what is measured (swap.py, prepare.py).
+Non-goals: what is measured (swap.py).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A CUDA program for the swap benchmarks: fills device memory, checks it, times pinned copies, launches.
+"""A CUDA program for the swap benchmarks: fills device memory, checks it, times pinned copies.
 
 It is told a line at a time.
 
 Commands: `start`, `alloc BYTES...`, `fill SEED`, `check`, `renew SEED BYTES...`, `copies BYTES ROUNDS`,
-`stream OUT BYTES ROUNDS BEGIN_NS`, `launches TURN_NS TURNS`; each answers one line of JSON.
+`stream OUT BYTES ROUNDS BEGIN_NS`; each answers one line of JSON.
 
 Non-goals: anything of nvshare.
 """
@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nvshare.bench.workloads.busy import KERNEL_PTX, Driver
+from nvshare.bench.workloads.busy import Driver
 
 PATTERN_BYTES = 32 << 20
 PIECE_BYTES = 64 << 20
 GIB = 1 << 30
-KERNEL_NS, BURST = 1000, 64
 
 pointer_t, size_t = ctypes.c_uint64, ctypes.c_size_t
 memcmp = ctypes.CDLL(None).memcmp
@@ -171,26 +170,6 @@ class Worker:
             self._cuda("cuStreamDestroy_v2", stream)
         return found
 
-    def launches(self, turn_ns: int, turns: int) -> list[tuple[int, int, int]]:
-        """(begin, end, launches) of so many turns, monotonic: short kernels, each 64 waited for."""
-        module, kernel, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._cuda("cuModuleLoadData", ctypes.byref(module), KERNEL_PTX)
-        self._cuda("cuModuleGetFunction", ctypes.byref(kernel), module, b"nvs_busy")
-        self._cuda("cuStreamCreate", ctypes.byref(stream), 1)
-        values = (ctypes.c_uint64(KERNEL_NS), pointer_t(self._allocate(16)), ctypes.c_uint64(0))
-        parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
-        found = []
-        for _ in range(turns):
-            count, now = 0, (began := time.monotonic_ns())
-            while now < began + turn_ns:
-                for _ in range(BURST):
-                    self._cuda("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
-                self._cuda("cuStreamSynchronize", stream)
-                count += BURST
-                now = time.monotonic_ns()
-            found.append((began, now, count))
-        return found
-
 
 def main() -> None:
     """Until the input ends."""
@@ -198,7 +177,6 @@ def main() -> None:
     commands: dict[str, Callable[..., Any]] = {
         "start": worker.start, "alloc": worker.alloc, "fill": worker.fill,
         "check": worker.check, "renew": worker.renew, "copies": worker.copies, "stream": worker.stream,
-        "launches": worker.launches,
     }  # fmt: skip
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

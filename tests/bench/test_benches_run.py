@@ -70,35 +70,6 @@ def test_timeline(tmp_path: Path) -> None:
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_alloc() -> None:
-    """Without figures nobody would notice that allocating in mode `swap` has become slow."""
-    told = run("nvshare.bench.memory.alloc", "--simulate", "--pairs=1", "--rounds=2")
-    assert set(told["sizes"]) == {"512", str(64 << 10), str(2 << 20), str(64 << 20)}
-    assert all(one["plain_alloc_ns"] > 0 and one["swap_alloc_ns"] > 0 for one in told["sizes"].values())
-    assert told["simulated"] is True
-
-
-def test_resident() -> None:
-    """Both kinds of memory are there, and both compute the same; else the comparison is of nothing."""
-    told = run("nvshare.bench.memory.resident", "--simulate", "--seconds=0.1", "--mib=128")
-    assert set(told["kernels"]) == {"copy", "triad", "gather"}
-    assert all(one["same"] and one["blocks"] > 0 for one in told["kernels"].values())
-    assert told["piece_bytes"]["swap"] < told["piece_bytes"]["plain"] == 128 << 20
-
-
-def test_prepare() -> None:
-    """Without figures nobody would notice that making host memory ready slows the program beside it."""
-    for seconds in (4.5, 15, 45):  # a busy machine makes fewer turns than the benchmark accepts
-        try:
-            told = run("nvshare.bench.memory.prepare", "--simulate", f"--seconds={seconds}", "--gib=0.03125")
-            break
-        except AssertionError as error:
-            if "more --seconds" not in str(error) or seconds == 45:
-                raise
-    assert all(told[phase]["whole_per_s"] > 0 for phase in ("before", "meanwhile", "after"))
-    assert told["simulated"] is True
-
-
 def test_pairs() -> None:
     """The doubles of the workloads answer, and each way has its figures; else nothing is compared on a card."""
     words = ("--pairs=products+tiny,server+data", "--ways=native,turns", "--seconds=0.3", "--settle=0.1")
