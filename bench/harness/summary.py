@@ -33,27 +33,6 @@ def handover(told: dict[str, Any]) -> list[str]:
     return [f"{told['handover_us']} us over {told['handovers']} hand-overs; {told['details']['drain_us']} us drains"]
 
 
-def correctness(told: dict[str, Any]) -> list[str]:
-    """Equal or not."""
-    return [
-        f"{framework}: {'equal' if one['equal'] else 'DIFFERENT'}, hand-overs {one.get('handovers')}"
-        for framework, one in told["frameworks"].items()
-    ]
-
-
-def throughput(told: dict[str, Any]) -> list[str]:
-    """Shares."""
-    lines = []
-    for name, one in told["workloads"].items():
-        shares = [
-            f"{share} {one[share]['median']:.4f}"
-            for share in ("hooked_share", "native_share", "exclusive_share")
-            if one[share] is not None
-        ]
-        lines.append(f"{name}: alone {one['alone']} steps/s; {', '.join(shares)}")
-    return lines
-
-
 def gangs(told: dict[str, Any]) -> list[str]:
     """Steps of the ranks, and what their rivals have."""
     rates = ", ".join(f"{case} {told[case]['steps_per_s']['median']}" for case in ("apart", "gang"))
@@ -80,9 +59,7 @@ FILES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "gate.json": gate,
     "handover.json": handover,
     "handover3.json": handover,
-    "correctness.json": correctness,
-    "throughput.json": throughput,
-    "infer.json": throughput,
+    "turns.json": pairs,
     "gangs.json": gangs,
     "pairs.json": pairs,
 }

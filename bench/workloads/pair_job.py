@@ -74,7 +74,7 @@ def _workload(name: str, where: str) -> tuple[Workload, dict[str, str]]:
     if name == "cupy":
         import cupy
 
-        return cupy_workload("cupy-stream"), {"cupy": cupy.__version__}
+        return cupy_workload(), {"cupy": cupy.__version__}
     import torch
 
     from nvshare.bench.workloads import torch_jobs

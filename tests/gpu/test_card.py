@@ -57,8 +57,8 @@ def test_demo_on_the_card(built: Built) -> None:
 )
 def test_frameworks_compute_the_same(built: Built) -> None:
     """Two unmodified PyTorch and CuPy programs give bit for bit what they give alone."""
-    told = run("-m", "nvshare.bench.correctness", "--json", "--steps", "300")
-    assert told["equal"] is True
+    cases = ("--case=torch.eager", "--case=cupy.default", "--seconds=0.2", "--budget=100")
+    run("-m", "nvshare.bench.compatibility", "--json", *cases)  # its exit code says whether a result differs
 
 
 def test_killed_holder_frees_the_card(built: Built, tmp_path: Path) -> None:
