@@ -12,10 +12,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+BOUND_S = 240.0
+"""Longest wait for anything: only a fault takes so long, however busy the machine is."""
+
 _never = threading.Event()
 
 
-def eventually(condition: Callable[[], T], what: str, seconds: float = 60.0) -> T:
+def eventually(condition: Callable[[], T], what: str, seconds: float = BOUND_S) -> T:
     """The first true value of `condition`, which is asked again and again; fails the test when the bound passes."""
     deadline = time.monotonic() + seconds
     while True:

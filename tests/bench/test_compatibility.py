@@ -50,7 +50,6 @@ def run(module: str, *words: str) -> list[dict[str, Any]]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

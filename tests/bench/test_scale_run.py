@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 from nvshare.scheduler_policies.registry import BUILT_IN
-from tests.daemon.processes import BOUND_S, ROOT, environment
+from tests.daemon.processes import ROOT, environment
 
 
 def test_the_benchmark_gives_its_figures() -> None:
     """Broken if the benchmark did not run, counted nothing, or named its figures otherwise."""
     words = [sys.executable, "-m", "nvshare.bench.scale", "--json", "--clients", "12", "--gpus", "2", "--seconds", "1"]
     done = subprocess.run(
-        words, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=2 * BOUND_S, check=False
+        words, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
@@ -28,7 +28,7 @@ def test_the_cost_of_an_event_is_given_for_each_policy() -> None:
     """Broken if the clients stopped working, or a policy was left out."""
     words = [sys.executable, "-m", "nvshare.bench.scale", "--cost", "--json", "--clients", "20", "--events", "100"]
     done = subprocess.run(
-        words, capture_output=True, text=True, env=environment(), cwd=ROOT, timeout=2 * BOUND_S, check=False
+        words, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
     cost = json.loads(done.stdout)["cost"]

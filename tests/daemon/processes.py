@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,10 +27,9 @@ from nvshare.coordinator.daemon.control.sockets import EventReader
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.daemon.made_up_gpus import uuid_of
+from tests.waiting import BOUND_S
 
 ROOT = Path(__file__).resolve().parents[2]
-BOUND_S = 60.0
-"""No wait is longer; only a broken coordinator ever waits so long."""
 
 M = TypeVar("M", bound=messages.Message)
 
@@ -58,15 +56,6 @@ def ctl(directory: Path, *words: str, before: tuple[str, ...] = ()) -> subproces
         except SystemExit as ended:
             code = int(ended.code or 0)
     return subprocess.CompletedProcess(words, code, out.getvalue(), errors.getvalue())
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of a condition that other processes bring about."""
-    give_up_at = time.monotonic() + BOUND_S
-    while not (value := condition()):
-        assert time.monotonic() < give_up_at, f"waited in vain: {what}"
-        select.select([], [], [], 0.005)
-    return value
 
 
 @dataclass
@@ -134,7 +123,6 @@ class Coordinators:
             capture_output=True,
             text=True,
             env=environment(**env),
-            timeout=BOUND_S,
             check=False,
         )
         return done.returncode, done.stderr

@@ -17,7 +17,8 @@ from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.system.users import user_name
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, ctl, environment, until
+from tests.daemon.processes import Coordinators, Hook, Running, ctl, environment
+from tests.waiting import eventually
 
 Connect = Callable[..., Hook]
 
@@ -139,7 +140,7 @@ def test_a_paused_client_is_granted_nothing(coordinator: Running, connect: Conne
     answer(coordinator, "pause", "job")
     assert hook.next(messages.Revoke).lease_id == lease
     hook.release(lease, wanted=True)
-    until(lambda: not coordinator.status()["gpus"][0]["holders"], "the release")
+    eventually(lambda: not coordinator.status()["gpus"][0]["holders"], "the release")
     answer(coordinator, "resume", "job")
     assert hook.next(messages.Grant).lease_id > lease
 
@@ -308,7 +309,7 @@ def test_events_are_followed(coordinators: Coordinators, connect: Connect) -> No
     assert follower.stdout is not None
     events = [json.loads(line) for line in follower.stdout]
     follower.stdout.close()
-    assert follower.wait(BOUND_S) == 0
+    assert follower.wait() == 0
     assert len(events) == 8
     assert [event["seq"] for event in events] == list(range(events[0]["seq"], events[0]["seq"] + 8))
     assert {"granted", "released"} <= {event["kind"] for event in events}
@@ -326,7 +327,7 @@ def test_the_follower_ends_with_the_coordinator(coordinators: Coordinators, conn
     while not select.select([follower.stdout], [], [], 0)[0]:
         hook.release(hook.next(messages.Grant).lease_id, wanted=True)
     running.kill()
-    _, said = follower.communicate(timeout=BOUND_S)
+    _, said = follower.communicate()
     assert follower.returncode == 3
     assert "has ended" in said
 

@@ -15,7 +15,8 @@ import pytest
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import Coordinators, Holder, Hook, Running, Trace, until
+from tests.daemon.processes import Coordinators, Holder, Hook, Running, Trace
+from tests.waiting import eventually
 
 Connect = Callable[..., Hook]
 Follow = Callable[[Running], Trace]
@@ -150,7 +151,7 @@ def test_a_stopped_holder_keeps_its_lease_beyond_recovery(
     waiting = connect(after).hello().attach(wanted=True)
     waiting.next(messages.GpuSettings)
     begun_ns = after.status()["now_ns"]
-    until(lambda: after.status()["now_ns"] > begun_ns + 4 * recovery_ns, "several times the window")
+    eventually(lambda: after.status()["now_ns"] > begun_ns + 4 * recovery_ns, "several times the window")
     gpu = after.status()["gpus"][0]
     assert gpu["holders"] == []
     assert (gpu["expected_process"], gpu["expected_stopped"]) == (holder.process.pid, True)
@@ -187,7 +188,7 @@ def test_an_overdue_client_is_killed_when_configured(coordinators: Coordinators,
     stop(holder)
     bystander = hold(running)
     bystander.next("Welcome")
-    assert holder.process.wait(20) == -signal.SIGKILL
+    assert holder.process.wait() == -signal.SIGKILL
     bystander.next("Grant")
 
 
@@ -198,7 +199,7 @@ def test_gpus_are_independent(coordinators: Coordinators, hold: Hold, connect: C
     for holder in holders:
         holder.next("Grant")
     holders[0].kill()
-    until(lambda: len(running.status()["clients"]) == 1, "the death")
+    eventually(lambda: len(running.status()["clients"]) == 1, "the death")
     gpus = running.status()["gpus"]
     assert [len(gpu["holders"]) for gpu in gpus] == [0, 1]
     assert gpus[1]["uuid"] == uuid_of(1)
@@ -212,7 +213,7 @@ def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordi
     holder = connect(running).hello("holder").attach(wanted=True)
     lease = holder.next(messages.Grant).lease_id
     crashing = [connect(running).hello("crash")]
-    until(lambda: running.log.read_text().count("serving 1 GPU(s)") == 2, "the restart")
+    eventually(lambda: running.log.read_text().count("serving 1 GPU(s)") == 2, "the restart")
     holder.hello("holder").attach(lease_id=lease)
     assert holder.next(messages.Grant).lease_id == lease
     assert running.process.poll() is None  # the same process: exec
@@ -220,7 +221,7 @@ def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordi
     while running.process.poll() is None:
         assert len(crashing) < 10
         crashing.append(connect(running).hello("crash"))
-        until(
+        eventually(
             lambda: (
                 running.process.poll() is not None or running.log.read_text().count("serving 1 GPU(s)") > len(crashing)
             ),
@@ -273,7 +274,7 @@ def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connec
     assert before[0] == as_set[0]
     if end == "crashed":
         connect(running).hello("crash")
-        until(lambda: running.log.read_text().count("serving 2 GPU(s)") == 2, "the restart")
+        eventually(lambda: running.log.read_text().count("serving 2 GPU(s)") == 2, "the restart")
     else:
         running.stop() if end == "stopped" else running.kill()
         running = coordinators.start(*options, gpus=2)
@@ -281,8 +282,8 @@ def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connec
     hook.hello("train").attach(wanted=True)
     stranger = hold(running)
     assert lease_of(stranger.next("Grant")), "another program is not paused"
-    until(lambda: any(client["name"] == "train" for client in running.status()["clients"]), "its return")
-    until(lambda: what_is_set(running)[-1], "its GPU")
+    eventually(lambda: any(client["name"] == "train" for client in running.status()["clients"]), "its return")
+    eventually(lambda: what_is_set(running)[-1], "its GPU")
     assert what_is_set(running) == as_set
     (other,) = (client for client in running.status()["clients"] if client["name"] != "train")
     assert (other["priority"], other["weight"], other["limit_bytes"], other["paused"]) == (0, 1, 0, False)
@@ -292,7 +293,7 @@ def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connec
     running.kill()
     running = coordinators.start(*options, gpus=2)
     hook.hello("train").attach()
-    until(lambda: any(client["seats"] for client in running.status()["clients"] if client["name"] == "train"), "it")
+    eventually(lambda: [c for c in running.status()["clients"] if c["name"] == "train" and c["seats"]], "the program")
     assert what_is_set(running) == before
     assert running.status()["live"] == []
 

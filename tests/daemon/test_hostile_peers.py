@@ -18,7 +18,8 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.sockets import ControlCaller
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until
+from tests.daemon.processes import Coordinators, Hook, Running
+from tests.waiting import BOUND_S, eventually
 
 Connect = Callable[..., Hook]
 
@@ -36,7 +37,7 @@ def shared() -> Iterator[Running]:
 def served(shared: Running, connect: Connect) -> Iterator[Running]:
     """A coordinator with one client, which still holds its lease afterwards while a newcomer is served."""
     coordinator = shared
-    until(lambda: coordinator.ask(api.Ping())["clients"] == 0, "the end of the test before")
+    eventually(lambda: coordinator.ask(api.Ping())["clients"] == 0, "the end of the test before")
     holder = connect(coordinator).hello("good").attach(wanted=True)
     lease = holder.next(messages.Grant)
     yield coordinator
@@ -122,10 +123,10 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     links = [Link(served.directory.hooks_socket, identity=identity) for identity in (b"mine", b"mine", b"\0" * 5)]
     for link in links:
         link.send(messages.encode(messages.Hello(1, "same", "bad", 1, 0, 1, 0, "")))
-    until(lambda: served.ask(api.Ping())["clients"] == 1 + len(links), "one client for each connection")
+    eventually(lambda: served.ask(api.Ping())["clients"] == 1 + len(links), "one client for each connection")
     for link in links:
         link.close()
-    until(lambda: served.ask(api.Ping())["clients"] == 1, "their end")
+    eventually(lambda: served.ask(api.Ping())["clients"] == 1, "their end")
 
 
 def test_a_weight_beyond_its_bounds_is_refused(served: Running, connect: Connect) -> None:
@@ -215,7 +216,7 @@ def test_messages_about_what_a_client_does_not_have(
     hook.next(messages.GpuSettings)
     hook.send(message)
     assert refusal(hook).code == messages.Rejection.MALFORMED
-    until(lambda: len(served.status()["clients"]) == 1, "the end of the refused client")
+    eventually(lambda: len(served.status()["clients"]) == 1, "the end of the refused client")
 
 
 def test_an_unknown_gpu_and_an_unknown_message_cost_only_themselves(served: Running, connect: Connect) -> None:
@@ -250,7 +251,7 @@ def test_a_flood_costs_the_flooder_its_connection(coordinators: Coordinators, co
         pass
     else:
         assert closed(link)
-    until(lambda: running.ask(api.Ping())["clients"] == 0, "the flooder's end")
+    eventually(lambda: running.ask(api.Ping())["clients"] == 0, "the flooder's end")
     assert connect(running).hello().next(messages.Welcome)
 
 
@@ -264,7 +265,7 @@ def test_more_clients_than_allowed_are_told_so(coordinators: Coordinators, conne
     assert rejected.code == messages.Rejection.TOO_MANY_CLIENTS
     assert "max_clients" in rejected.text
     served[0].close()
-    until(lambda: running.ask(api.Ping())["clients"] == 1, "a free place")
+    eventually(lambda: running.ask(api.Ping())["clients"] == 1, "a free place")
     assert connect(running).hello().next(messages.Welcome)
 
 
@@ -286,7 +287,7 @@ def test_a_client_that_does_not_read_is_cut_and_nobody_waits_for_it(
             return True
         return bool(running.ask(api.Ping())["clients"] == 0)
 
-    until(ended, "the end of the client that does not read")
+    eventually(ended, "the end of the client that does not read")
     assert connect(running).hello().next(messages.Welcome)
 
 
@@ -350,5 +351,5 @@ def test_connections_come_and_go_without_a_trace(served: Running) -> None:
         link = Link(served.directory.hooks_socket)
         link.socket.sendall(frame(hello) + frame(attach))
         link.close()
-    until(lambda: served.ask(api.Ping())["clients"] == 1, "the end of all brief clients")
-    until(lambda: len(list(folder.iterdir())) <= before + 2, "their descriptors")
+    eventually(lambda: served.ask(api.Ping())["clients"] == 1, "the end of all brief clients")
+    eventually(lambda: len(list(folder.iterdir())) <= before + 2, "their descriptors")

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until
+from tests.daemon.processes import Coordinators, Hook, Running
+from tests.waiting import BOUND_S, eventually
 
 Connect = Callable[..., Hook]
 
@@ -73,7 +74,7 @@ def test_leases_waits_memory_and_clients_are_counted(coordinators: Coordinators,
     assert value(metrics, "nvshare_client_host_share_bytes", name='a "quoted" \\name') == 9_000
     assert value(metrics, "nvshare_client_leases_total", name="second", pid=str(os.getpid())) == 1
     second.close()
-    until(lambda: value(scrape(running), "nvshare_clients") == 1, "the end of the second client")
+    eventually(lambda: value(scrape(running), "nvshare_clients") == 1, "the end of the second client")
     assert all(dict(key)["name"] != "second" for key in scrape(running)["nvshare_client_leases_total"])
 
 

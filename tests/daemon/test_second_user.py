@@ -14,7 +14,8 @@ import pytest
 
 from nvshare.coordinator.daemon.control import api
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import BOUND_S, Coordinators, Running, environment, until
+from tests.daemon.processes import Coordinators, Running, environment
+from tests.waiting import eventually
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -48,7 +49,7 @@ class SecondUser:
     def ctl(self, *words: str) -> tuple[int, str]:
         """Exit code and output of `nvshare-ctl`."""
         with self.start("-c", CTL, *words) as process:
-            out, errors = process.communicate(timeout=BOUND_S)
+            out, errors = process.communicate()
         return process.returncode, out + errors
 
     def json(self, *words: str) -> Any:
@@ -75,7 +76,7 @@ def theirs(shared: Running, second: SecondUser) -> Iterator[subprocess.Popen[str
     """A program of the second user."""
     code = f"import os, sys; from tests.daemon.holder import main; {BECOME}; main(*sys.argv[1:], 0)"
     with second.start("-c", code, str(shared.directory.hooks_socket), uuid_of(0)) as process:
-        until(lambda: shared.status()["clients"], "the program is connected")
+        eventually(lambda: shared.status()["clients"], "the program is connected")
         yield process
         process.kill()
 
@@ -84,7 +85,7 @@ def test_a_second_user_sees_and_cannot_change(
     shared: Running, second: SecondUser, theirs: subprocess.Popen[str]
 ) -> None:
     """Broken: users of a shared server are blind, or each is root of the GPUs."""
-    root = until(lambda: shared.status(), "an answer")
+    root = eventually(lambda: shared.status(), "an answer")
     assert second.json("status")["gpus"][0]["uuid"] == root["gpus"][0]["uuid"]
     for words in (("clients",), ("memory",), ("explain",), ("status",), ("top",)):
         code, out = second.ctl(*words)
@@ -110,7 +111,7 @@ def test_a_second_user_follows_events(shared: Running, second: SecondUser) -> No
             readable, _, _ = select.select([process.stdout], [], [], 0.05)
             return process.stdout.readline() if readable else ""
 
-        assert json.loads(until(event, "an event"))["quantum_ns"] == 7_000_000
+        assert json.loads(eventually(event, "an event"))["quantum_ns"] == 7_000_000
         process.kill()
 
 

@@ -17,7 +17,8 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.main import main
 from nvshare.coordinator.protocol import messages
 from tests.daemon.made_up_gpus import uuid_of
-from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, environment, until
+from tests.daemon.processes import Coordinators, Hook, Running, environment
+from tests.waiting import eventually
 
 Connect = Callable[..., Hook]
 
@@ -61,7 +62,7 @@ def test_a_signal_stops_in_order(coordinators: Coordinators, number: signal.Sign
     """Broken if stopping left sockets behind or reported a failure."""
     running = coordinators.start()
     running.process.send_signal(number)
-    assert running.process.wait(BOUND_S) == 0
+    assert running.process.wait() == 0
     left = {path.name for path in running.directory.path.iterdir()}
     assert not {"hooks.sock", "control.sock", "events.sock"} & left
 
@@ -133,7 +134,7 @@ def test_without_a_driver_the_remedy_is_named(coordinators: Coordinators) -> Non
     if Path("/dev/nvidiactl").exists():
         pytest.skip("there is a driver here")
     words = [sys.executable, "-m", "nvshare.coordinator.daemon.main", "--runtime-dir", str(coordinators.base / "run")]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=BOUND_S, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 1
     assert "--simulate" in done.stderr
     assert "Traceback" not in done.stderr
@@ -177,11 +178,11 @@ def test_hangup_reads_the_settings_again(coordinators: Coordinators) -> None:
     running = coordinators.start("--config", str(settings))
     settings.write_text('quantum = "nonsense"\n')
     running.process.send_signal(signal.SIGHUP)
-    until(lambda: "settings are unchanged" in running.log.read_text(), "the complaint")
+    eventually(lambda: "settings are unchanged" in running.log.read_text(), "the complaint")
     assert running.status()["gpus"][0]["quantum_ns"] == 300_000_000
     settings.write_text('quantum = "700ms"\n')
     running.process.send_signal(signal.SIGHUP)
-    until(lambda: running.status()["gpus"][0]["quantum_ns"] == 700_000_000, "the new quantum")
+    eventually(lambda: running.status()["gpus"][0]["quantum_ns"] == 700_000_000, "the new quantum")
 
 
 def test_hangup_leaves_what_was_set_live(coordinators: Coordinators) -> None:
@@ -192,7 +193,7 @@ def test_hangup_leaves_what_was_set_live(coordinators: Coordinators) -> None:
     running.ask(api.SetQuantum(quantum_ns=5_000_000, gpu="1"))
     settings.write_text(f'quantum = "700ms"\nswitch_share = "7%"\n[gpu."{uuid_of(1)}"]\nquantum = "900ms"\n')
     running.process.send_signal(signal.SIGHUP)
-    until(lambda: "settings reloaded" in running.log.read_text(), "the file")
+    eventually(lambda: "settings reloaded" in running.log.read_text(), "the file")
     assert f"live settings stay in force: quantum of {uuid_of(1)} " in running.log.read_text()
 
     def quanta() -> list[int]:
@@ -218,7 +219,7 @@ def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coord
     os.close(keepalive)
     assert running.ask(api.Ping())["clients"] == 1  # the client alone keeps it
     client.close()
-    assert running.process.wait(BOUND_S) == 0
+    assert running.process.wait() == 0
     assert not running.directory.hooks_socket.exists()
     assert not running.directory.live_settings.exists(), "what was set was for the programs that are gone"
 
@@ -238,7 +239,7 @@ def test_an_idle_coordinator_sleeps(coordinator: Running, connect: Connect) -> N
         assert not client.socket.poll(200)  # nothing is said to a holder alone
         return switches() == before
 
-    until(settled, "a coordinator that does nothing for 200 ms")
+    eventually(settled, "a coordinator that does nothing for 200 ms")
 
 
 def test_half_open_connections_do_not_count_as_clients(coordinator: Running, connect: Connect) -> None:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from nvshare.coordinator.protocol import messages
-from tests.daemon.processes import BOUND_S, Hook, Running, ctl, environment, until
+from tests.daemon.processes import Hook, Running, ctl, environment
+from tests.waiting import BOUND_S, eventually
 
 Connect = Callable[..., Hook]
 
@@ -38,10 +39,10 @@ def test_top_follows_and_obeys_keys(coordinator: Running, connect: Connect) -> N
         os.write(ours, b"p")
         shows(b"train.py is paused")
         assert b"\x1b[3" not in seen.replace(b"\x1b[3m", b""), "no colour"
-        until(lambda: coordinator.status()["clients"][0]["paused"], "the pause")
+        eventually(lambda: coordinator.status()["clients"][0]["paused"], "the pause")
         os.write(ours, b"q")
         shows(b"\x1b[?1049l")
-        assert top.wait(BOUND_S) == 0
+        assert top.wait() == 0
     finally:
         top.kill()
         top.wait()

@@ -27,6 +27,7 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.conftest import ROOT, Built
+from tests.daemon.processes import ctl
 from tests.waiting import eventually
 
 TURNS = {"NVSHARE_POLICY": "round_robin", "NVSHARE_SHARING": "exclusive", "NVSHARE_QUANTUM": "100ms"}
@@ -127,8 +128,7 @@ class Node:
 
     def control(self, *words: str) -> Any:
         """One nvshare-ctl command that must succeed; its JSON."""
-        command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *words, "--json"]
-        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
+        done = ctl(self.directory, *words, "--json")
         assert done.returncode == 0, f"{words}: {done.stderr}{done.stdout}"
         return json.loads(done.stdout) if done.stdout.strip() else None
 
@@ -217,13 +217,3 @@ def node(built: Built, request: pytest.FixtureRequest) -> Iterator[Node]:
     finally:
         made.close()
         shutil.rmtree(directory, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def saturate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A C program that keeps a GPU busy: SECONDS KERNEL_NS DEPTH (bench/programs/saturate.c)."""
-    program = tmp_path_factory.mktemp("programs") / "saturate"
-    source = ROOT / "bench" / "programs" / "saturate.c"
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-std=gnu11", "-O2", "-o", str(program), str(source), "-ldl"], check=True)
-    return program

@@ -146,7 +146,7 @@ def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path, how: signa
     pids = two(node, saturate)
     assert node.coordinator is not None
     node.coordinator.send_signal(how)
-    assert node.coordinator.wait(20) == 0, node.log()
+    assert node.coordinator.wait() == 0, node.log()
     node.start_coordinator("--quantum=20ms")
     back_ns = time.monotonic_ns()
     for pid in pids:

@@ -26,10 +26,10 @@ from nvshare.simulated_gpu.trace import Overlap, overlaps
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node
 from tests.hook.compiled import SOURCE, cuda_include
+from tests.waiting import BOUND_S
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 MODES = ("device", "managed", "swap")
-BOUND_S = 60
 ATTEMPTS = 20
 """Of a case that needs its lease for three calls in a row: a busy machine takes some of them."""
 LIMIT = 60 << 20
@@ -99,7 +99,7 @@ def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iter
         assert select.select([rival.stdout], [], [], BOUND_S)[0], node.log()
         assert rival.stdout.readline() == "ready\n"
         yield made
-        output, errors = rival.communicate(timeout=BOUND_S)
+        output, errors = rival.communicate()
         assert (rival.returncode, output, errors) == (0, "good\n", "")
         assert made.overlaps() == []
     finally:
@@ -112,7 +112,7 @@ def run(shared: Shared, compiled: Path, program: str, case: str) -> int:
     for _ in range(ATTEMPTS):
         process = shared.start(compiled / program, case)
         try:
-            output, errors = process.communicate(timeout=BOUND_S)
+            output, errors = process.communicate()
         finally:
             process.kill()
             process.wait()

@@ -16,7 +16,7 @@ from typing import Any
 
 from nvshare.bench.harness.fixture import Fixture
 from tests.hook.memory.programs.between_gpus import KINDS
-from tests.waiting import eventually
+from tests.waiting import BOUND_S, eventually
 
 PROGRAM = Path(__file__).resolve().parent.parent / "hook" / "memory" / "programs" / "memory_program.py"
 MIB = 1 << 20
@@ -24,7 +24,6 @@ CAPACITY = "48MiB"
 SIZE = 32 * MIB
 """Of a program's memory on a GPU; two of them do not fit."""
 LITTLE = 8 * MIB
-BOUND_S = 60
 COPIES = {name: place for place, name in enumerate(KINDS)}
 """Calls that memory_program.py's `copy_between` knows, and their numbers there."""
 
@@ -72,7 +71,7 @@ def told(
         program = Told(process)
         assert program.ask("start") == 0
         yield program
-        process.communicate(timeout=BOUND_S)
+        process.communicate()
         assert process.returncode == 0
     finally:
         process.kill()

@@ -21,7 +21,7 @@ def test_the_corpus(target: str, tmp_path: Path) -> None:
     files = unpack(target, tmp_path / "corpus")
     assert len(files) > 40
     program = build_replay(target, tmp_path)
-    done = subprocess.run([str(program), *map(str, files)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([str(program), *map(str, files)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -35,7 +35,7 @@ def test_a_short_hunt(target: str, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     unpack(target, corpus)
     command = [str(program), f"-runs={RUNS[target]}", "-seed=1", f"-artifact_prefix={tmp_path}/", str(corpus)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

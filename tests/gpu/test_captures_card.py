@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from nvshare.bench.harness.fixture import Fixture, fixture
-from tests.end_to_end.test_semantics import BOUND_S, LIMIT, cases, compiled
+from tests.end_to_end.test_semantics import LIMIT, cases, compiled
+from tests.waiting import BOUND_S
 
 __all__ = ["compiled"]  # a fixture
 

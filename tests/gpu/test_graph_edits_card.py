@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.gate.test_graph_edits import graph_program, names
+from tests.waiting import BOUND_S
 
 __all__ = ["graph_program"]  # a fixture
 
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.gpu
 
 SPIN_NS = 700_000_000
 CALLS = 300
-BOUND_S = 60
 STRAY = 2
 """Gaps that nobody made: interrupts of the machine, housekeeping of the driver."""
 

@@ -21,11 +21,12 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT, Built
 from tests.end_to_end.memory.test_ipc import PROGRAMS, ipc_program
 from tests.hook.interception.test_interception_cudart import own_cudart
-from tests.launch.conftest import WAIT_S, runtime
+from tests.launch.conftest import runtime
+from tests.waiting import BOUND_S
 
 __all__ = ["ipc_program", "runtime"]  # fixtures
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.gpu
 
 Run = Callable[..., tuple[str, str]]
 
@@ -40,7 +41,7 @@ def run(runtime: RuntimeDir, built: Built) -> Run:
     def start(mode: str, *command: str) -> tuple[str, str]:
         done = subprocess.run(
             [sys.executable, "-m", "nvshare.coordinator.cli.run", f"--memory={mode}", "--", *command],
-            env=environment, capture_output=True, text=True, timeout=4 * WAIT_S, check=False,
+            env=environment, capture_output=True, text=True, timeout=4 * BOUND_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, done.stderr

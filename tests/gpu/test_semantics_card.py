@@ -19,8 +19,9 @@ import pytest
 
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT
-from tests.end_to_end.test_semantics import BOUND_S, LIMIT, MODES, cases, compiled
+from tests.end_to_end.test_semantics import LIMIT, MODES, cases, compiled
 from tests.launch.conftest import runtime
+from tests.waiting import BOUND_S
 
 __all__ = ["compiled", "runtime"]  # fixtures
 

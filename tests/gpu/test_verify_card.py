@@ -25,7 +25,8 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.conftest import ROOT, Built
 from tests.hook.compiled import compile_c
 from tests.hook.interception.test_nvml import PROGRAMS
-from tests.launch.conftest import WAIT_S, runtime
+from tests.launch.conftest import runtime
+from tests.waiting import BOUND_S
 
 __all__ = ["runtime"]  # the fixture
 
@@ -60,7 +61,7 @@ def hooked(runtime: RuntimeDir, built: Built) -> Command:
     def run(*arguments: str, data: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "nvshare.coordinator.cli.run", *arguments],
-            env=environment, input=data, capture_output=True, text=True, timeout=WAIT_S * 1.5, check=False,
+            env=environment, input=data, capture_output=True, text=True, timeout=BOUND_S * 1.5, check=False,
         )  # fmt: skip
 
     return run

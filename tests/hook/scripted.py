@@ -23,9 +23,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from nvshare.coordinator.protocol import messages
+from tests.waiting import BOUND_S as BOUND_S
 
-BOUND_S = 60.0
-"""Longest wait for anything."""
 LOOK_S = 0.005
 """How often a coordinator is looked after while the test waits for a program."""
 

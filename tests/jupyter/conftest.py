@@ -16,8 +16,8 @@ import pytest
 from nvshare.coordinator.cli import ctl
 from tests.conftest import Built
 from tests.end_to_end.conftest import Node
+from tests.waiting import BOUND_S
 
-BOUND_S = 120.0
 USE = """
 import ctypes
 driver = ctypes.CDLL("libcuda.so.1")

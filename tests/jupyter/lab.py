@@ -18,9 +18,8 @@ from typing import Any, Final
 
 from tests.browser import Browser, browser
 from tests.end_to_end.conftest import Node
-from tests.waiting import eventually
+from tests.waiting import BOUND_S, eventually
 
-BOUND_S: Final = 120.0
 KERNEL: Final = "Python 3 (shared GPU)"
 TRAIN: Final = "train.ipynb"
 EXPLORE: Final = "explore.ipynb"
@@ -111,9 +110,9 @@ def server(node: Node) -> Iterator[str]:
         )
     try:
         servers = node.directory / "servers"
-        (file,) = eventually(lambda: list(servers.glob("jpserver-*.json")), "a server", BOUND_S)
+        (file,) = eventually(lambda: list(servers.glob("jpserver-*.json")), "a server")
         url = json.loads(eventually(file.read_text, "the server's address"))["url"]
-        eventually(lambda: save_workspace(url, token), "a server that answers", BOUND_S)
+        eventually(lambda: save_workspace(url, token), "a server that answers")
         yield f"{url}lab?token={token}"
     finally:
         process.terminate()  # the server ends its kernels
@@ -145,14 +144,14 @@ class Lab:
 
     def await_output(self, notebook: str, cell: int, part: str) -> str:
         """What is seen below a cell when it has this part."""
-        eventually(lambda: part in self.output(notebook, cell), f"{part!r} below cell {cell} of {notebook}", BOUND_S)
+        eventually(lambda: part in self.output(notebook, cell), f"{part!r} below cell {cell} of {notebook}")
         return self.output(notebook, cell)
 
     def await_kernel(self, notebook: str) -> None:
         """Until the toolbar shows an idle kernel that shares the GPU."""
         kernel = f"{panel(notebook)}?.querySelector('.jp-Toolbar-kernelName')?.innerText === {KERNEL!r}"
         idle = f"{panel(notebook)}.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
-        eventually(lambda: self.page.evaluate(f"{kernel} && {idle}"), f"an idle kernel of {notebook}", BOUND_S)
+        eventually(lambda: self.page.evaluate(f"{kernel} && {idle}"), f"an idle kernel of {notebook}")
 
     def await_kernels(self, notebook: str, count: int) -> None:
         """Until the GPU has run so many kernels of a notebook."""
@@ -162,7 +161,7 @@ class Lab:
             seats = [seat for client in clients if client["name"] == notebook for seat in client["seats"]]
             return sum(int(seat["progress_work"]) for seat in seats)
 
-        eventually(lambda: done() >= count, f"{count} kernels of {notebook}", BOUND_S)
+        eventually(lambda: done() >= count, f"{count} kernels of {notebook}")
 
     def _select(self, notebook: str, cell: int) -> None:
         self.page.click(f"{panel(notebook)}.querySelectorAll('.jp-CodeCell .jp-InputPrompt')[{cell}]")

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from tests.waiting import BOUND_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WAIT_S = 60.0
 
 Start = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -73,7 +73,6 @@ def nvshare_run(environ: dict[str, str]) -> Start:
             stdin=subprocess.DEVNULL if data is None else None,
             capture_output=True,
             text=True,
-            timeout=WAIT_S,
             check=False,
         )
 
@@ -97,14 +96,14 @@ def command_lines() -> dict[int, list[bytes]]:
 
 def wait_for_end(pidfd: int) -> None:
     """Until the process has ended; fails when it does not."""
-    ready, _, _ = select.select([pidfd], [], [], WAIT_S)
+    ready, _, _ = select.select([pidfd], [], [], BOUND_S)
     os.close(pidfd)
     assert ready, "the process did not end"
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit status and what it said."""
-    out, err = process.communicate(timeout=WAIT_S)
+    out, err = process.communicate()
     return process.returncode, out, err
 
 

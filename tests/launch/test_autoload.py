@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from tests.launch.conftest import ROOT, WAIT_S, runtime_directory
+from tests.launch.conftest import ROOT, runtime_directory
 
 PROBE = """
 import json, os, sys
@@ -71,7 +71,6 @@ def call(
         input=data,
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
         check=False,
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
-from tests.launch.conftest import WAIT_S, command_lines
+from tests.launch.conftest import command_lines
 
 
 def demo(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +22,6 @@ def demo(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProces
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
         check=False,
     )
 
@@ -77,7 +76,7 @@ def test_nothing_is_left_of_a_demo_that_was_terminated(environ: dict[str, str]) 
         assert process.stdout is not None
         assert process.stdout.readline().startswith(b"Three programs on one simulated GPU")
         process.terminate()
-        process.communicate(timeout=WAIT_S)
+        process.communicate()
         assert process.returncode == 128 + signal.SIGTERM
         assert list(Path(place).iterdir()) == []
         assert not [words for words in command_lines().values() if os.fsencode(place) in b" ".join(words)]

@@ -17,7 +17,8 @@ import pytest
 
 from nvshare.coordinator.cli import run
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-from tests.launch.conftest import WAIT_S, finish, launch, run_command, runtime_directory
+from tests.launch.conftest import finish, launch, run_command, runtime_directory
+from tests.waiting import BOUND_S
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -118,7 +119,7 @@ def test_a_start_without_standard_descriptors(environ: dict[str, str], tmp_path:
     command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *run_command("--", sys.executable, "-c", program)]
     with runtime_directory() as runtime:
         environ["NVSHARE_RUNTIME_DIR"] = str(runtime.path)
-        assert subprocess.run(command, env=environ, timeout=WAIT_S, check=False).returncode == 0
+        assert subprocess.run(command, env=environ, check=False).returncode == 0
         pid, log = runtime.coordinator_pid(), runtime.path / "coordinator.log"
         assert [Path(f"/proc/{pid}/fd/{number}").readlink() for number in range(3)] == [Path("/dev/null"), log, log]
         assert runtime.answers()
@@ -148,7 +149,7 @@ def test_the_terminal_is_the_commands(environ: dict[str, str]) -> None:
 def _read_until(terminal: int, text: str) -> str:
     seen = ""
     while text not in seen:
-        ready, _, _ = select.select([terminal], [], [], WAIT_S)
+        ready, _, _ = select.select([terminal], [], [], BOUND_S)
         assert ready, f"only {seen!r} came"
         try:
             seen += os.read(terminal, 4096).decode(errors="replace")

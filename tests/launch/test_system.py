@@ -22,8 +22,7 @@ from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system import runtime_dir
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
-from tests.launch.conftest import WAIT_S
-from tests.waiting import eventually
+from tests.waiting import BOUND_S, eventually
 
 PROGRAM = Path(__file__).parent / "programs" / "system_coordinator.py"
 
@@ -41,12 +40,12 @@ class System:
         command = [sys.executable, str(PROGRAM), str(self.directory.path), *words]
         process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.started.append(process)
-        eventually(lambda: self.directory.answers() and self.directory.daemon_mark.exists(), "it serves", WAIT_S)
+        eventually(lambda: self.directory.answers() and self.directory.daemon_mark.exists(), "it serves")
         return process
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.started[-1].send_signal(number)
-        assert self.started[-1].wait(WAIT_S) == 0
+        assert self.started[-1].wait() == 0
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_a_launcher_waits_while_the_systems_coordinator_is_restarted(
         launched = threads.submit(launch)
         eventually(said.getvalue, "it says that it waits")
         again = system.start("--simulate=1x1GiB")
-        attached = launched.result(WAIT_S)
+        attached = launched.result(BOUND_S)
     assert (attached.directory, attached.started) == (system.directory, False)
     assert system.directory.coordinator_pid() == again.pid
     assert said.getvalue().count("\n") == 1
@@ -168,13 +167,13 @@ def test_a_coordinator_waits_for_the_card_of_another_one(
             with log.open("wb") as output:
                 started.append(subprocess.Popen(command, env=as_if_real, stdin=subprocess.DEVNULL, stderr=output))
             if len(started) == 1:
-                eventually(directory.answers, "the first one serves", WAIT_S)
+                eventually(directory.answers, "the first one serves")
         named = f"is scheduled by process {started[0].pid} of user "
-        eventually(lambda: named in log.read_text(), "the second one says who has the card", WAIT_S)
+        eventually(lambda: named in log.read_text(), "the second one says who has the card")
         assert str(directories[0].path) in log.read_text()
         assert not directories[1].answers()
         started[0].terminate()
-        eventually(directories[1].answers, "the second one serves", WAIT_S)
+        eventually(directories[1].answers, "the second one serves")
     finally:
         for process in started:
             process.kill()

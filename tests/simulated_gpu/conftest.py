@@ -58,7 +58,7 @@ def run(start: Start) -> Run:
 
     def runner(source: str, **environment: str) -> str:
         process = start(source, **environment)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate()
         assert process.returncode == 0, f"exit code {process.returncode}\n{output}\n{errors}"
         return output
 

@@ -81,7 +81,7 @@ def test_many_processes_make_one_state_file(start: Start, state: Path) -> None:
     for program in programs:
         assert program.stdout.readline() == "holding\n"
     check = start("d = Driver(); print(d.used(), flush=True)")
-    assert int(check.communicate(timeout=60)[0]) == 8 * (16 << 20)
+    assert int(check.communicate()[0]) == 8 * (16 << 20)
     assert [path for path in state.parent.iterdir() if path.name.startswith(state.name + ".")] == []
 
 
@@ -99,7 +99,7 @@ def test_programs_that_run_together_overlap_in_the_trace(start: Start, state: Pa
     """
     programs = [start(busy) for _ in range(2)]
     eventually(lambda: state.exists() and overlaps(read_trace(state)), "work of one beside work of the other")
-    launches = {program.pid: int(program.communicate("stop\n", timeout=60)[0]) for program in programs}
+    launches = {program.pid: int(program.communicate("stop\n")[0]) for program in programs}
     trace = read_trace(state)
     found = overlaps(trace)[0]
     assert {found.first.process_id, found.second.process_id} == {program.pid for program in programs}
@@ -168,10 +168,10 @@ def test_visible_devices(run: Run, state: Path) -> None:
 
 def test_wrong_settings_fail(start: Start, state: Path) -> None:
     """A typo must not give other cards; a foreign file must be neither used nor overwritten."""
-    assert "GPUS[xCAPACITY]" in start("d = Driver()", NVSHARE_SIMULATE="two").communicate(timeout=60)[1]
+    assert "GPUS[xCAPACITY]" in start("d = Driver()", NVSHARE_SIMULATE="two").communicate()[1]
     state.write_bytes(b"precious")
     program = start("d = Driver()")
-    errors = program.communicate(timeout=60)[1]
+    errors = program.communicate()[1]
     assert program.returncode != 0
     assert "is not a state file of this version" in errors
     assert state.read_bytes() == b"precious"

@@ -68,7 +68,7 @@ def mps(tmp_path: Path) -> dict[str, str]:
 
 def finish(program: Program, state: Path) -> list[Busy]:
     """The program's trace after its end."""
-    errors = program.communicate("go\n", timeout=120)[1]
+    errors = program.communicate("go\n")[1]
     assert program.returncode == 0, errors
     return [busy for busy in read_trace(state) if busy.process_id == program.pid]
 

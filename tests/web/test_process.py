@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.coordinator.protocol import messages
-from tests.daemon.processes import BOUND_S, Coordinators, Hook, Running, until
+from tests.daemon.processes import Coordinators, Hook, Running
+from tests.waiting import BOUND_S, eventually
 
 Connect = Callable[..., Hook]
 
@@ -76,7 +77,7 @@ def test_it_shows_and_changes_programs(coordinators: Coordinators, connect: Conn
     assert next(shown)["programs"] == []
     program = connect(running).hello("train.py").attach(wanted=True)
     program.next(messages.Grant)
-    picture = until(lambda: next((each for each in shown if each["programs"] and each["spans"]), None), "the program")
+    picture = eventually(lambda: next((each for each in shown if each["programs"] and each["spans"]), None), "it")
     assert [(each["name"], each["state"]) for each in picture["programs"]] == [("train.py", "running")]
     assert picture["spans"][0][2:4] == [picture["programs"][0]["client"], "hold"]
     client = str(picture["programs"][0]["client"])
@@ -84,7 +85,7 @@ def test_it_shows_and_changes_programs(coordinators: Coordinators, connect: Conn
     assert not running.status()["clients"][0]["paused"]
     assert post(port, {"ask": "pause", "client": client}, "0123456789abcdef")[0] == 200
     assert running.status()["clients"][0]["paused"]
-    until(lambda: next(shown)["programs"][0]["state"] == "paused", "the pause in the page")
+    eventually(lambda: next(shown)["programs"][0]["state"] == "paused", "the pause in the page")
     assert "0123456789" not in running.log.read_text()
 
 
@@ -95,7 +96,7 @@ def test_it_is_restarted_on_its_port(coordinators: Coordinators, connect: Connec
     port = port_of(running)
     assert get(port, "/").status == 200
     os.kill(child_of(running), signal.SIGKILL)
-    until(lambda: "the page's process ended (signal 9)" in running.log.read_text(), "a line in the log")
+    eventually(lambda: "the page's process ended (signal 9)" in running.log.read_text(), "a line in the log")
     shown = pictures(port)
     next(shown)
     assert next(shown)["programs"][0]["holding_ms"] > 0
@@ -110,7 +111,7 @@ def test_it_ends_with_the_coordinator(coordinators: Coordinators) -> None:
         child = child_of(running)
         assert not has_ended(child)
         end(running)
-        until(functools.partial(has_ended, child), "the page's end")
+        eventually(functools.partial(has_ended, child), "the page's end")
 
 
 def test_it_is_refused_with_the_remedy(coordinators: Coordinators, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class Pod:
                 eventually(functools.partial(self._ready, container), f"start-up of {container['name']}")
             else:
                 done = self._start(container)
-                assert done.wait(60) == 0, self.log(container)
+                assert done.wait() == 0, self.log(container)
         for container in self.spec["containers"]:
             self.running[container["name"]] = self._start(container)
 
@@ -133,7 +133,7 @@ class Pod:
         (container,) = [c for c in (*self.spec["initContainers"], *self.spec["containers"]) if c["name"] == name]
         done = subprocess.run(
             self._words(container, words), env=self._environment(container), cwd=self.directory,
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout
@@ -175,7 +175,7 @@ class Pod:
         assert self.running[container["name"]].poll() is None, self.log(container)
         words = self._words(container, container["startupProbe"]["exec"]["command"])
         environment = self._environment(container)
-        return subprocess.run(words, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
+        return subprocess.run(words, env=environment, capture_output=True, check=False).returncode == 0
 
     def _start(self, container: dict[str, Any]) -> subprocess.Popen[str]:
         user = container.get("securityContext", {}).get("runAsUser")

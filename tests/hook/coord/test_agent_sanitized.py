@@ -33,7 +33,7 @@ __all__ = [
     "test_reservation_is_asked_again_after_a_loss",
     "test_two_gpus",
 ]
-pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.sanitizer
 
 
 @pytest.fixture(params=["address,undefined", "thread"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.scripted import BOUND_S, ScriptedCoordinator
+from tests.hook.scripted import ScriptedCoordinator
 
 CUDA = "import ctypes, sys; ctypes.CDLL('libcuda.so.1').cuInit(0); sys.stdin.read()"
 SPAWN = f"""
@@ -59,4 +59,4 @@ def test_a_python_program_is_its_script(
     try:
         assert coordinator.expect(messages.Hello).name == name
     finally:
-        program.communicate(timeout=BOUND_S)
+        program.communicate()

@@ -17,7 +17,8 @@ import pytest
 from nvshare.coordinator.protocol import framing, messages
 from tests.hook.conftest import StartClient
 from tests.hook.coord.test_agent import MS, SHORT_S
-from tests.hook.scripted import BOUND_S, ScriptedClient
+from tests.hook.scripted import ScriptedClient
+from tests.waiting import BOUND_S
 
 READY = framing.ready(b"ROUTER")
 

@@ -111,7 +111,6 @@ def test_what_is_gone_and_used(
 
 
 @pytest.mark.sanitizer
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_under_sanitizers(
     program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, tmp_path: Path, sanitizer: str

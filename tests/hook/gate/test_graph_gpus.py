@@ -217,7 +217,6 @@ def test_two_that_never_coincide_hang_nobody(
 
 
 @pytest.mark.sanitizer
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_all_kinds_under_sanitizers(
     program: Path, hook_env: dict[str, str], coordinator: ScriptedCoordinator, tmp_path: Path, sanitizer: str

@@ -24,7 +24,7 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(program: Path, scenario: str, regime: str) -> None:
     # Events of the threads that ended last are not freed by the model.
     done = subprocess.run(
-        [str(program), scenario, regime], capture_output=True, text=True, timeout=110, check=False,
+        [str(program), scenario, regime], capture_output=True, text=True, check=False,
         env={"ASAN_OPTIONS": "detect_leaks=0"},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr

@@ -44,7 +44,7 @@ class Programs:
         if preload:
             environment["LD_PRELOAD"] = str(self.hook)
         done = subprocess.run(
-            [str(program), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
+            [str(program), *arguments], env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         assert done.stderr == ""

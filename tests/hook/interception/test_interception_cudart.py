@@ -122,7 +122,6 @@ def check(built: Built, sim_env: dict[str, str], *libraries: tuple[Path, str]) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
     )
     assert (done.returncode, done.stderr) == (0, "")
     results: dict[str, list[list[int]]] = json.loads(done.stdout)

@@ -32,7 +32,7 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_host_memory(check: Path, scenario: str) -> None:
     """Broken: pinned memory that nobody uses is kept from the machine for ever, or goes back between two evictions; or
     allocations wait for, or are refused by, a coordinator that does not answer."""
-    done = subprocess.run([str(check), scenario], capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run([str(check), scenario], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "good\n"), done.stderr
 
 
@@ -120,5 +120,5 @@ def test_what_is_left(left_check: Path, tmp_path: Path, files: dict[str, str], l
         path = tmp_path / (name if "/" in name else f"sys/fs/cgroup/memory.{name}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    done = subprocess.run([str(left_check), str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([str(left_check), str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, left, "")

@@ -18,6 +18,6 @@ def test_pieces_never_overlap(tmp_path: Path) -> None:
         flags=("-fsanitize=address,undefined",),
     )  # fmt: skip
     for seed in (1, random.randrange(2**32)):
-        done = subprocess.run([program, str(seed)], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([program, str(seed)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"
         assert "sound" in done.stdout

@@ -13,7 +13,7 @@ from tests.hook.swap import test_swap_orders as orders
 from tests.hook.swap.test_swap_orders import environment
 
 __all__ = ["environment"]
-pytestmark = [pytest.mark.sanitizer, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.sanitizer
 Scene = Callable[[ScriptedCoordinator, dict[str, str], Path], None]
 SCENES: tuple[Scene, ...] = (
     orders.test_credit_lets_it_go_on_to_the_end,

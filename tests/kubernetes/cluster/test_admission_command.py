@@ -23,9 +23,7 @@ import trustme
 from nvshare.coordinator.kubernetes.cluster import admission
 from tests.conftest import ROOT
 from tests.kubernetes.cluster.pod_shapes import PRIORITY_CLASS_VALUES, container, pod, review
-from tests.waiting import eventually
-
-BOUND_S = 60.0
+from tests.waiting import BOUND_S, eventually
 
 
 class Process:
@@ -110,7 +108,7 @@ def test_leaves_in_order(running: Process) -> None:
     eventually(lambda: running.page("/healthz") == (503, "leaving\n"), "a failing probe")
     assert running.ask("/mutate", review(pod()))["allowed"] is True
     running.process.send_signal(signal.SIGINT)
-    assert running.process.wait(BOUND_S) == 0
+    assert running.process.wait() == 0
     assert "Traceback" not in running.log()
 
 

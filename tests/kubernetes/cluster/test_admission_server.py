@@ -28,9 +28,8 @@ from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
 from nvshare.coordinator.kubernetes.cluster.admission_server import MAX_BODIES_BYTES, BoundedServer, Limits
 from nvshare.coordinator.system.http.certificate import Certificate, CertificateError
 from tests.kubernetes.cluster.pod_shapes import RULES, container, pod, review
-from tests.waiting import eventually
+from tests.waiting import BOUND_S, eventually
 
-BOUND_S = 60.0
 REVIEW = json.dumps(review(pod(container(env=[{"name": "LD_PRELOAD", "value": "a.so"}])))).encode()
 JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /mutate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(REVIEW)

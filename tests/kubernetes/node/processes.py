@@ -31,6 +31,7 @@ from nvshare.coordinator.kubernetes.slots.slot import Slot, read_all
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.conftest import ROOT
+from tests.daemon.processes import ctl
 from tests.kubernetes.node.kubelet import Grant, Kubelet
 from tests.waiting import eventually
 
@@ -100,7 +101,7 @@ class Node:
         done = subprocess.run(
             [*command, "--to", str(self.library_dir), "--slots-dir", str(self.slots_dir)],
             env=self.environment(NVSHARE_HOOK_LIBRARY=str(hook or self.hook)),
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return Path(done.stdout.strip()).name
@@ -189,8 +190,7 @@ class Node:
 
     def control(self, *words: str) -> str:
         """What `nvshare-ctl` prints for people."""
-        line = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", *words, "--runtime-dir", str(self.runtime.path)]
-        done = subprocess.run(line, env=self.environment(), capture_output=True, text=True, timeout=60, check=False)
+        done = ctl(self.runtime.path, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -16,7 +16,7 @@ main(sys.argv[1:])
 def without_grpc(*words: str) -> subprocess.CompletedProcess[str]:
     """The command's end."""
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_GRPC, *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", WITHOUT_GRPC, *words], capture_output=True, text=True, check=False
     )
 
 

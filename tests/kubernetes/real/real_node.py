@@ -169,7 +169,7 @@ def _path() -> str:
 
 def _ctr(directory: Path, *words: str) -> str:
     command = [str(program(NODE_PROGRAMS, "ctr")), "-a", str(directory / "containerd.sock"), "-n", "k8s.io", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def make_image(directory: Path, name: str, root: Path, environment: dict[str, str]) -> None:

@@ -20,8 +20,8 @@ from nvshare.coordinator.daemon import transport
 from nvshare.coordinator.daemon.peers import Limits
 from nvshare.coordinator.daemon.transport import PeerListener
 from nvshare.coordinator.protocol import framing
+from tests.waiting import BOUND_S
 
-BOUND_S = 60.0
 FOR_EVER_NS = 10**18
 ROUNDS = 10_000
 """More than anything here takes."""

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvshare.coordinator.protocol.framing import GREETING, Connection, ZmtpError, frame, ready
+from tests.waiting import BOUND_S
 
 LARGEST = 1024
 DEALERS = frozenset({b"DEALER"})
-BOUND_S = 60.0
 
 
 def command(name: bytes, body: bytes = b"") -> bytes:

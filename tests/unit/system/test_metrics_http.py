@@ -20,8 +20,7 @@ from nvshare.coordinator.daemon.core_settings import StartError
 from nvshare.coordinator.system.devices import Device, NoGpuError
 from nvshare.coordinator.system.http.metrics import Access, AccessError, MetricsServer
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
-
-BOUND_S = 30.0
+from tests.waiting import BOUND_S
 
 
 class One:
