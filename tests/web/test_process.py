@@ -77,7 +77,7 @@ def test_it_shows_and_changes_programs(coordinators: Coordinators, connect: Conn
     assert next(shown)["programs"] == []
     program = connect(running).hello("train.py").attach(wanted=True)
     program.next(messages.Grant)
-    picture = eventually(lambda: next((each for each in shown if each["programs"] and each["spans"]), None), "it")
+    picture = next(each for each in shown if each["programs"] and each["spans"])
     assert [(each["name"], each["state"]) for each in picture["programs"]] == [("train.py", "running")]
     assert picture["spans"][0][2:4] == [picture["programs"][0]["client"], "hold"]
     client = str(picture["programs"][0]["client"])
