@@ -22,7 +22,25 @@ NO_COORDINATOR: Final = 3
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of text")]
 Where = Annotated[Path | None, typer.Option("--runtime-dir", help="runtime directory of the coordinator")]
 Gpu = Annotated[str | None, typer.Option("--gpu", help="index, UUID or its beginning; default: all GPUs")]
-ClientName = Annotated[str, typer.Argument(metavar="CLIENT", help="id, process id or name, as `clients` shows them")]
+
+
+def complete_client(context: typer.Context) -> list[str]:
+    """What the tab key offers for CLIENT."""
+    try:
+        status = call(directory_of(context, context.params.get("where")), api.Status())
+    except (ControlError, NoCoordinatorError):
+        return []
+    return sorted({client["name"] for client in status["clients"]})
+
+
+ClientName = Annotated[
+    str,
+    typer.Argument(
+        metavar="CLIENT",
+        help="id, process id or name, as `clients` shows them",
+        autocompletion=complete_client,
+    ),
+]
 
 
 def directory_of(context: typer.Context, where: Path | None) -> RuntimeDir:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -28,6 +28,9 @@ from nvshare.coordinator.units import (
     parse_share,
     parse_size,
 )
+
+_SHARING_MODES: Final = ("auto", "exclusive", "concurrent")
+_CLASSES: Final = ("interactive", "batch", "best-effort")
 
 settings = typer.Typer(no_args_is_help=True, help="Change a setting at run time; it lasts until `unset`.")
 
@@ -57,13 +60,20 @@ def set_quantum(
     run(context, where, as_json, request, lambda result: say(f"quantum is {shown} on {gpu_names(result)}", result))
 
 
+def _policies() -> list[str]:
+    from nvshare.scheduler_policies.registry import offers
+
+    return list(offers())
+
+
 @settings.command("policy")
 def set_policy(
     context: typer.Context,
     policy: Annotated[
         str,
         typer.Argument(
-            help="auto, round_robin, priority, fair_share, opportunistic, least_attained, edf, or a plug-in"
+            help="auto, round_robin, priority, fair_share, opportunistic, least_attained, edf, or a plug-in",
+            autocompletion=_policies,
         ),
     ],
     gpu: Gpu = None,
@@ -78,7 +88,9 @@ def set_policy(
 @settings.command("sharing")
 def set_sharing(
     context: typer.Context,
-    sharing: Annotated[str, typer.Argument(help="auto, exclusive or concurrent")],
+    sharing: Annotated[
+        str, typer.Argument(help="auto, exclusive or concurrent", autocompletion=lambda: _SHARING_MODES)
+    ],
     gpu: Gpu = None,
     as_json: Json = False,
     where: Where = None,
@@ -154,7 +166,10 @@ def set_weight(
 def set_class(
     context: typer.Context,
     client: ClientName,
-    job_class: Annotated[str, typer.Argument(metavar="CLASS", help="interactive, batch or best-effort")],
+    job_class: Annotated[
+        str,
+        typer.Argument(metavar="CLASS", help="interactive, batch or best-effort", autocompletion=lambda: _CLASSES),
+    ],
     as_json: Json = False,
     where: Where = None,
 ) -> None:

@@ -30,6 +30,7 @@ from nvshare.coordinator.system.devices import Device, NoGpuError, discover, loa
 from nvshare.coordinator.system.runtime_dir import RuntimeDir, RuntimeDirError
 from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import format_duration, parse_duration
+from nvshare.scheduler_policies.registry import offers
 
 log: Final = logging.getLogger("nvshare")
 
@@ -189,11 +190,16 @@ PolicyName = Annotated[
     str | None,
     typer.Option(
         help="scheduling policy: auto (default), round_robin, priority, fair_share, opportunistic, least_attained, "
-        "edf, or a plug-in"
+        "edf, or a plug-in",
+        autocompletion=lambda: list(offers()),
     ),
 ]
 SharingMode = Annotated[
-    str | None, typer.Option(help="auto (default: as the policy plans), exclusive (in turns) or concurrent")
+    str | None,
+    typer.Option(
+        help="auto (default: as the policy plans), exclusive (in turns) or concurrent",
+        autocompletion=lambda: ["auto", "exclusive", "concurrent"],
+    ),
 ]
 SwitchShare = Annotated[str | None, typer.Option(help="with --quantum=auto: largest share of time for switching: 5%")]
 LongestWait = Annotated[
@@ -292,7 +298,7 @@ def main(argv: Sequence[str] | None = None, devices: Sequence[Device] | None = N
     """Entry point.  Exit codes: 0 stopped, 1 failed, 2 wrong command line or settings."""
     words = list(sys.argv[1:] if argv is None else argv)
     words = ["--simulate=" if word == "--simulate" else word for word in words]
-    following = [*words[1:], ""]
+    following = [*words, ""][1:]
     words = [
         "--mps=same_user" if word == "--mps" and after not in ("off", "same_user") else word
         for word, after in zip(words, following, strict=True)

@@ -74,7 +74,7 @@ def man(
 
 
 def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish")]) -> None:
-    """Print a script that completes nvshare-run; `--install-completion` is for nvshare-ctl itself."""
+    """Print a script by which the tab key completes nvshare-run, nvshare-ctl and nvshare-coordinator."""
     from nvshare.coordinator.cli.install.completion import script
     from nvshare.coordinator.cli.run import make_parser
 

@@ -1,4 +1,4 @@
-"""Versions, typing mistakes, completion, manual pages, and the files that the package prints."""
+"""Versions, typing mistakes, manual pages, and the files that the package prints."""
 
 from __future__ import annotations
 
@@ -136,44 +136,24 @@ def test_manual_pages_have_every_option(program: str, capsys: pytest.CaptureFixt
         assert not done.stderr
 
 
-COMPLETE = """
-source /dev/stdin <<< "$1"; shift
-COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _nvshare_run; printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "parsed"),
     [
-        (["--mem"], {"--memory"}),
-        (["--memory", "s"], {"swap"}),
-        (["--gang", "x", "--class", "best"], {"best-effort"}),
-        (["--", "mktem"], {"mktemp"}),
-        (["--gang", "x", "mktem"], {"mktemp"}),
+        ([], []),
+        (["--mps"], ["--mps=same_user"]),
+        (["--mps", "off"], ["--mps", "off"]),
+        (["--simulate", "--mps", "--embedded"], ["--simulate=", "--mps=same_user", "--embedded"]),
     ],
 )
-def test_bash_completes_options_and_commands(
-    words: list[str], wanted: set[str], capsys: pytest.CaptureFixture[str]
+def test_the_coordinator_takes_options_without_values(
+    words: list[str], parsed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken: the tab key offers nothing, or the wrong words."""
-    script = printed(capsys, "completion", "bash")
-    done = subprocess.run(
-        ["bash", "--norc", "-c", COMPLETE, "bash", script, "nvshare-run", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert set(done.stdout.split()) == wanted
-
-
-def test_other_shells_have_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    """Broken: a shell refuses the script, or an option is missing."""
-    for shell in ("bash", "zsh", "fish"):
-        script = printed(capsys, "completion", shell)
-        for option in ("memory", "gpu-memory-limit", "simulate"):
-            assert option in script
-        if shutil.which(shell):
-            subprocess.run([shell, "-n", "/dev/stdin"], input=script, text=True, check=True)
+    """Broken: `nvshare-coordinator` alone, or `--mps` alone, is a wrong command line."""
+    seen: list[str] = []
+    monkeypatch.setattr(coordinator, "app", lambda given, **_: seen.extend(given))
+    with pytest.raises(SystemExit):
+        coordinator.main(words)
+    assert seen == parsed
 
 
 def test_no_color_is_honoured() -> None:
