@@ -11,7 +11,7 @@
 # BUDGET_S: seconds for everything (465).
 # STEPS: only these steps, e.g. STEPS="demo gate".  GPU_TESTS: only these test files.
 # The step gangs runs only where there are two cards.
-# Steps that run only when STEPS names them: compatibility escapes startup graphs drain swap checked oversubscribe pairs.
+# Steps that run only when STEPS names them: compatibility escapes startup drain swap checked oversubscribe pairs.
 #
 # The card's memory is never oversubscribed here (the benchmarks of swap set a capacity of a few GiB): device memory only, and managed memory within a limit of 128 MiB a program.
 set -uo pipefail
@@ -102,8 +102,7 @@ named checked 90 checked.json env NVSHARE_MEMORY=swap "$python" -m nvshare.bench
 named oversubscribe 240 oversubscribe.json "$python" -m nvshare.bench.memory.oversubscribe --json
 named pairs 480 pairs.json "$python" -m nvshare.bench.pairs --json --budget 440
 named startup 60 startup.json "$python" -m nvshare.bench.startup --json
-named graphs 60 graphs.json "$python" -m nvshare.bench.graphs --json --only replay
-named drain 90 drain.json "$python" -m nvshare.bench.graphs --json --only drain --seconds 3
+named drain 90 drain.json "$python" -m nvshare.bench.drains --json --seconds 3
 named compatibility 430 compatibility.jsonl "$python" -m nvshare.bench.compatibility --json --budget 410
 named escapes 125 escapes.jsonl "$python" -m nvshare.bench.compatibility --json --verify --budget 110
 cat "$out"/compatibility.jsonl "$out"/escapes.jsonl >"$work/lines" 2>/dev/null

@@ -42,8 +42,6 @@ class Row:
     handovers: int | None = None
     versions: dict[str, str] = field(default_factory=dict)
     at_work: bool = False
-    suspect: bool = False
-    """An error may have spoilt the program for the other cases."""
 
     @property
     def open(self) -> bool:
@@ -54,13 +52,13 @@ class Row:
         """Nothing more is to be done."""
         self.result, self.reason = result, reason
 
-    def finished(self, phase: Callable[[Row], object]) -> bool:
-        """One phase of it, written down; False when it failed, and its programs are not to be trusted any more."""
+    def finished(self, phase: Callable[[Row], bool]) -> bool:
+        """One phase of it, written down; False when an error may have spoilt the programs for the other cases."""
         self.at_work = True
-        phase(self)
+        sound = phase(self)
         self.at_work = False
         emit(self.as_json())
-        return self.result != "failed" and not self.suspect
+        return sound and self.result != "failed"
 
     def settle(self) -> None:
         """All verdicts are in."""
@@ -138,19 +136,20 @@ class WorkerGroup:
     hooked: Sequence[Member]
     second: Member
 
-    def alone(self, run: Run, row: Row) -> None:
+    def alone(self, run: Run, row: Row) -> bool:
         """Baseline, then the hooked one beside nobody."""
         name, limit = row.case.name, row.case.limit_s
         baseline = self.plain[0].ask(f"check {name}", limit)
         if "digest" not in baseline:
-            row.suspect = "error" in baseline
             why = baseline.get("skipped") or f"fails without the hook too: {baseline.get('error')}"
-            return row.close("skipped", why)
+            row.close("skipped", why)
+            return "error" not in baseline
         row.versions = row.versions | baseline.get("versions", {})
         row.baseline = baseline
         row.alone = verdict(baseline, self.hooked[0].ask(f"check {name}", limit))
         if row.alone.startswith("failed"):
-            return row.close("failed", f"alone {row.alone}")
+            row.close("failed", f"alone {row.alone}")
+            return False
         if baseline.get("timed", True):
             pools = row.case.pools and row.mode == "device"  # in other modes that memory is not the driver's own
             row.cost = compare(self.hooked, name, replace(run.plan, timeout_s=limit), pools=pools)
@@ -158,13 +157,13 @@ class WorkerGroup:
                 self.plain, self.hooked, name, seconds=PROCESSES_S, core=run.plan.core, timeout_s=limit
             )
         row.repeatable = verdict(baseline, self.plain[0].ask(f"check {name}", limit)) in GOOD
-        return None
+        return True
 
     def handovers(self) -> int:
         """Of all GPUs so far."""
         return sum(gpu.get("handovers") or 0 for gpu in self.stand.control("status")["gpus"])
 
-    def two(self, row: Row) -> None:
+    def two(self, row: Row) -> bool:
         """Both hooked ones at once."""
         assert row.baseline is not None
         pair = (self.hooked[0], self.second)
@@ -174,5 +173,7 @@ class WorkerGroup:
         row.two = [verdict(row.baseline, member.answer(2 * row.case.limit_s)) for member in pair]
         row.handovers = self.handovers() - before
         if failures := [one for one in row.two if one.startswith("failed")]:
-            return row.close("failed", f"two at a time {failures[0]}")
-        return row.settle()
+            row.close("failed", f"two at a time {failures[0]}")
+        else:
+            row.settle()
+        return True

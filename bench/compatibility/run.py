@@ -11,7 +11,7 @@ One JSON object a line, as they come: first the machine, then rows, of which a l
 same case and mode.  `--verify` runs the cases under the bypass detector instead.  `--markdown FILE` writes all as a
 page, also from earlier runs (`--from LINES`).  A case that fails is a row; exit code 1 when a row differs or failed.
 
-Non-goals: what the cases do, how a page looks (compatibility_page.py).
+Non-goals: what the cases do, how a page looks (page.py).
 """
 
 from __future__ import annotations
@@ -223,9 +223,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--case", action="append", default=[], help="only this case or group; may be repeated")
     parser.add_argument("--mode", action="append", choices=sorted(MODES), help="default: device, then managed")
     parser.add_argument("--seconds", type=float, default=2.0, help="a process is asked what a case costs (default 2)")
-    parser.add_argument("--turn-ms", type=float, default=10.0, help="length of a turn (default 10)")
-    parser.add_argument("--pin-all", action="store_true", help="all threads of a program on one processor in its turns")
-    parser.add_argument("--turns", action="store_true", help="also tell what each turn took")
     parser.add_argument("--processes", type=int, default=1, help="compared, without the hook and with it (default 1)")
     parser.add_argument(
         "--import-pairs", type=int, default=IMPORT_PAIRS,
@@ -272,7 +269,7 @@ def main() -> int:
             sys.stderr.write(f"nvshare.bench.compatibility: {error}\n")
             switch = {}
         core = None if options.verify else reserve_core()
-        plan = Plan(options.seconds, core, options.pin_all, turn_s=options.turn_ms / 1e3, keep_turns=options.turns)
+        plan = Plan(options.seconds, core)
         run = Run(simulate, plan, options.processes, deadline, Path(scratch), programs, switch, options.import_pairs)
         if options.verify:
             good = verify_all(run, options.case)

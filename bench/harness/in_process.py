@@ -32,6 +32,7 @@ from nvshare.bench.compatibility.cases.switch import LIBRARY
 from nvshare.bench.harness.fixture import PROGRAMS, BenchError
 from nvshare.bench.harness.worker_group import Member, nanoseconds, pinned, quiet, steps_for
 
+TURN_S: Final = 0.01
 BLOCKS_MIN: Final = 8
 TRIMMED: Final = 0.25
 """Of the blocks at either end that do not count: disturbances are rare, and large."""
@@ -49,12 +50,7 @@ class Plan:
     """Of all turns of a process together."""
     core: int | None = None
     """The processor on which the program is to run."""
-    whole: bool = False
-    """All of its threads, not the main one only."""
-    turn_s: float = 0.01
     timeout_s: float = 60.0
-    keep_turns: bool = False
-    """Also tell what each turn took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +211,11 @@ class Taken:
 
 def take(member: Member, name: str, plan: Plan, *, pools: bool) -> Taken:
     """One process in its turns.  Raises Failure."""
-    steps = steps_for(member, name, plan.turn_s, plan.timeout_s)
+    steps = steps_for(member, name, TURN_S, plan.timeout_s)
     switch = Switched(member, plan.timeout_s)
     found = switch.by("look-pools" if pools else "look")
     try:
-        with pinned([member], plan.core, whole=plan.whole):
+        with pinned([member], plan.core):
             for which in ("direct", "hook"):  # what is first used then; nothing of it counts
                 switch.turn(which, name, max(3, steps))
             switch.forget()
@@ -240,12 +236,7 @@ def compare(members: Sequence[Member], name: str, plan: Plan, *, pools: bool = F
         taken = [take(member, name, plan, pools=pools) for member in members]
     except Failure as why:
         return {"failed": str(why)}
-    told = dict(taken[0].proof)
-    if plan.keep_turns:
-        told["turns"] = [
-            [[round(one, 1) for one in (*block.hooked, *block.direct)] for block in each.blocks] for each in taken
-        ]
-    told |= figures([each.blocks for each in taken])
+    told = taken[0].proof | figures([each.blocks for each in taken])
     added_ns = told["slowdown"] * told["direct_ns"] / told["calls_per_step"]
     return told | {"added_ns_per_call": round(added_ns, 1)}  # of the time that passes; the GPU may hide it
 

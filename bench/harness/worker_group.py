@@ -28,7 +28,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, Fixture
@@ -207,17 +206,16 @@ def reserve_core() -> int | None:
 
 
 @contextmanager
-def pinned(members: Sequence[Member], core: int | None, *, whole: bool = False) -> Iterator[None]:
-    """Their main threads on that processor for the length of the block; `whole`: all threads (pools, drivers) too."""
+def pinned(members: Sequence[Member], core: int | None) -> Iterator[None]:
+    """Their main threads on that processor for the length of the block."""
     if core is None:
         yield
         return
 
     def put(processors: set[int]) -> None:
         for member in members:
-            for thread in _threads(member.pid) if whole else [member.pid]:
-                with suppress(ProcessLookupError):
-                    os.sched_setaffinity(thread, processors)
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(member.pid, processors)
 
     elsewhere = os.sched_getaffinity(0)
     try:
@@ -225,13 +223,6 @@ def pinned(members: Sequence[Member], core: int | None, *, whole: bool = False) 
         yield
     finally:
         put(elsewhere)
-
-
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
-    except FileNotFoundError:
-        return []
 
 
 def quiet(samples: Sequence[float]) -> float:

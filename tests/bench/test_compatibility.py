@@ -1,4 +1,4 @@
-"""The compatibility matrix: its verdicts, what becomes of cases that fail, its page; and that start-up and graphs run.
+"""The compatibility matrix: its verdicts, what becomes of cases that fail, its page; and that start-up and drains run.
 
 Non-goals: figures; what frameworks do, which needs a card.
 """
@@ -21,7 +21,7 @@ from nvshare.bench.compatibility.cases.catalog import FIRST, SMALL, THEN, Case, 
 from nvshare.bench.compatibility.rows import Run, verdict
 from nvshare.bench.compatibility.run import run_group
 from nvshare.bench.compatibility.verify import totals
-from nvshare.bench.graphs import drains_ms
+from nvshare.bench.drains import drains_ms
 from nvshare.bench.harness.fixture import BenchError, fixture
 from nvshare.bench.harness.in_process import Plan
 from tests.conftest import ROOT, Built
@@ -161,12 +161,9 @@ def test_costs_on_the_page() -> None:
     """A figure without its interval and control, or a reason that gets lost, would claim more than was measured."""
     cost = {"slowdown": 0.002, "slowdown_min": -0.001, "slowdown_max": 0.004, "control": 0.0, "control_min": -0.002}
     cost |= {"control_max": 0.003, "calls_per_step": 20.0, "bypassed": 0.954}
-    text = page.page(
-        [row("good", cost=cost), row("bad", cost={"failed": "no words | at all"}), row("old", timing=None)]
-    )
+    text = page.page([row("good", cost=cost), row("bad", cost={"failed": "no words | at all"})])
     assert "+0.20 % (-0.10 % to +0.40 %) | +0.00 % (-0.20 % to +0.30 %) | 20, 95 %" in text
     assert "not known: no words \\| at all" in text
-    assert "| old | device | ok |" in text, "lines from before there was such a figure are still read"
 
 
 def test_what_is_of_several_runs_says_so() -> None:
@@ -226,14 +223,9 @@ def test_startup(built: Built) -> None:
     assert told["idle"]["sockets"] == told["idle"]["without_the_hook"]["sockets"]
 
 
-def test_graphs(built: Built) -> None:
-    """Replays compute the same under the hook, and drains are seen."""
-    words = ("--seconds=1", "--repetitions=1", "--processes=1", "--replay-seconds=0.3")
-    (told,) = run("nvshare.bench.graphs", "--simulate", *words)
-    assert {name: one["identical"] for name, one in told["replay"].items()} == dict.fromkeys(
-        ("graph", "graph1", "launches"), True
-    )
-    assert {one["in_process"]["bypassed"] for one in told["replay"].values()} == {1.0}
+def test_drains(built: Built) -> None:
+    """Drains of deep queues are seen, and none passes its deadline."""
+    (told,) = run("nvshare.bench.drains", "--simulate", "--seconds=1", "--repetitions=1")
     for which in ("drain_ms", "graph_drain_ms"):
         assert told[which]["drains"] > 1
         assert told[which]["overdue"] == 0

@@ -8,10 +8,8 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import os
 import random
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import pytest
 
 from nvshare.bench.harness.fixture import fixture
 from nvshare.bench.harness.in_process import Block, Plan, compare, figures, switch_environment
-from nvshare.bench.harness.worker_group import Member, closing, pinned
+from nvshare.bench.harness.worker_group import Member, closing
 from tests.conftest import Built
 
 PROGRAM = """
@@ -99,8 +97,6 @@ class Scripted(Member):
     def __init__(self, counts: Iterator[dict[str, Any]]) -> None:
         self._counts = counts
 
-    pid = 0
-
     def ask(self, line: str, timeout_s: float) -> dict[str, Any]:
         """Every turn takes 10 ms."""
         if line.startswith("time"):
@@ -139,33 +135,6 @@ def test_what_is_proved_is_a_figure() -> None:
     """Calls that go by the hook in spite of all are told: they are not in the figure."""
     told = compare([Scripted(counts(changed=3, hook=200, direct=10))], "x", Plan(0.0))
     assert (told["bypassed"], told["switched"], told["slowdown"]) == (0.95, 3, 0.0)
-
-
-class Itself(Scripted):
-    """This process."""
-
-    pid = os.getpid()
-
-
-def test_all_threads_of_a_program_can_be_pinned() -> None:
-    """Free threads meet the pinned one in another way each time; pinned for ever, they would be slow."""
-    over = threading.Event()
-    other = threading.Thread(target=over.wait)
-    other.start()
-    before = os.sched_getaffinity(0)
-    core = max(before)
-    try:
-        assert other.native_id is not None
-        with pinned([Itself(iter(()))], core, whole=True):
-            assert os.sched_getaffinity(other.native_id) == {core}
-        assert os.sched_getaffinity(other.native_id) == before
-        with pinned([Itself(iter(()))], core):
-            assert os.sched_getaffinity(other.native_id) == before
-            assert os.sched_getaffinity(0) == {core}
-    finally:
-        over.set()
-        other.join()
-    assert os.sched_getaffinity(0) == before
 
 
 def blocks(cost: float, *, seed: int, drift: float = 0.0) -> list[Block]:

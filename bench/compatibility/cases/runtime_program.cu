@@ -1,6 +1,6 @@
 // CUDA C++ on the runtime API, for a statically linked cudart: two streams, events, stream-ordered allocation, a captured graph.
 //
-// Speaks the line protocol of bench/crew.py:  `check runtime` -> {"digest": ...}   `time runtime STEPS` -> {"ns": ...}
+// Speaks the line protocol of bench/harness/worker_group.py:  `check runtime` -> {"digest": ...}   `time runtime STEPS` -> {"ns": ...}
 // Knows nothing of the hook but what in_process.h answers.
 #include "../in_process.h"
 

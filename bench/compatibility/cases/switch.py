@@ -1,6 +1,6 @@
 """The Python side of bench/programs/in_process.c, in the program that is measured: what it answers to `by WHICH`.
 
-Non-goals: measuring (bench/in_process.py), which would load the whole bench into the program.
+Non-goals: measuring (harness/in_process.py), which would load the whole bench into the program.
 """
 
 from __future__ import annotations

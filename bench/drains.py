@@ -1,21 +1,14 @@
-"""CUDA graphs under the hook, and revoking from a deep queue: `python -m nvshare.bench.graphs --json`.
+"""Revoking from a deep queue: `python -m nvshare.bench.drains --json`.
 
-1. `replay`: replays of a graph of 20 short kernels, of a graph of one kernel (nothing but its launch), and the same
-   kernels launched one by one (replay.c), without the hook and under it with the lease held.
-   `share` is the hooked share of the speed by several processes of each kind in turns (each hooked one has a
-   coordinator of its own, so that it is alone).  Processes that are alike differ, and stay so as long as they live
-   (`alike`): two programs are not enough.  `in_process` compares turns through the hook with turns past it in the same
-   process, on the same stream, with the same graph (in_process.py): what the hook itself adds, with its interval.
-2. `drain_ms`: of two programs (saturate.c) that submit short kernels as far ahead as the driver lets them, under a
+1. `drain_ms`: of two programs (saturate.c) that submit short kernels as far ahead as the driver lets them, under a
    quantum of 20 ms with the coordinator's default pacing budget, as their releases tell; `graph_drain_ms`: the same of
    two that replay graphs of 20 kernels (replay.c), where as many launches hold 20 times the work.  The first drain
-   stands apart (`first`): its queue was filled when nobody else was there, under the coarse bound of who is alone.
-3. `throughput_cost`: of being paced, with the hand-overs that come with it, under a quantum of 500 ms. Two programs
+   stands apart (`first`): its queue was filled when nobody else was there, under the coarse bound of a lone program.
+2. `throughput_cost`: of being paced, with the hand-overs that come with it, under a quantum of 500 ms. Two programs
    (replay.c) run so many short kernels one after the other, each alone under the hook, and then both together: 1 - (the
-   sum of their times alone) / (the time until both are done). So programs are compared with themselves: two that are
-   alike differ by more than what is asked for. The mean of the repetitions.
+   sum of their times alone) / (the time until both are done). The mean of the repetitions.
 
-Non-goals: hand-overs' other times (bench/handover.py).
+Non-goals: hand-overs' other times (handover.py); what replays cost (`nvshare.bench.compatibility --case driver`).
 """
 
 from __future__ import annotations
@@ -26,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,55 +34,14 @@ from nvshare.bench.harness.fixture import (
     read_events,
     spread,
 )
-from nvshare.bench.harness.in_process import Plan, compare, switch_environment
 from nvshare.bench.harness.progress import track
-from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, reserve_core, slowdown, steps_for
+from nvshare.bench.harness.worker_group import Member, closing, nanoseconds, steps_for
 
 READY_TIMEOUT_S = 60.0
-CHUNK_S = 0.02
 KERNELS = 20
 """Of a step of replay.c."""
 QUANTUM = "20ms"
 """Under which drains are watched."""
-
-
-def replays(simulate: str | None, scratch: Path, *, seconds: float, processes: int) -> dict[str, Any]:
-    """By kind of step."""
-    program = compile_program(PROGRAMS / "replay.c", scratch)
-    switch = switch_environment(scratch)
-    core = reserve_core()
-
-    def start(stand: Fixture, number: int, *, hooked: bool) -> Member:
-        name = f"replay-{'hooked' if hooked else 'plain'}-{number}"
-        return Member(stand, [str(program)], hooked=hooked, name=name, extra=switch)
-
-    with ExitStack() as stack:
-        stands = [stack.enter_context(fixture(simulate=simulate)) for _ in range(processes)]
-        groups = {
-            hooked: [start(stand, number, hooked=hooked) for number, stand in enumerate(stands)]
-            for hooked in (False, True)
-        }
-        everybody = [*groups[False], *groups[True]]
-        stack.enter_context(closing(everybody))
-        for member in everybody:
-            member.answer(READY_TIMEOUT_S)
-        found = {}
-        for name in ("graph", "graph1", "launches"):
-            digests = {member.ask(f"check {name}", READY_TIMEOUT_S)["digest"] for member in everybody}
-            found[name] = slowdown(
-                groups[False],
-                groups[True],
-                name,
-                seconds=seconds,
-                core=core,
-                chunk_s=CHUNK_S,
-                timeout_s=READY_TIMEOUT_S,
-            )
-            found[name]["in_process"] = compare(
-                groups[True], name, Plan(seconds / 2 / processes, core, timeout_s=READY_TIMEOUT_S)
-            )
-            found[name]["identical"] = len(digests) == 1
-        return found
 
 
 def saturate(stand: Fixture, program: Path, options: argparse.Namespace) -> None:
@@ -200,49 +151,31 @@ def pacing(simulate: str | None, program: Path, options: argparse.Namespace) -> 
     }
 
 
-def deep_queues(simulate: str | None, scratch: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The second and third part."""
-    program, replay = (compile_program(PROGRAMS / name, scratch) for name in ("saturate.c", "replay.c"))
-    return {
-        "drain_ms": drains(simulate, lambda stand: saturate(stand, program, options)),
-        "graph_drain_ms": drains(simulate, lambda stand: replay_together(stand, replay, options.seconds)),
-        **pacing(simulate, replay, options),
-        "kernel_us": options.kernel_us,
-        "depth": options.depth,
-    }
-
-
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     simulate = simulated(options, "1x1GiB")
-    result: dict[str, Any] = {"simulated": simulate is not None, "machine": machine()}
     with tempfile.TemporaryDirectory() as place:
-        if options.only != "drain":
-            result["replay"] = replays(
-                simulate, Path(place), seconds=options.replay_seconds, processes=options.processes
-            )
-        if options.only != "replay":
-            result |= deep_queues(simulate, Path(place), options)
-    return result
+        program, replay = (compile_program(PROGRAMS / name, Path(place)) for name in ("saturate.c", "replay.c"))
+        return {
+            "simulated": simulate is not None,
+            "machine": machine(),
+            "drain_ms": drains(simulate, lambda stand: saturate(stand, program, options)),
+            "graph_drain_ms": drains(simulate, lambda stand: replay_together(stand, replay, options.seconds)),
+            **pacing(simulate, replay, options),
+            "kernel_us": options.kernel_us,
+            "depth": options.depth,
+        }
 
 
 def _show(result: dict[str, Any]) -> None:
-    for name, told in result.get("replay", {}).items():
-        print(f"{name}: {100 * told['share']:.2f} % of the speed without the hook", end="")
-        inside = told["in_process"]
-        print(f"; in one process {100 * inside['share']:.2f} %" if "share" in inside else f"; {inside['failed']}")
-    if "drain_ms" in result:
-        print(f"drains in ms: {result['drain_ms']}, of graphs {result['graph_drain_ms']}")
-        print(f"throughput cost {100 * result['throughput_cost']:.2f} %")
+    print(f"drains in ms: {result['drain_ms']}, of graphs {result['graph_drain_ms']}")
+    print(f"throughput cost {100 * result['throughput_cost']:.2f} %")
 
 
 def main() -> int:
     """Command line."""
-    parser = parser_for("graphs", "Graphs, and drains of deep queues")
-    parser.add_argument("--only", choices=("replay", "drain"), help="one half of it")
+    parser = parser_for("drains", "Drains of deep queues")
     parser.add_argument("--seconds", type=float, default=4.0, help="each run of a saturating program (default 4)")
     parser.add_argument("--repetitions", type=int, default=5, help="of the comparison of throughput (default 5)")
-    parser.add_argument("--replay-seconds", type=float, default=5.0, help="of each kind of replay (default 5)")
-    parser.add_argument("--processes", type=int, default=6, help="without and with the hook (default 6)")
     parser.add_argument("--kernel-us", type=float, default=5.0, help="length of one kernel (default 5)")
     parser.add_argument("--depth", type=int, default=5000, help="kernels in flight at most (default 5000)")
     return run_benchmark(parser, _measure, _show)
