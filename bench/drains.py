@@ -31,7 +31,6 @@ from nvshare.bench.harness.fixture import (
     fixture,
     machine,
     percentile,
-    read_events,
     spread,
 )
 from nvshare.bench.harness.progress import track
@@ -76,28 +75,12 @@ def drains_ms(events: Iterable[Mapping[str, Any]]) -> tuple[list[float], int]:
     return found, overdue
 
 
-def until_heard(stand: Fixture, log: Path) -> None:
-    """Until the follower gets events: it takes its time to start, and would miss the first drain."""
-    for _ in range(60):
-        stand.control("set", "quantum", QUANTUM)  # it is told again, which is an event
-        if log.stat().st_size > 0:
-            return
-    raise BenchError("no events come")
-
-
 def drains(simulate: str | None, work: Callable[[Fixture], object]) -> dict[str, Any]:
     """Drains while something runs."""
     with fixture(simulate=simulate, quantum=QUANTUM) as stand:
-        log = stand.directory / "events.jsonl"
-        with log.open("w", encoding="utf-8") as stream:
-            follower = stand.follow_events(stream)
-            try:
-                until_heard(stand, log)
-                work(stand)
-            finally:
-                follower.terminate()
-                follower.wait(10)
-        found, overdue = drains_ms(read_events(log))
+        with stand.events(nudge=("set", "quantum", QUANTUM)) as events:
+            work(stand)
+        found, overdue = drains_ms(events)
     if len(found) < 2:
         raise BenchError(f"only {len(found)} drains were seen")
     first, *paced = found

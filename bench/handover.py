@@ -34,7 +34,6 @@ from nvshare.bench.harness.fixture import (
     fixture,
     machine,
     percentile,
-    read_events,
 )
 
 SOURCE = PROGRAMS / "saturate.c"
@@ -112,18 +111,11 @@ def evaluate(events: Sequence[Mapping[str, Any]], stamps: Mapping[str, Sequence[
 
 def run_programs(stand: Fixture, program: Path, options: argparse.Namespace) -> Samples:
     """Starts the programs, follows the events until they have ended, joins both."""
-    log = stand.directory / "events.jsonl"
     names = [f"saturate-{number}" for number in range(options.programs)]
     command = [str(program), str(options.seconds), str(options.kernel_us * 1000), str(options.depth)]
-    with log.open("w", encoding="utf-8") as stream:
-        follower = stand.follow_events(stream)
-        try:
-            running = {name: stand.start(command, hooked=True, name=name) for name in names}
-            stamps = {name: _finish(name, process, options.seconds) for name, process in running.items()}
-        finally:
-            follower.terminate()
-            follower.wait(10)
-    events = read_events(log)
+    with stand.events() as events:
+        running = {name: stand.start(command, hooked=True, name=name) for name in names}
+        stamps = {name: _finish(name, process, options.seconds) for name, process in running.items()}
     return evaluate(events, stamps)
 
 

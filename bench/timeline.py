@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.command import check_plots
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, read_events, real_card
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
 from nvshare.bench.workloads.busy import read_log
 from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.cli.trace.plot import Interval
@@ -52,26 +52,19 @@ def leases(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Interval]]:
 
 def perform(stand: Fixture, seconds: float, quantum: str) -> Scene:
     """Runs the programs and gathers what happened."""
-    log = stand.directory / "events.jsonl"
     stamps = {name: stand.directory / f"{name}.times" for name in PROGRAMS}
-    with log.open("w", encoding="utf-8") as stream:
-        follower = stand.follow_events(stream)
-        try:
-            busy = [sys.executable, "-m", "nvshare.bench.workloads.busy", f"--seconds={seconds}"]
-            running = {
-                name: stand.start([*busy, f"--log={stamps[name]}", *how], hooked=True, name=name)
-                for name, how in PROGRAMS.items()
-            }
-            offsets = {}
-            for name, process in running.items():
-                summary, _ = process.communicate(timeout=seconds + 120)
-                if process.returncode != 0:
-                    raise BenchError(f"{name}: exit code {process.returncode}")
-                offsets[name] = int(json.loads(summary)["clock_offset_ns"] or 0)
-        finally:
-            follower.terminate()
-            follower.wait(10)
-    events = read_events(log)
+    with stand.events() as events:
+        busy = [sys.executable, "-m", "nvshare.bench.workloads.busy", f"--seconds={seconds}"]
+        running = {
+            name: stand.start([*busy, f"--log={stamps[name]}", *how], hooked=True, name=name)
+            for name, how in PROGRAMS.items()
+        }
+        offsets = {}
+        for name, process in running.items():
+            summary, _ = process.communicate(timeout=seconds + 120)
+            if process.returncode != 0:
+                raise BenchError(f"{name}: exit code {process.returncode}")
+            offsets[name] = int(json.loads(summary)["clock_offset_ns"] or 0)
     held = leases(events)
     if stand.simulate is not None:
         processes = {process.pid: name for name, process in running.items()}

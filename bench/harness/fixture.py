@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nvshare.client_hook.launcher import LaunchError
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
@@ -70,14 +70,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "repetitions": len(values)}
 
 
-def compile_program(source: Path, into: Path) -> Path:
-    """A small C program of this folder, compiled with the system's compiler."""
+def compile_program(source: Path, into: Path, *flags: str) -> Path:
+    """A small C program of this folder, compiled with the system's compiler; with flags also a library."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise BenchError("no C compiler: install one, or name it in CC")
     program = into / source.stem
     done = subprocess.run(
-        [compiler, "-std=gnu11", "-O2", "-o", str(program), str(source), "-ldl", "-lpthread"],
+        [compiler, "-std=gnu11", "-O2", *flags, "-o", str(program), str(source), "-ldl", "-lpthread"],
         capture_output=True,
         text=True,
         check=False,
@@ -150,14 +150,31 @@ class Fixture:
             raise BenchError(f"nvshare-ctl {' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
         return json.loads(done.stdout) if done.stdout.strip() else None
 
-    def follow_events(self, into: IO[str]) -> subprocess.Popen[str]:
-        """`nvshare-ctl events`, one JSON object a line, written to a file until it is terminated."""
+    @contextmanager
+    def events(self, nudge: Sequence[str] = ()) -> Iterator[list[dict[str, Any]]]:
+        """Follows `nvshare-ctl events` for the length of the block; the list is filled at its end.
+
+        `nudge`: a control command that causes an event; it is repeated until one has come, so that none is missed.
+        """
+        log = self.directory / "events.jsonl"
         command = [sys.executable, "-m", "nvshare.coordinator.cli.ctl", "events", "--json"]
-        return subprocess.Popen(command, env=self.environment(), stdout=into, stdin=subprocess.DEVNULL, text=True)
+        found: list[dict[str, Any]] = []
+        with log.open("w", encoding="utf-8") as stream:
+            follower = subprocess.Popen(command, env=self.environment(), stdout=stream, stdin=subprocess.DEVNULL)
+            try:
+                for _ in range(60 if nudge else 0):
+                    self.control(*nudge)
+                    if log.stat().st_size > 0:
+                        break
+                yield found
+            finally:
+                follower.terminate()
+                follower.wait(10)
+        found += read_events(log)
 
 
 def read_events(log: Path) -> list[dict[str, Any]]:
-    """What `follow_events` wrote; a line that was cut is left out.  Raises BenchError when the follower failed."""
+    """What `nvshare-ctl events` wrote; a line that was cut is left out.  Raises BenchError when the follower failed."""
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
     for event in events:
         if "kind" not in event:

@@ -18,10 +18,7 @@ Non-goals: what a program does; comparing processes without the hook with others
 from __future__ import annotations
 
 import math
-import os
 import random
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nvshare.bench.compatibility.cases.switch import LIBRARY
-from nvshare.bench.harness.fixture import PROGRAMS, BenchError
+from nvshare.bench.harness.fixture import PROGRAMS, compile_program
 from nvshare.bench.harness.worker_group import Member, nanoseconds, pinned, quiet, steps_for
 
 TURN_S: Final = 0.01
@@ -243,14 +240,5 @@ def compare(members: Sequence[Member], name: str, plan: Plan, *, pools: bool = F
 
 def switch_environment(into: Path) -> dict[str, str]:
     """Compiles in_process.c; what tells programs of it.  Raises BenchError."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise BenchError("no C compiler: install one, or name it in CC")
-    library, source = into / "in_process.so", PROGRAMS / "in_process.c"
-    options = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
-    done = subprocess.run(
-        [compiler, *options, "-o", str(library), str(source), "-ldl"], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise BenchError(f"{source.name} does not compile:\n{done.stderr}")
-    return {LIBRARY: str(library)}
+    flags = ("-shared", "-fPIC", "-fvisibility=hidden")
+    return {LIBRARY: str(compile_program(PROGRAMS / "in_process.c", into, *flags))}

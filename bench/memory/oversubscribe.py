@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark, show_each
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, read_events, real_card
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
 
 MIB = 1 << 20
 CASES = ("two_of_60", "three_of_45", "training", "notebooks")
@@ -124,19 +124,8 @@ def with_turns(
     here: Fixture, scene: Scene, shapes: Sequence[Shape]
 ) -> tuple[float, dict[str, int], dict[str, list[float]]]:
     """As `together` with an automatic quantum; and what each turn was given and each order was waited for."""
-    log = here.directory / "events.jsonl"
-    with log.open("w", encoding="utf-8") as stream:
-        follower = here.follow_events(stream)
-        try:
-            for _ in range(60):
-                here.control("set", "quantum", "auto")  # it is told again, which is an event
-                if log.stat().st_size > 0:
-                    break
-            seconds, counted = together(here, scene, shapes)
-        finally:
-            follower.terminate()
-            follower.wait(10)
-    events = read_events(log)
+    with here.events(nudge=("set", "quantum", "auto")) as events:
+        seconds, counted = together(here, scene, shapes)
     turns = [event["quantum_ns"] for event in events if event["kind"] == "granted"]
     waits = [event["exposed_ns"] for event in events if event["kind"] == "moved" and event["exposed_ns"]]
     return seconds, counted, {"quanta_ms": _ms(turns), "waited_orders_ms": _ms(waits)}

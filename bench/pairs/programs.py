@@ -8,17 +8,19 @@ standard error, and the next mix that needs it gets a new one; nothing outlives 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.fixture import BenchError, Fixture, coordinator, uncoordinated
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.pairs.mixes import Job, Mix, Way
-from nvshare.bench.pairs.mps_daemon import clients, control_daemon
+from nvshare.coordinator.system.mps.daemon import ControlDaemon, DaemonError
 
 READY_S = 120.0
 ANSWER_S = 30.0
@@ -56,6 +58,8 @@ class Programs:
     way: Way
     plan: Plan
     variables: Mapping[str, str]
+    daemon: ControlDaemon | None = None
+    """The control daemon of MPS that runs for them."""
     versions: dict[str, str] = field(default_factory=dict)
     _running: dict[Job, list[Member]] = field(default_factory=dict)
     _failures: dict[Job, str] = field(default_factory=dict)
@@ -163,19 +167,34 @@ def _object(member: Member, timeout_s: float) -> dict[str, Any]:
 def sharing(way: Way, plan: Plan) -> Iterator[Programs]:
     """The means of a way, and its programs, for the length of the block.  Raises BenchError if it is not to be had."""
     with uncoordinated(simulate=plan.simulate) as stand, ExitStack() as stack:
-        variables = {"CUDA_MPS_PIPE_DIRECTORY": str(stand.directory / "no-mps")}
-        if way.daemon:
-            variables = stack.enter_context(control_daemon(stand.directory))
-        elif way.own_mps:
-            variables = {}
+        daemon = stack.enter_context(control_daemon(stand.directory / "mps")) if way.daemon else None
+        pipe_directory = stand.directory / "no-mps" if daemon is None else daemon.pipe_directory
+        variables = {} if way.own_mps else {"CUDA_MPS_PIPE_DIRECTORY": str(pipe_directory)}
         if way.coordinator is not None:
             stack.enter_context(coordinator(stand, way.coordinator))
-        programs = Programs(stand, way, plan, variables)
+        programs = Programs(stand, way, plan, variables, daemon)
         stack.callback(programs.close)
         yield programs
 
 
 def check_clients(programs: Programs) -> None:
     """Raises BenchError if the programs are no clients of the daemon of MPS that was started for them."""
-    if programs.way.daemon and clients(programs.variables) == 0:
-        raise BenchError("no program is a client of MPS")
+    try:
+        if programs.daemon is not None and programs.daemon.clients() == 0:
+            raise BenchError("no program is a client of MPS")
+    except DaemonError as error:
+        raise BenchError(str(error)) from None
+
+
+@contextmanager
+def control_daemon(directory: Path) -> Iterator[ControlDaemon]:
+    """MPS with directories of its own, as the coordinator starts it, for the length of the block."""
+    daemon = ControlDaemon(directory, os.environ, real_cards=True)
+    try:
+        daemon.start(os.geteuid())
+    except DaemonError as error:
+        raise BenchError(str(error)) from None
+    try:
+        yield daemon
+    finally:
+        daemon.stop()

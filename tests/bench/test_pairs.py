@@ -200,5 +200,5 @@ def test_no_mps_without_its_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Broken: the card's own slicing would be measured and called MPS."""
     monkeypatch.setenv("PATH", os.defpath)
     told = measure_all([mix("a+b")], [WAYS["mps"]], plan(tmp_path))
-    assert "not on the PATH" in told["ways"]["mps"]["skipped"]
+    assert "not in PATH" in told["ways"]["mps"]["skipped"]
     assert told["pairs"]["a+b"] == {}
