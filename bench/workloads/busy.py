@@ -83,6 +83,48 @@ class Driver:
             self._library.cuGetErrorName(result, ctypes.byref(name))
             raise CudaError(f"{function}: {(name.value or b'unknown error').decode()} ({result})")
 
+    def use(self, gpu: int = 0) -> None:
+        """Makes the GPU's primary context current."""
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self("cuInit", 0)
+        self("cuDeviceGet", ctypes.byref(device), gpu)
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self("cuCtxSetCurrent", context)
+
+    def busy_kernel(self) -> ctypes.c_void_p:
+        """The kernel `nvs_busy`, loaded into the current context."""
+        module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+        self("cuModuleLoadData", ctypes.byref(module), KERNEL_PTX)
+        self("cuModuleGetFunction", ctypes.byref(kernel), module, b"nvs_busy")
+        return kernel
+
+    def memory(self, size: int) -> ctypes.c_uint64:
+        """Device memory."""
+        pointer = ctypes.c_uint64()
+        self("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return pointer
+
+
+class Kernels:
+    """Kernels of one length on a stream of their own."""
+
+    def __init__(self, kernel_ns: int, gpu: int = 0) -> None:
+        self.cuda = Driver()
+        self.cuda.use(gpu)
+        self._kernel, self.stream = self.cuda.busy_kernel(), ctypes.c_void_p()
+        self.cuda("cuStreamCreate", ctypes.byref(self.stream), _NON_BLOCKING_STREAM)
+        self._arguments = (ctypes.c_uint64(kernel_ns), self.cuda.memory(16), ctypes.c_uint64(0))
+        self._parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in self._arguments))
+
+    def launch(self, count: int) -> None:
+        """Submits so many."""
+        for _ in range(count):
+            self.cuda("cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, self.stream, self._parameters, None)
+
+    def wait(self) -> None:
+        """Returns when all have run."""
+        self.cuda("cuStreamSynchronize", self.stream)
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -112,19 +154,13 @@ class Program:
         self.load = load
         self.launches = self.copies = self.mismatches = 0
         self._cuda = cuda = Driver()
-        cuda("cuInit", 0)
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        cuda("cuDeviceGet", ctypes.byref(device), 0)
-        cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        cuda("cuCtxSetCurrent", context)
-        module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        cuda("cuModuleLoadData", ctypes.byref(module), KERNEL_PTX)
-        cuda("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"nvs_busy")
+        cuda.use()
+        self._kernel = cuda.busy_kernel()
         self._streams = [self._made("cuStreamCreate", _NON_BLOCKING_STREAM) for _ in range(2)]
-        self._log = self._device_memory(16 * LOG_SLOTS)
+        self._log = cuda.memory(16 * LOG_SLOTS)
         cuda("cuMemsetD8_v2", self._log, 0, ctypes.c_size_t(16 * LOG_SLOTS))
         cuda("cuCtxSynchronize")  # our streams do not wait for the default one
-        self._buffer = self._device_memory(load.copy_bytes)
+        self._buffer = cuda.memory(load.copy_bytes)
         self._free = [self._burst() for _ in range(load.ahead)]
         self._under_way: deque[Burst] = deque()
         self._join = self._made("cuEventCreate", _EVENT_WITHOUT_TIMING)
@@ -135,11 +171,6 @@ class Program:
         handle = ctypes.c_void_p()
         self._cuda(create, ctypes.byref(handle), flags)
         return handle
-
-    def _device_memory(self, size: int) -> ctypes.c_uint64:
-        pointer = ctypes.c_uint64()
-        self._cuda("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
-        return pointer
 
     def _burst(self) -> Burst:
         done = self._made("cuEventCreate", _EVENT_WITHOUT_TIMING | _EVENT_BLOCKING)

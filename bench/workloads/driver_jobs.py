@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from nvshare.bench.workloads.busy import KERNEL_PTX, Driver
+from nvshare.bench.workloads.busy import Kernels
 from nvshare.bench.workloads.steps import DATA_IN_PRODUCTS, Workload
 
 
@@ -34,32 +34,19 @@ SHAPES = {
 def workload(name: str) -> Workload:
     """The double of this name, through libcuda.so.1."""
     shape = SHAPES[name]
-    cuda = Driver()
-    device, context, module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-    kernel, stream, log = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-    cuda("cuInit", 0)
-    cuda("cuDeviceGet", ctypes.byref(device), 0)
-    cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    cuda("cuCtxSetCurrent", context)
-    cuda("cuModuleLoadData", ctypes.byref(module), KERNEL_PTX)
-    cuda("cuModuleGetFunction", ctypes.byref(kernel), module, b"nvs_busy")
-    cuda("cuStreamCreate", ctypes.byref(stream), 1)
-    cuda("cuMemAlloc_v2", ctypes.byref(log), ctypes.c_size_t(16))
-    values = (ctypes.c_uint64(shape.kernel_us * 1000), log, ctypes.c_uint64(0))
-    parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in values))
+    kernels = Kernels(shape.kernel_us * 1000)
+    cuda = kernels.cuda
 
     def step() -> None:
-        assert values  # the kernel's parameters point there
         if shape.wait_s:
-            cuda("cuStreamSynchronize", stream)
+            kernels.wait()
             time.sleep(shape.wait_s)
-        for _ in range(shape.kernels):
-            cuda("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None)
+        kernels.launch(shape.kernels)
 
     def mark() -> Any:
         event = ctypes.c_void_p()
         cuda("cuEventCreate", ctypes.byref(event), 2)
-        cuda("cuEventRecord", event, stream)
+        cuda("cuEventRecord", event, kernels.stream)
         return event
 
     def wait(event: Any) -> None:

@@ -14,7 +14,6 @@ Non-goals: what is compared with what.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
@@ -25,40 +24,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nvshare.bench.workloads.busy import KERNEL_PTX, CudaError, Driver
+from nvshare.bench.workloads.busy import CudaError, Kernels
 
 RANKS = 2
 KERNEL_NS, KERNELS = 500_000, 8
-"""A step without PyTorch: 4 ms."""
 PATIENCE_S = 60.0
 LOOK_EVERY_S = 0.0001
 FILE_BYTES = 64
-Step = Callable[[], object]
 
 
-class Kernels:
-    """A context on one GPU and a stream."""
+class Step:
+    """Some kernels, waited for: 4 ms."""
 
     def __init__(self, gpu: int) -> None:
-        self._cuda = cuda = Driver()
-        device, context, module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._kernel, self._stream, log = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-        cuda("cuInit", 0)
-        cuda("cuDeviceGet", ctypes.byref(device), gpu)
-        cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        cuda("cuCtxSetCurrent", context)
-        cuda("cuModuleLoadData", ctypes.byref(module), KERNEL_PTX)
-        cuda("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"nvs_busy")
-        cuda("cuStreamCreate", ctypes.byref(self._stream), 1)
-        cuda("cuMemAlloc_v2", ctypes.byref(log), ctypes.c_size_t(16))
-        self._arguments = (ctypes.c_uint64(KERNEL_NS), log, ctypes.c_uint64(0))
-        self._parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in self._arguments))
+        self._kernels = Kernels(KERNEL_NS, gpu)
 
-    def step(self) -> None:
-        """Some kernels, waited for."""
-        for _ in range(KERNELS):
-            self._cuda("cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, self._stream, self._parameters, None)
-        self._cuda("cuStreamSynchronize", self._stream)
+    def __call__(self) -> None:
+        self._kernels.launch(KERNELS)
+        self._kernels.wait()
 
 
 class Tokens:
@@ -97,7 +80,7 @@ class Tokens:
         return last
 
 
-def timed(step: Step, is_over: Callable[[bool], bool], seconds: float) -> dict[str, Any]:
+def timed(step: Callable[[], object], is_over: Callable[[bool], bool], seconds: float) -> dict[str, Any]:
     """Steps until `is_over`, which hears after each one whether the time is over."""
     begin = before = time.monotonic()
     steps, worst = 0, 0.0
@@ -112,9 +95,9 @@ def timed(step: Step, is_over: Callable[[bool], bool], seconds: float) -> dict[s
 
 def host_rank(number: int, path: Path) -> Callable[[float], dict[str, Any]]:
     """Kernels and tokens."""
-    kernels, tokens = Kernels(number), Tokens(path, number)
-    kernels.step()
-    return lambda seconds: timed(kernels.step, lambda over: tokens.exchange(over=over), seconds)
+    step, tokens = Step(number), Tokens(path, number)
+    step()
+    return lambda seconds: timed(step, lambda over: tokens.exchange(over=over), seconds)
 
 
 def nccl_rank(number: int, path: Path, port: int) -> Callable[[float], dict[str, Any]]:
@@ -146,7 +129,7 @@ def nccl_rank(number: int, path: Path, port: int) -> Callable[[float], dict[str,
 def rival(gpu: int, exchange: str) -> Callable[[float], dict[str, Any]]:
     """Saturates its GPU."""
     if exchange == "host":
-        step: Step = Kernels(gpu).step
+        step: Callable[[], object] = Step(gpu)
     else:
         import torch
 

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 
-from nvshare.bench.workloads.busy import KERNEL_PTX, CudaError, Driver
+from nvshare.bench.workloads.busy import CudaError, Kernels
 
 MIB = 1 << 20
 BLOCK_BYTES = 64 * MIB
@@ -47,33 +47,17 @@ class Job:
     """Its context and memory."""
 
     def __init__(self, total_bytes: int, step_ms: float) -> None:
-        self._cuda = cuda = Driver()
-        device, context, module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._kernel, self._stream = ctypes.c_void_p(), ctypes.c_void_p()
-        cuda("cuInit", 0)
-        cuda("cuDeviceGet", ctypes.byref(device), 0)
-        cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        cuda("cuCtxSetCurrent", context)
-        cuda("cuModuleLoadData", ctypes.byref(module), KERNEL_PTX)
-        cuda("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"nvs_busy")
-        cuda("cuStreamCreate", ctypes.byref(self._stream), 1)
-        self._log = self._memory(16)
+        self._count = max(1, round(step_ms * 1e6 / KERNEL_NS))
+        self._kernels = Kernels(round(step_ms * 1e6 / self._count))
+        self._cuda = self._kernels.cuda
         self._blocks = []
         while total_bytes >= PAGE_BYTES:
             size = min(total_bytes, BLOCK_BYTES) // PAGE_BYTES * PAGE_BYTES
-            self._blocks.append((self._memory(size), size))
+            self._blocks.append((self._cuda.memory(size), size))
             total_bytes -= size
-        self._kernels = max(1, round(step_ms * 1e6 / KERNEL_NS))
-        self._arguments = (ctypes.c_uint64(round(step_ms * 1e6 / self._kernels)), self._log, ctypes.c_uint64(0))
-        self._parameters = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in self._arguments))
         self._words = (ctypes.c_uint32 * (BLOCK_BYTES // PAGE_BYTES))()
         self._steps = 0
         self.mismatches = 0
-
-    def _memory(self, size: int) -> ctypes.c_uint64:
-        pointer = pointer_t()
-        self._cuda("cuMemAlloc_v2", ctypes.byref(pointer), size_t(size))
-        return pointer
 
     def _word(self, block: int) -> int:
         return (self._steps * 2654435761 + block * 40503) & 0xFFFFFFFF
@@ -83,12 +67,11 @@ class Job:
         if self._steps and self._steps % CHECK_EVERY == 0:
             self.check()
         self._steps += 1
-        for _ in range(self._kernels):
-            self._cuda("cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, self._stream, self._parameters, None)
+        self._kernels.launch(self._count)
         for block, (pointer, size) in enumerate(self._blocks):
             word = ctypes.c_uint(self._word(block))
-            self._cuda("cuMemsetD32Async", pointer, word, size_t(size // 4), self._stream)
-        self._cuda("cuStreamSynchronize", self._stream)
+            self._cuda("cuMemsetD32Async", pointer, word, size_t(size // 4), self._kernels.stream)
+        self._kernels.wait()
 
     def check(self) -> None:
         """Counts the pages whose first word is not what the last step wrote."""

@@ -51,24 +51,15 @@ class Worker:
 
     def start(self) -> int:
         """A context."""
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self._cuda("cuInit", 0)
-        self._cuda("cuDeviceGet", ctypes.byref(device), 0)
-        self._cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self._cuda("cuCtxSetCurrent", context)
+        self._cuda.use()
         return 0
 
     def alloc(self, *sizes: int) -> int:
         """Nanoseconds that all of them took."""
         began = time.perf_counter_ns()
         for size in sizes:
-            self._held.append(Held(self._allocate(size), size, 0))
+            self._held.append(Held(self._cuda.memory(size).value, size, 0))
         return time.perf_counter_ns() - began
-
-    def _allocate(self, size: int) -> int:
-        out = pointer_t()
-        self._cuda("cuMemAlloc_v2", ctypes.byref(out), size_t(size))
-        return out.value
 
     def _parts(self, held: Held) -> Iterator[tuple[int, int, int]]:
         """(device address, address in the pattern, bytes): a different piece of the pattern everywhere."""
@@ -107,14 +98,14 @@ class Worker:
         for number, size in enumerate(sizes):
             gone = self._held.pop(dice.randrange(len(self._held)))
             self._cuda("cuMemFree_v2", pointer_t(gone.pointer))
-            new = Held(self._allocate(size), size, 0)
+            new = Held(self._cuda.memory(size).value, size, 0)
             self._fill(new, seed * 65537 + number)
             self._held.append(new)
         return sum(held.size for held in self._held)
 
     def stream(self, out: int, size: int, rounds: int, begin_ns: int) -> list[int]:
         """[begin, end] of copying so much so often in one direction, in pieces; not before `begin_ns`, monotonic."""
-        host, stream, device = ctypes.c_void_p(), ctypes.c_void_p(), pointer_t(self._allocate(size))
+        host, stream, device = ctypes.c_void_p(), ctypes.c_void_p(), self._cuda.memory(size)
         self._cuda("cuMemHostAlloc", ctypes.byref(host), size_t(size), 0)
         self._cuda("cuStreamCreate", ctypes.byref(stream), 1)
         base = host.value or 0
@@ -146,7 +137,7 @@ class Worker:
             self._cuda("cuStreamCreate", ctypes.byref(stream), 1)
             hosts.append(host)
             streams.append(stream)
-            devices.append(pointer_t(self._allocate(size)))
+            devices.append(self._cuda.memory(size))
 
         def timed(out: bool, into: bool) -> float:
             began = time.perf_counter_ns()
