@@ -25,12 +25,14 @@ from zmq.utils.monitor import recv_monitor_message
 from nvshare.coordinator.protocol import messages
 from tests.waiting import BOUND_S as BOUND_S
 
+NEVER_NS = 10**12
+"""A drain's deadline that no test reaches."""
 LOOK_S = 0.005
 """How often a coordinator is looked after while the test waits for a program."""
 
 SETTINGS = messages.GpuSettings(
     gpu=0, memory_limit_bytes=0, capacity_bytes=16 << 30, reserve=False, pacing_budget_ns=0, idle_release_ns=0,
-    drain_deadline_ns=10**10, sharing=0,
+    drain_deadline_ns=NEVER_NS, sharing=0,
 )  # fmt: skip
 
 M = TypeVar("M", bound=messages.Message)
@@ -161,15 +163,15 @@ class ScriptedCoordinator:
         if self.unasked:
             self.expect(messages.Request)
 
-    def grant(self, lease_id: int, waiters: int = 0) -> None:
-        """GPU 0 for a long time."""
-        self.send(messages.Grant(gpu=0, lease_id=lease_id, quantum_ns=10**9, waiters=waiters))
+    def grant(self, lease_id: int, waiters: int = 0, gpu: int = 0) -> None:
+        """For a long time."""
+        self.send(messages.Grant(gpu=gpu, lease_id=lease_id, quantum_ns=10**9, waiters=waiters))
 
-    def revoke(self, lease_id: int, deadline_ns: int = 10**10) -> messages.Release:
+    def revoke(self, lease_id: int, deadline_ns: int = NEVER_NS, gpu: int = 0) -> messages.Release:
         """Takes the lease back and waits for its release."""
-        self.send(messages.Revoke(gpu=0, lease_id=lease_id, drain_deadline_ns=deadline_ns))
+        self.send(messages.Revoke(gpu=gpu, lease_id=lease_id, drain_deadline_ns=deadline_ns))
         release = self.expect(messages.Release)
-        assert release.lease_id == lease_id
+        assert (release.gpu, release.lease_id) == (gpu, lease_id)
         return release
 
 

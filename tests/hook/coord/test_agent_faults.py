@@ -11,7 +11,7 @@ import pytest
 from nvshare.coordinator.protocol import messages
 from tests.hook.conftest import StartClient
 from tests.hook.coord.test_agent import MS, SHORT_S, hold
-from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.hook.scripted import NEVER_NS, ScriptedClient, ScriptedCoordinator
 from tests.unit.protocol import codec
 
 
@@ -158,7 +158,7 @@ def test_child_does_not_keep_the_connection(
         hold(coordinator, client)
     if state == "ending":
         assert client.do("block") == "blocked"
-        coordinator.send(messages.Revoke(0, 7, 100_000 * MS))
+        coordinator.send(messages.Revoke(0, 7, NEVER_NS))
         while not client.do("state").startswith("state 3"):
             pass
     assert client.do("idle-child").startswith("child ")
@@ -171,7 +171,7 @@ def test_stopped_client_goes_on(coordinator: ScriptedCoordinator, client: Script
     hold(coordinator, client)
     client.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, client.process.pid, os.WSTOPPED)  # all of its threads
-    coordinator.send(messages.Revoke(0, 7, 10_000 * MS))
+    coordinator.send(messages.Revoke(0, 7, NEVER_NS))
     assert coordinator.receive(SHORT_S) is None
     client.process.send_signal(signal.SIGCONT)
     assert coordinator.expect(messages.Release).drained

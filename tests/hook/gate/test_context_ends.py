@@ -16,7 +16,7 @@ from tests.conftest import Built
 from tests.end_to_end.test_sanitized import complaints, under_sanitizer
 from tests.hook.compiled import compile_c
 from tests.hook.gate.test_graph_gpus import TwoGpus
-from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.hook.scripted import NEVER_NS, ScriptedClient, ScriptedCoordinator
 from tests.waiting import eventually
 
 PROGRAM = Path(__file__).parent / "programs" / "context_ends.c"
@@ -50,8 +50,8 @@ def at_work(
 
 
 def revoke(coordinator: ScriptedCoordinator) -> None:
-    """With a deadline that no test reaches."""
-    coordinator.send(messages.Revoke(gpu=0, lease_id=7, drain_deadline_ns=10**11))
+    """Sends the message alone."""
+    coordinator.send(messages.Revoke(gpu=0, lease_id=7, drain_deadline_ns=NEVER_NS))
 
 
 def end(client: ScriptedClient) -> None:

@@ -42,12 +42,11 @@ class TwoGpus:
     def grant(self, gpu: int) -> None:
         """For a long time."""
         self.leases[gpu] += 1
-        self.coordinator.send(messages.Grant(gpu=gpu, lease_id=self.leases[gpu], quantum_ns=10**9, waiters=0))
+        self.coordinator.grant(self.leases[gpu], gpu=gpu)
 
     def revoke(self, gpu: int) -> None:
         """Returns when it is given back."""
-        self.coordinator.send(messages.Revoke(gpu=gpu, lease_id=self.leases[gpu], drain_deadline_ns=10**10))
-        assert self.coordinator.expect(messages.Release).gpu == gpu
+        self.coordinator.revoke(self.leases[gpu], gpu=gpu)
 
     def requested(self) -> int:
         """The GPU whose lease it asks for next."""
@@ -58,12 +57,7 @@ class TwoGpus:
             case messages.Hello():
                 self.coordinator.send(messages.Welcome(messages.PROTOCOL_VERSION, 1))
             case messages.AttachGpu(gpu=gpu, wanted=wanted):
-                self.coordinator.send(
-                    messages.GpuSettings(
-                        gpu=gpu, memory_limit_bytes=0, capacity_bytes=1 << 30, reserve=False, pacing_budget_ns=0,
-                        idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
-                    )
-                )  # fmt: skip
+                self.coordinator.settings(gpu=gpu, capacity_bytes=1 << 30)
                 if wanted:
                     self.grant(gpu)
             case messages.Request(gpu=gpu):

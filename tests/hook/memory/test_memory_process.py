@@ -15,6 +15,7 @@ import random
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 
 from nvshare.coordinator.protocol import messages
 from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.waiting import eventually
 
 MIB, GIB = 1 << 20, 1 << 30
 OUT_OF_MEMORY, INVALID_VALUE = 2, 1
@@ -88,6 +90,14 @@ def attached(client: Client, coordinator: ScriptedCoordinator, **settings: Any) 
     assert client.result()[0] == 0
 
 
+@pytest.fixture
+def client(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+    """A program that the coordinator knows."""
+    with start(environment, tmp_path) as program:
+        attached(program, coordinator)
+        yield program
+
+
 @pytest.mark.parametrize("mode", ["managed", "device"])
 def test_data_survives_eviction(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, mode: str
@@ -119,44 +129,40 @@ def test_data_survives_eviction(
         assert client.ask("info")[1] == 16 * GIB
 
 
-def test_data_survives_many_partial_moves(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_data_survives_many_partial_moves(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: some order of partial evictions, restorations, allocations and frees loses bytes or miscounts them."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # pytest shows it when the test fails
     dice = random.Random(seed)
     held: dict[int, tuple[int, int]] = {}
     own: set[int] = set()  # pointers of the application's own managed memory, which has no stream-ordered free
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        for turn in range(1, 25):
-            coordinator.grant(turn)
-            for number, (pointer, size) in list(held.items()):
-                assert client.ask("same", pointer, size, number) is True
-                if dice.random() < 0.3 or sum(size for _, size in held.values()) > 64 * MIB:
-                    assert client.ask("free" if pointer in own else dice.choice(["free", "free_async"]), pointer) == 0
-                    own.discard(pointer)
-                    del held[number]
-            for number in range(turn * 10, turn * 10 + 3):
-                size = dice.choice([700, 70_000, 3 * MIB + 1, 9 * MIB])
-                kind = dice.choice(["alloc", "async", "managed"])
-                result, pointer = client.ask(kind, size)
-                assert result == 0
-                own |= {pointer} if kind == "managed" else set()
-                assert client.ask("write", pointer, size, number) == 0
-                held[number] = pointer, size
-            assert client.ask("synchronize") == 0
-            charged = 16 * GIB - client.ask("info")[1]
-            assert charged == sum((size + 511) // 512 * 512 for _, size in held.values())
-            coordinator.revoke(turn)
-            evicted = move(coordinator, messages.Evict(gpu=0, order_id=2 * turn, bytes=dice.randrange(1, 2 * charged)))
-            restored = move(
-                coordinator, messages.Restore(gpu=0, order_id=2 * turn + 1, bytes=dice.randrange(1, 2 * charged))
-            )
-            assert evicted <= charged
-            assert reported_last(coordinator).allocated_bytes == charged
-            assert restored <= charged
+    for turn in range(1, 25):
+        coordinator.grant(turn)
+        for number, (pointer, size) in list(held.items()):
+            assert client.ask("same", pointer, size, number) is True
+            if dice.random() < 0.3 or sum(size for _, size in held.values()) > 64 * MIB:
+                assert client.ask("free" if pointer in own else dice.choice(["free", "free_async"]), pointer) == 0
+                own.discard(pointer)
+                del held[number]
+        for number in range(turn * 10, turn * 10 + 3):
+            size = dice.choice([700, 70_000, 3 * MIB + 1, 9 * MIB])
+            kind = dice.choice(["alloc", "async", "managed"])
+            result, pointer = client.ask(kind, size)
+            assert result == 0
+            own |= {pointer} if kind == "managed" else set()
+            assert client.ask("write", pointer, size, number) == 0
+            held[number] = pointer, size
+        assert client.ask("synchronize") == 0
+        charged = 16 * GIB - client.ask("info")[1]
+        assert charged == sum((size + 511) // 512 * 512 for _, size in held.values())
+        coordinator.revoke(turn)
+        evicted = move(coordinator, messages.Evict(gpu=0, order_id=2 * turn, bytes=dice.randrange(1, 2 * charged)))
+        restored = move(
+            coordinator, messages.Restore(gpu=0, order_id=2 * turn + 1, bytes=dice.randrange(1, 2 * charged))
+        )
+        assert evicted <= charged
+        assert reported_last(coordinator).allocated_bytes == charged
+        assert restored <= charged
 
 
 def move(coordinator: ScriptedCoordinator, order: messages.Evict | messages.Restore) -> int:
@@ -229,13 +235,8 @@ def test_a_limit_changes_while_the_program_runs(
 
 
 def until(client: Client, command: str, wanted: Any) -> None:
-    """Asks again, boundedly, until a change has arrived."""
-    seen = None
-    for _ in range(2000):
-        seen = client.ask(command)
-        if seen == wanted:
-            return
-    pytest.fail(f"{command}: {seen} instead of {wanted}")
+    """Asks again until a change has arrived."""
+    eventually(lambda: client.ask(command) == wanted, f"{command}: {wanted}")
 
 
 def test_reservations_are_asked_for_and_obeyed(
@@ -259,53 +260,45 @@ def test_reservations_are_asked_for_and_obeyed(
         assert client.ask("info")[1] == 16 * GIB - MIB - 1024
 
 
-def test_managed_memory_is_disguised(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_managed_memory_is_disguised(client: Client, tmp_path: Path) -> None:
     """Broken: a framework that asks about its pointer takes it for managed memory, or cannot find its allocation."""
     memory_type, host_pointer, is_managed, ordinal = 2, 4, 8, 9
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        _, pointer = client.ask("alloc", 5 * MIB)
-        inside = pointer + MIB + 3
-        assert client.ask("attribute", is_managed, inside) == [0, 0, 0, 0]
-        assert client.ask("attribute", memory_type, inside) == [0, 2, 0, 2]
-        assert client.ask("attribute", ordinal, inside) == [0, 0, 0, 0]
-        result, _, several, value = client.ask("attribute", host_pointer, inside)
-        assert (result, several, value) == (INVALID_VALUE, 0, 0)
-        assert client.ask("range", inside) == [0, pointer, 5 * MIB]
-        assert client.ask("ipc", pointer) != 0
-        assert "--memory device" in (tmp_path / "log").read_text(), "the remedy is said"
-        _, own = client.ask("managed", MIB)
-        assert client.ask("attribute", is_managed, own)[1] & 0xFF == 1
-        result, _, row = client.ask("pitch", 1000, 10)
-        assert (result, row % 512, row >= 1000) == (0, 0, True)
+    _, pointer = client.ask("alloc", 5 * MIB)
+    inside = pointer + MIB + 3
+    assert client.ask("attribute", is_managed, inside) == [0, 0, 0, 0]
+    assert client.ask("attribute", memory_type, inside) == [0, 2, 0, 2]
+    assert client.ask("attribute", ordinal, inside) == [0, 0, 0, 0]
+    result, _, several, value = client.ask("attribute", host_pointer, inside)
+    assert (result, several, value) == (INVALID_VALUE, 0, 0)
+    assert client.ask("range", inside) == [0, pointer, 5 * MIB]
+    assert client.ask("ipc", pointer) != 0
+    assert "--memory device" in (tmp_path / "log").read_text(), "the remedy is said"
+    _, own = client.ask("managed", MIB)
+    assert client.ask("attribute", is_managed, own)[1] & 0xFF == 1
+    result, _, row = client.ask("pitch", 1000, 10)
+    assert (result, row % 512, row >= 1000) == (0, 0, True)
 
 
-def test_stream_ordered_memory_in_and_out_of_captures(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_stream_ordered_memory_in_and_out_of_captures(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: replacing a stream-ordered allocation spoils the capture of the stream, or is not counted."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        coordinator.grant(1)
-        result, pointer = client.ask("async", 2 * MIB)
-        assert result == 0
-        assert client.ask("attribute", 8, pointer) == [0, 0, 0, 0]
-        assert client.ask("write", pointer, 2 * MIB, 9) == 0
-        assert client.ask("free_async", pointer) == 0
-        assert client.ask("free_async", pointer) == INVALID_VALUE
-        assert client.ask("async", 2 * MIB) == [0, pointer], "its own stream has it again at once"
-        assert client.ask("same", pointer, 2 * MIB, 9) is True
-        assert client.ask("free_async", pointer) == 0
-        assert client.ask("synchronize") == 0
-        assert client.ask("info")[1] == 16 * GIB
-        assert client.ask("capture", 1) == 0
-        result, pointer = client.ask("async", MIB)
-        assert result == 0
-        assert client.ask("free_async", pointer) == 0
-        assert client.ask("capture", 0) == 0, "the capture is still valid"
-        assert client.ask("info")[1] == 16 * GIB
+    coordinator.grant(1)
+    result, pointer = client.ask("async", 2 * MIB)
+    assert result == 0
+    assert client.ask("attribute", 8, pointer) == [0, 0, 0, 0]
+    assert client.ask("write", pointer, 2 * MIB, 9) == 0
+    assert client.ask("free_async", pointer) == 0
+    assert client.ask("free_async", pointer) == INVALID_VALUE
+    assert client.ask("async", 2 * MIB) == [0, pointer], "its own stream has it again at once"
+    assert client.ask("same", pointer, 2 * MIB, 9) is True
+    assert client.ask("free_async", pointer) == 0
+    assert client.ask("synchronize") == 0
+    assert client.ask("info")[1] == 16 * GIB
+    assert client.ask("capture", 1) == 0
+    result, pointer = client.ask("async", MIB)
+    assert result == 0
+    assert client.ask("free_async", pointer) == 0
+    assert client.ask("capture", 0) == 0, "the capture is still valid"
+    assert client.ask("info")[1] == 16 * GIB
 
 
 def test_a_reset_gives_everything_back(
@@ -322,15 +315,13 @@ def test_a_reset_gives_everything_back(
         assert client.ask("alloc", whole)[0] == 0
 
 
-def test_threads_and_forks(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
+def test_threads_and_forks(client: Client) -> None:
     """Broken: concurrent allocation loses bytes, or a forked child hangs in the hook."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        assert client.ask("storm", 4, 200) == 0
-        assert client.ask("info")[1] == 16 * GIB
-        assert client.ask("alloc", MIB)[0] == 0
-        assert client.ask("fork") == 0
-        assert client.ask("info")[1] == 16 * GIB - MIB
+    assert client.ask("storm", 4, 200) == 0
+    assert client.ask("info")[1] == 16 * GIB
+    assert client.ask("alloc", MIB)[0] == 0
+    assert client.ask("fork") == 0
+    assert client.ask("info")[1] == 16 * GIB - MIB
 
 
 def test_the_applications_own_vmm(

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,6 @@ from tests.hook.swap.test_swap_process import (
     MIB,
     OUT_OF_MEMORY,
     attached,
-    environment,
     hold,
     last_report,
     order,
@@ -28,7 +26,6 @@ from tests.hook.swap.test_swap_process import (
 )
 from tests.waiting import eventually
 
-__all__ = ["environment"]
 HELD = 96 * MIB
 CHUNK = 4 * MIB
 """A 64th of the capacity, 256 MiB."""
@@ -58,114 +55,86 @@ def is_whole(client: Client, coordinator: ScriptedCoordinator, pointer: int, lea
     assert client.ask("same", pointer, HELD, 7) is True
 
 
-def test_no_more_comes_in_than_there_is_credit_for(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_no_more_comes_in_than_there_is_credit_for(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: two programs have more on the card than fits, or a grant waits for credit that never comes."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        pointer = evicted(client, coordinator)
-        restore(coordinator, 2, 30 * MIB)
-        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=41 * MIB))
-        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=10 * MIB))  # it never shrinks
-        coordinator.send(messages.MoveCredit(gpu=0, order_id=99, credit_bytes=HELD))  # of no order that there is
-        coordinator.grant(2)
-        assert finished(coordinator, 2) == (40 * MIB, 0)
-        assert client.ask("same", pointer, HELD, 7) is True
+    pointer = evicted(client, coordinator)
+    restore(coordinator, 2, 30 * MIB)
+    coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=41 * MIB))
+    coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=10 * MIB))  # it never shrinks
+    coordinator.send(messages.MoveCredit(gpu=0, order_id=99, credit_bytes=HELD))  # of no order that there is
+    coordinator.grant(2)
+    assert finished(coordinator, 2) == (40 * MIB, 0)
+    assert client.ask("same", pointer, HELD, 7) is True
 
 
-def test_credit_lets_it_go_on_to_the_end(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_credit_lets_it_go_on_to_the_end(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: a restoration stands still although the room is there, or everything else waits for it."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        pointer = evicted(client, coordinator)
-        restore(coordinator, 2, 0)
-        settings(coordinator, capacity=200 * MIB)
-        until(client, "info", [0, 200 * MIB - HELD, 200 * MIB, 200 * MIB])
-        assert client.ask("alloc", 10 * MIB)[0] == 0, "without a lease, beside the move"
-        for credit in range(0, HELD + 1, 16 * MIB):
-            coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=credit))
-        assert finished(coordinator, 2) == (HELD, 0)
-        is_whole(client, coordinator, pointer, 2)
+    pointer = evicted(client, coordinator)
+    restore(coordinator, 2, 0)
+    settings(coordinator, capacity=200 * MIB)
+    until(client, "info", [0, 200 * MIB - HELD, 200 * MIB, 200 * MIB])
+    assert client.ask("alloc", 10 * MIB)[0] == 0, "without a lease, beside the move"
+    for credit in range(0, HELD + 1, 16 * MIB):
+        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=credit))
+    assert finished(coordinator, 2) == (HELD, 0)
+    is_whole(client, coordinator, pointer, 2)
 
 
-def test_another_order_ends_the_waiting(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_another_order_ends_the_waiting(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: an eviction stands behind a restoration that waits for the room which it is to make."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        pointer = evicted(client, coordinator)
-        restore(coordinator, 2, 17 * MIB)
-        coordinator.send(messages.Evict(gpu=0, order_id=3, bytes=HELD))
-        assert finished(coordinator, 2) == (16 * MIB, 0)
-        assert finished(coordinator, 3) == (16 * MIB, 0)
-        is_whole(client, coordinator, pointer, 2)
+    pointer = evicted(client, coordinator)
+    restore(coordinator, 2, 17 * MIB)
+    coordinator.send(messages.Evict(gpu=0, order_id=3, bytes=HELD))
+    assert finished(coordinator, 2) == (16 * MIB, 0)
+    assert finished(coordinator, 3) == (16 * MIB, 0)
+    is_whole(client, coordinator, pointer, 2)
 
 
-def test_a_lost_coordinator_ends_it(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_lost_coordinator_ends_it(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: after a coordinator's restart the mover waits for its predecessor, or memory is lost or miscounted."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        pointer = evicted(client, coordinator)
-        restore(coordinator, 2, 9 * MIB)
-        coordinator.stop()
-        coordinator.received.clear()
-        coordinator.restart()
-        attach = coordinator.welcome()
-        assert attach.allocated_bytes == HELD
-        assert attach.resident_bytes <= 8 * MIB
-        is_whole(client, coordinator, pointer, 2)
-        coordinator.revoke(2)
-        assert not any(isinstance(message, messages.MoveProgress) for message in coordinator.received)
-        assert order(coordinator, messages.Evict, 5, HELD) == (HELD, 0)
+    pointer = evicted(client, coordinator)
+    restore(coordinator, 2, 9 * MIB)
+    coordinator.stop()
+    coordinator.received.clear()
+    coordinator.restart()
+    attach = coordinator.welcome()
+    assert attach.allocated_bytes == HELD
+    assert attach.resident_bytes <= 8 * MIB
+    is_whole(client, coordinator, pointer, 2)
+    coordinator.revoke(2)
+    assert not any(isinstance(message, messages.MoveProgress) for message in coordinator.received)
+    assert order(coordinator, messages.Evict, 5, HELD) == (HELD, 0)
 
 
-def test_a_context_may_end_meanwhile(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_context_may_end_meanwhile(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: a program that resets its device hangs until somebody else makes room."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        evicted(client, coordinator)
-        restore(coordinator, 2, 5 * MIB)
-        client.tell("reset")
-        assert finished(coordinator, 2)[0] <= 4 * MIB
-        assert client.result() == 0
-        until(client, "info", [0, 256 * MIB, 256 * MIB, 256 * MIB])
+    evicted(client, coordinator)
+    restore(coordinator, 2, 5 * MIB)
+    client.tell("reset")
+    assert finished(coordinator, 2)[0] <= 4 * MIB
+    assert client.result() == 0
+    until(client, "info", [0, 256 * MIB, 256 * MIB, 256 * MIB])
 
 
-def test_memory_may_be_freed_meanwhile(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_memory_may_be_freed_meanwhile(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: what a program gives back while it moves is counted for ever, or used after it is gone."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        pointer = evicted(client, coordinator)
-        restore(coordinator, 2, 9 * MIB)
-        assert client.ask("free", pointer) == 0
-        coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=HELD))
-        assert finished(coordinator, 2)[1] == 0
-        coordinator.grant(2)
-        assert client.ask("alloc", 256 * MIB)[0] == 0, "all of the card is free again"
-        coordinator.revoke(2)
-        assert last_report(coordinator).allocated_bytes == 256 * MIB
+    pointer = evicted(client, coordinator)
+    restore(coordinator, 2, 9 * MIB)
+    assert client.ask("free", pointer) == 0
+    coordinator.send(messages.MoveCredit(gpu=0, order_id=2, credit_bytes=HELD))
+    assert finished(coordinator, 2)[1] == 0
+    coordinator.grant(2)
+    assert client.ask("alloc", 256 * MIB)[0] == 0, "all of the card is free again"
+    coordinator.revoke(2)
+    assert last_report(coordinator).allocated_bytes == 256 * MIB
 
 
-def test_forks_and_exits_meanwhile(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_forks_and_exits_meanwhile(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: the child of a fork inherits a lock that nobody opens, or exit() waits for the mover."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        evicted(client, coordinator)
-        restore(coordinator, 2, 5 * MIB)
-        assert client.ask("fork") == 0
-        assert client.finish()[0] == 0
+    evicted(client, coordinator)
+    restore(coordinator, 2, 5 * MIB)
+    assert client.ask("fork") == 0
+    assert client.finish()[0] == 0
 
 
 @pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync", "cuMemUnmap"])
@@ -208,26 +177,23 @@ def test_a_lost_device_ends_every_order(
         assert client.ask("free", pointer) in {0, LOST_DEVICE}
 
 
-def test_no_host_memory(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
+def test_no_host_memory(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: a machine without memory or threads costs a program its data."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        _, pointer = client.ask("alloc", HELD)
-        assert client.ask("write", pointer, HELD, 7) == 0
-        coordinator.revoke(1)
-        size = next(
-            int(line.split()[1]) << 10
-            for line in Path(f"/proc/{client.process.pid}/status").read_text().splitlines()
-            if line.startswith("VmSize:")
-        )
-        bounds = resource.prlimit(client.process.pid, resource.RLIMIT_AS)
-        resource.prlimit(client.process.pid, resource.RLIMIT_AS, (size + MIB, bounds[1]))
-        moved, error = order(coordinator, messages.Evict, 1, HELD)
-        assert (moved, error) == (0, OUT_OF_MEMORY)
-        resource.prlimit(client.process.pid, resource.RLIMIT_AS, bounds)
-        assert order(coordinator, messages.Evict, 2, HELD) == (HELD, 0)
-        is_whole(client, coordinator, pointer, 2)
+    _, pointer = holder.ask("alloc", HELD)
+    assert holder.ask("write", pointer, HELD, 7) == 0
+    coordinator.revoke(1)
+    size = next(
+        int(line.split()[1]) << 10
+        for line in Path(f"/proc/{holder.process.pid}/status").read_text().splitlines()
+        if line.startswith("VmSize:")
+    )
+    bounds = resource.prlimit(holder.process.pid, resource.RLIMIT_AS)
+    resource.prlimit(holder.process.pid, resource.RLIMIT_AS, (size + MIB, bounds[1]))
+    moved, error = order(coordinator, messages.Evict, 1, HELD)
+    assert (moved, error) == (0, OUT_OF_MEMORY)
+    resource.prlimit(holder.process.pid, resource.RLIMIT_AS, bounds)
+    assert order(coordinator, messages.Evict, 2, HELD) == (HELD, 0)
+    is_whole(holder, coordinator, pointer, 2)
 
 
 def test_managed_memory_obeys_credit(
@@ -326,26 +292,14 @@ def resident_bytes(client: Client) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_host_memory_is_made_ready(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_host_memory_is_made_ready(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: the first eviction has to find its memory first."""
-
-    def prepare(size: int) -> None:
-        values: Any = messages.GpuSettings(
-            gpu=0, memory_limit_bytes=0, capacity_bytes=256 * MIB, reserve=False, pacing_budget_ns=0,
-            idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, prepare_host_bytes=size,
-        )  # fmt: skip
-        coordinator.send(values)
-
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        before = resident_bytes(client)
-        result, pointer = client.ask("alloc", HELD)
-        assert result == 0
-        assert resident_bytes(client) < before + HELD // 2, "nothing before it is asked for"
-        prepare(HELD)
-        eventually(lambda: resident_bytes(client) >= before + HELD, "host memory is there")
-        prepare(HELD * 1000)
-        assert client.ask("free", pointer) == 0
-        assert resident_bytes(client) < before + 2 * HELD, "never more than could be needed"
+    before = resident_bytes(client)
+    result, pointer = client.ask("alloc", HELD)
+    assert result == 0
+    assert resident_bytes(client) < before + HELD // 2, "nothing before it is asked for"
+    coordinator.settings(capacity_bytes=256 * MIB, prepare_host_bytes=HELD)
+    eventually(lambda: resident_bytes(client) >= before + HELD, "host memory is there")
+    coordinator.settings(capacity_bytes=256 * MIB, prepare_host_bytes=HELD * 1000)
+    assert client.ask("free", pointer) == 0
+    assert resident_bytes(client) < before + 2 * HELD, "never more than could be needed"

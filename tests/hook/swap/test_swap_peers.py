@@ -5,8 +5,8 @@ A lease and a drain are of one GPU, so the other one may be at work when this on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,38 +24,10 @@ READ_WRITE = 3
 
 
 @pytest.fixture
-def environment(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str, str]:
-    """Environment of a program under the hook on two GPUs."""
-    return {
-        **sim_env,
-        "LD_PRELOAD": str(built.hook),
-        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
-        "NVSHARE_LOG_FILE": str(tmp_path / "log"),
-        "NVSHARE_LOG": "info",
-        "NVSHARE_MEMORY": "swap",
-        "NVSHARE_SIMULATE": "2x512MiB",
-    }
-
-
-def settle(coordinator: ScriptedCoordinator, gpu: int) -> None:
-    """GpuSettings."""
-    coordinator.send(
-        messages.GpuSettings(
-            gpu=gpu, memory_limit_bytes=0, capacity_bytes=CAPACITY, reserve=False, pacing_budget_ns=0,
-            idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
-        )
-    )  # fmt: skip
-
-
-def grant(coordinator: ScriptedCoordinator, gpu: int, lease: int) -> None:
-    """A lease for a long time."""
-    coordinator.send(messages.Grant(gpu=gpu, lease_id=lease, quantum_ns=10**9, waiters=0))
-
-
-def revoke(coordinator: ScriptedCoordinator, gpu: int, lease: int) -> None:
-    """Returns when it is given back."""
-    coordinator.send(messages.Revoke(gpu=gpu, lease_id=lease, drain_deadline_ns=10**10))
-    assert coordinator.expect(messages.Release).lease_id == lease
+def client(environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+    """A program on two GPUs."""
+    with start(environment | {"NVSHARE_LOG": "info", "NVSHARE_SIMULATE": "2x512MiB"}, tmp_path) as program:
+        yield program
 
 
 def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
@@ -67,7 +39,7 @@ def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
     pointers = []
     for gpu in (0, 1):
         assert coordinator.expect(messages.AttachGpu).gpu == gpu
-        settle(coordinator, gpu)
+        coordinator.settings(gpu=gpu, capacity_bytes=CAPACITY)
         assert client.result()[0] == 0
         client.tell(f"alloc {SIZE}")
         result, pointer = client.result()
@@ -77,7 +49,7 @@ def both(client: Client, coordinator: ScriptedCoordinator) -> tuple[int, int]:
         assert coordinator.expect(messages.Request).gpu == gpu
         coordinator.send(messages.Restore(gpu=gpu, order_id=100 + gpu, bytes=SIZE))
         assert finished(coordinator, 100 + gpu)[1] == 0
-        grant(coordinator, gpu, 10 + gpu)
+        coordinator.grant(10 + gpu, gpu=gpu)
         assert client.result() == 0
         if gpu == 0:
             assert client.ask("use", 1) == 0
@@ -92,219 +64,191 @@ def evict(coordinator: ScriptedCoordinator, gpu: int, number: int) -> tuple[int,
 
 
 def test_peer_access_keeps_the_memory_on_the_card(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+    coordinator: ScriptedCoordinator, client: Client, tmp_path: Path
 ) -> None:
     """Broken: a kernel on one GPU that reads the other's memory faults when that one's turn is over."""
-    with start(environment, tmp_path) as client:
-        there, here = both(client, coordinator)
-        assert client.ask("enable_peer", 0) == 0
-        revoke(coordinator, 0, 10)
-        report = last_report(coordinator)
-        assert (report.gpu, report.pinned_bytes) == (0, SIZE)
-        assert report.resident_bytes == SIZE
-        assert evict(coordinator, 0, 1) == (0, 0)
-        assert client.ask("copy_between", 1, here, there, SIZE) == 0
-        assert client.ask("same", here, SIZE, 1) is True
-        assert "stays on the card" in (tmp_path / "log").read_text()
+    there, here = both(client, coordinator)
+    assert client.ask("enable_peer", 0) == 0
+    coordinator.revoke(10, gpu=0)
+    report = last_report(coordinator)
+    assert (report.gpu, report.pinned_bytes) == (0, SIZE)
+    assert report.resident_bytes == SIZE
+    assert evict(coordinator, 0, 1) == (0, 0)
+    assert client.ask("copy_between", 1, here, there, SIZE) == 0
+    assert client.ask("same", here, SIZE, 1) is True
+    assert "stays on the card" in (tmp_path / "log").read_text()
 
 
-def test_what_is_allocated_later_is_there_at_once(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_is_allocated_later_is_there_at_once(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: memory that has no place on the card yet is handed to a GPU that already works with it."""
-    with start(environment, tmp_path) as client:
-        _, here = both(client, coordinator)
-        assert client.ask("enable_peer", 0) == 0
-        revoke(coordinator, 0, 10)
-        assert client.ask("use", 0) == 0
-        client.tell(f"alloc {SIZE}")
-        assert coordinator.expect(messages.Request).gpu == 0
-        grant(coordinator, 0, 12)
-        result, pointer = client.result()
-        assert result == 0
-        assert client.ask("write", pointer, SIZE, 7) == 0
-        revoke(coordinator, 0, 12)
-        assert last_report(coordinator).pinned_bytes == 2 * SIZE
-        assert client.ask("use", 1) == 0
-        assert client.ask("copy_between", 1, here, pointer, SIZE) == 0
-        assert client.ask("same", here, SIZE, 7) is True
+    _, here = both(client, coordinator)
+    assert client.ask("enable_peer", 0) == 0
+    coordinator.revoke(10, gpu=0)
+    assert client.ask("use", 0) == 0
+    client.tell(f"alloc {SIZE}")
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.grant(12, gpu=0)
+    result, pointer = client.result()
+    assert result == 0
+    assert client.ask("write", pointer, SIZE, 7) == 0
+    coordinator.revoke(12, gpu=0)
+    assert last_report(coordinator).pinned_bytes == 2 * SIZE
+    assert client.ask("use", 1) == 0
+    assert client.ask("copy_between", 1, here, pointer, SIZE) == 0
+    assert client.ask("same", here, SIZE, 7) is True
 
 
-def test_peer_access_waits_for_what_is_evicted(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_peer_access_waits_for_what_is_evicted(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: access is given to memory that is not there, and the kernel that follows faults."""
-    with start(environment, tmp_path) as client:
-        there, here = both(client, coordinator)
-        revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (SIZE, 0)
-        client.tell("enable_peer 0")
-        assert coordinator.expect(messages.Request).gpu == 0
-        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-        assert finished(coordinator, 2) == (SIZE, 0)
-        grant(coordinator, 0, 12)
-        assert client.result() == 0
-        revoke(coordinator, 0, 12)
-        assert evict(coordinator, 0, 3) == (0, 0)
-        assert client.ask("copy_between", 1, here, there, SIZE) == 0
-        assert client.ask("same", here, SIZE, 1) is True
+    there, here = both(client, coordinator)
+    coordinator.revoke(10, gpu=0)
+    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    client.tell("enable_peer 0")
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
+    assert finished(coordinator, 2) == (SIZE, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
+    coordinator.revoke(12, gpu=0)
+    assert evict(coordinator, 0, 3) == (0, 0)
+    assert client.ask("copy_between", 1, here, there, SIZE) == 0
+    assert client.ask("same", here, SIZE, 1) is True
 
 
 @pytest.mark.parametrize("name", ["DtoD", "Capture"])  # the others: tests/end_to_end/test_two_gpus.py
 def test_a_copy_between_gpus_finds_what_was_evicted(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, name: str
+    coordinator: ScriptedCoordinator, client: Client, name: str
 ) -> None:
     """Broken: without peer access too a copy fails, or reads freed memory, when the other GPU's turn is over."""
-    with start(environment, tmp_path) as client:
-        there, here = both(client, coordinator)
-        revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (SIZE, 0)
-        client.tell(f"copy_between {COPIES[name]} {here} {there} {SIZE}")
-        assert coordinator.expect(messages.Request).gpu == 0
-        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-        assert finished(coordinator, 2) == (SIZE, 0)
-        grant(coordinator, 0, 12)
-        assert client.result() == 0
-        assert client.ask("same", here, SIZE, 1) is True
-        revoke(coordinator, 0, 12)
-        assert evict(coordinator, 0, 3) == (0, 0), "the copy may still be under way on the other GPU"
+    there, here = both(client, coordinator)
+    coordinator.revoke(10, gpu=0)
+    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    client.tell(f"copy_between {COPIES[name]} {here} {there} {SIZE}")
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
+    assert finished(coordinator, 2) == (SIZE, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
+    assert client.ask("same", here, SIZE, 1) is True
+    coordinator.revoke(12, gpu=0)
+    assert evict(coordinator, 0, 3) == (0, 0), "the copy may still be under way on the other GPU"
 
 
 @pytest.mark.parametrize("call", ["set {0} {1} 7", "write {0} {1} 7", "read {0} {1}", "write_value {0} 7"])
 def test_a_call_on_the_other_gpus_memory_finds_what_was_evicted(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, call: str
+    coordinator: ScriptedCoordinator, client: Client, call: str
 ) -> None:
     """Broken: a fill, a value or a copy with the host fails when the GPU that is current is not the memory's."""
-    with start(environment, tmp_path) as client:
-        there, _ = both(client, coordinator)
-        revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (SIZE, 0)
-        client.tell(call.format(there, SIZE))
-        assert coordinator.expect(messages.Request).gpu == 0
-        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-        assert finished(coordinator, 2) == (SIZE, 0)
-        grant(coordinator, 0, 12)
-        assert client.result() == 0
-        revoke(coordinator, 0, 12)
-        assert evict(coordinator, 0, 3) == (0, 0), "it may still be under way on the other GPU"
+    there, _ = both(client, coordinator)
+    coordinator.revoke(10, gpu=0)
+    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    client.tell(call.format(there, SIZE))
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
+    assert finished(coordinator, 2) == (SIZE, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
+    coordinator.revoke(12, gpu=0)
+    assert evict(coordinator, 0, 3) == (0, 0), "it may still be under way on the other GPU"
 
 
 @pytest.mark.parametrize(("name", "moves"), [("Node", SIZE), ("GeneralNode", SIZE), ("ChangedNode", 0)])
 def test_an_edit_waits_for_the_memory_that_it_names(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, name: str, moves: int
+    coordinator: ScriptedCoordinator, client: Client, name: str, moves: int
 ) -> None:
     """Broken: a graph cannot be built while its memory is off the card, because the driver knows no such address.
 
     A node that is told addresses without a context may be of any GPU.
     """
-    with start(environment, tmp_path) as client:
-        there, _ = both(client, coordinator)
-        assert client.ask("use", 0) == 0
-        revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (SIZE, 0)
-        half = SIZE // 2
-        client.tell(f"copy_between {COPIES[name]} {there + half} {there} {half}")
-        assert coordinator.expect(messages.Request).gpu == 0
-        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-        assert finished(coordinator, 2) == (SIZE, 0)
-        grant(coordinator, 0, 12)
-        assert client.result() == 0
-        revoke(coordinator, 0, 12)
-        assert evict(coordinator, 0, 3) == (moves, 0)
+    there, _ = both(client, coordinator)
+    assert client.ask("use", 0) == 0
+    coordinator.revoke(10, gpu=0)
+    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    half = SIZE // 2
+    client.tell(f"copy_between {COPIES[name]} {there + half} {there} {half}")
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
+    assert finished(coordinator, 2) == (SIZE, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
+    coordinator.revoke(12, gpu=0)
+    assert evict(coordinator, 0, 3) == (moves, 0)
 
 
-def test_a_graph_over_two_gpus_finds_its_memory(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_graph_over_two_gpus_finds_its_memory(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: a graph faults on memory of another GPU than the one it is launched on, which was moved away."""
-    with start(environment, tmp_path) as client:
-        there, _ = both(client, coordinator)
-        assert client.ask("spread", there, SIZE) == 0
-        revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (SIZE, 0)
-        client.tell("launch_spread")
-        assert coordinator.expect(messages.Request).gpu == 0
-        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-        assert finished(coordinator, 2) == (SIZE, 0)
-        grant(coordinator, 0, 12)
-        assert client.result() == 0
+    there, _ = both(client, coordinator)
+    assert client.ask("spread", there, SIZE) == 0
+    coordinator.revoke(10, gpu=0)
+    assert evict(coordinator, 0, 1) == (SIZE, 0)
+    client.tell("launch_spread")
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
+    assert finished(coordinator, 2) == (SIZE, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
 
 
-def test_a_pool_is_opened_after_it_gave_memory(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_pool_is_opened_after_it_gave_memory(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: what a pool gave before another GPU was let in faults in that one's kernels."""
-    with start(environment, tmp_path) as client:
-        _, here = both(client, coordinator)
-        assert client.ask("use", 0) == 0
-        result, there = client.ask("async", SIZE)
-        assert result == 0
-        assert client.ask("use", 1) == 0
-        assert client.ask("pool_allow", 0, 1) == 0
-        assert client.ask("kernel_copy", there, here, SIZE) == 0
-        revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (0, 0)
+    _, here = both(client, coordinator)
+    assert client.ask("use", 0) == 0
+    result, there = client.ask("async", SIZE)
+    assert result == 0
+    assert client.ask("use", 1) == 0
+    assert client.ask("pool_allow", 0, 1) == 0
+    assert client.ask("kernel_copy", there, here, SIZE) == 0
+    coordinator.revoke(10, gpu=0)
+    assert evict(coordinator, 0, 1) == (0, 0)
 
 
-def test_memory_that_nobody_else_reaches_moves(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_memory_that_nobody_else_reaches_moves(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: a program that sees several GPUs is never moved, though each works on its own."""
-    with start(environment, tmp_path) as client:
-        _, here = both(client, coordinator)
-        assert client.ask("copy_between", 1, here, here + SIZE // 2, SIZE // 2) == 0
-        assert client.ask("enable_peer", 0) == 0, "GPU 1 reaches GPU 0's memory, not the other way round"
-        revoke(coordinator, 1, 11)
-        assert evict(coordinator, 1, 1) == (SIZE, 0)
-        coordinator.send(messages.Restore(gpu=1, order_id=2, bytes=SIZE))
-        assert finished(coordinator, 2) == (SIZE, 0)
+    _, here = both(client, coordinator)
+    assert client.ask("copy_between", 1, here, here + SIZE // 2, SIZE // 2) == 0
+    assert client.ask("enable_peer", 0) == 0, "GPU 1 reaches GPU 0's memory, not the other way round"
+    coordinator.revoke(11, gpu=1)
+    assert evict(coordinator, 1, 1) == (SIZE, 0)
+    coordinator.send(messages.Restore(gpu=1, order_id=2, bytes=SIZE))
+    assert finished(coordinator, 2) == (SIZE, 0)
 
 
-def test_a_handle_that_another_gpu_may_use_stays(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_handle_that_another_gpu_may_use_stays(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: JAX's or PyTorch's own mappings, which GPUs share by cuMemSetAccess, move under a kernel."""
-    with start(environment, tmp_path) as client:
-        both(client, coordinator)
-        result, address = client.ask("map_released", SIZE)
-        assert result == 0
-        assert client.ask("allow", address, SIZE, 0, READ_WRITE) == 0
-        revoke(coordinator, 0, 10)
-        assert evict(coordinator, 0, 1) == (2 * SIZE, 0), "its own GPU may"
-        client.tell(f"allow {address} {SIZE} 1 {READ_WRITE}")
-        assert coordinator.expect(messages.Request).gpu == 0
-        coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=2 * SIZE))
-        assert finished(coordinator, 2) == (2 * SIZE, 0)
-        grant(coordinator, 0, 12)
-        assert client.result() == 0
-        revoke(coordinator, 0, 12)
-        assert evict(coordinator, 0, 3) == (0, 0)
+    both(client, coordinator)
+    result, address = client.ask("map_released", SIZE)
+    assert result == 0
+    assert client.ask("allow", address, SIZE, 0, READ_WRITE) == 0
+    coordinator.revoke(10, gpu=0)
+    assert evict(coordinator, 0, 1) == (2 * SIZE, 0), "its own GPU may"
+    client.tell(f"allow {address} {SIZE} 1 {READ_WRITE}")
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=2 * SIZE))
+    assert finished(coordinator, 2) == (2 * SIZE, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
+    coordinator.revoke(12, gpu=0)
+    assert evict(coordinator, 0, 3) == (0, 0)
 
 
-def test_a_pool_that_another_gpu_may_use_stays_the_drivers(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_pool_that_another_gpu_may_use_stays_the_drivers(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: cuMemPoolSetAccess is forgotten, and a kernel of the other GPU faults on memory of the pool."""
-    with start(environment, tmp_path) as client:
-        both(client, coordinator)
-        assert client.ask("use", 0) == 0
-        assert client.ask("pool_allow", 0, 1) == 0
-        result, _ = client.ask("async", 2 * MIB)
-        assert result == 0
-        revoke(coordinator, 0, 10)
-        assert last_report(coordinator).pinned_bytes == 2 * MIB
-        assert evict(coordinator, 0, 1) == (SIZE, 0)
+    both(client, coordinator)
+    assert client.ask("use", 0) == 0
+    assert client.ask("pool_allow", 0, 1) == 0
+    result, _ = client.ask("async", 2 * MIB)
+    assert result == 0
+    coordinator.revoke(10, gpu=0)
+    assert last_report(coordinator).pinned_bytes == 2 * MIB
+    assert evict(coordinator, 0, 1) == (SIZE, 0)
 
 
-def test_errors_of_peer_access_are_the_drivers(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_errors_of_peer_access_are_the_drivers(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: frameworks, which enable peer access twice and look at the error, stop."""
-    with start(environment, tmp_path) as client:
-        both(client, coordinator)
-        assert client.ask("disable_peer", 0) == NOT_ENABLED
-        assert client.ask("enable_peer", 1) == INVALID_DEVICE
-        assert client.ask("enable_peer", 0) == 0
-        assert client.ask("enable_peer", 0) == ALREADY_ENABLED
-        assert client.ask("disable_peer", 0) == 0
-        assert client.ask("enable_peer", 0) == 0
+    both(client, coordinator)
+    assert client.ask("disable_peer", 0) == NOT_ENABLED
+    assert client.ask("enable_peer", 1) == INVALID_DEVICE
+    assert client.ask("enable_peer", 0) == 0
+    assert client.ask("enable_peer", 0) == ALREADY_ENABLED
+    assert client.ask("disable_peer", 0) == 0
+    assert client.ask("enable_peer", 0) == 0

@@ -21,29 +21,11 @@ OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 CAPACITY = 256 * MIB
 
 
-@pytest.fixture
-def environment(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str, str]:
-    """Environment of a program under the hook."""
-    return {
-        **sim_env,
-        "LD_PRELOAD": str(built.hook),
-        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
-        "NVSHARE_LOG_FILE": str(tmp_path / "log"),
-        "NVSHARE_MEMORY": "swap",
-        "NVSHARE_SIMULATE": "1x512MiB",
-    }
-
-
 def settings(
     coordinator: ScriptedCoordinator, capacity: int = CAPACITY, reserve: bool = False, pacing: int = 0
 ) -> None:
     """GpuSettings for GPU 0."""
-    coordinator.send(
-        messages.GpuSettings(
-            gpu=0, memory_limit_bytes=0, capacity_bytes=capacity, reserve=reserve, pacing_budget_ns=pacing,
-            idle_release_ns=0, drain_deadline_ns=10**10, sharing=0,
-        )
-    )  # fmt: skip
+    coordinator.settings(capacity_bytes=capacity, reserve=reserve, pacing_budget_ns=pacing)
 
 
 def attached(client: Client, coordinator: ScriptedCoordinator, **values: Any) -> None:
@@ -78,63 +60,53 @@ def last_report(coordinator: ScriptedCoordinator) -> messages.MemoryReport:
     return [m for m in coordinator.received if isinstance(m, messages.MemoryReport)][-1]
 
 
-def test_data_survives_eviction(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
+def test_data_survives_eviction(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: a client's bytes differ after a switch, or it claims to have made room that it did not make."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        sizes = {1: 3 * MIB, 2: 96 * MIB, 3: 4097, 4: 1}
-        pointers = {}
-        for seed, size in sizes.items():
-            result, pointers[seed] = client.ask("alloc", size)
-            assert result == 0
-            assert client.ask("write", pointers[seed], size, seed) == 0
-        coordinator.revoke(1)
-        held = 4 * MIB + 96 * MIB + 2 * MIB
-        report = last_report(coordinator)
-        assert (report.allocated_bytes, report.resident_bytes, report.pinned_bytes) == (held, held, 0)
-        assert order(coordinator, messages.Evict, 5, held) == (held, 0)
-        assert reported(coordinator, resident=0).host_bytes == held
-        assert order(coordinator, messages.Restore, 6, held) == (held, 0)
-        coordinator.grant(2)
-        for seed, size in sizes.items():
-            assert client.ask("same", pointers[seed], size, seed) is True
-            assert client.ask("free", pointers[seed]) == 0
-        assert client.ask("info")[1] == CAPACITY
+    sizes = {1: 3 * MIB, 2: 96 * MIB, 3: 4097, 4: 1}
+    pointers = {}
+    for seed, size in sizes.items():
+        result, pointers[seed] = holder.ask("alloc", size)
+        assert result == 0
+        assert holder.ask("write", pointers[seed], size, seed) == 0
+    coordinator.revoke(1)
+    held = 4 * MIB + 96 * MIB + 2 * MIB
+    report = last_report(coordinator)
+    assert (report.allocated_bytes, report.resident_bytes, report.pinned_bytes) == (held, held, 0)
+    assert order(coordinator, messages.Evict, 5, held) == (held, 0)
+    assert reported(coordinator, resident=0).host_bytes == held
+    assert order(coordinator, messages.Restore, 6, held) == (held, 0)
+    coordinator.grant(2)
+    for seed, size in sizes.items():
+        assert holder.ask("same", pointers[seed], size, seed) is True
+        assert holder.ask("free", pointers[seed]) == 0
+    assert holder.ask("info")[1] == CAPACITY
 
 
 def test_an_allocation_without_a_lease_takes_no_memory_of_the_card(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
+    coordinator: ScriptedCoordinator, client: Client
 ) -> None:
     """Broken: a program that waits takes the card from the one that runs, or has the lease without its memory."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        result, pointer = client.ask("alloc", 100 * MIB)
-        assert result == 0
-        assert reported(coordinator, resident=0).allocated_bytes == 100 * MIB
-        client.tell(f"write {pointer} {100 * MIB} 7")
-        coordinator.expect(messages.Request)
-        assert last_report(coordinator).host_bytes == 100 * MIB, "else nothing would be ordered to be restored"
-        assert order(coordinator, messages.Restore, 1, 100 * MIB) == (100 * MIB, 0)
-        coordinator.grant(1)
-        assert client.result() == 0
-        assert client.ask("same", pointer, 100 * MIB, 7) is True
-        assert reported(coordinator, resident=100 * MIB).host_bytes == 0
+    result, pointer = client.ask("alloc", 100 * MIB)
+    assert result == 0
+    assert reported(coordinator, resident=0).allocated_bytes == 100 * MIB
+    client.tell(f"write {pointer} {100 * MIB} 7")
+    coordinator.expect(messages.Request)
+    assert last_report(coordinator).host_bytes == 100 * MIB, "else nothing would be ordered to be restored"
+    assert order(coordinator, messages.Restore, 1, 100 * MIB) == (100 * MIB, 0)
+    coordinator.grant(1)
+    assert client.result() == 0
+    assert client.ask("same", pointer, 100 * MIB, 7) is True
+    assert reported(coordinator, resident=100 * MIB).host_bytes == 0
 
 
-def test_the_gate_opens_with_all_memory_there(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_gate_opens_with_all_memory_there(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: a grant without a restoration lets a kernel run into memory that is not mapped."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        _, pointer = client.ask("alloc", 80 * MIB)
-        assert client.ask("write", pointer, 80 * MIB, 3) == 0
-        coordinator.revoke(1)
-        assert order(coordinator, messages.Evict, 1, 30 * MIB)[1] == 0
-        coordinator.grant(2)
-        assert client.ask("same", pointer, 80 * MIB, 3) is True
+    _, pointer = holder.ask("alloc", 80 * MIB)
+    assert holder.ask("write", pointer, 80 * MIB, 3) == 0
+    coordinator.revoke(1)
+    assert order(coordinator, messages.Evict, 1, 30 * MIB)[1] == 0
+    coordinator.grant(2)
+    assert holder.ask("same", pointer, 80 * MIB, 3) is True
 
 
 def test_without_room_the_lease_goes_back(
@@ -189,33 +161,28 @@ def test_growth_under_a_lease_asks_for_room(
         assert client.ask("alloc", 20 * MIB)[0] == 0, "without a lease nobody needs to be asked"
 
 
-def test_what_comes_in_at_a_grant_asks_for_room(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_comes_in_at_a_grant_asks_for_room(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: granted without its memory (a late switch), a client brings it in beside what others have there."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        _, pointer = client.ask("alloc", 60 * MIB)
-        assert client.ask("write", pointer, 60 * MIB, 5) == 0
-        coordinator.revoke(1)
-        assert order(coordinator, messages.Evict, 1, 60 * MIB) == (60 * MIB, 0)
-        settings(coordinator, reserve=True)
-        client.tell(f"same {pointer} {60 * MIB} 5")
-        coordinator.expect(messages.Request)
-        coordinator.grant(2)
-        for _ in range(2):  # in a whole step, and then no more than is needed
-            asked = coordinator.expect(messages.ReserveMemory)
-            assert 60 * MIB <= asked.bytes <= 64 * MIB
-            coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=0))
-            if asked.bytes == 60 * MIB:
-                break
-        assert coordinator.expect(messages.Release).lease_id == 2, "refused: the lease goes back, so that room is made"
-        assert last_report(coordinator).resident_bytes == 0
-        coordinator.grant(3)
+    _, pointer = holder.ask("alloc", 60 * MIB)
+    assert holder.ask("write", pointer, 60 * MIB, 5) == 0
+    coordinator.revoke(1)
+    assert order(coordinator, messages.Evict, 1, 60 * MIB) == (60 * MIB, 0)
+    settings(coordinator, reserve=True)
+    holder.tell(f"same {pointer} {60 * MIB} 5")
+    coordinator.expect(messages.Request)
+    coordinator.grant(2)
+    for _ in range(2):  # in a whole step, and then no more than is needed
         asked = coordinator.expect(messages.ReserveMemory)
-        coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
-        assert client.result() is True
+        assert 60 * MIB <= asked.bytes <= 64 * MIB
+        coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=0))
+        if asked.bytes == 60 * MIB:
+            break
+    assert coordinator.expect(messages.Release).lease_id == 2, "refused: the lease goes back, so that room is made"
+    assert last_report(coordinator).resident_bytes == 0
+    coordinator.grant(3)
+    asked = coordinator.expect(messages.ReserveMemory)
+    coordinator.send(messages.MemoryReserved(gpu=0, sequence=asked.sequence, bytes=asked.bytes))
+    assert holder.result() is True
 
 
 def test_what_could_not_be_evicted_is_not_admitted(
@@ -237,116 +204,96 @@ def test_what_could_not_be_evicted_is_not_admitted(
         assert client.ask("same", pointer, 60 * MIB, 3) is True
 
 
-def test_pointers_look_like_plain_device_memory(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_pointers_look_like_plain_device_memory(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: a framework that asks about a pointer gets another answer while its memory is evicted."""
     memory_type, host_pointer, is_managed, ordinal, ipc_capable, start_of, size_of = 2, 4, 8, 9, 10, 11, 12
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        _, pointer = client.ask("alloc", 5 * MIB)
-        _, small = client.ask("alloc", 1000)
-        for turn in range(2):
-            inside = pointer + MIB + 3
-            assert client.ask("attribute", is_managed, inside) == [0, 0, 0, 0]
-            assert client.ask("attribute", memory_type, inside) == [0, 2, 0, 2]
-            assert client.ask("attribute", ordinal, inside) == [0, 0, 0, 0]
-            assert client.ask("attribute", ipc_capable, inside) == [0, 1, 0, 1]
-            assert client.ask("attribute", start_of, inside) == [0, pointer, 0, pointer]
-            assert client.ask("attribute", size_of, small + 999) == [0, 1000, 0, 1000]
-            assert client.ask("attribute", host_pointer, inside)[0] == INVALID_VALUE
-            assert client.ask("range", inside) == [0, pointer, 5 * MIB]
-            assert client.ask("range", small + 1) == [0, small, 1000]
-            if turn == 0:
-                coordinator.revoke(1)
-                assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+    _, pointer = holder.ask("alloc", 5 * MIB)
+    _, small = holder.ask("alloc", 1000)
+    for turn in range(2):
+        inside = pointer + MIB + 3
+        assert holder.ask("attribute", is_managed, inside) == [0, 0, 0, 0]
+        assert holder.ask("attribute", memory_type, inside) == [0, 2, 0, 2]
+        assert holder.ask("attribute", ordinal, inside) == [0, 0, 0, 0]
+        assert holder.ask("attribute", ipc_capable, inside) == [0, 1, 0, 1]
+        assert holder.ask("attribute", start_of, inside) == [0, pointer, 0, pointer]
+        assert holder.ask("attribute", size_of, small + 999) == [0, 1000, 0, 1000]
+        assert holder.ask("attribute", host_pointer, inside)[0] == INVALID_VALUE
+        assert holder.ask("range", inside) == [0, pointer, 5 * MIB]
+        assert holder.ask("range", small + 1) == [0, small, 1000]
+        if turn == 0:
+            coordinator.revoke(1)
+            assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
 
 
-def test_a_reset_gives_everything_back(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_reset_gives_everything_back(holder: Client) -> None:
     """Broken: memory that the driver would have freed with its context is lost until the program ends."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        for size in (100 * MIB, 1000, 3 * MIB):
-            assert client.ask("alloc", size)[0] == 0
-        assert client.ask("async", 5 * MIB)[0] == 0
-        assert client.ask("reset") == 0
-        assert client.ask("info")[1] == CAPACITY
-        assert client.ask("alloc", CAPACITY)[0] == 0
+    for size in (100 * MIB, 1000, 3 * MIB):
+        assert holder.ask("alloc", size)[0] == 0
+    assert holder.ask("async", 5 * MIB)[0] == 0
+    assert holder.ask("reset") == 0
+    assert holder.ask("info")[1] == CAPACITY
+    assert holder.ask("alloc", CAPACITY)[0] == 0
 
 
-def test_stream_ordered_memory(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
+def test_stream_ordered_memory(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: stream-ordered memory is lost in an eviction, freed twice, or spoils a capture."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        result, pointer = client.ask("async", 2 * MIB)
-        assert result == 0
-        assert client.ask("write", pointer, 2 * MIB, 9) == 0
-        coordinator.revoke(1)
-        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
-        coordinator.grant(2)
-        assert client.ask("same", pointer, 2 * MIB, 9) is True
-        assert client.ask("free_async", pointer) == 0
-        assert client.ask("async", 2 * MIB) == [0, pointer], "its own stream has it again at once"
-        assert client.ask("free_async", pointer) == 0
-        assert client.ask("synchronize") == 0
-        assert client.ask("capture", 1) == 0
-        result, pointer = client.ask("async", MIB)
-        assert result == 0
-        assert client.ask("free_async", pointer) == 0
-        assert client.ask("capture", 0) == 0, "the capture is still valid"
-        until(client, "info", [0, CAPACITY, CAPACITY, CAPACITY])
+    result, pointer = holder.ask("async", 2 * MIB)
+    assert result == 0
+    assert holder.ask("write", pointer, 2 * MIB, 9) == 0
+    coordinator.revoke(1)
+    assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+    coordinator.grant(2)
+    assert holder.ask("same", pointer, 2 * MIB, 9) is True
+    assert holder.ask("free_async", pointer) == 0
+    assert holder.ask("async", 2 * MIB) == [0, pointer], "its own stream has it again at once"
+    assert holder.ask("free_async", pointer) == 0
+    assert holder.ask("synchronize") == 0
+    assert holder.ask("capture", 1) == 0
+    result, pointer = holder.ask("async", MIB)
+    assert result == 0
+    assert holder.ask("free_async", pointer) == 0
+    assert holder.ask("capture", 0) == 0, "the capture is still valid"
+    until(holder, "info", [0, CAPACITY, CAPACITY, CAPACITY])
 
 
-def test_threads_and_forks(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> None:
+def test_threads_and_forks(holder: Client) -> None:
     """Broken: concurrent allocation loses bytes, or a forked child hangs in the hook."""
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        assert client.ask("storm", 4, 200) == 0
-        assert client.ask("info")[1] == CAPACITY
-        assert client.ask("alloc", MIB)[0] == 0
-        assert client.ask("fork") == 0
-        assert client.ask("info")[1] == CAPACITY - MIB
+    assert holder.ask("storm", 4, 200) == 0
+    assert holder.ask("info")[1] == CAPACITY
+    assert holder.ask("alloc", MIB)[0] == 0
+    assert holder.ask("fork") == 0
+    assert holder.ask("info")[1] == CAPACITY - MIB
 
 
-def test_data_survives_many_partial_moves(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_data_survives_many_partial_moves(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: some order of evictions, restorations, allocations and frees loses bytes or miscounts them."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")  # pytest shows it when the test fails
     dice = random.Random(seed)
     held: dict[int, tuple[int, int]] = {}
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        for turn in range(1, 101):
-            coordinator.grant(turn)
-            assert turn > 1 or client.ask("held") == 0
-            for number, (pointer, size) in list(held.items()):
-                assert client.ask("same", pointer, size, number) is True, f"seed {seed}, turn {turn}"
-                if dice.random() < 0.3:
-                    assert client.ask(dice.choice(["free", "free_async"]), pointer) == 0
-                    del held[number]
-            for number in range(turn * 10, turn * 10 + 3):
-                size = dice.choice([1, 700, 70_000, 1_900_000, 3 * MIB + 1, 9 * MIB])
-                result, pointer = client.ask(dice.choice(["alloc", "async"]), size)
-                assert result == 0
-                assert client.ask("write", pointer, size, number) == 0
-                held[number] = pointer, size
-            assert client.ask("synchronize") == 0
-            coordinator.revoke(turn)
-            partial_moves(coordinator, dice, turn)
-            for number in [n for n in held if dice.random() < 0.1]:  # without a lease, wherever it is
-                assert client.ask("free", held.pop(number)[0]) == 0
-        coordinator.grant(1000)
-        for pointer, _ in held.values():
-            assert client.ask("free", pointer) == 0
-        until(client, "info", [0, CAPACITY, CAPACITY, CAPACITY])
+    for turn in range(1, 101):
+        coordinator.grant(turn)
+        assert turn > 1 or client.ask("held") == 0
+        for number, (pointer, size) in list(held.items()):
+            assert client.ask("same", pointer, size, number) is True, f"seed {seed}, turn {turn}"
+            if dice.random() < 0.3:
+                assert client.ask(dice.choice(["free", "free_async"]), pointer) == 0
+                del held[number]
+        for number in range(turn * 10, turn * 10 + 3):
+            size = dice.choice([1, 700, 70_000, 1_900_000, 3 * MIB + 1, 9 * MIB])
+            result, pointer = client.ask(dice.choice(["alloc", "async"]), size)
+            assert result == 0
+            assert client.ask("write", pointer, size, number) == 0
+            held[number] = pointer, size
+        assert client.ask("synchronize") == 0
+        coordinator.revoke(turn)
+        partial_moves(coordinator, dice, turn)
+        for number in [n for n in held if dice.random() < 0.1]:  # without a lease, wherever it is
+            assert client.ask("free", held.pop(number)[0]) == 0
+    coordinator.grant(1000)
+    for pointer, _ in held.values():
+        assert client.ask("free", pointer) == 0
+    until(client, "info", [0, CAPACITY, CAPACITY, CAPACITY])
 
 
 def partial_moves(coordinator: ScriptedCoordinator, dice: random.Random, turn: int) -> None:

@@ -17,14 +17,11 @@ from tests.hook.swap.test_swap_process import (
     GIB,
     MIB,
     attached,
-    environment,
     hold,
     last_report,
     order,
     settle,
 )
-
-__all__ = ["environment"]
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED = 1, 2, 801
 DESCRIPTOR = 1
@@ -40,53 +37,44 @@ def mapped(client: Client, handle: int, size: int) -> int:
     return int(address)
 
 
-def test_a_handle_moves_with_all_its_mappings(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_handle_moves_with_all_its_mappings(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: memory that a framework mapped itself is pinned, or its data is gone or stale after a switch."""
     size = 90 * MIB
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        result, handle = client.ask("create", size)
-        assert result == 0
-        first, second = mapped(client, handle, size), mapped(client, handle, size)
-        assert client.ask("release", handle) == 0, "the mappings keep it"
-        assert client.ask("write", first, size, 3) == 0
-        coordinator.revoke(1)
-        report = last_report(coordinator)
-        assert (report.resident_bytes, report.pinned_bytes) == (size, 0)
-        assert order(coordinator, messages.Evict, 1, 50 * MIB)[1] == 0
-        assert order(coordinator, messages.Evict, 2, GIB)[1] == 0
-        assert last_report(coordinator).resident_bytes == 0
-        assert order(coordinator, messages.Restore, 3, size) == (size, 0)
-        coordinator.grant(2)
-        assert client.ask("same", second, size, 3) is True
-        assert client.ask("write", second, size, 4) == 0
-        assert client.ask("same", first, size, 4) is True
-        for address in (first, second):
-            assert client.ask("unmap", address, size) == 0
-        assert client.ask("info")[1] == CAPACITY
+    result, handle = holder.ask("create", size)
+    assert result == 0
+    first, second = mapped(holder, handle, size), mapped(holder, handle, size)
+    assert holder.ask("release", handle) == 0, "the mappings keep it"
+    assert holder.ask("write", first, size, 3) == 0
+    coordinator.revoke(1)
+    report = last_report(coordinator)
+    assert (report.resident_bytes, report.pinned_bytes) == (size, 0)
+    assert order(coordinator, messages.Evict, 1, 50 * MIB)[1] == 0
+    assert order(coordinator, messages.Evict, 2, GIB)[1] == 0
+    assert last_report(coordinator).resident_bytes == 0
+    assert order(coordinator, messages.Restore, 3, size) == (size, 0)
+    coordinator.grant(2)
+    assert holder.ask("same", second, size, 3) is True
+    assert holder.ask("write", second, size, 4) == 0
+    assert holder.ask("same", first, size, 4) is True
+    for address in (first, second):
+        assert holder.ask("unmap", address, size) == 0
+    assert holder.ask("info")[1] == CAPACITY
 
 
-def test_without_a_lease_a_handle_takes_no_memory_of_the_card(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_without_a_lease_a_handle_takes_no_memory_of_the_card(coordinator: ScriptedCoordinator, client: Client) -> None:
     """Broken: a program that waits takes the card from the one that runs, or gets memory with the wrong contents."""
     size = 40 * MIB
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        result, handle = client.ask("create", size)
-        assert result == 0
-        address = mapped(client, handle, size)
-        client.tell(f"write {address} {size} 7")
-        coordinator.expect(messages.Request)
-        assert last_report(coordinator).resident_bytes == 0
-        assert last_report(coordinator).allocated_bytes == size
-        assert order(coordinator, messages.Restore, 1, size) == (size, 0)
-        coordinator.grant(1)
-        assert client.result() == 0
-        assert client.ask("same", address, size, 7) is True
+    result, handle = client.ask("create", size)
+    assert result == 0
+    address = mapped(client, handle, size)
+    client.tell(f"write {address} {size} 7")
+    coordinator.expect(messages.Request)
+    assert last_report(coordinator).resident_bytes == 0
+    assert last_report(coordinator).allocated_bytes == size
+    assert order(coordinator, messages.Restore, 1, size) == (size, 0)
+    coordinator.grant(1)
+    assert client.result() == 0
+    assert client.ask("same", address, size, 7) is True
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -147,64 +135,54 @@ def test_questions_are_answered_as_the_driver_would(
         assert client.ask("properties", handle)[0] == INVALID_VALUE
 
 
-def test_what_others_know_of_stays(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_others_know_of_stays(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: memory moves below a process that has imported it, or is pinned though nobody ever did."""
     size = 16 * MIB
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        _, handle = client.ask("create_as", size, DESCRIPTOR, 0)
-        _, quiet = client.ask("create_as", size, DESCRIPTOR, 0)
-        _, plain = client.ask("create", size)
-        address, silent = mapped(client, handle, size), mapped(client, quiet, size)
-        assert client.ask("write", address, size, 1) == 0
-        assert client.ask("write", silent, size, 2) == 0
-        assert client.ask("export", plain, DESCRIPTOR)[0] == INVALID_VALUE, "it was not asked for at creation"
-        result, descriptor = client.ask("export", handle, DESCRIPTOR)
-        assert result == 0
-        coordinator.revoke(1)
-        assert last_report(coordinator).pinned_bytes == size
-        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
-        assert last_report(coordinator).resident_bytes == size
-        result, other = client.ask("import", descriptor)
-        assert result == 0
-        seen = mapped(client, other, size)
-        coordinator.grant(2)
-        assert client.ask("same", seen, size, 1) is True, "it is the same memory"
-        assert client.ask("write", seen, size, 9) == 0
-        assert client.ask("same", address, size, 9) is True
-        assert client.ask("same", silent, size, 2) is True
-        for gone in (address, seen, silent):
-            assert client.ask("unmap", gone, size) == 0
-        for gone in (handle, quiet, plain, other):
-            assert client.ask("release", gone) == 0
-        until(client, "info", [0, CAPACITY, CAPACITY, CAPACITY])
+    _, handle = holder.ask("create_as", size, DESCRIPTOR, 0)
+    _, quiet = holder.ask("create_as", size, DESCRIPTOR, 0)
+    _, plain = holder.ask("create", size)
+    address, silent = mapped(holder, handle, size), mapped(holder, quiet, size)
+    assert holder.ask("write", address, size, 1) == 0
+    assert holder.ask("write", silent, size, 2) == 0
+    assert holder.ask("export", plain, DESCRIPTOR)[0] == INVALID_VALUE, "it was not asked for at creation"
+    result, descriptor = holder.ask("export", handle, DESCRIPTOR)
+    assert result == 0
+    coordinator.revoke(1)
+    assert last_report(coordinator).pinned_bytes == size
+    assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+    assert last_report(coordinator).resident_bytes == size
+    result, other = holder.ask("import", descriptor)
+    assert result == 0
+    seen = mapped(holder, other, size)
+    coordinator.grant(2)
+    assert holder.ask("same", seen, size, 1) is True, "it is the same memory"
+    assert holder.ask("write", seen, size, 9) == 0
+    assert holder.ask("same", address, size, 9) is True
+    assert holder.ask("same", silent, size, 2) is True
+    for gone in (address, seen, silent):
+        assert holder.ask("unmap", gone, size) == 0
+    for gone in (handle, quiet, plain, other):
+        assert holder.ask("release", gone) == 0
+    until(holder, "info", [0, CAPACITY, CAPACITY, CAPACITY])
 
 
-def test_attributes_survive_a_move(
-    coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_attributes_survive_a_move(coordinator: ScriptedCoordinator, holder: Client) -> None:
     """Broken: a setting of a pointer is lost with the memory that it was made on, or copies go wrong."""
     sync_memops = 6
-    with start(environment, tmp_path) as client:
-        attached(client, coordinator)
-        hold(client, coordinator)
-        _, pointer = client.ask("alloc", 6 * MIB)
-        _, other = client.ask("alloc", 6 * MIB)
-        assert client.ask("attribute", sync_memops, pointer)[:2] == [0, 0]
-        assert client.ask("set_sync", pointer, 1) == 0
-        assert client.ask("write", pointer, 6 * MIB, 1) == 0
-        coordinator.revoke(1)
-        assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
-        assert client.ask("attribute", sync_memops, pointer)[:2] == [0, 1]
-        assert client.ask("set_sync", other, 1) == 0, "also while it is not there"
-        coordinator.grant(2)
-        assert client.ask("peer_copy", other, pointer, 6 * MIB) == 0
-        assert client.ask("same", other, 6 * MIB, 1) is True
-        assert client.ask("attribute", sync_memops, other)[:2] == [0, 1]
-        assert client.ask("descriptor", pointer, 2 * MIB) == NOT_SUPPORTED
+    _, pointer = holder.ask("alloc", 6 * MIB)
+    _, other = holder.ask("alloc", 6 * MIB)
+    assert holder.ask("attribute", sync_memops, pointer)[:2] == [0, 0]
+    assert holder.ask("set_sync", pointer, 1) == 0
+    assert holder.ask("write", pointer, 6 * MIB, 1) == 0
+    coordinator.revoke(1)
+    assert order(coordinator, messages.Evict, 1, GIB)[1] == 0
+    assert holder.ask("attribute", sync_memops, pointer)[:2] == [0, 1]
+    assert holder.ask("set_sync", other, 1) == 0, "also while it is not there"
+    coordinator.grant(2)
+    assert holder.ask("peer_copy", other, pointer, 6 * MIB) == 0
+    assert holder.ask("same", other, 6 * MIB, 1) is True
+    assert holder.ask("attribute", sync_memops, other)[:2] == [0, 1]
+    assert holder.ask("descriptor", pointer, 2 * MIB) == NOT_SUPPORTED
 
 
 CALLS = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRetainAllocationHandle", "cuMemRelease")

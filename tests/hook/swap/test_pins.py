@@ -14,22 +14,14 @@ import pytest
 from nvshare.coordinator.protocol import messages
 from tests.hook.memory.test_memory_process import Client, start
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import CAPACITY, MIB, environment, hold, last_report
-
-__all__ = ["environment"]
+from tests.hook.swap.test_swap_process import CAPACITY, MIB, hold, last_report
 
 OUT_OF_MEMORY = 2
 
 
 def settle(coordinator: ScriptedCoordinator, *, ask: bool = True, room: int = 0) -> None:
     """GpuSettings for GPU 0, of a coordinator that wants to be asked."""
-    coordinator.send(
-        messages.GpuSettings(
-            gpu=0, memory_limit_bytes=0, capacity_bytes=CAPACITY, reserve=False, pacing_budget_ns=0,
-            idle_release_ns=0, drain_deadline_ns=10**10, sharing=0, room_bytes=room,
-            ask_pins=ask,
-        )
-    )  # fmt: skip
+    coordinator.settings(capacity_bytes=CAPACITY, room_bytes=room, ask_pins=ask)
 
 
 @pytest.fixture

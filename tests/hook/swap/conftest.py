@@ -1,0 +1,41 @@
+"""Fixtures of a program in mode `swap`: its environment, the program, and the program with the lease."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hook.memory.test_memory_process import Client, start
+from tests.hook.scripted import ScriptedCoordinator
+from tests.hook.swap.test_swap_process import attached, hold
+
+
+@pytest.fixture
+def environment(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str, str]:
+    """Environment of a program under the hook."""
+    return {
+        **sim_env,
+        "LD_PRELOAD": str(built.hook),
+        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
+        "NVSHARE_LOG_FILE": str(tmp_path / "log"),
+        "NVSHARE_MEMORY": "swap",
+        "NVSHARE_SIMULATE": "1x512MiB",
+    }
+
+
+@pytest.fixture
+def client(coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path) -> Iterator[Client]:
+    """A program that the coordinator knows."""
+    with start(environment, tmp_path) as program:
+        attached(program, coordinator)
+        yield program
+
+
+@pytest.fixture
+def holder(coordinator: ScriptedCoordinator, client: Client) -> Client:
+    """The same with lease 1."""
+    hold(client, coordinator)
+    return client
