@@ -22,7 +22,8 @@ import pytest
 from nvshare.coordinator.protocol import messages
 from tests.hook.memory.test_memory_process import Client, start
 from tests.hook.scripted import ScriptedCoordinator
-from tests.hook.swap.test_swap_process import GIB, MIB, attached, environment, hold, last_report, order
+from tests.hook.swap.conftest import environment
+from tests.hook.swap.test_swap_process import GIB, MIB, attached, hold, last_report, order
 from tests.waiting import eventually
 
 __all__ = ["environment"]
