@@ -9,10 +9,11 @@ Each owner has a *tag*, the lease time of its programs by its weight; each progr
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict, deque
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heapreplace, nsmallest
 from typing import Final
 
 from nvshare.scheduler_policies.api import Happened, JobLeft, JobView, TurnEnded
@@ -21,6 +22,7 @@ from nvshare.scheduler_policies.parts.turns import AHEAD
 DEBT: Final = 4
 _FIRST_NS: Final = 100_000_000
 """The first turn counts as this long at most: a job that was alone may have had the GPU for hours."""
+_HISTORY: Final = 256
 _SCALE: Final = 1 << 20
 """Tags are integers: nanoseconds times this, divided by the weight."""
 
@@ -32,13 +34,13 @@ class _Level:
     virtual: int = 1
     tags: dict[str | int, int] = field(default_factory=dict)
     weights: dict[str | int, int] = field(default_factory=dict)
-    history: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=256))
-    """When virtual time rose, and to what."""
+    rose_at_ns: list[int] = field(default_factory=list)
+    history: list[int] = field(default_factory=lambda: [1])
+    """Virtual time before each rise, then the present one."""
 
     def new(self, attached_at_ns: int) -> int:
         """Virtual time when a newcomer attached."""
-        at = bisect_right(self.history, (attached_at_ns, -1))
-        return self.history[at - 1][1] if at else 1
+        return self.history[bisect_left(self.rose_at_ns, attached_at_ns)]
 
     def charge(
         self, key: str | int, weight: int, job: JobView, lease: tuple[int, int], turn_ns: int, now_ns: int
@@ -50,7 +52,10 @@ class _Level:
         longest = turn_ns * _SCALE // min(self.weights.values())
         if start - longest // 2 > self.virtual:  # others within half a turn of it wait
             self.virtual = start - longest // 2
-            self.history.append((now_ns, self.virtual))
+            self.rose_at_ns.append(now_ns)
+            self.history.append(self.virtual)
+            if len(self.history) > _HISTORY:
+                del self.rose_at_ns[0], self.history[0]
         start += lease[0] * _SCALE // weight
         self.tags[key] = min(start + lease[1] * _SCALE // weight, max(start, self.virtual) + DEBT * turn)
 
@@ -137,12 +142,22 @@ class FairQueue:
             tags[owners.index(last.owner)] += lease_ns * _SCALE // _owner_weight(last)
         if running is not None and running.owner in queues:
             tags[owners.index(running.owner)] += turn // _owner_weight(running)
-        places: list[tuple[int, int, JobView]] = []
-        for rank, place in enumerate(_order(tags, turns.__getitem__, top.virtual)):
-            start = max(tags[place], top.virtual)
-            for nth, job in enumerate(self._programs(queues[owners[place]], turn, lease_ns)):
-                places.append((start + nth * turns[place] if rank or nth else -1, rank, job))
-        return [job for _, _, job in sorted(places, key=lambda place: place[:2])[:AHEAD]]
+        near = _order(tags, turns.__getitem__, top.virtual, AHEAD)
+        heap = [(max(tags[place], top.virtual) if rank else -1, rank, place) for rank, place in enumerate(near)]
+        taken: list[int] = []
+        while heap and len(taken) < AHEAD:
+            _, rank, place = heap[0]
+            taken.append(place)
+            nth = taken.count(place)
+            if nth < len(queues[owners[place]]):
+                heapreplace(heap, (max(tags[place], top.virtual) + nth * turns[place], rank, place))
+            else:
+                heappop(heap)
+        programs = {
+            place: iter(self._programs(queues[owners[place]], turn, lease_ns, taken.count(place)))
+            for place in set(taken)
+        }
+        return [next(programs[place]) for place in taken]
 
     def wait_bound(self, clients: int) -> tuple[int, int] | None:
         """The longest wait in half turns, and the length of a turn; None: clients have had no turn yet.
@@ -157,19 +172,24 @@ class FairQueue:
             2 + self._owners_weights.ratio() * (debt + within)
         ), self._most_turn_ns
 
-    def _programs(self, queue: list[JobView], turn: int, lease_ns: int) -> list[JobView]:
-        """The next few programs of one owner."""
+    def _programs(self, queue: list[JobView], turn: int, lease_ns: int, count: int) -> list[JobView]:
+        """The next programs of one owner."""
         level = self._levels.get(queue[0].owner) or _Level()
         known = level.tags.get
-        tags = [known(job.client) or level.new(job.turn.attached_at_ns) + turn // job.rank.weight for job in queue]
+        history, times = level.history, level.rose_at_ns
+        tags = [
+            known(job.client) or history[bisect_left(times, job.turn.attached_at_ns)] + turn // job.rank.weight
+            for job in queue
+        ]
         if lease_ns and queue[-1].state:
             tags[-1] += lease_ns * _SCALE // queue[-1].rank.weight
-        return [queue[place] for place in _order(tags, lambda place: turn // queue[place].rank.weight, level.virtual)]
+        near = _order(tags, lambda place: turn // queue[place].rank.weight, level.virtual, count)
+        return [queue[place] for place in near[:count]]
 
 
-def _order(tags: list[int], turn: Callable[[int], int], virtual: int) -> list[int]:
-    """The first few places by tag; before them the first one, in turn order, within half a turn of the least."""
-    near = sorted(range(len(tags)), key=tags.__getitem__)[:AHEAD]
+def _order(tags: list[int], turn: Callable[[int], int], virtual: int, count: int) -> list[int]:
+    """The first places by tag; before them the first one, in turn order, within half a turn of the least."""
+    near = nsmallest(count, range(len(tags)), key=tags.__getitem__)
     close = max(virtual, tags[near[0]]) + turn(near[0]) // 2
     first = next(place for place, tag in enumerate(tags) if tag <= close)
     return [first, *(place for place in near if place != first)]
