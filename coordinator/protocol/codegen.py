@@ -1,7 +1,7 @@
-"""Generates the C codec from `messages.py`: `python -m nvshare.coordinator.protocol.codegen [--check]`.
+"""Generates the C tables of messages from `messages.py`: `python -m nvshare.coordinator.protocol.codegen [--check]`.
 
 Invariants: the output depends on `messages.py` alone.  The C decoder accepts the same frames as `codec.decode`
-(compared by tests/unit/protocol).  The hand-written msgpack.h reads and writes single values.
+(compared by tests/unit/protocol).  The hand-written wire.h reads and writes messages by these tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROLOGUE = """\
 #ifndef NVS_WIRE_GEN_H
 #define NVS_WIRE_GEN_H
 
-#include "base/msgpack.h"
+#include "coord/protocol/wire.h"
 """
 
 
@@ -74,115 +74,53 @@ def _struct(cls: type[messages.Message]) -> list[str]:
     return [f"typedef struct nvs_{name} {{", *(members or ["    uint8_t nothing;"]), f"}} nvs_{name};", ""]
 
 
-def _encoder(cls: type[messages.Message]) -> list[str]:
-    name = snake(cls.__name__)
-    count = len(cls.LAYOUT) + 1
-    assert count < 16, "array16 is not written yet"
-    lines = [
-        f"/* Bytes written; 0 when {name} does not fit, or its text is too long or not UTF-8. */",
-        f"static inline size_t nvs_encode_{name}(const nvs_{name} *message, uint8_t *frame, size_t capacity)",
-        "{",
-        "    nvs_wire_out out = {frame, frame + capacity, false};",
-        f"    nvs_wire_put(&out, 0x{0x90 + count:02x}, 0, 0);",
-        f"    nvs_wire_put_uint(&out, {cls.TYPE});",
-    ]
-    if not cls.LAYOUT:
-        lines.append("    (void)message;")
-    for bound, f in zip(cls.LAYOUT, fields(cls), strict=True):  # type: ignore[arg-type]
-        if bound.kind == "text":
-            lines.append(f"    nvs_wire_put_text(&out, message->{f.name}, {bound.size});")
-        elif bound.kind == "bool":
-            lines.append(f"    nvs_wire_put(&out, message->{f.name} ? 0xc3 : 0xc2, 0, 0);")
-        elif bound.most is not None:
-            lines.append(f"    nvs_wire_put_at_most(&out, message->{f.name}, UINT64_C({bound.most}));")
-        else:
-            lines.append(f"    nvs_wire_put_{bound.kind}(&out, message->{f.name});")
-    return [*lines, "    return out.failed ? 0 : (size_t)(out.at - frame);", "}", ""]
-
-
-def _read(bound: Field, name: str) -> list[str]:
-    target = f"message->{name}"
-    if bound.kind == "text":
-        return [f"!nvs_wire_get_text(in, {target}, {bound.size})"]
+def _row(cls: type[messages.Message], bound: Field, name: str, default: object) -> str:
+    """One field of a message's table: kind, range, and the value for a peer that does not send it."""
+    text, value = "NULL", "0"
+    if bound.kind == "text" and default is not MISSING:
+        text = '"' + str(default).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    elif default is not MISSING:
+        assert isinstance(default, int)
+        value = f"{int(default)}{'u' if bound.kind == 'uint' else ''}"
+    least, most = str(bound.least), str(bound.size)
     if bound.kind == "bool":
-        return [f"!nvs_wire_get_bool(in, &{target})"]
-    if bound.kind == "uint":
+        most = "1"
+    elif bound.kind == "int":
+        least, most = f"INT{bound.size}_MIN", f"INT{bound.size}_MAX"
+    elif bound.kind == "uint":
         most = f"UINT{bound.size}_MAX" if bound.most is None else f"UINT64_C({bound.most})"
-        least = f" || number < {bound.least}" if bound.least else ""
-        return [f"!nvs_wire_get_uint(in, {most}, &number){least}", f"{target} = (uint{bound.size}_t)number;"]
-    low, high = f"INT{bound.size}_MIN", f"INT{bound.size}_MAX"
-    return [f"!nvs_wire_get_int(in, {low}, {high}, &signed_number)", f"{target} = (int{bound.size}_t)signed_number;"]
+    return f"    NVS_WIRE_FIELD({snake(cls.__name__)}, {name}, {bound.kind.upper()}, {least}, {most}, {value}, {text}),"
 
 
-def _default(bound: Field, name: str, value: object) -> str:
-    if bound.kind == "text":
-        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-        return f'memcpy(message->{name}, "{escaped}", sizeof "{escaped}");'
-    if bound.kind == "bool":
-        return f"message->{name} = {'true' if value else 'false'};"
-    assert isinstance(value, int)
-    return f"message->{name} = {int(value)}{'u' if bound.kind == 'uint' else ''};"
-
-
-def _decoder(cls: type[messages.Message]) -> list[str]:
+def _table(cls: type[messages.Message]) -> list[str]:
     name = snake(cls.__name__)
-    required = sum(f.default is MISSING for f in fields(cls))  # type: ignore[arg-type]
-    lines = [f"static inline bool nvs_read_{name}(nvs_wire_in *in, uint64_t present, nvs_{name} *message)", "{"]
-    kinds = {bound.kind for bound in cls.LAYOUT}
-    if "uint" in kinds:
-        lines.append("    uint64_t number;")
-    if "int" in kinds:
-        lines.append("    int64_t signed_number;")
-    lines.append("    memset(message, 0, sizeof *message);")
-    if required:
-        lines += [f"    if (present < {required})", "        return false;"]
-    for index, (bound, f) in enumerate(zip(cls.LAYOUT, fields(cls), strict=True)):  # type: ignore[arg-type]
-        test, *store = _read(bound, f.name)
-        if index < required:
-            lines += [f"    if ({test})", "        return false;", *(f"    {line}" for line in store)]
-            continue
-        lines += [f"    if (present <= {index}) {{", f"        {_default(bound, f.name, f.default)}", "    } else {"]
-        lines += [f"        if ({test})", "            return false;", *(f"        {line}" for line in store), "    }"]
-    known = len(cls.LAYOUT)
-    extra = f"present > {known} ? present - {known} : 0" if known else "present"
-    return [*lines, f"    return nvs_wire_skip(in, {extra});", "}", ""]
+    assert len(cls.LAYOUT) < 15, "array16 is not written yet"
+    bounds = list(zip(cls.LAYOUT, fields(cls), strict=True))  # type: ignore[arg-type]
+    required = sum(f.default is MISSING for _, f in bounds)
+    rows = [_row(cls, bound, f.name, f.default) for bound, f in bounds] or ["    NVS_WIRE_NO_FIELD,"]
+    return [
+        f"static const nvs_wire_field nvs_{name}_fields[] = {{",
+        *rows,
+        "};",
+        f"NVS_WIRE_MESSAGE({name}, NVS_TYPE_{name.upper()}, {required}, {len(bounds)})",
+        "",
+    ]
 
 
 def _dispatcher(direction: str, table: dict[int, type[messages.Message]]) -> list[str]:
-    lines = [f"typedef struct nvs_{direction} {{", "    uint8_t type;", "    union {"]
-    lines += [f"        nvs_{snake(c.__name__)} {snake(c.__name__)};" for c in table.values()]
-    lines += ["    };", f"}} nvs_{direction};", ""]
-    lines += [
-        "/* Reads one frame.  `type` is set for NVS_WIRE_OK and NVS_WIRE_UNKNOWN; the frame may hold anything. */",
-        f"static inline nvs_wire_result nvs_decode_{direction}(const uint8_t *frame, size_t size,",
-        f"                                                 nvs_{direction} *out)",
-        "{",
-        "    nvs_wire_in reader = {frame, frame + size};",
-        "    nvs_wire_in *in = &reader;",
-        "    uint64_t count, type;",
-        "    bool good;",
-        "    if (size > NVS_MAX_FRAME_BYTES || !nvs_wire_get_array(in, &count) || count == 0 ||",
-        "        !nvs_wire_get_uint(in, UINT8_MAX, &type))",
-        "        return NVS_WIRE_MALFORMED;",
-        "    out->type = (uint8_t)type;",
-        "    count--;",
-        "    switch (type) {",
-    ]
-    for cls in table.values():
-        name = snake(cls.__name__)
-        lines += [
-            f"    case NVS_TYPE_{name.upper()}:",
-            f"        good = nvs_read_{name}(in, count, &out->{name});",
-            "        break;",
-        ]
+    names = [snake(c.__name__) for c in table.values()]
     return [
-        *lines,
-        "    default:",
-        "        good = nvs_wire_skip(in, count);",
-        "        return good && in->at == in->end ? NVS_WIRE_UNKNOWN : NVS_WIRE_MALFORMED;",
-        "    }",
-        "    return good && in->at == in->end ? NVS_WIRE_OK : NVS_WIRE_MALFORMED;",
-        "}",
+        f"typedef struct nvs_{direction} {{",
+        "    uint8_t type;",
+        "    union {",
+        *(f"        nvs_{name} {name};" for name in names),
+        "    };",
+        f"}} nvs_{direction};",
+        "",
+        f"static const nvs_wire_message *const nvs_{direction}_messages[] = {{",
+        *(f"    &nvs_{name}_message," for name in names),
+        "};",
+        f"NVS_WIRE_DIRECTION({direction}, {names[0]})",
         "",
     ]
 
@@ -205,7 +143,7 @@ def generate() -> str:
     """The whole header."""
     parts = [PROLOGUE, *_constants(), ""]
     for cls in _all():
-        parts += ["\n".join([*_struct(cls), *_encoder(cls), *_decoder(cls)])]
+        parts += ["\n".join([*_struct(cls), *_table(cls)])]
     parts += _dispatcher("to_client", messages.TO_CLIENT)
     parts += _gpu_of("to_client", messages.TO_CLIENT)
     parts += _dispatcher("to_coordinator", messages.TO_COORDINATOR)

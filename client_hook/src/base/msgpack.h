@@ -1,4 +1,4 @@
-/* msgpack as far as the messages need it: writers into a bounded buffer, readers of untrusted bytes.  coord/protocol/wire.gen.h uses it.
+/* msgpack as far as the messages need it: writers into a bounded buffer, readers of untrusted bytes.  coord/protocol/wire.h uses it.
  *
  * Readers accept every encoding of a value that fits, read nothing outside the frame, allocate nothing and do not recurse;
  * they accept exactly what decode() in coordinator/protocol/messages.py does.
@@ -49,12 +49,6 @@ static inline void nvs_wire_put_uint(nvs_wire_out *out, uint64_t value)
         nvs_wire_put(out, 0xce, value, 4);
     else
         nvs_wire_put(out, 0xcf, value, 8);
-}
-
-/* The peer refuses more than `most`: a larger value says no more than that one. */
-static inline void nvs_wire_put_at_most(nvs_wire_out *out, uint64_t value, uint64_t most)
-{
-    nvs_wire_put_uint(out, value < most ? value : most);
 }
 
 static inline void nvs_wire_put_int(nvs_wire_out *out, int64_t value)

@@ -2,7 +2,7 @@
 #ifndef NVS_WIRE_GEN_H
 #define NVS_WIRE_GEN_H
 
-#include "base/msgpack.h"
+#include "coord/protocol/wire.h"
 
 #define NVS_PROTOCOL_VERSION 1u
 #define NVS_MAX_FRAME_BYTES 1024u
@@ -80,68 +80,19 @@ typedef struct nvs_hello {
     char gang[64];
 } nvs_hello;
 
-/* Bytes written; 0 when hello does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_hello(const nvs_hello *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x9b, 0, 0);
-    nvs_wire_put_uint(&out, 1);
-    nvs_wire_put_uint(&out, message->protocol);
-    nvs_wire_put_text(&out, message->name, 63);
-    nvs_wire_put_text(&out, message->program, 63);
-    nvs_wire_put_uint(&out, message->process_id);
-    nvs_wire_put_int(&out, message->priority);
-    nvs_wire_put_uint(&out, message->memory_mode);
-    nvs_wire_put_at_most(&out, message->memory_limit_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_text(&out, message->library_version, 63);
-    nvs_wire_put_at_most(&out, message->weight, UINT64_C(10000));
-    nvs_wire_put_text(&out, message->gang, 63);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_hello(nvs_wire_in *in, uint64_t present, nvs_hello *message)
-{
-    uint64_t number;
-    int64_t signed_number;
-    memset(message, 0, sizeof *message);
-    if (present < 8)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT16_MAX, &number))
-        return false;
-    message->protocol = (uint16_t)number;
-    if (!nvs_wire_get_text(in, message->name, 63))
-        return false;
-    if (!nvs_wire_get_text(in, message->program, 63))
-        return false;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->process_id = (uint32_t)number;
-    if (!nvs_wire_get_int(in, INT32_MIN, INT32_MAX, &signed_number))
-        return false;
-    message->priority = (int32_t)signed_number;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->memory_mode = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->memory_limit_bytes = (uint64_t)number;
-    if (!nvs_wire_get_text(in, message->library_version, 63))
-        return false;
-    if (present <= 8) {
-        message->weight = 1u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_C(10000), &number) || number < 1)
-            return false;
-        message->weight = (uint16_t)number;
-    }
-    if (present <= 9) {
-        memcpy(message->gang, "", sizeof "");
-    } else {
-        if (!nvs_wire_get_text(in, message->gang, 63))
-            return false;
-    }
-    return nvs_wire_skip(in, present > 10 ? present - 10 : 0);
-}
+static const nvs_wire_field nvs_hello_fields[] = {
+    NVS_WIRE_FIELD(hello, protocol, UINT, 0, UINT16_MAX, 0, NULL),
+    NVS_WIRE_FIELD(hello, name, TEXT, 0, 63, 0, NULL),
+    NVS_WIRE_FIELD(hello, program, TEXT, 0, 63, 0, NULL),
+    NVS_WIRE_FIELD(hello, process_id, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(hello, priority, INT, INT32_MIN, INT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(hello, memory_mode, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(hello, memory_limit_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(hello, library_version, TEXT, 0, 63, 0, NULL),
+    NVS_WIRE_FIELD(hello, weight, UINT, 1, UINT64_C(10000), 1u, NULL),
+    NVS_WIRE_FIELD(hello, gang, TEXT, 0, 63, 0, ""),
+};
+NVS_WIRE_MESSAGE(hello, NVS_TYPE_HELLO, 8, 10)
 
 typedef struct nvs_attach_gpu {
     uint8_t gpu;
@@ -154,79 +105,26 @@ typedef struct nvs_attach_gpu {
     uint64_t pinned_bytes;
 } nvs_attach_gpu;
 
-/* Bytes written; 0 when attach_gpu does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_attach_gpu(const nvs_attach_gpu *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x99, 0, 0);
-    nvs_wire_put_uint(&out, 2);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    nvs_wire_put_text(&out, message->uuid, 95);
-    nvs_wire_put_at_most(&out, message->total_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_uint(&out, message->lease_id);
-    nvs_wire_put(&out, message->wanted ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put_at_most(&out, message->allocated_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_at_most(&out, message->resident_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_at_most(&out, message->pinned_bytes, UINT64_C(140737488355328));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_attach_gpu(nvs_wire_in *in, uint64_t present, nvs_attach_gpu *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 8)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_text(in, message->uuid, 95))
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->total_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->lease_id = (uint64_t)number;
-    if (!nvs_wire_get_bool(in, &message->wanted))
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->allocated_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->resident_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->pinned_bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 8 ? present - 8 : 0);
-}
+static const nvs_wire_field nvs_attach_gpu_fields[] = {
+    NVS_WIRE_FIELD(attach_gpu, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, uuid, TEXT, 0, 95, 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, total_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, wanted, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, allocated_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, resident_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(attach_gpu, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+};
+NVS_WIRE_MESSAGE(attach_gpu, NVS_TYPE_ATTACH_GPU, 8, 8)
 
 typedef struct nvs_request {
     uint8_t gpu;
 } nvs_request;
 
-/* Bytes written; 0 when request does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_request(const nvs_request *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x92, 0, 0);
-    nvs_wire_put_uint(&out, 3);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_request(nvs_wire_in *in, uint64_t present, nvs_request *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 1)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    return nvs_wire_skip(in, present > 1 ? present - 1 : 0);
-}
+static const nvs_wire_field nvs_request_fields[] = {
+    NVS_WIRE_FIELD(request, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+};
+NVS_WIRE_MESSAGE(request, NVS_TYPE_REQUEST, 1, 1)
 
 typedef struct nvs_release {
     uint8_t gpu;
@@ -239,53 +137,17 @@ typedef struct nvs_release {
     uint64_t submissions;
 } nvs_release;
 
-/* Bytes written; 0 when release does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_release(const nvs_release *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x99, 0, 0);
-    nvs_wire_put_uint(&out, 4);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    nvs_wire_put_uint(&out, message->lease_id);
-    nvs_wire_put_uint(&out, message->reason);
-    nvs_wire_put(&out, message->drained ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put(&out, message->wanted ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put_at_most(&out, message->drain_ns, UINT64_C(4611686018427387904));
-    nvs_wire_put_at_most(&out, message->opened_at_ns, UINT64_C(4611686018427387904));
-    nvs_wire_put_at_most(&out, message->submissions, UINT64_C(281474976710656));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_release(nvs_wire_in *in, uint64_t present, nvs_release *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 8)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->lease_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->reason = (uint8_t)number;
-    if (!nvs_wire_get_bool(in, &message->drained))
-        return false;
-    if (!nvs_wire_get_bool(in, &message->wanted))
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
-        return false;
-    message->drain_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
-        return false;
-    message->opened_at_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(281474976710656), &number))
-        return false;
-    message->submissions = (uint64_t)number;
-    return nvs_wire_skip(in, present > 8 ? present - 8 : 0);
-}
+static const nvs_wire_field nvs_release_fields[] = {
+    NVS_WIRE_FIELD(release, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(release, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(release, reason, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(release, drained, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(release, wanted, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(release, drain_ns, UINT, 0, UINT64_C(4611686018427387904), 0, NULL),
+    NVS_WIRE_FIELD(release, opened_at_ns, UINT, 0, UINT64_C(4611686018427387904), 0, NULL),
+    NVS_WIRE_FIELD(release, submissions, UINT, 0, UINT64_C(281474976710656), 0, NULL),
+};
+NVS_WIRE_MESSAGE(release, NVS_TYPE_RELEASE, 8, 8)
 
 typedef struct nvs_memory_report {
     uint8_t gpu;
@@ -295,43 +157,14 @@ typedef struct nvs_memory_report {
     uint64_t host_bytes;
 } nvs_memory_report;
 
-/* Bytes written; 0 when memory_report does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_memory_report(const nvs_memory_report *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x96, 0, 0);
-    nvs_wire_put_uint(&out, 5);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    nvs_wire_put_at_most(&out, message->allocated_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_at_most(&out, message->resident_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_at_most(&out, message->pinned_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_at_most(&out, message->host_bytes, UINT64_C(140737488355328));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_memory_report(nvs_wire_in *in, uint64_t present, nvs_memory_report *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 5)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->allocated_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->resident_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->pinned_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->host_bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 5 ? present - 5 : 0);
-}
+static const nvs_wire_field nvs_memory_report_fields[] = {
+    NVS_WIRE_FIELD(memory_report, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(memory_report, allocated_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(memory_report, resident_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(memory_report, pinned_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(memory_report, host_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+};
+NVS_WIRE_MESSAGE(memory_report, NVS_TYPE_MEMORY_REPORT, 5, 5)
 
 typedef struct nvs_reserve_memory {
     uint8_t gpu;
@@ -339,35 +172,12 @@ typedef struct nvs_reserve_memory {
     uint64_t bytes;
 } nvs_reserve_memory;
 
-/* Bytes written; 0 when reserve_memory does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_reserve_memory(const nvs_reserve_memory *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 6);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_at_most(&out, message->bytes, UINT64_C(140737488355328));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_reserve_memory(nvs_wire_in *in, uint64_t present, nvs_reserve_memory *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_reserve_memory_fields[] = {
+    NVS_WIRE_FIELD(reserve_memory, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(reserve_memory, sequence, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(reserve_memory, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+};
+NVS_WIRE_MESSAGE(reserve_memory, NVS_TYPE_RESERVE_MEMORY, 3, 3)
 
 typedef struct nvs_move_progress {
     uint8_t gpu;
@@ -378,97 +188,35 @@ typedef struct nvs_move_progress {
     uint32_t error;
 } nvs_move_progress;
 
-/* Bytes written; 0 when move_progress does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_move_progress(const nvs_move_progress *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x97, 0, 0);
-    nvs_wire_put_uint(&out, 7);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    nvs_wire_put_uint(&out, message->order_id);
-    nvs_wire_put_at_most(&out, message->moved_bytes, UINT64_C(140737488355328));
-    nvs_wire_put_at_most(&out, message->elapsed_ns, UINT64_C(4611686018427387904));
-    nvs_wire_put(&out, message->finished ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put_uint(&out, message->error);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_move_progress(nvs_wire_in *in, uint64_t present, nvs_move_progress *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 6)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->order_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->moved_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
-        return false;
-    message->elapsed_ns = (uint64_t)number;
-    if (!nvs_wire_get_bool(in, &message->finished))
-        return false;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->error = (uint32_t)number;
-    return nvs_wire_skip(in, present > 6 ? present - 6 : 0);
-}
+static const nvs_wire_field nvs_move_progress_fields[] = {
+    NVS_WIRE_FIELD(move_progress, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(move_progress, order_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(move_progress, moved_bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+    NVS_WIRE_FIELD(move_progress, elapsed_ns, UINT, 0, UINT64_C(4611686018427387904), 0, NULL),
+    NVS_WIRE_FIELD(move_progress, finished, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(move_progress, error, UINT, 0, UINT32_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(move_progress, NVS_TYPE_MOVE_PROGRESS, 6, 6)
 
 typedef struct nvs_goodbye {
     uint8_t nothing;
 } nvs_goodbye;
 
-/* Bytes written; 0 when goodbye does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_goodbye(const nvs_goodbye *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x91, 0, 0);
-    nvs_wire_put_uint(&out, 8);
-    (void)message;
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_goodbye(nvs_wire_in *in, uint64_t present, nvs_goodbye *message)
-{
-    memset(message, 0, sizeof *message);
-    return nvs_wire_skip(in, present);
-}
+static const nvs_wire_field nvs_goodbye_fields[] = {
+    NVS_WIRE_NO_FIELD,
+};
+NVS_WIRE_MESSAGE(goodbye, NVS_TYPE_GOODBYE, 0, 0)
 
 typedef struct nvs_reserve_host {
     uint32_t sequence;
     uint64_t bytes;
 } nvs_reserve_host;
 
-/* Bytes written; 0 when reserve_host does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_reserve_host(const nvs_reserve_host *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x93, 0, 0);
-    nvs_wire_put_uint(&out, 9);
-    nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_at_most(&out, message->bytes, UINT64_C(140737488355328));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_reserve_host(nvs_wire_in *in, uint64_t present, nvs_reserve_host *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 2)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
-}
+static const nvs_wire_field nvs_reserve_host_fields[] = {
+    NVS_WIRE_FIELD(reserve_host, sequence, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(reserve_host, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+};
+NVS_WIRE_MESSAGE(reserve_host, NVS_TYPE_RESERVE_HOST, 2, 2)
 
 typedef struct nvs_reserve_pins {
     uint8_t gpu;
@@ -476,35 +224,12 @@ typedef struct nvs_reserve_pins {
     uint64_t bytes;
 } nvs_reserve_pins;
 
-/* Bytes written; 0 when reserve_pins does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_reserve_pins(const nvs_reserve_pins *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 10);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_at_most(&out, message->bytes, UINT64_C(140737488355328));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_reserve_pins(nvs_wire_in *in, uint64_t present, nvs_reserve_pins *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(140737488355328), &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_reserve_pins_fields[] = {
+    NVS_WIRE_FIELD(reserve_pins, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(reserve_pins, sequence, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(reserve_pins, bytes, UINT, 0, UINT64_C(140737488355328), 0, NULL),
+};
+NVS_WIRE_MESSAGE(reserve_pins, NVS_TYPE_RESERVE_PINS, 3, 3)
 
 typedef struct nvs_progress {
     uint8_t gpu;
@@ -516,51 +241,16 @@ typedef struct nvs_progress {
     uint64_t steps;
 } nvs_progress;
 
-/* Bytes written; 0 when progress does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_progress(const nvs_progress *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x98, 0, 0);
-    nvs_wire_put_uint(&out, 11);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    nvs_wire_put_uint(&out, message->lease_id);
-    nvs_wire_put_at_most(&out, message->at_ns, UINT64_C(4611686018427387904));
-    nvs_wire_put_uint(&out, message->work);
-    nvs_wire_put_at_most(&out, message->busy_ns, UINT64_C(4611686018427387904));
-    nvs_wire_put_at_most(&out, message->watched_ns, UINT64_C(4611686018427387904));
-    nvs_wire_put_uint(&out, message->steps);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_progress(nvs_wire_in *in, uint64_t present, nvs_progress *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 7)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->lease_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
-        return false;
-    message->at_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->work = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
-        return false;
-    message->busy_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
-        return false;
-    message->watched_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->steps = (uint64_t)number;
-    return nvs_wire_skip(in, present > 7 ? present - 7 : 0);
-}
+static const nvs_wire_field nvs_progress_fields[] = {
+    NVS_WIRE_FIELD(progress, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+    NVS_WIRE_FIELD(progress, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(progress, at_ns, UINT, 0, UINT64_C(4611686018427387904), 0, NULL),
+    NVS_WIRE_FIELD(progress, work, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(progress, busy_ns, UINT, 0, UINT64_C(4611686018427387904), 0, NULL),
+    NVS_WIRE_FIELD(progress, watched_ns, UINT, 0, UINT64_C(4611686018427387904), 0, NULL),
+    NVS_WIRE_FIELD(progress, steps, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(progress, NVS_TYPE_PROGRESS, 7, 7)
 
 typedef struct nvs_profile {
     uint8_t job_class;
@@ -570,117 +260,34 @@ typedef struct nvs_profile {
     bool spatial;
 } nvs_profile;
 
-/* Bytes written; 0 when profile does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_profile(const nvs_profile *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x96, 0, 0);
-    nvs_wire_put_uint(&out, 12);
-    nvs_wire_put_at_most(&out, message->job_class, UINT64_C(2));
-    nvs_wire_put_at_most(&out, message->share_request, UINT64_C(1000));
-    nvs_wire_put_at_most(&out, message->share_limit, UINT64_C(1000));
-    nvs_wire_put_at_most(&out, message->deadline_ns, UINT64_C(4611686018427387904));
-    nvs_wire_put(&out, message->spatial ? 0xc3 : 0xc2, 0, 0);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_profile(nvs_wire_in *in, uint64_t present, nvs_profile *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present <= 0) {
-        message->job_class = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_C(2), &number))
-            return false;
-        message->job_class = (uint8_t)number;
-    }
-    if (present <= 1) {
-        message->share_request = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_C(1000), &number))
-            return false;
-        message->share_request = (uint16_t)number;
-    }
-    if (present <= 2) {
-        message->share_limit = 1000u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_C(1000), &number))
-            return false;
-        message->share_limit = (uint16_t)number;
-    }
-    if (present <= 3) {
-        message->deadline_ns = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_C(4611686018427387904), &number))
-            return false;
-        message->deadline_ns = (uint64_t)number;
-    }
-    if (present <= 4) {
-        message->spatial = false;
-    } else {
-        if (!nvs_wire_get_bool(in, &message->spatial))
-            return false;
-    }
-    return nvs_wire_skip(in, present > 5 ? present - 5 : 0);
-}
+static const nvs_wire_field nvs_profile_fields[] = {
+    NVS_WIRE_FIELD(profile, job_class, UINT, 0, UINT64_C(2), 0u, NULL),
+    NVS_WIRE_FIELD(profile, share_request, UINT, 0, UINT64_C(1000), 0u, NULL),
+    NVS_WIRE_FIELD(profile, share_limit, UINT, 0, UINT64_C(1000), 1000u, NULL),
+    NVS_WIRE_FIELD(profile, deadline_ns, UINT, 0, UINT64_C(4611686018427387904), 0u, NULL),
+    NVS_WIRE_FIELD(profile, spatial, BOOL, 0, 1, 0, NULL),
+};
+NVS_WIRE_MESSAGE(profile, NVS_TYPE_PROFILE, 0, 5)
 
 typedef struct nvs_explain_wait {
     uint8_t gpu;
 } nvs_explain_wait;
 
-/* Bytes written; 0 when explain_wait does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_explain_wait(const nvs_explain_wait *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x92, 0, 0);
-    nvs_wire_put_uint(&out, 13);
-    nvs_wire_put_at_most(&out, message->gpu, UINT64_C(31));
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_explain_wait(nvs_wire_in *in, uint64_t present, nvs_explain_wait *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 1)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_C(31), &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    return nvs_wire_skip(in, present > 1 ? present - 1 : 0);
-}
+static const nvs_wire_field nvs_explain_wait_fields[] = {
+    NVS_WIRE_FIELD(explain_wait, gpu, UINT, 0, UINT64_C(31), 0, NULL),
+};
+NVS_WIRE_MESSAGE(explain_wait, NVS_TYPE_EXPLAIN_WAIT, 1, 1)
 
 typedef struct nvs_welcome {
     uint16_t protocol;
     uint64_t client_id;
 } nvs_welcome;
 
-/* Bytes written; 0 when welcome does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_welcome(const nvs_welcome *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x93, 0, 0);
-    nvs_wire_put_uint(&out, 64);
-    nvs_wire_put_uint(&out, message->protocol);
-    nvs_wire_put_uint(&out, message->client_id);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_welcome(nvs_wire_in *in, uint64_t present, nvs_welcome *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 2)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT16_MAX, &number))
-        return false;
-    message->protocol = (uint16_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->client_id = (uint64_t)number;
-    return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
-}
+static const nvs_wire_field nvs_welcome_fields[] = {
+    NVS_WIRE_FIELD(welcome, protocol, UINT, 0, UINT16_MAX, 0, NULL),
+    NVS_WIRE_FIELD(welcome, client_id, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(welcome, NVS_TYPE_WELCOME, 2, 2)
 
 typedef struct nvs_gpu_settings {
     uint8_t gpu;
@@ -698,92 +305,22 @@ typedef struct nvs_gpu_settings {
     bool limit_of_slot;
 } nvs_gpu_settings;
 
-/* Bytes written; 0 when gpu_settings does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_gpu_settings(const nvs_gpu_settings *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x9e, 0, 0);
-    nvs_wire_put_uint(&out, 65);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->memory_limit_bytes);
-    nvs_wire_put_uint(&out, message->capacity_bytes);
-    nvs_wire_put(&out, message->reserve ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put_uint(&out, message->pacing_budget_ns);
-    nvs_wire_put_uint(&out, message->idle_release_ns);
-    nvs_wire_put_uint(&out, message->drain_deadline_ns);
-    nvs_wire_put_uint(&out, message->sharing);
-    nvs_wire_put_uint(&out, message->resident_limit_bytes);
-    nvs_wire_put_uint(&out, message->prepare_host_bytes);
-    nvs_wire_put_uint(&out, message->room_bytes);
-    nvs_wire_put(&out, message->ask_pins ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put(&out, message->limit_of_slot ? 0xc3 : 0xc2, 0, 0);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_gpu_settings(nvs_wire_in *in, uint64_t present, nvs_gpu_settings *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 8)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->memory_limit_bytes = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->capacity_bytes = (uint64_t)number;
-    if (!nvs_wire_get_bool(in, &message->reserve))
-        return false;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->pacing_budget_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->idle_release_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->drain_deadline_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->sharing = (uint8_t)number;
-    if (present <= 8) {
-        message->resident_limit_bytes = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->resident_limit_bytes = (uint64_t)number;
-    }
-    if (present <= 9) {
-        message->prepare_host_bytes = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->prepare_host_bytes = (uint64_t)number;
-    }
-    if (present <= 10) {
-        message->room_bytes = 0u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->room_bytes = (uint64_t)number;
-    }
-    if (present <= 11) {
-        message->ask_pins = false;
-    } else {
-        if (!nvs_wire_get_bool(in, &message->ask_pins))
-            return false;
-    }
-    if (present <= 12) {
-        message->limit_of_slot = false;
-    } else {
-        if (!nvs_wire_get_bool(in, &message->limit_of_slot))
-            return false;
-    }
-    return nvs_wire_skip(in, present > 13 ? present - 13 : 0);
-}
+static const nvs_wire_field nvs_gpu_settings_fields[] = {
+    NVS_WIRE_FIELD(gpu_settings, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, memory_limit_bytes, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, capacity_bytes, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, reserve, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, pacing_budget_ns, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, idle_release_ns, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, drain_deadline_ns, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, sharing, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, resident_limit_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(gpu_settings, prepare_host_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(gpu_settings, room_bytes, UINT, 0, UINT64_MAX, 0u, NULL),
+    NVS_WIRE_FIELD(gpu_settings, ask_pins, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(gpu_settings, limit_of_slot, BOOL, 0, 1, 0, NULL),
+};
+NVS_WIRE_MESSAGE(gpu_settings, NVS_TYPE_GPU_SETTINGS, 8, 13)
 
 typedef struct nvs_grant {
     uint8_t gpu;
@@ -792,39 +329,13 @@ typedef struct nvs_grant {
     uint32_t waiters;
 } nvs_grant;
 
-/* Bytes written; 0 when grant does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_grant(const nvs_grant *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x95, 0, 0);
-    nvs_wire_put_uint(&out, 66);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->lease_id);
-    nvs_wire_put_uint(&out, message->quantum_ns);
-    nvs_wire_put_uint(&out, message->waiters);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_grant(nvs_wire_in *in, uint64_t present, nvs_grant *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 4)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->lease_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->quantum_ns = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->waiters = (uint32_t)number;
-    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
-}
+static const nvs_wire_field nvs_grant_fields[] = {
+    NVS_WIRE_FIELD(grant, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(grant, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(grant, quantum_ns, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(grant, waiters, UINT, 0, UINT32_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(grant, NVS_TYPE_GRANT, 4, 4)
 
 typedef struct nvs_revoke {
     uint8_t gpu;
@@ -832,35 +343,12 @@ typedef struct nvs_revoke {
     uint64_t drain_deadline_ns;
 } nvs_revoke;
 
-/* Bytes written; 0 when revoke does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_revoke(const nvs_revoke *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 67);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->lease_id);
-    nvs_wire_put_uint(&out, message->drain_deadline_ns);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_revoke(nvs_wire_in *in, uint64_t present, nvs_revoke *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->lease_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->drain_deadline_ns = (uint64_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_revoke_fields[] = {
+    NVS_WIRE_FIELD(revoke, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(revoke, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(revoke, drain_deadline_ns, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(revoke, NVS_TYPE_REVOKE, 3, 3)
 
 typedef struct nvs_waiters {
     uint8_t gpu;
@@ -868,35 +356,12 @@ typedef struct nvs_waiters {
     uint32_t waiters;
 } nvs_waiters;
 
-/* Bytes written; 0 when waiters does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_waiters(const nvs_waiters *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 68);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->lease_id);
-    nvs_wire_put_uint(&out, message->waiters);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_waiters(nvs_wire_in *in, uint64_t present, nvs_waiters *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->lease_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->waiters = (uint32_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_waiters_fields[] = {
+    NVS_WIRE_FIELD(waiters, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(waiters, lease_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(waiters, waiters, UINT, 0, UINT32_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(waiters, NVS_TYPE_WAITERS, 3, 3)
 
 typedef struct nvs_evict {
     uint8_t gpu;
@@ -904,35 +369,12 @@ typedef struct nvs_evict {
     uint64_t bytes;
 } nvs_evict;
 
-/* Bytes written; 0 when evict does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_evict(const nvs_evict *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 69);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->order_id);
-    nvs_wire_put_uint(&out, message->bytes);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_evict(nvs_wire_in *in, uint64_t present, nvs_evict *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->order_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_evict_fields[] = {
+    NVS_WIRE_FIELD(evict, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(evict, order_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(evict, bytes, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(evict, NVS_TYPE_EVICT, 3, 3)
 
 typedef struct nvs_restore {
     uint8_t gpu;
@@ -941,43 +383,13 @@ typedef struct nvs_restore {
     uint64_t credit_bytes;
 } nvs_restore;
 
-/* Bytes written; 0 when restore does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_restore(const nvs_restore *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x95, 0, 0);
-    nvs_wire_put_uint(&out, 70);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->order_id);
-    nvs_wire_put_uint(&out, message->bytes);
-    nvs_wire_put_uint(&out, message->credit_bytes);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_restore(nvs_wire_in *in, uint64_t present, nvs_restore *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->order_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    if (present <= 3) {
-        message->credit_bytes = 18446744073709551615u;
-    } else {
-        if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-            return false;
-        message->credit_bytes = (uint64_t)number;
-    }
-    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
-}
+static const nvs_wire_field nvs_restore_fields[] = {
+    NVS_WIRE_FIELD(restore, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(restore, order_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(restore, bytes, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(restore, credit_bytes, UINT, 0, UINT64_MAX, 18446744073709551615u, NULL),
+};
+NVS_WIRE_MESSAGE(restore, NVS_TYPE_RESTORE, 3, 4)
 
 typedef struct nvs_move_credit {
     uint8_t gpu;
@@ -985,35 +397,12 @@ typedef struct nvs_move_credit {
     uint64_t credit_bytes;
 } nvs_move_credit;
 
-/* Bytes written; 0 when move_credit does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_move_credit(const nvs_move_credit *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 74);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->order_id);
-    nvs_wire_put_uint(&out, message->credit_bytes);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_move_credit(nvs_wire_in *in, uint64_t present, nvs_move_credit *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->order_id = (uint64_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->credit_bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_move_credit_fields[] = {
+    NVS_WIRE_FIELD(move_credit, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(move_credit, order_id, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(move_credit, credit_bytes, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(move_credit, NVS_TYPE_MOVE_CREDIT, 3, 3)
 
 typedef struct nvs_memory_reserved {
     uint8_t gpu;
@@ -1022,73 +411,24 @@ typedef struct nvs_memory_reserved {
     bool by_limit;
 } nvs_memory_reserved;
 
-/* Bytes written; 0 when memory_reserved does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_memory_reserved(const nvs_memory_reserved *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x95, 0, 0);
-    nvs_wire_put_uint(&out, 71);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_uint(&out, message->bytes);
-    nvs_wire_put(&out, message->by_limit ? 0xc3 : 0xc2, 0, 0);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_memory_reserved(nvs_wire_in *in, uint64_t present, nvs_memory_reserved *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    if (present <= 3) {
-        message->by_limit = false;
-    } else {
-        if (!nvs_wire_get_bool(in, &message->by_limit))
-            return false;
-    }
-    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
-}
+static const nvs_wire_field nvs_memory_reserved_fields[] = {
+    NVS_WIRE_FIELD(memory_reserved, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(memory_reserved, sequence, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(memory_reserved, bytes, UINT, 0, UINT64_MAX, 0, NULL),
+    NVS_WIRE_FIELD(memory_reserved, by_limit, BOOL, 0, 1, 0, NULL),
+};
+NVS_WIRE_MESSAGE(memory_reserved, NVS_TYPE_MEMORY_RESERVED, 3, 4)
 
 typedef struct nvs_host_reserved {
     uint32_t sequence;
     uint64_t bytes;
 } nvs_host_reserved;
 
-/* Bytes written; 0 when host_reserved does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_host_reserved(const nvs_host_reserved *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x93, 0, 0);
-    nvs_wire_put_uint(&out, 75);
-    nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_uint(&out, message->bytes);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_host_reserved(nvs_wire_in *in, uint64_t present, nvs_host_reserved *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 2)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
-}
+static const nvs_wire_field nvs_host_reserved_fields[] = {
+    NVS_WIRE_FIELD(host_reserved, sequence, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(host_reserved, bytes, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(host_reserved, NVS_TYPE_HOST_RESERVED, 2, 2)
 
 typedef struct nvs_pins_reserved {
     uint8_t gpu;
@@ -1096,66 +436,23 @@ typedef struct nvs_pins_reserved {
     uint64_t bytes;
 } nvs_pins_reserved;
 
-/* Bytes written; 0 when pins_reserved does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_pins_reserved(const nvs_pins_reserved *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 76);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->sequence);
-    nvs_wire_put_uint(&out, message->bytes);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_pins_reserved(nvs_wire_in *in, uint64_t present, nvs_pins_reserved *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT32_MAX, &number))
-        return false;
-    message->sequence = (uint32_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->bytes = (uint64_t)number;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_pins_reserved_fields[] = {
+    NVS_WIRE_FIELD(pins_reserved, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(pins_reserved, sequence, UINT, 0, UINT32_MAX, 0, NULL),
+    NVS_WIRE_FIELD(pins_reserved, bytes, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(pins_reserved, NVS_TYPE_PINS_RESERVED, 3, 3)
 
 typedef struct nvs_standby {
     uint8_t gpu;
     uint64_t within_ns;
 } nvs_standby;
 
-/* Bytes written; 0 when standby does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_standby(const nvs_standby *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x93, 0, 0);
-    nvs_wire_put_uint(&out, 73);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->within_ns);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_standby(nvs_wire_in *in, uint64_t present, nvs_standby *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 2)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_MAX, &number))
-        return false;
-    message->within_ns = (uint64_t)number;
-    return nvs_wire_skip(in, present > 2 ? present - 2 : 0);
-}
+static const nvs_wire_field nvs_standby_fields[] = {
+    NVS_WIRE_FIELD(standby, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(standby, within_ns, UINT, 0, UINT64_MAX, 0, NULL),
+};
+NVS_WIRE_MESSAGE(standby, NVS_TYPE_STANDBY, 2, 2)
 
 typedef struct nvs_allot {
     uint8_t gpu;
@@ -1164,37 +461,13 @@ typedef struct nvs_allot {
     bool watch;
 } nvs_allot;
 
-/* Bytes written; 0 when allot does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_allot(const nvs_allot *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x95, 0, 0);
-    nvs_wire_put_uint(&out, 77);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_at_most(&out, message->rate, UINT64_C(1000));
-    nvs_wire_put(&out, message->report ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put(&out, message->watch ? 0xc3 : 0xc2, 0, 0);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_allot(nvs_wire_in *in, uint64_t present, nvs_allot *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 4)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT64_C(1000), &number))
-        return false;
-    message->rate = (uint16_t)number;
-    if (!nvs_wire_get_bool(in, &message->report))
-        return false;
-    if (!nvs_wire_get_bool(in, &message->watch))
-        return false;
-    return nvs_wire_skip(in, present > 4 ? present - 4 : 0);
-}
+static const nvs_wire_field nvs_allot_fields[] = {
+    NVS_WIRE_FIELD(allot, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(allot, rate, UINT, 0, UINT64_C(1000), 0, NULL),
+    NVS_WIRE_FIELD(allot, report, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(allot, watch, BOOL, 0, 1, 0, NULL),
+};
+NVS_WIRE_MESSAGE(allot, NVS_TYPE_ALLOT, 4, 4)
 
 typedef struct nvs_wait_explained {
     uint8_t gpu;
@@ -1202,34 +475,12 @@ typedef struct nvs_wait_explained {
     char text[256];
 } nvs_wait_explained;
 
-/* Bytes written; 0 when wait_explained does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_wait_explained(const nvs_wait_explained *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 78);
-    nvs_wire_put_uint(&out, message->gpu);
-    nvs_wire_put_uint(&out, message->index);
-    nvs_wire_put_text(&out, message->text, 255);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_wait_explained(nvs_wire_in *in, uint64_t present, nvs_wait_explained *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT8_MAX, &number))
-        return false;
-    message->gpu = (uint8_t)number;
-    if (!nvs_wire_get_uint(in, UINT16_MAX, &number))
-        return false;
-    message->index = (uint16_t)number;
-    if (!nvs_wire_get_text(in, message->text, 255))
-        return false;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_wait_explained_fields[] = {
+    NVS_WIRE_FIELD(wait_explained, gpu, UINT, 0, UINT8_MAX, 0, NULL),
+    NVS_WIRE_FIELD(wait_explained, index, UINT, 0, UINT16_MAX, 0, NULL),
+    NVS_WIRE_FIELD(wait_explained, text, TEXT, 0, 255, 0, NULL),
+};
+NVS_WIRE_MESSAGE(wait_explained, NVS_TYPE_WAIT_EXPLAINED, 3, 3)
 
 typedef struct nvs_rejected {
     uint16_t code;
@@ -1237,33 +488,12 @@ typedef struct nvs_rejected {
     char text[256];
 } nvs_rejected;
 
-/* Bytes written; 0 when rejected does not fit, or its text is too long or not UTF-8. */
-static inline size_t nvs_encode_rejected(const nvs_rejected *message, uint8_t *frame, size_t capacity)
-{
-    nvs_wire_out out = {frame, frame + capacity, false};
-    nvs_wire_put(&out, 0x94, 0, 0);
-    nvs_wire_put_uint(&out, 72);
-    nvs_wire_put_uint(&out, message->code);
-    nvs_wire_put(&out, message->final ? 0xc3 : 0xc2, 0, 0);
-    nvs_wire_put_text(&out, message->text, 255);
-    return out.failed ? 0 : (size_t)(out.at - frame);
-}
-
-static inline bool nvs_read_rejected(nvs_wire_in *in, uint64_t present, nvs_rejected *message)
-{
-    uint64_t number;
-    memset(message, 0, sizeof *message);
-    if (present < 3)
-        return false;
-    if (!nvs_wire_get_uint(in, UINT16_MAX, &number))
-        return false;
-    message->code = (uint16_t)number;
-    if (!nvs_wire_get_bool(in, &message->final))
-        return false;
-    if (!nvs_wire_get_text(in, message->text, 255))
-        return false;
-    return nvs_wire_skip(in, present > 3 ? present - 3 : 0);
-}
+static const nvs_wire_field nvs_rejected_fields[] = {
+    NVS_WIRE_FIELD(rejected, code, UINT, 0, UINT16_MAX, 0, NULL),
+    NVS_WIRE_FIELD(rejected, final, BOOL, 0, 1, 0, NULL),
+    NVS_WIRE_FIELD(rejected, text, TEXT, 0, 255, 0, NULL),
+};
+NVS_WIRE_MESSAGE(rejected, NVS_TYPE_REJECTED, 3, 3)
 
 typedef struct nvs_to_client {
     uint8_t type;
@@ -1286,71 +516,24 @@ typedef struct nvs_to_client {
     };
 } nvs_to_client;
 
-/* Reads one frame.  `type` is set for NVS_WIRE_OK and NVS_WIRE_UNKNOWN; the frame may hold anything. */
-static inline nvs_wire_result nvs_decode_to_client(const uint8_t *frame, size_t size,
-                                                 nvs_to_client *out)
-{
-    nvs_wire_in reader = {frame, frame + size};
-    nvs_wire_in *in = &reader;
-    uint64_t count, type;
-    bool good;
-    if (size > NVS_MAX_FRAME_BYTES || !nvs_wire_get_array(in, &count) || count == 0 ||
-        !nvs_wire_get_uint(in, UINT8_MAX, &type))
-        return NVS_WIRE_MALFORMED;
-    out->type = (uint8_t)type;
-    count--;
-    switch (type) {
-    case NVS_TYPE_WELCOME:
-        good = nvs_read_welcome(in, count, &out->welcome);
-        break;
-    case NVS_TYPE_GPU_SETTINGS:
-        good = nvs_read_gpu_settings(in, count, &out->gpu_settings);
-        break;
-    case NVS_TYPE_GRANT:
-        good = nvs_read_grant(in, count, &out->grant);
-        break;
-    case NVS_TYPE_REVOKE:
-        good = nvs_read_revoke(in, count, &out->revoke);
-        break;
-    case NVS_TYPE_WAITERS:
-        good = nvs_read_waiters(in, count, &out->waiters);
-        break;
-    case NVS_TYPE_EVICT:
-        good = nvs_read_evict(in, count, &out->evict);
-        break;
-    case NVS_TYPE_RESTORE:
-        good = nvs_read_restore(in, count, &out->restore);
-        break;
-    case NVS_TYPE_MOVE_CREDIT:
-        good = nvs_read_move_credit(in, count, &out->move_credit);
-        break;
-    case NVS_TYPE_MEMORY_RESERVED:
-        good = nvs_read_memory_reserved(in, count, &out->memory_reserved);
-        break;
-    case NVS_TYPE_HOST_RESERVED:
-        good = nvs_read_host_reserved(in, count, &out->host_reserved);
-        break;
-    case NVS_TYPE_PINS_RESERVED:
-        good = nvs_read_pins_reserved(in, count, &out->pins_reserved);
-        break;
-    case NVS_TYPE_STANDBY:
-        good = nvs_read_standby(in, count, &out->standby);
-        break;
-    case NVS_TYPE_ALLOT:
-        good = nvs_read_allot(in, count, &out->allot);
-        break;
-    case NVS_TYPE_WAIT_EXPLAINED:
-        good = nvs_read_wait_explained(in, count, &out->wait_explained);
-        break;
-    case NVS_TYPE_REJECTED:
-        good = nvs_read_rejected(in, count, &out->rejected);
-        break;
-    default:
-        good = nvs_wire_skip(in, count);
-        return good && in->at == in->end ? NVS_WIRE_UNKNOWN : NVS_WIRE_MALFORMED;
-    }
-    return good && in->at == in->end ? NVS_WIRE_OK : NVS_WIRE_MALFORMED;
-}
+static const nvs_wire_message *const nvs_to_client_messages[] = {
+    &nvs_welcome_message,
+    &nvs_gpu_settings_message,
+    &nvs_grant_message,
+    &nvs_revoke_message,
+    &nvs_waiters_message,
+    &nvs_evict_message,
+    &nvs_restore_message,
+    &nvs_move_credit_message,
+    &nvs_memory_reserved_message,
+    &nvs_host_reserved_message,
+    &nvs_pins_reserved_message,
+    &nvs_standby_message,
+    &nvs_allot_message,
+    &nvs_wait_explained_message,
+    &nvs_rejected_message,
+};
+NVS_WIRE_DIRECTION(to_client, welcome)
 
 /* The client's ordinal of a message's GPU; UINT32_MAX for a message without one. */
 static inline uint32_t nvs_to_client_gpu(const nvs_to_client *message)
@@ -1391,64 +574,21 @@ typedef struct nvs_to_coordinator {
     };
 } nvs_to_coordinator;
 
-/* Reads one frame.  `type` is set for NVS_WIRE_OK and NVS_WIRE_UNKNOWN; the frame may hold anything. */
-static inline nvs_wire_result nvs_decode_to_coordinator(const uint8_t *frame, size_t size,
-                                                 nvs_to_coordinator *out)
-{
-    nvs_wire_in reader = {frame, frame + size};
-    nvs_wire_in *in = &reader;
-    uint64_t count, type;
-    bool good;
-    if (size > NVS_MAX_FRAME_BYTES || !nvs_wire_get_array(in, &count) || count == 0 ||
-        !nvs_wire_get_uint(in, UINT8_MAX, &type))
-        return NVS_WIRE_MALFORMED;
-    out->type = (uint8_t)type;
-    count--;
-    switch (type) {
-    case NVS_TYPE_HELLO:
-        good = nvs_read_hello(in, count, &out->hello);
-        break;
-    case NVS_TYPE_ATTACH_GPU:
-        good = nvs_read_attach_gpu(in, count, &out->attach_gpu);
-        break;
-    case NVS_TYPE_REQUEST:
-        good = nvs_read_request(in, count, &out->request);
-        break;
-    case NVS_TYPE_RELEASE:
-        good = nvs_read_release(in, count, &out->release);
-        break;
-    case NVS_TYPE_MEMORY_REPORT:
-        good = nvs_read_memory_report(in, count, &out->memory_report);
-        break;
-    case NVS_TYPE_RESERVE_MEMORY:
-        good = nvs_read_reserve_memory(in, count, &out->reserve_memory);
-        break;
-    case NVS_TYPE_MOVE_PROGRESS:
-        good = nvs_read_move_progress(in, count, &out->move_progress);
-        break;
-    case NVS_TYPE_GOODBYE:
-        good = nvs_read_goodbye(in, count, &out->goodbye);
-        break;
-    case NVS_TYPE_RESERVE_HOST:
-        good = nvs_read_reserve_host(in, count, &out->reserve_host);
-        break;
-    case NVS_TYPE_RESERVE_PINS:
-        good = nvs_read_reserve_pins(in, count, &out->reserve_pins);
-        break;
-    case NVS_TYPE_PROGRESS:
-        good = nvs_read_progress(in, count, &out->progress);
-        break;
-    case NVS_TYPE_PROFILE:
-        good = nvs_read_profile(in, count, &out->profile);
-        break;
-    case NVS_TYPE_EXPLAIN_WAIT:
-        good = nvs_read_explain_wait(in, count, &out->explain_wait);
-        break;
-    default:
-        good = nvs_wire_skip(in, count);
-        return good && in->at == in->end ? NVS_WIRE_UNKNOWN : NVS_WIRE_MALFORMED;
-    }
-    return good && in->at == in->end ? NVS_WIRE_OK : NVS_WIRE_MALFORMED;
-}
+static const nvs_wire_message *const nvs_to_coordinator_messages[] = {
+    &nvs_hello_message,
+    &nvs_attach_gpu_message,
+    &nvs_request_message,
+    &nvs_release_message,
+    &nvs_memory_report_message,
+    &nvs_reserve_memory_message,
+    &nvs_move_progress_message,
+    &nvs_goodbye_message,
+    &nvs_reserve_host_message,
+    &nvs_reserve_pins_message,
+    &nvs_progress_message,
+    &nvs_profile_message,
+    &nvs_explain_wait_message,
+};
+NVS_WIRE_DIRECTION(to_coordinator, hello)
 
 #endif
