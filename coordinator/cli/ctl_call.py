@@ -118,7 +118,8 @@ def make_request(kind: Callable[..., api.Request], **fields: Any) -> api.Request
         return kind(**fields)
     except ValueError as error:
         details: list[dict[str, Any]] = getattr(error, "errors", list)()
-        raise typer.BadParameter("; ".join(f"{'.'.join(map(str, d['loc']))}: {d['msg']}" for d in details)) from None
+        said = (": ".join([*map(str, d["loc"]), d["msg"].removeprefix("Value error, ")]) for d in details)
+        raise typer.BadParameter("; ".join(said)) from None
 
 
 def parse_argument(parse: Callable[[str], Any], text: str, name: str) -> Any:

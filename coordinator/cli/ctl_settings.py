@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -19,166 +21,76 @@ from nvshare.coordinator.cli.ctl_call import (
     say,
 )
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.units import (
-    format_duration,
-    format_share,
-    format_size,
-    parse_part,
-    parse_quantum,
-    parse_share,
-    parse_size,
-)
-
-_SHARING_MODES: Final = ("auto", "exclusive", "concurrent")
-_CLASSES: Final = ("interactive", "batch", "best-effort")
+from nvshare.coordinator.daemon.control.settings import SETTINGS, Setting
+from nvshare.coordinator.units import format_share, format_size, parse_part, parse_size
 
 settings = typer.Typer(no_args_is_help=True, help="Change a setting at run time; it lasts until `unset`.")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the application."""
+    for name, setting in SETTINGS.items():
+        if name == "share_request":
+            settings.command("share")(set_share)
+        if setting.about:
+            how = {"ignore_unknown_options": name == "priority"}  # it may be negative
+            settings.command(name.replace("_", "-"), help=setting.about, context_settings=how)(_command(name, setting))
     app.add_typer(settings, name="set")
     app.command()(limit)
     app.command()(unset)
 
 
-# --- GPUs and the node ----------------------------------------------------------------------------------------------
+def _command(name: str, setting: Setting) -> Callable[..., None]:
+    """The command `set NAME`, with the arguments that the setting has."""
+    word, _, about = setting.value.partition(": ")
+
+    def command(context: typer.Context, **given: Any) -> None:
+        where, as_json = given.pop("where"), given.pop("as_json")
+        value = parse_argument(setting.read, given.pop("value"), word)
+        request = make_request(api.Set, setting=name, value=value, **given)
+        run(context, where, as_json, request, lambda result: say(_done(setting, value, result), result))
+
+    def parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+    found = [parameter("context", typer.Context)]
+    found += [parameter("client", ClientName)] if setting.of_client else []
+    argument = typer.Argument(metavar=word, help=about, autocompletion=lambda: _words(name, setting))
+    found += [parameter("value", Annotated[str, argument])]
+    found += [parameter("gpu", Gpu, None)] if setting.by_gpu else []
+    found += [parameter("as_json", Json, False), parameter("where", Where, None)]
+    command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in found}
+    return command
 
 
-@settings.command("quantum")
-def set_quantum(
-    context: typer.Context,
-    quantum: Annotated[str, typer.Argument(help="250ms, 2s, auto")],
-    gpu: Gpu = None,
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set the length of a turn."""
-    value = parse_argument(parse_quantum, quantum, "QUANTUM")
-    shown = "auto" if value is None else format_duration(value)
-    request = api.SetQuantum(quantum_ns=value, gpu=gpu)
-    run(context, where, as_json, request, lambda result: say(f"quantum is {shown} on {gpu_names(result)}", result))
+def _words(name: str, setting: Setting) -> list[str]:
+    """What the tab key offers as the value."""
+    if name == "policy":
+        from nvshare.scheduler_policies.registry import offers
+
+        return list(offers())
+    return [setting.shown(value) for value in get_args(setting.kind) if isinstance(value, str)]
 
 
-def _policies() -> list[str]:
-    from nvshare.scheduler_policies.registry import offers
-
-    return list(offers())
-
-
-@settings.command("policy")
-def set_policy(
-    context: typer.Context,
-    policy: Annotated[
-        str,
-        typer.Argument(
-            help="auto, round_robin, priority, fair_share, opportunistic, least_attained, edf, or a plug-in",
-            autocompletion=_policies,
-        ),
-    ],
-    gpu: Gpu = None,
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set the scheduling policy."""
-    request = make_request(api.SetPolicy, policy=policy, gpu=gpu)
-    run(context, where, as_json, request, lambda result: say(f"policy is {policy} on {gpu_names(result)}", result))
+def _done(setting: Setting, value: Any, result: dict[str, Any]) -> str:
+    words = {"value": setting.shown(value), "used": "", "more": "", "limit": "no limit"}
+    if "gpus" in result:
+        words["gpus"] = gpu_names(result)
+    if "client" in result:
+        words["client"] = client_name(result)
+    if "host_shared_bytes" in result:
+        words["used"] = format_size(result["host_shared_bytes"])
+        if result["host_shared_bytes"] > value:
+            words["more"] = ", so clients get no more until some is returned"
+    if "limit_bytes" in result and value:
+        words["limit"] = f"a limit of {format_size(value)}"
+        if result["allocated_bytes"] > value:
+            used = format_size(result["allocated_bytes"])
+            words["more"] = f"; it has {used} already and cannot allocate more"
+    return setting.done.format(**words)
 
 
-@settings.command("sharing")
-def set_sharing(
-    context: typer.Context,
-    sharing: Annotated[
-        str, typer.Argument(help="auto, exclusive or concurrent", autocompletion=lambda: _SHARING_MODES)
-    ],
-    gpu: Gpu = None,
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Let the policy decide who runs together, or let clients run in turns, or all at once."""
-    request = make_request(api.SetSharing, sharing=sharing, gpu=gpu)
-    run(context, where, as_json, request, lambda result: say(f"sharing is {sharing} on {gpu_names(result)}", result))
-
-
-@settings.command("switch-share")
-def set_switch_share(
-    context: typer.Context,
-    share: Annotated[str, typer.Argument(help="5%, 2%")],
-    gpu: Gpu = None,
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set the largest share of time for switching, under an automatic quantum."""
-    value = parse_argument(parse_share, share, "SHARE")
-    request = make_request(api.SetSwitchShare, share=value, gpu=gpu)
-    text = f"switching may cost {format_share(value)}"
-    run(context, where, as_json, request, lambda result: say(f"{text} on {gpu_names(result)}", result))
-
-
-@settings.command("host-budget")
-def set_host_budget(
-    context: typer.Context,
-    budget: Annotated[str, typer.Argument(help="64GiB")],
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set the pinned host memory of all clients together."""
-    request = make_request(api.SetHostBudget, budget_bytes=parse_argument(parse_size, budget, "BUDGET"))
-    run(context, where, as_json, request, _say_budget)
-
-
-def _say_budget(result: dict[str, Any]) -> None:
-    budget, shared = result["host_budget_bytes"], result["host_shared_bytes"]
-    more = ", so clients get no more until some is returned" if shared > budget else ""
-    say(f"host budget is {format_size(budget)}; {format_size(shared)} of it are in use{more}", result)
-
-
-# --- clients --------------------------------------------------------------------------------------------------------
-
-
-@settings.command("priority", context_settings={"ignore_unknown_options": True})
-def set_priority(
-    context: typer.Context,
-    client: ClientName,
-    priority: Annotated[int, typer.Argument(help="higher runs first, under the policy priority")],
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set a client's priority."""
-    request = make_request(api.SetPriority, client=client, priority=priority)
-    run(context, where, as_json, request, lambda result: say(f"{client_name(result)} has priority {priority}", result))
-
-
-@settings.command("weight")
-def set_weight(
-    context: typer.Context,
-    client: ClientName,
-    weight: Annotated[int, typer.Argument(help="1 to 10000: share of time under the policy fair_share")],
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set a client's weight."""
-    request = make_request(api.SetWeight, client=client, weight=weight)
-    run(context, where, as_json, request, lambda result: say(f"{client_name(result)} has weight {weight}", result))
-
-
-@settings.command("class")
-def set_class(
-    context: typer.Context,
-    client: ClientName,
-    job_class: Annotated[
-        str,
-        typer.Argument(metavar="CLASS", help="interactive, batch or best-effort", autocompletion=lambda: _CLASSES),
-    ],
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set what a client is for, under the policies auto and opportunistic."""
-    request = make_request(api.SetClass, client=client, job_class=job_class.replace("-", "_"))
-    run(context, where, as_json, request, lambda result: say(f"{client_name(result)} is {job_class}", result))
-
-
-@settings.command("share")
 def set_share(
     context: typer.Context,
     client: ClientName,
@@ -203,21 +115,6 @@ def _say_share(result: dict[str, Any]) -> None:
     say(f"{client_name(result)} has a share request of {request} and a share limit of {most}", result)
 
 
-@settings.command("limit")
-def set_limit(
-    context: typer.Context,
-    client: ClientName,
-    limit: Annotated[str, typer.Argument(help="4GiB, 512MiB; 0 removes the limit")],
-    gpu: Gpu = None,
-    as_json: Json = False,
-    where: Where = None,
-) -> None:
-    """Set the GPU memory that a client may allocate."""
-    value = parse_argument(parse_size, limit, "LIMIT")
-    request = make_request(api.SetLimit, client=client, limit_bytes=value, gpu=gpu)
-    run(context, where, as_json, request, _say_limit)
-
-
 def limit(
     context: typer.Context,
     client: ClientName,
@@ -228,18 +125,8 @@ def limit(
 ) -> None:
     """Limit a client's memory while it runs."""
     size = parse_argument(parse_size, memory, "--memory")
-    request = make_request(api.SetLimit, client=client, limit_bytes=size, gpu=gpu)
-    run(context, where, as_json, request, _say_limit)
-
-
-def _say_limit(result: dict[str, Any]) -> None:
-    size, used = result["limit_bytes"], result["allocated_bytes"]
-    shown = f"a limit of {format_size(size)}" if size else "no limit"
-    more = f"; it has {format_size(used)} already and cannot allocate more" if size and used > size else ""
-    say(f"{client_name(result)} has {shown} of GPU memory{more}", result)
-
-
-# --- undo -----------------------------------------------------------------------------------------------------------
+    request = make_request(api.Set, setting="limit", value=size, client=client, gpu=gpu)
+    run(context, where, as_json, request, lambda result: say(_done(SETTINGS["limit"], size, result), result))
 
 
 def unset(

@@ -31,8 +31,9 @@ from nvshare.coordinator.web.reader import Reader
 STATIC: Final = Path(__file__).parent / "static"
 HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 TOKEN_HEADER: Final = "X-NVShare-Token"
-CHANGES: Final = (api.Ping, api.Pause, api.Resume, api.SetClass, api.SetQuantum)
-"""What the page may ask with a token.  Ping checks the token."""
+CHANGES: Final = (api.Ping, api.Pause, api.Resume, api.Set)
+SETTINGS: Final = ("class", "quantum")
+"""What the page may ask with a token, and set.  Ping checks the token."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -133,8 +134,8 @@ async def _change(reader: Reader, token: str | None, request: Request) -> Respon
 
 def _allowed(frame: bytes) -> api.Request:
     asked = api.decode_request(frame)
-    if not isinstance(asked, CHANGES):
-        raise api.ControlError("request", f"the page does not ask for {asked.ask}")
+    if not isinstance(asked, CHANGES) or (isinstance(asked, api.Set) and asked.setting not in SETTINGS):
+        raise api.ControlError("request", f"the page does not ask for this {asked.ask}")
     return asked
 
 

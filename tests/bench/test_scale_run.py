@@ -13,9 +13,7 @@ from tests.daemon.processes import ROOT, environment
 def test_the_benchmark_gives_its_figures() -> None:
     """Broken if the benchmark did not run, counted nothing, or named its figures otherwise."""
     words = [sys.executable, "-m", "nvshare.bench.scale", "--json", "--clients", "12", "--gpus", "2", "--seconds", "1"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False
-    )
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert set(figures) == {"clients", "gpus", "handovers_per_s", "rss_mb"}
@@ -27,9 +25,7 @@ def test_the_benchmark_gives_its_figures() -> None:
 def test_the_cost_of_an_event_is_given_for_each_policy() -> None:
     """Broken if the clients stopped working, or a policy was left out."""
     words = [sys.executable, "-m", "nvshare.bench.scale", "--cost", "--json", "--clients", "20", "--events", "100"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False
-    )
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     cost = json.loads(done.stdout)["cost"]
     assert {(one["policy"], one["memory"]) for one in cost} == {(p, m) for p in BUILT_IN for m in ("fits", "short")}

@@ -187,7 +187,7 @@ class Trace:
         quantum = running.status()["gpus"][0]["quantum_ns"]
         give_up_at = time.monotonic() + BOUND_S
         while time.monotonic() < give_up_at:
-            running.ask(api.SetQuantum(quantum_ns=quantum))
+            running.ask(api.Set(setting="quantum", value=quantum))
             if self._arrived():
                 return
         raise AssertionError("no events")

@@ -234,14 +234,14 @@ def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordi
 def set_everything(running: Running) -> None:
     """One of each, on the second of two GPUs where there is a choice, and for the client `train`."""
     for request in (
-        api.SetQuantum(quantum_ns=7_000_000, gpu="1"),
-        api.SetPolicy(policy="priority", gpu="1"),
-        api.SetSharing(sharing="concurrent", gpu="1"),
-        api.SetSwitchShare(share=0.25, gpu="1"),
-        api.SetHostBudget(budget_bytes=3 << 30),
-        api.SetPriority(client="train", priority=-4),
-        api.SetWeight(client="train", weight=12),
-        api.SetLimit(client="train", limit_bytes=2 << 30),
+        api.Set(setting="quantum", value=7_000_000, gpu="1"),
+        api.Set(setting="policy", value="priority", gpu="1"),
+        api.Set(setting="sharing", value="concurrent", gpu="1"),
+        api.Set(setting="switch_share", value=0.25, gpu="1"),
+        api.Set(setting="host_budget", value=3 << 30),
+        api.Set(setting="priority", client="train", value=-4),
+        api.Set(setting="weight", client="train", value=12),
+        api.Set(setting="limit", client="train", value=2 << 30),
         api.Pause(client="train"),
     ):
         assert "ends" not in running.ask(request)

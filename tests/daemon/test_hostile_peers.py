@@ -308,7 +308,7 @@ def test_garbage_on_the_control_socket_is_answered(served: Running) -> None:
         msgpack.packb({"version": version, "ask": "destroy"}),
         msgpack.packb({"version": version, "ask": "pause"}),
         msgpack.packb({"version": version, "ask": "pause", "client": "x" * 999}),
-        msgpack.packb({"version": version, "ask": "set_quantum", "quantum_ns": 1}),
+        msgpack.packb({"version": version, "ask": "set", "setting": "quantum", "value": 1}),
         msgpack.packb({"version": version, "ask": "status", "more": 1}),
     ):
         with pytest.raises(api.ControlError):

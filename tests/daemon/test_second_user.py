@@ -95,7 +95,7 @@ def test_a_second_user_sees_and_cannot_change(
     assert shared.status()["gpus"][0]["quantum_ns"] == root["gpus"][0]["quantum_ns"]
     assert second.json("pause", "holder")["paused"]
     assert second.json("limit", "holder", "--memory", "1GiB")["limit_bytes"] == 1 << 30
-    shared.ask(api.SetLimit(client="holder", limit_bytes=1 << 29))
+    shared.ask(api.Set(setting="limit", client="holder", value=1 << 29))
     code, out = second.ctl("limit", "holder", "--memory", "1GiB")
     assert (code, "at most" in out) == (1, True), out
 
@@ -106,7 +106,7 @@ def test_a_second_user_follows_events(shared: Running, second: SecondUser) -> No
         assert process.stdout is not None
 
         def event() -> str:
-            shared.ask(api.SetQuantum(quantum_ns=7_000_000))
+            shared.ask(api.Set(setting="quantum", value=7_000_000))
             assert process.stdout is not None
             readable, _, _ = select.select([process.stdout], [], [], 0.05)
             return process.stdout.readline() if readable else ""
@@ -121,7 +121,7 @@ def test_the_directory_gives_no_more_than_its_sockets(shared: Running) -> None:
         f"import os, sys; {BECOME}; "
         "print(*(name for name in os.listdir(sys.argv[1]) if os.access(f'{sys.argv[1]}/{name}', os.R_OK)))"
     )
-    shared.ask(api.SetQuantum(quantum_ns=7_000_000))  # makes the file of live settings
+    shared.ask(api.Set(setting="quantum", value=7_000_000))  # makes the file of live settings
     command = [sys.executable, "-c", code, str(shared.directory.path)]
     readable = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     assert {"hooks.sock", "control.sock", "events.sock"} <= readable
@@ -154,7 +154,7 @@ def test_a_reader_that_does_not_read_stops_nobody(shared: Running, second: Secon
         assert process.stdout is not None
         assert process.stdout.readline() == "deaf\n"
         for _ in range(100):
-            shared.ask(api.SetQuantum(quantum_ns=7_000_000))
+            shared.ask(api.Set(setting="quantum", value=7_000_000))
         assert shared.status()["gpus"]
         process.kill()
     assert "this user already has 12 connections" in shared.log.read_text()

@@ -190,7 +190,7 @@ def test_hangup_leaves_what_was_set_live(coordinators: Coordinators) -> None:
     settings = coordinators.base / "settings.toml"
     settings.write_text('quantum = "300ms"\n')
     running = coordinators.start("--config", str(settings), gpus=2)
-    running.ask(api.SetQuantum(quantum_ns=5_000_000, gpu="1"))
+    running.ask(api.Set(setting="quantum", value=5_000_000, gpu="1"))
     settings.write_text(f'quantum = "700ms"\nswitch_share = "7%"\n[gpu."{uuid_of(1)}"]\nquantum = "900ms"\n')
     running.process.send_signal(signal.SIGHUP)
     eventually(lambda: "settings reloaded" in running.log.read_text(), "the file")
@@ -212,7 +212,7 @@ def test_an_embedded_coordinator_leaves_when_nobody_needs_it(coordinators: Coord
     keepalive = os.open(directory / "keepalive.lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(keepalive, fcntl.LOCK_SH)
     running = coordinators.start("--embedded", "--linger", "20ms", "--log-level", "debug")
-    running.ask(api.SetQuantum(quantum_ns=5_000_000))
+    running.ask(api.Set(setting="quantum", value=5_000_000))
     assert running.directory.live_settings.exists()
     client = connect(running).hello()
     client.next(messages.Welcome)

@@ -37,8 +37,6 @@ def test_a_users_modules_hide_none_of_ours(
     users: dict[str, str], command: list[str], changes: dict[str, str], expected: str
 ) -> None:
     """Broken: a job with its own `coordinator.py` breaks the tools, or runs unscheduled."""
-    done = subprocess.run(
-        command, env=users | changes, cwd=users["PWD"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, env=users | changes, cwd=users["PWD"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert expected in done.stdout

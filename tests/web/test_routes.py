@@ -72,9 +72,9 @@ def test_changes_reach_the_coordinator(page: TestClient, reader: ScriptedReader)
     wanted: list[api.Request] = [
         api.Pause(client="1"),
         api.Resume(client="1"),
-        api.SetClass(client="1", job_class="best_effort"),
-        api.SetQuantum(quantum_ns=20_000_000, gpu="0"),
-        api.SetQuantum(quantum_ns=None, gpu="0"),
+        api.Set(setting="class", client="1", value="best_effort"),
+        api.Set(setting="quantum", value=20_000_000, gpu="0"),
+        api.Set(setting="quantum", value=None, gpu="0"),
     ]
     for request in wanted:
         reply = page.post("/change", json=request.model_dump(), headers={**WITH_TOKEN, "Origin": HERE})
@@ -113,10 +113,10 @@ def test_changes_need_token_and_origin(
         b"",
         b"[]",
         b"{",
-        b'{"ask": "set_policy", "policy": "x"}',
+        b'{"ask": "set", "setting": "policy", "value": "x"}',
         b'{"ask": "status"}',
         b'{"ask": "pause"}',
-        b'{"ask": "set_quantum", "quantum_ns": 5}',
+        b'{"ask": "set", "setting": "quantum", "value": 5}',
         b'{"ask": "pause", "client": "\\ud800"}',
         b'{"ask": "pause", "client": "' + b"x" * 5000 + b'"}',
         b"[" * 4000,

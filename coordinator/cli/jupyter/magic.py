@@ -63,7 +63,7 @@ def _command(words: list[str]) -> str:
         case []:
             return "\n".join(report())
         case ["class", name] if name in JOB_CLASSES:
-            call(client_directory(), api.SetClass(client=str(os.getpid()), job_class=name.replace("-", "_")))  # type: ignore[arg-type]
+            call(client_directory(), api.Set(setting="class", client=str(os.getpid()), value=name.replace("-", "_")))
             return f"this notebook is {name} from now on"
         case ["release"]:
             return release()

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from nvshare.coordinator.daemon.control import api
 
-CLASSES: Final[tuple[Literal["interactive", "batch", "best_effort"], ...]] = ("batch", "interactive", "best_effort")
+CLASSES: Final = ("batch", "interactive", "best_effort")
 _QUANTA_MS: Final = (
-    1,
-    2,
-    5,
-    10,
-    20,
-    50,
-    100,
-    200,
-    500,
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    30_000,
-    60_000,
-    300_000,
-    3_600_000,
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000),
 )
 
 
@@ -112,7 +96,8 @@ def press(key: str, choice: Choice, status: Mapping[str, Any]) -> tuple[Choice, 
 def _request(key: str, row: Row | None, status: Mapping[str, Any]) -> api.Request | None:
     if key in "+-a" and status["gpus"]:
         gpu = status["gpus"][0] if row is None or row.gpu is None else row.gpu
-        return api.SetQuantum(quantum_ns=None if key == "a" else _next_quantum(gpu["quantum_ns"], key), gpu=gpu["uuid"])
+        quantum_ns = None if key == "a" else _next_quantum(gpu["quantum_ns"], key)
+        return api.Set(setting="quantum", value=quantum_ns, gpu=gpu["uuid"])
     if row is None:
         return None
     client = str(row.client["client"])
@@ -120,7 +105,7 @@ def _request(key: str, row: Row | None, status: Mapping[str, Any]) -> api.Reques
         return api.Resume(client=client) if row.client["paused"] else api.Pause(client=client)
     if key == "c":
         now = CLASSES.index(row.client["job_class"])
-        return api.SetClass(client=client, job_class=CLASSES[(now + 1) % len(CLASSES)])
+        return api.Set(setting="class", client=client, value=CLASSES[(now + 1) % len(CLASSES)])
     return None
 
 
@@ -134,10 +119,10 @@ def _next_quantum(quantum_ns: int, key: str) -> int:
 def answer(request: api.Request, result: Mapping[str, Any]) -> str:
     """What has been done, in one line."""
     match request:
-        case api.SetQuantum(quantum_ns=quantum_ns):
-            done = "the quantum is automatic" if quantum_ns is None else f"the quantum is {quantum_ns / 1e6:g} ms"
-        case api.SetClass(job_class=job_class):
-            done = f"{result['name']} is {job_class.replace('_', '-')}"
+        case api.Set(setting="quantum", value=quantum_ns):
+            done = f"the quantum is {f'{quantum_ns / 1e6:g} ms' if isinstance(quantum_ns, int) else 'automatic'}"
+        case api.Set(value=job_class):
+            done = f"{result['name']} is {str(job_class).replace('_', '-')}"
         case api.Pause():
             done = f"{result['name']} is paused"
         case _:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from nvshare.coordinator.cli.views.words import count
-from nvshare.coordinator.units import format_duration, format_share, format_size
+from nvshare.coordinator.daemon.control.settings import SETTINGS
+from nvshare.coordinator.units import format_duration, format_size
 
 
 def gang_lines(status: Mapping[str, Any], names: Mapping[int, str]) -> list[str]:
@@ -23,25 +24,13 @@ def gang_lines(status: Mapping[str, Any], names: Mapping[int, str]) -> list[str]
     return lines
 
 
-_SHOWN: Final[dict[str, Callable[[Any], str]]] = {
-    "quantum": lambda value: "auto" if value is None else format_duration(value),
-    "switch_share": format_share,
-    "host_budget": format_size,
-    "class": lambda value: value.replace("_", "-"),
-    "share_request": format_share,
-    "share_limit": format_share,
-    "limit": lambda value: format_size(value) if value else "none",
-    "paused": lambda value: "yes",
-}
-
-
 def live_lines(settings: Iterable[Mapping[str, Any]], status: Mapping[str, Any] | None = None) -> list[str]:
     """One line for each live setting and owner; equal values on several GPUs share a line."""
     gpus = {gpu["uuid"]: str(gpu["index"]) for gpu in (status or {}).get("gpus", ())}
     names = {client["process_id"]: client["name"] for client in (status or {}).get("clients", ())}
     together: dict[tuple[str, ...], list[str]] = {}
     for each in settings:
-        value = _SHOWN.get(each["setting"], str)(each["value"])
+        value = SETTINGS[each["setting"]].shown(each["value"])
         pid, owner = each["process_id"], ""
         if pid:
             owner = f" of {names[pid]} (pid {pid})" if pid in names else f" of pid {pid}"

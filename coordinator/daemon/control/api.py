@@ -15,7 +15,9 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-CONTROL_VERSION: Final = 1
+from nvshare.coordinator.daemon.control.settings import SETTINGS, Part, PositivePart
+
+CONTROL_VERSION: Final = 2
 MAX_REQUEST_BYTES: Final = 4096
 
 ClientName = Annotated[str, Field(min_length=1, max_length=63)]
@@ -51,52 +53,31 @@ class Status(_Request):
     clients: bool = True
 
 
-class SetQuantum(_Request):
-    """Sets the quantum; None is automatic.  `gpu` (UUID or index) None means all GPUs."""
+class Set(_Request):
+    """Changes a setting of `SETTINGS`.
 
-    ask: Literal["set_quantum"] = "set_quantum"
-    quantum_ns: int | None = Field(default=None, ge=1_000_000, le=3_600_000_000_000)
+    `client` is a client id, a process id or a name; None for a setting of the node.  `gpu` (UUID or index) None means
+    all GPUs.
+    """
+
+    ask: Literal["set"] = "set"
+    setting: str
+    value: int | float | str | None
+    client: ClientName | None = None
     gpu: GpuName | None = None
 
-
-class SetPolicy(_Request):
-    """Sets the policy, by its registered name."""
-
-    ask: Literal["set_policy"] = "set_policy"
-    policy: ClientName
-    gpu: GpuName | None = None
-
-
-class SetSharing(_Request):
-    """Sets exclusive, concurrent or automatic sharing."""
-
-    ask: Literal["set_sharing"] = "set_sharing"
-    sharing: Literal["auto", "exclusive", "concurrent"]
-    gpu: GpuName | None = None
-
-
-class SetPriority(_Request):
-    """Sets a client's priority.  `client` is a client id, a process id or a name."""
-
-    ask: Literal["set_priority"] = "set_priority"
-    client: ClientName
-    priority: int = Field(ge=I32_MIN, le=I32_MAX)
-
-
-class SetWeight(_Request):
-    """Sets a client's weight, for policies that divide time."""
-
-    ask: Literal["set_weight"] = "set_weight"
-    client: ClientName
-    weight: int = Field(ge=1, le=10_000)
-
-
-class SetClass(_Request):
-    """Sets a client's class, for policies that know classes."""
-
-    ask: Literal["set_class"] = "set_class"
-    client: ClientName
-    job_class: Literal["interactive", "batch", "best_effort"]
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        setting = SETTINGS.get(self.setting)
+        if setting is None or not setting.about:
+            raise ValueError(f"{self.setting!r:.40} is no setting")
+        if setting.of_client != (self.client is not None) or (self.gpu is not None and not setting.by_gpu):
+            raise ValueError(f"{self.setting} belongs to {'a client' if setting.of_client else 'the node'}")
+        try:
+            setting.check(self.value)
+        except ValueError as error:
+            raise ValueError(f"{self.setting}: {error}") from None
+        return self
 
 
 class SetShare(_Request):
@@ -104,8 +85,8 @@ class SetShare(_Request):
 
     ask: Literal["set_share"] = "set_share"
     client: ClientName
-    request: float | None = Field(default=None, ge=0.0, le=1.0)
-    limit: float | None = Field(default=None, gt=0.0, le=1.0)
+    request: Part | None = None
+    limit: PositivePart | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -116,54 +97,19 @@ class SetShare(_Request):
         return self
 
 
-class SetLimit(_Request):
-    """Sets a client's memory limit; 0 removes it."""
-
-    ask: Literal["set_limit"] = "set_limit"
-    client: ClientName
-    limit_bytes: int = Field(ge=0, le=1 << 60)
-    gpu: GpuName | None = None
-
-
-class SetHostBudget(_Request):
-    """Sets the pinned host memory of all clients together."""
-
-    ask: Literal["set_host_budget"] = "set_host_budget"
-    budget_bytes: int = Field(ge=1, le=1 << 60)
-
-
-class SetSwitchShare(_Request):
-    """Sets the largest share of time for switching, under an automatic quantum."""
-
-    ask: Literal["set_switch_share"] = "set_switch_share"
-    share: float = Field(ge=0.001, le=0.5)
-    gpu: GpuName | None = None
-
-
-SettingName = Literal[
-    "quantum",
-    "policy",
-    "sharing",
-    "switch_share",
-    "host_budget",
-    "priority",
-    "weight",
-    "class",
-    "share",
-    "share_request",
-    "share_limit",
-    "limit",
-    "paused",
-]
-
-
 class Unset(_Request):
     """Removes live settings.  `setting`, `client` and `gpu` None mean all; `share` means its request and its limit."""
 
     ask: Literal["unset"] = "unset"
-    setting: SettingName | None = None
+    setting: str | None = None
     client: ClientName | None = None
     gpu: GpuName | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.setting not in (None, "share", *SETTINGS):
+            raise ValueError(f"{self.setting!r:.40} is no setting")
+        return self
 
 
 class Pause(_Request):
@@ -180,23 +126,7 @@ class Resume(_Request):
     client: ClientName
 
 
-Request = (
-    Ping
-    | Status
-    | SetQuantum
-    | SetPolicy
-    | SetSharing
-    | SetPriority
-    | SetWeight
-    | SetClass
-    | SetShare
-    | SetLimit
-    | SetHostBudget
-    | SetSwitchShare
-    | Unset
-    | Pause
-    | Resume
-)
+Request = Ping | Status | Set | SetShare | Unset | Pause | Resume
 _REQUEST: Final[TypeAdapter[Request]] = TypeAdapter(Annotated[Request, Field(discriminator="ask")])
 
 

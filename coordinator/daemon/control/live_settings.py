@@ -18,7 +18,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.daemon.control.settings import SETTINGS
 from nvshare.coordinator.model import events
 from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.system.journal import boot_id, start_time
@@ -59,23 +59,9 @@ CLIENT_EVENTS: Final[dict[str, Callable[[int, Any, str | None], events.Event]]] 
     "limit": events.LimitSet,
     "paused": lambda client, value, gpu: events.Paused(client) if value else events.Resumed(client),
 }
+MAX_GPU_NAME: Final = 95
 SHARES: Final = ("share_request", "share_limit")
 """Settings that bound each other: an event carries both."""
-_CHECKS: Final[dict[str, Callable[[Any, str | None], object]]] = {
-    "quantum": lambda value, gpu: api.SetQuantum(quantum_ns=value, gpu=gpu),
-    "policy": lambda value, gpu: api.SetPolicy(policy=value, gpu=gpu),
-    "sharing": lambda value, gpu: api.SetSharing(sharing=value, gpu=gpu),
-    "switch_share": lambda value, gpu: api.SetSwitchShare(share=value, gpu=gpu),
-    "host_budget": lambda value, gpu: api.SetHostBudget(budget_bytes=value),
-    "priority": lambda value, gpu: api.SetPriority(client="-", priority=value),
-    "weight": lambda value, gpu: api.SetWeight(client="-", weight=value),
-    "class": lambda value, gpu: api.SetClass(client="-", job_class=value),
-    "share_request": lambda value, gpu: api.SetShare(client="-", request=value),
-    "share_limit": lambda value, gpu: api.SetShare(client="-", limit=value),
-    "limit": lambda value, gpu: api.SetLimit(client="-", limit_bytes=value, gpu=gpu),
-    "paused": lambda value, gpu: api.Pause(client="-"),
-}
-"""Checks by the control protocol's bounds; each raises ValueError for a value out of bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,11 +341,13 @@ def _read(path: Path) -> Iterable[Live]:
 def _checked(entry: dict[str, Any]) -> Live:
     setting, gpu, value = entry.pop("setting"), entry.pop("gpu"), entry.pop("value")
     operators = entry.pop("operators", value)  # before 0.2 only operators could set a value
+    declared = SETTINGS[setting]
     for each in (value, value if operators is None else operators):
-        _CHECKS[setting](each, gpu)
+        declared.check(each)
     owner = Owner(**entry)
     typed = all(isinstance(found, type(like)) for found, like in zip(astuple(owner), astuple(NODE), strict=True))
-    placed = setting in CLIENT_EVENTS if owner != NODE else (gpu is None) == (setting == "host_budget")
-    if not typed or not placed or (owner == NODE) != (setting in NODE_EVENTS):
+    placed = (gpu is None or declared.by_gpu) if declared.of_client else (gpu is not None) == declared.by_gpu
+    named = gpu is None or (isinstance(gpu, str) and 0 < len(gpu) <= MAX_GPU_NAME)
+    if not (typed and placed and named) or (owner == NODE) == declared.of_client:
         raise ValueError(f"{setting} of {owner}")
     return Live(owner, setting, gpu, value, operators)

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 HIDDEN: Final = "(hidden)"
 """In place of a name that the reader must not see."""
 
-OfProgram = (
-    api.SetPriority | api.SetWeight | api.SetClass | api.SetShare | api.SetLimit | api.Unset | api.Pause | api.Resume
-)
-"""Requests that change one program; `Unset` only where it names one."""
+OfProgram = api.Set | api.SetShare | api.Unset | api.Pause | api.Resume
+"""Requests that change one program; `Set` and `Unset` only where they name one."""
 _NAMES_IN_EVENTS: Final = frozenset({"name", "program", "process", "gang", "owner"})
 
 Ceilings = Callable[[str], "list[Value]"]
@@ -88,19 +86,20 @@ class Rights:
 
     def _beyond(self, request: OfProgram, ceilings: Ceilings) -> str | None:
         """Says how a change of one's own program is beyond the operators' settings; None if it is not."""
-        if isinstance(request, api.SetPriority):
-            return _above("priority", request.priority, ceilings("priority") or [self.max_priority])
-        if isinstance(request, api.SetWeight):
-            return _above("weight", request.weight, ceilings("weight") or [self.max_weight])
         if isinstance(request, api.SetShare):
             if request.request is not None:
                 return "a live guaranteed share takes time from other users"
             return _above("share limit", request.limit or 0, ceilings("share_limit"))
-        if isinstance(request, api.SetLimit):
-            limits = [value for value in ceilings("limit") if value]
-            return _above("memory limit in bytes", request.limit_bytes or 1 << 62, limits)
-        if isinstance(request, api.SetClass):
-            others = [value for value in ceilings("class") if value != request.job_class]
+        if isinstance(request, api.Set):
+            value: Any = request.value
+            if request.setting == "priority":
+                return _above("priority", value, ceilings("priority") or [self.max_priority])
+            if request.setting == "weight":
+                return _above("weight", value, ceilings("weight") or [self.max_weight])
+            if request.setting == "limit":
+                limits = [limit for limit in ceilings("limit") if limit]
+                return _above("memory limit in bytes", value or 1 << 62, limits)
+            others = [each for each in ceilings("class") if each != value]
             return f"an operator has set the class {others[0]}" if others else None
         if isinstance(request, api.Resume) and True in ceilings("paused"):
             return "an operator has paused this program"

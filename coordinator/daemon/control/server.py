@@ -16,11 +16,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from nvshare.coordinator.daemon.control import api
-from nvshare.coordinator.daemon.control.live_settings import NODE, SHARES
+from nvshare.coordinator.daemon.control.live_settings import NODE, NODE_EVENTS, SHARES
 from nvshare.coordinator.daemon.control.rights import OfProgram, hide_names
+from nvshare.coordinator.daemon.control.settings import SETTINGS
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot
 from nvshare.coordinator.model import events
-from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.scheduler_policies.api import Progress
 
 if TYPE_CHECKING:
@@ -118,51 +118,33 @@ class Administration:
         book = self._dispatcher.slots
         return {} if book is None else {"slots": [slot.plain() for slot in book.snapshots(snapshot.clients)]}
 
-    def _set_quantum(self, request: api.SetQuantum, call: Call) -> dict[str, Any]:
-        event = events.QuantumSet(request.quantum_ns, self._gpu(request.gpu))
-        return {"quantum_ns": request.quantum_ns, **self._set_gpus(event, "quantum", request.quantum_ns, call)}
-
-    def _set_policy(self, request: api.SetPolicy, call: Call) -> dict[str, Any]:
+    def _set(self, request: api.Set, call: Call) -> dict[str, Any]:
         uuid = self._gpu(request.gpu)
-        try:
-            policies = {each: self._make_policy(request.policy, each) for each in self._changed(uuid)}
-        except Exception as error:  # third-party code
-            raise api.ControlError("policy", str(error) or repr(error)) from None
-        event = events.PolicySet(request.policy, policies, uuid)
-        return {"policy": request.policy, **self._set_gpus(event, "policy", request.policy, call)}
+        if SETTINGS[request.setting].of_client:
+            client = self._client(request, call)
+            found = self._set_client(client, request.setting, request.value, uuid, call)
+            if request.setting == "limit":
+                used = (seat.memory.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid))
+                found |= {"gpu": uuid, "allocated_bytes": max(used, default=0)}
+        else:
+            found = self._set_node(request.setting, request.value, uuid, call)
+        return {**found, SETTINGS[request.setting].key: request.value}
 
-    def _set_sharing(self, request: api.SetSharing, call: Call) -> dict[str, Any]:
-        event = events.SharingSet(Sharing[request.sharing.upper()], self._gpu(request.gpu))
-        return {"sharing": request.sharing, **self._set_gpus(event, "sharing", request.sharing, call)}
-
-    def _set_switch_share(self, request: api.SetSwitchShare, call: Call) -> dict[str, Any]:
-        event = events.SwitchShareSet(request.share, self._gpu(request.gpu))
-        return {"share": request.share, **self._set_gpus(event, "switch_share", request.share, call)}
-
-    def _set_gpus(self, event: events.GpuSetting, setting: str, value: Value, call: Call) -> dict[str, Any]:
+    def _set_node(self, setting: str, value: Any, uuid: str | None, call: Call) -> dict[str, Any]:
+        changed = list(self._devices) if uuid is None else [uuid]
+        event = NODE_EVENTS[setting](value, uuid)
+        if isinstance(event, events.PolicySet):
+            try:
+                event = dataclasses.replace(event, policies={each: self._make_policy(value, each) for each in changed})
+            except Exception as error:  # third-party code
+                raise api.ControlError("policy", str(error) or repr(error)) from None
         self._dispatcher.event(event, call.now_ns)
-        changed = self._changed(event.uuid)
-        self._live.put(NODE, setting, value, changed)  # last: a value that crashes the coordinator must not return
-        return {"gpus": changed, **self._lasting()}
-
-    def _set_host_budget(self, request: api.SetHostBudget, call: Call) -> dict[str, Any]:
-        self._dispatcher.event(events.HostBudgetSet(request.budget_bytes), call.now_ns)
-        self._live.put(NODE, "host_budget", request.budget_bytes)
-        snapshot = self._snapshot(call.now_ns)
-        host = {"host_budget_bytes": snapshot.host_budget_bytes, "host_shared_bytes": snapshot.host_shared_bytes}
-        return {**host, **self._lasting()}
-
-    def _set_priority(self, request: api.SetPriority, call: Call) -> dict[str, Any]:
-        client = self._client(request, call)
-        return {**self._set_client(client, "priority", request.priority, None, call), "priority": request.priority}
-
-    def _set_weight(self, request: api.SetWeight, call: Call) -> dict[str, Any]:
-        client = self._client(request, call)
-        return {**self._set_client(client, "weight", request.weight, None, call), "weight": request.weight}
-
-    def _set_class(self, request: api.SetClass, call: Call) -> dict[str, Any]:
-        client = self._client(request, call)
-        return {**self._set_client(client, "class", request.job_class, None, call), "class": request.job_class}
+        # Last: a value that crashes the coordinator must not return.
+        if SETTINGS[setting].by_gpu:
+            self._live.put(NODE, setting, value, changed)
+            return {"gpus": changed, **self._lasting()}
+        self._live.put(NODE, setting, value)
+        return {"host_shared_bytes": self._snapshot(call.now_ns).host_shared_bytes, **self._lasting()}
 
     def _set_share(self, request: api.SetShare, call: Call) -> dict[str, Any]:
         client = self._client(request, call)
@@ -177,13 +159,6 @@ class Administration:
             if given[name] is not None:
                 found = self._set_client(client, name, given[name], None, call)
         return {**found, **values}
-
-    def _set_limit(self, request: api.SetLimit, call: Call) -> dict[str, Any]:
-        client = self._client(request, call)
-        uuid = self._gpu(request.gpu)
-        found = self._set_client(client, "limit", request.limit_bytes, uuid, call)
-        used = max((seat.memory.allocated_bytes for seat in client.seats if uuid in (None, seat.uuid)), default=0)
-        return {**found, "limit_bytes": request.limit_bytes, "gpu": uuid, "allocated_bytes": used}
 
     def _pause(self, request: api.Pause, call: Call) -> dict[str, Any]:
         client = self._client(request, call)
@@ -245,9 +220,6 @@ class Administration:
     def _snapshot(self, now_ns: int) -> Snapshot:
         return self._dispatcher.scheduler.snapshot(now_ns)
 
-    def _changed(self, uuid: str | None) -> list[str]:
-        return list(self._devices) if uuid is None else [uuid]
-
     def _gpu(self, name: str | None) -> str | None:
         """A UUID, its unambiguous beginning, or an index."""
         if name is None or name in self._devices:
@@ -288,16 +260,8 @@ class Administration:
 _ANSWERS: Final[dict[type[Any], Callable[[Administration, Any, Call], dict[str, Any]]]] = {
     api.Ping: Administration._ping,
     api.Status: Administration._status,
-    api.SetQuantum: Administration._set_quantum,
-    api.SetPolicy: Administration._set_policy,
-    api.SetSharing: Administration._set_sharing,
-    api.SetPriority: Administration._set_priority,
-    api.SetWeight: Administration._set_weight,
-    api.SetClass: Administration._set_class,
+    api.Set: Administration._set,
     api.SetShare: Administration._set_share,
-    api.SetLimit: Administration._set_limit,
-    api.SetHostBudget: Administration._set_host_budget,
-    api.SetSwitchShare: Administration._set_switch_share,
     api.Unset: Administration._unset,
     api.Pause: Administration._pause,
     api.Resume: Administration._resume,

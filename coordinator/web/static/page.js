@@ -126,7 +126,7 @@ function newSection(gpu) {
   title.append(`GPU ${gpu.index} `, make("small", gpu.name));
   text(section.querySelector("caption"), `Programs on GPU ${gpu.index}`);
   const form = section.querySelector("form");
-  const setQuantum = (quantum_ns) => change({ ask: "set_quantum", gpu: gpu.uuid, quantum_ns });
+  const setQuantum = (quantum_ns) => change({ ask: "set", setting: "quantum", gpu: gpu.uuid, value: quantum_ns });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     setQuantum(Math.round(form.querySelector("input").valueAsNumber * 1e6));
@@ -192,7 +192,7 @@ function newRow(each) {
   button.addEventListener("click", () => change({ ask: row.dataset.paused ? "resume" : "pause", client }));
   const select = row.querySelector("select");
   select.setAttribute("aria-label", `Class of ${each.name}`);
-  select.addEventListener("change", () => change({ ask: "set_class", client, job_class: select.value }));
+  select.addEventListener("change", () => change({ ask: "set", setting: "class", client, value: select.value }));
   return row;
 }
 

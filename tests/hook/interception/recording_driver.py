@@ -43,9 +43,7 @@ class Programs:
         environment |= {"LD_LIBRARY_PATH": str(driver or self.directory), "INTERCEPT_GPUS": str(gpus)} | more
         if preload:
             environment["LD_PRELOAD"] = str(self.hook)
-        done = subprocess.run(
-            [str(program), *arguments], env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
         assert done.stderr == ""
         return done.stdout

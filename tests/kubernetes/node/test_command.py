@@ -15,9 +15,7 @@ main(sys.argv[1:])
 
 def without_grpc(*words: str) -> subprocess.CompletedProcess[str]:
     """The command's end."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_GRPC, *words], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", WITHOUT_GRPC, *words], capture_output=True, text=True, check=False)
 
 
 def test_help_needs_no_grpc() -> None:

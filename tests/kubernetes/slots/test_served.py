@@ -94,7 +94,7 @@ def test_what_the_operator_set_for_a_slot_lasts_as_long_as_its_allocation(
     for hook in hooks:
         hook.next(messages.Welcome)
     assert running.ask(api.Pause(client="one"))["slot"] == "a"
-    running.ask(api.SetPriority(client="two", priority=7))
+    running.ask(api.Set(setting="priority", client="two", value=7))
     put(base, "a", policy=SlotPolicy(priority=2, weight=5))
 
     def clients() -> dict[str, tuple[object, ...]]:
@@ -120,7 +120,7 @@ def test_a_slot_cannot_fill_the_host_budget(
     base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     """Else one pod takes all host memory, and every other one is out of memory and is not told why."""
-    running.ask(api.SetHostBudget(budget_bytes=9 * GIB))
+    running.ask(api.Set(setting="host_budget", value=9 * GIB))
     first, second = (Hook(context, put(base, name)).hello(name) for name in ("a", "b"))
     for hook in (first, second):
         hook.send(messages.ReserveHost(0, 0))  # as hooks do: what they have, soon after a start, is no question

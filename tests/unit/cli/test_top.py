@@ -84,10 +84,10 @@ def test_keys_select_sort_and_ask() -> None:
     choice, request = press("down", choice, reply)
     assert (choice.selected, request) == ((second, "GPU-0"), None)
     assert press("p", choice, reply)[1] == api.Pause(client=str(second))
-    assert press("c", choice, reply)[1] == api.SetClass(client=str(second), job_class="interactive")
-    assert press("+", choice, reply)[1] == api.SetQuantum(quantum_ns=200_000_000, gpu="GPU-0")
-    assert press("-", choice, reply)[1] == api.SetQuantum(quantum_ns=50_000_000, gpu="GPU-0")
-    assert press("a", choice, reply)[1] == api.SetQuantum(quantum_ns=None, gpu="GPU-0")
+    assert press("c", choice, reply)[1] == api.Set(setting="class", client=str(second), value="interactive")
+    assert press("+", choice, reply)[1] == api.Set(setting="quantum", value=200_000_000, gpu="GPU-0")
+    assert press("-", choice, reply)[1] == api.Set(setting="quantum", value=50_000_000, gpu="GPU-0")
+    assert press("a", choice, reply)[1] == api.Set(setting="quantum", value=None, gpu="GPU-0")
     assert press("x", choice, reply)[1] is None
     assert press("s", Choice("name"), reply)[0].sort == "share"
     assert press("q", choice, reply)[0].ended
@@ -102,7 +102,7 @@ def test_what_a_key_did_is_said() -> None:
     """Broken if a change that does not last looked as if it did."""
     result = {"name": "train.py", "ends": "with this coordinator"}
     assert answer(api.Pause(client="1"), result) == "train.py is paused; it ends with this coordinator"
-    assert answer(api.SetQuantum(quantum_ns=20_000_000), {}) == "the quantum is 20 ms"
+    assert answer(api.Set(setting="quantum", value=20_000_000), {}) == "the quantum is 20 ms"
 
 
 def test_keys_of_a_terminal() -> None:

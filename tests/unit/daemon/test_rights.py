@@ -94,11 +94,11 @@ def test_everybody_sees_everything_by_default(node: Node) -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        api.SetQuantum(quantum_ns=1_000_000),
-        api.SetPolicy(policy="round_robin"),
-        api.SetSharing(sharing="auto"),
-        api.SetSwitchShare(share=0.1),
-        api.SetHostBudget(budget_bytes=1),
+        api.Set(setting="quantum", value=1_000_000),
+        api.Set(setting="policy", value="round_robin"),
+        api.Set(setting="sharing", value="auto"),
+        api.Set(setting="switch_share", value=0.1),
+        api.Set(setting="host_budget", value=1),
         api.Unset(),
         api.Unset(setting="quantum"),
         api.Unset(setting="limit"),
@@ -113,7 +113,7 @@ def test_only_operators_change_the_node(node: Node, request_: api.Request) -> No
 
 def test_the_coordinators_user_is_an_operator(node: Node) -> None:
     """Broken: one's own coordinator obeys root alone."""
-    assert node.ask(SERVICE, api.SetQuantum(quantum_ns=1_000_000))["quantum_ns"] == 1_000_000
+    assert node.ask(SERVICE, api.Set(setting="quantum", value=1_000_000))["quantum_ns"] == 1_000_000
     assert node.ask(SERVICE, api.Pause(client="secret"))["paused"]
 
 
@@ -122,10 +122,10 @@ def test_the_coordinators_user_is_an_operator(node: Node) -> None:
     [
         lambda client: api.Pause(client=client),
         lambda client: api.Resume(client=client),
-        lambda client: api.SetPriority(client=client, priority=-5),
-        lambda client: api.SetWeight(client=client, weight=2),
-        lambda client: api.SetClass(client=client, job_class="best_effort"),
-        lambda client: api.SetLimit(client=client, limit_bytes=1 << 30),
+        lambda client: api.Set(setting="priority", client=client, value=-5),
+        lambda client: api.Set(setting="weight", client=client, value=2),
+        lambda client: api.Set(setting="class", client=client, value="best_effort"),
+        lambda client: api.Set(setting="limit", client=client, value=1 << 30),
         lambda client: api.SetShare(client=client, limit=0.5),
     ],
 )
@@ -139,30 +139,30 @@ def test_users_change_their_own_programs_alone(node: Node, change: Any) -> None:
 
 def test_a_rank_has_its_bounds(node: Node) -> None:
     """Broken: `set priority` gives what --priority does not."""
-    assert node.ask(ALICE, api.SetPriority(client="1", priority=5))["priority"] == 5
-    assert "at most 5" in node.refusal(ALICE, api.SetPriority(client="1", priority=6))
-    assert "at most 50" in node.refusal(ALICE, api.SetWeight(client="1", weight=51))
+    assert node.ask(ALICE, api.Set(setting="priority", client="1", value=5))["priority"] == 5
+    assert "at most 5" in node.refusal(ALICE, api.Set(setting="priority", client="1", value=6))
+    assert "at most 50" in node.refusal(ALICE, api.Set(setting="weight", client="1", value=51))
     assert node.client(1)["priority"] == 5
     assert "guaranteed share" in node.refusal(ALICE, api.SetShare(client="1", request=0.5))
-    node.ask(0, api.SetPriority(client="1", priority=-1))
-    assert "at most -1" in node.refusal(ALICE, api.SetPriority(client="1", priority=0))
-    assert node.ask(ALICE, api.SetPriority(client="1", priority=-2))["priority"] == -2
+    node.ask(0, api.Set(setting="priority", client="1", value=-1))
+    assert "at most -1" in node.refusal(ALICE, api.Set(setting="priority", client="1", value=0))
+    assert node.ask(ALICE, api.Set(setting="priority", client="1", value=-2))["priority"] == -2
 
 
 def test_an_operators_limit_is_a_ceiling(node: Node) -> None:
     """Broken: a user raises what root has lowered, at once or in two steps."""
-    node.ask(0, api.SetLimit(client="1", limit_bytes=4 << 30))
+    node.ask(0, api.Set(setting="limit", client="1", value=4 << 30))
     for above in (5 << 30, 0):
-        assert f"at most {4 << 30}" in node.refusal(ALICE, api.SetLimit(client="1", limit_bytes=above))
-    node.ask(ALICE, api.SetLimit(client="1", limit_bytes=1 << 30))
-    assert "at most" in node.refusal(ALICE, api.SetLimit(client="1", limit_bytes=5 << 30, gpu="0"))
+        assert f"at most {4 << 30}" in node.refusal(ALICE, api.Set(setting="limit", client="1", value=above))
+    node.ask(ALICE, api.Set(setting="limit", client="1", value=1 << 30))
+    assert "at most" in node.refusal(ALICE, api.Set(setting="limit", client="1", value=5 << 30, gpu="0"))
     assert node.client(1)["limit_bytes"] == 1 << 30
     node.ask(ALICE, api.Unset(setting="limit", client="1"))
     assert node.client(1)["limit_bytes"] == 4 << 30, "the operator's is left"
     with pytest.raises(api.ControlError, match="no such live setting"):
         node.ask(ALICE, api.Unset(setting="limit", client="1"))
     node.ask(0, api.Unset(setting="limit", client="1"))
-    assert node.ask(ALICE, api.SetLimit(client="1", limit_bytes=5 << 30))["limit_bytes"] == 5 << 30
+    assert node.ask(ALICE, api.Set(setting="limit", client="1", value=5 << 30))["limit_bytes"] == 5 << 30
 
 
 def test_an_operators_pause_and_class_stay(node: Node) -> None:
@@ -174,16 +174,16 @@ def test_an_operators_pause_and_class_stay(node: Node) -> None:
     with pytest.raises(api.ControlError, match="no such live setting"):
         node.ask(ALICE, api.Unset(client="1"))
     assert node.client(1)["paused"]
-    node.ask(0, api.SetClass(client="1", job_class="best_effort"))
-    assert "class best_effort" in node.refusal(ALICE, api.SetClass(client="1", job_class="interactive"))
+    node.ask(0, api.Set(setting="class", client="1", value="best_effort"))
+    assert "class best_effort" in node.refusal(ALICE, api.Set(setting="class", client="1", value="interactive"))
     node.ask(0, api.Resume(client="1"))
     assert not node.client(1)["paused"]
 
 
 def test_ceilings_outlast_the_coordinator(node: Node, tmp_path: Path) -> None:
     """Broken: a restart lets users raise what root has lowered."""
-    node.ask(0, api.SetLimit(client="1", limit_bytes=4 << 30))
-    node.ask(ALICE, api.SetLimit(client="1", limit_bytes=1 << 30))
+    node.ask(0, api.Set(setting="limit", client="1", value=4 << 30))
+    node.ask(ALICE, api.Set(setting="limit", client="1", value=1 << 30))
     (kept,) = LiveSettings(tmp_path / "live").all()
     assert (kept.value, kept.operators) == (1 << 30, 4 << 30)
 
