@@ -1,7 +1,7 @@
 """Several programs on one simulated GPU: time slices, and the multiprocessors among clients of MPS.
 
-Assertions are on the trace and on the count of context switches.  Most hold however late a process wakes; others allow
-it 75 ms.
+Assertions are on the trace and on the count of context switches.  Most hold however late a process wakes; what does not
+is tried again.
 """
 
 from __future__ import annotations
@@ -83,16 +83,25 @@ def switches(state: Path) -> int:
     return read_cards(state)[0].context_switches
 
 
+def again_until(what: str, scene: Callable[[], bool]) -> None:
+    """Plays a scene again where a process woke too late for it."""
+    assert any(scene() for _ in range(20)), what
+
+
 def test_saturating_programs_share_the_time(launch: Launch, state: Path) -> None:
     """Without slices the second program waits for the first, or both run at full speed: a card does neither."""
-    programs = [launch(600, **LONG_SLICES) for _ in range(2)]
-    ((first,), (second,)) = [finish(program, state) for program in programs]
-    assert first.work_ns == second.work_ns == 600 * MS
-    assert took_ns(first) > 900 * MS
-    assert took_ns(second) > 900 * MS
-    assert switches(state) >= 6
-    elapsed_ns = max(first.end_ns, second.end_ns) - first.start_ns
-    assert elapsed_ns >= 1200 * MS + switches(state) * SWITCH_NS
+
+    def scene() -> bool:
+        before = switches(state) if state.exists() else 0
+        programs = [launch(600, **LONG_SLICES) for _ in range(2)]
+        ((first,), (second,)) = [finish(program, state) for program in programs]
+        assert first.work_ns == second.work_ns == 600 * MS
+        switched = switches(state) - before
+        elapsed_ns = max(first.end_ns, second.end_ns) - first.start_ns
+        assert elapsed_ns >= 1200 * MS + switched * SWITCH_NS
+        return min(took_ns(first), took_ns(second)) > 900 * MS and switched >= 6
+
+    again_until("both run in slices", scene)
 
 
 def test_launch_bound_programs_switch_for_nothing(start: Start, state: Path) -> None:
@@ -161,27 +170,35 @@ def test_clients_of_mps_that_fit_run_at_full_speed(launch: Launch, mps: dict[str
 def test_clients_of_mps_that_do_not_fit_slow_down(launch: Launch, mps: dict[str, str], state: Path) -> None:
     """0.8 and 0.8 take 1.6 times as long; what runs before the second process is noticed counts in full."""
     launch(ENDLESS_MS, NVSHARE_SIM_DEMAND="0.8", **mps)
-    (busy,) = finish(launch(250, NVSHARE_SIM_DEMAND="0.8", **mps), state)
-    assert 325 * MS < took_ns(busy) <= 400 * MS + 1
-    assert switches(state) == 0
+
+    def scene() -> bool:
+        (busy,) = finish(launch(250, NVSHARE_SIM_DEMAND="0.8", **mps), state)
+        assert took_ns(busy) <= 400 * MS + 1
+        assert switches(state) == 0
+        return took_ns(busy) > 325 * MS
+
+    again_until("it slows down", scene)
 
 
 def test_demand_of_one_kernel(launch: Launch, run: Run, mps: dict[str, str], state: Path) -> None:
     """A program with large and small kernels slows down only with the large ones."""
     launch(ENDLESS_MS, NVSHARE_SIM_DEMAND="0.75", **mps)
-    run(
-        """
+    program = """
         d = Driver()
         f, s = d.kernel(b"nvs_part"), d.stream()
         for demand in (250_000, 1_000_000):
             d.busy(f, s, 100_000_000, demand)
             d.cuStreamSynchronize(s)
-        """,
-        **mps,
-    )
-    small, large = read_trace(state)
-    assert took_ns(small) == 100 * MS
-    assert 125 * MS < took_ns(large) <= 175 * MS + 1
+    """
+
+    def scene() -> bool:
+        run(program, **mps)
+        small, large = read_trace(state)[-2:]
+        assert took_ns(small) == 100 * MS
+        assert took_ns(large) <= 175 * MS + 1
+        return took_ns(large) > 125 * MS
+
+    again_until("the large kernel slows down", scene)
 
 
 def test_active_thread_percentage_caps_the_demand(launch: Launch, mps: dict[str, str], state: Path) -> None:
@@ -209,8 +226,11 @@ def test_client_priority(launch: Launch, mps: dict[str, str], state: Path) -> No
 def test_clients_of_mps_share_time_with_other_programs(launch: Launch, mps: dict[str, str], state: Path) -> None:
     """To the time slicer all clients are one program."""
     launch(ENDLESS_MS, **LONG_SLICES)
-    clients = [launch(300, NVSHARE_SIM_DEMAND="0.5", **mps, **LONG_SLICES) for _ in range(2)]
-    for client in clients:
-        (busy,) = finish(client, state)
-        assert took_ns(busy) > 450 * MS
-    assert switches(state) >= 4
+
+    def scene() -> bool:
+        before = switches(state)
+        clients = [launch(300, NVSHARE_SIM_DEMAND="0.5", **mps, **LONG_SLICES) for _ in range(2)]
+        took = [took_ns(busy) for client in clients for busy in finish(client, state)]
+        return min(took) > 450 * MS and switches(state) >= before + 4
+
+    again_until("they wait for slices of the other program", scene)
