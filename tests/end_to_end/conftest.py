@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,6 +205,19 @@ def finish(process: subprocess.Popen[str], seconds: float = 150.0) -> dict[str, 
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{errors}"
     found: dict[str, Any] = json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
     return found
+
+
+def until_evicted(node: Node, attempt: Callable[[], object]) -> dict[str, Any]:
+    """Repeats what two programs do until each has moved the other away; the GPU's figures.
+
+    On a busy machine one program may be through before the other begins.
+    """
+    for _ in range(20):
+        attempt()
+        gpu: dict[str, Any] = node.control("status")["gpus"][0]
+        if gpu["evict_orders"] > 1 and gpu["evicted_bytes"] > 0:
+            return gpu
+    pytest.fail(f"they never met: {gpu}")
 
 
 @pytest.fixture

@@ -145,6 +145,13 @@ def test_life(shared: Shared, compiled: Path, case: str) -> None:
 
 def test_the_gpu_is_shared(shared: Shared, compiled: Path) -> None:
     """The tests above would pass without anybody else: this case alone works for thirty quanta."""
-    before = shared.node.control("status")["gpus"][0]["handovers"]
-    run(shared, compiled, "semantics_work", "capture_modes")
-    assert shared.node.control("status")["gpus"][0]["handovers"] - before >= 10
+
+    def handovers() -> int:
+        return int(shared.node.control("status")["gpus"][0]["handovers"])
+
+    enough = handovers() + 10
+    for _ in range(ATTEMPTS):  # on a busy machine the rival has less to do
+        run(shared, compiled, "semantics_work", "capture_modes")
+        if handovers() >= enough:
+            break
+    assert handovers() >= enough

@@ -41,15 +41,6 @@ def test_without_the_hook_they_overlap(node: Node, saturate: Path) -> None:
         stop(process)
 
 
-def test_python_programs_keep_their_data(node: Node) -> None:
-    """Copies of two interleaved programs come back as they went."""
-    node.start_coordinator("--quantum=10ms")
-    both = [node.run([*BUSY, "--seconds=1.5", f"--seed={seed}"], "--memory=device") for seed in (1, 2)]
-    results = [finish(process) for process in both]
-    assert all(result["mismatches"] == 0 and result["copies"] > 0 for result in results), results
-    assert overlaps(node.trace()) == []
-
-
 def test_managed_memory_keeps_its_data_beyond_capacity(node: Node) -> None:
     """Two programs that each fill most of the card take turns, and what they copied comes back as it went."""
     node.simulate = "1x256MiB"
@@ -58,24 +49,6 @@ def test_managed_memory_keeps_its_data_beyond_capacity(node: Node) -> None:
     both = [node.run([*heavy, f"--seed={seed}"], "--memory=managed") for seed in (1, 2)]
     results = [finish(process) for process in both]
     assert all(result["mismatches"] == 0 and result["copies"] > 0 for result in results), results
-    assert overlaps(node.trace()) == []
-
-
-def test_quantum_changes_while_they_run(node: Node, saturate: Path) -> None:
-    """`nvshare-ctl set quantum` takes effect on running programs."""
-    node.start_coordinator("--quantum=200ms")
-    both = [node.run([str(saturate), LONG, "200000", "4"]) for _ in range(2)]
-    for process in both:
-        node.await_work(process.pid)
-    node.follow_events()
-    eventually(lambda: any(event["kind"] == "granted" for event in node.events), "a grant in the event stream")
-    node.control("set", "quantum", "7ms")
-    eventually(
-        lambda: any(event["kind"] == "granted" and event["quantum_ns"] == 7_000_000 for event in node.events),
-        "a grant with the new quantum",
-    )
-    for process in both:
-        stop(process)
     assert overlaps(node.trace()) == []
 
 

@@ -9,7 +9,7 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,13 @@ def first_gpu(stand: Fixture) -> Any:
     return stand.control("status")["gpus"][0]
 
 
-def evicted(stand: Fixture) -> None:
-    """Has another program need the first GPU's memory, and end."""
+def evicted(stand: Fixture, rival: Told) -> None:
+    """Has another program need the first GPU's memory, and free it again."""
     before = first_gpu(stand)["evicted_bytes"]
-    with told(stand, name="rival") as rival:
-        pointer = rival.fill(SIZE, 9)
-        assert rival.ask("same", pointer, SIZE, 9) is True
-        assert first_gpu(stand)["evicted_bytes"] > before
-        assert rival.ask("free", pointer) == 0
+    pointer = rival.fill(SIZE, 9)
+    assert rival.ask("same", pointer, SIZE, 9) is True
+    assert first_gpu(stand)["evicted_bytes"] > before
+    assert rival.ask("free", pointer) == 0
 
 
 def answers(stand: Fixture, *, hooked: bool) -> list[Any]:
@@ -110,7 +109,8 @@ def reach_by_kernels(stand: Fixture) -> None:
         there = program.fill(SIZE, 1)
         assert program.ask("use", 1) == 0
         here = program.fill(SIZE, 2)
-        evicted(stand)
+        with told(stand, name="rival") as rival:
+            evicted(stand, rival)
         assert program.ask("enable_peer", 0) == 0
         assert program.ask("kernel_copy", here, there, SIZE) == 0
         assert program.ask("same", here, SIZE, 1) is True
@@ -187,19 +187,21 @@ def rights_of_cards(*, peers: bool = True) -> dict[str, int]:
     return found
 
 
-def reach_by_copies(stand: Fixture, kind: int, *, peers: bool = True) -> None:
-    """A copy from one GPU to the other without peer access, of memory that was evicted; and back."""
+def reach_by_copies(stand: Fixture, names: Iterable[str], *, peers: bool = True) -> None:
+    """Copies from one GPU to the other without peer access, of memory that was evicted; and back."""
     with told(stand, hooked=False, peers=peers) as plain:
         pointers = [plain.ask("use", gpu) or plain.fill(LITTLE, gpu) for gpu in (0, 1)]
-        expected = plain.ask("copy_between", kind, pointers[1], pointers[0], LITTLE)
-    with told(stand, peers=peers) as program:
-        there = program.fill(SIZE, 1)
-        assert program.ask("use", 1) == 0
-        here = program.fill(SIZE, 2)
-        evicted(stand)
-        assert program.ask("copy_between", kind, here, there, SIZE) == expected
-        assert expected != 0 or program.ask("same", here, SIZE, 1) is True
-        assert program.ask("write", here, SIZE, 5) == 0
-        assert program.ask("copy_between", 1, there, here, SIZE) == 0
-        assert program.ask("use", 0) == 0
-        assert program.ask("same", there, SIZE, 5) is True
+        expected = {name: plain.ask("copy_between", COPIES[name], *reversed(pointers), LITTLE) for name in names}
+    with told(stand, name="rival") as rival:
+        for name, result in expected.items():
+            with told(stand, peers=peers) as program:
+                there = program.fill(SIZE, 1)
+                assert program.ask("use", 1) == 0
+                here = program.fill(SIZE, 2)
+                evicted(stand, rival)
+                assert program.ask("copy_between", COPIES[name], here, there, SIZE) == result, name
+                assert result != 0 or program.ask("same", here, SIZE, 1) is True, name
+                assert program.ask("write", here, SIZE, 5) == 0
+                assert program.ask("copy_between", 1, there, here, SIZE) == 0
+                assert program.ask("use", 0) == 0
+                assert program.ask("same", there, SIZE, 5) is True, name

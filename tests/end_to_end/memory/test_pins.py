@@ -12,7 +12,7 @@ import pytest
 
 from tests.end_to_end.conftest import Node
 from tests.end_to_end.memory.test_ipc import TOLD, ask, begin
-from tests.end_to_end.test_sanitized import COMPLAINTS, sanitized
+from tests.end_to_end.test_sanitized import finish_sanitized, sanitized
 from tests.waiting import eventually
 
 MIB = 1 << 20
@@ -91,10 +91,7 @@ def test_asking_under_sanitizers(node: Node, kind: str) -> None:
         assert ask(consumer, f"same {needed} {NEEDED} 1") is True
         assert ask(producer, f"free {small}") == 0
         small = filled(producer, 20 * MIB, 3)
-    for process in (producer, consumer):
-        _, errors = process.communicate()
-        assert not any(complaint in errors for complaint in COMPLAINTS), errors[-8000:]
-        assert process.returncode == 0, errors[-8000:]
+    finish_sanitized(producer, consumer)
 
 
 def test_who_comes_later_is_out_of_memory_at_once(node: Node) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from tests.conftest import ROOT
-from tests.end_to_end.conftest import Node
-from tests.end_to_end.test_sanitized import COMPLAINTS, sanitized
+from tests.end_to_end.conftest import Node, until_evicted
+from tests.end_to_end.memory.test_ipc import TOLD
+from tests.end_to_end.memory.test_swap import BUSY
+from tests.end_to_end.test_sanitized import finish_sanitized, sanitized
 
 pytestmark = pytest.mark.sanitizer
 
@@ -21,21 +20,13 @@ def test_moving_memory_under_sanitizers(node: Node, kind: str) -> None:
     """Broken: a race or a use after free between the program's threads, the mover and the host pool's helpers."""
     variables = sanitized(kind)
     node.start_coordinator("--quantum=10ms")
-    busy = [
-        sys.executable,
-        "-m",
-        "nvshare.bench.workloads.busy",
-        "--seconds=2",
-        f"--copy-kib={160 * 1024}",
-        "--burst=2",
-    ]
-    both = [node.run(busy, "--memory=swap", variables=variables) for _ in range(2)]
-    program = [sys.executable, str(ROOT / "tests" / "hook" / "memory" / "programs" / "memory_program.py")]
-    threads = node.run(program, "--memory=swap", variables=variables)
-    _, errors = threads.communicate("\n".join(COMMANDS) + "\n")
-    assert not any(complaint in errors for complaint in COMPLAINTS), errors[-8000:]
-    for process in both:
-        out, errors = process.communicate()
-        assert not any(complaint in errors for complaint in COMPLAINTS), errors[-8000:]
-        assert process.returncode == 0, out + errors
-    assert node.control("status")["gpus"][0]["evicted_bytes"] > 0
+    busy = [*BUSY, "--seconds=2", f"--copy-kib={160 * 1024}", "--burst=2"]
+
+    def three() -> None:
+        both = [node.run(busy, "--memory=swap", variables=variables) for _ in range(2)]
+        threads = node.run(TOLD, "--memory=swap", variables=variables)
+        assert threads.stdin is not None
+        threads.stdin.write("\n".join(COMMANDS) + "\n")
+        finish_sanitized(threads, *both)
+
+    until_evicted(node, three)
