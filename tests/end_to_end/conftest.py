@@ -199,9 +199,9 @@ def stop(process: subprocess.Popen[str]) -> dict[str, Any]:
     return finish(process)
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 150.0) -> dict[str, Any]:
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Waits for a program that must succeed; its last line as JSON."""
-    out, errors = process.communicate(timeout=seconds)
+    out, errors = process.communicate()
     assert process.returncode == 0, f"exit code {process.returncode}\n{out}\n{errors}"
     found: dict[str, Any] = json.loads(out.strip().splitlines()[-1]) if out.strip() else {}
     return found

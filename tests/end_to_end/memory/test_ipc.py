@@ -155,9 +155,7 @@ def test_the_runtime_shares(node: Node, which: str) -> None:
     """Broken: a program on the real libcudart, or on CuPy, cannot hand memory to a process that it started."""
     node.start_coordinator("--quantum=20ms")
     library = which if which == "cupy" else str(own_cudart())
-    told = finish(
-        node.run([sys.executable, str(PROGRAMS / "ipc_runtime.py"), library, "3000"], "--memory=swap"), 120
-    )
+    told = finish(node.run([sys.executable, str(PROGRAMS / "ipc_runtime.py"), library, "3000"], "--memory=swap"))
     assert told == {"rounds": 10, "wrong": 0, "child": 0}
 
 

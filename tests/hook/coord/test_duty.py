@@ -178,28 +178,31 @@ def share(work: Sequence[Busy]) -> float:
     return sum(b.end_ns - b.start_ns for b in work) / (work[-1].end_ns - work[0].start_ns)
 
 
-def eventually_within(state: Path, work: Callable[[], object], least: float, most: float) -> list[Busy]:
-    """Repeats work until its share is in these bounds, as a busy machine moves it either way; what ran last."""
+def run_until(state: Path, work: Callable[[], object], holds: Callable[[float], bool]) -> list[Busy]:
+    """Repeats work until this holds of its share, which a busy machine moves either way; what ran last."""
     for _ in range(20):
         before = len(read_trace(state))
         work()
         done = read_trace(state)[before:]
-        if least < share(done) < most:
+        if holds(share(done)):
             return done
     pytest.fail(f"a share of {share(done)}")
 
 
 def test_kernels(coordinator: ScriptedCoordinator, client: ScriptedClient, state: Path) -> None:
-    """Broken: a program gets another share than its rate, or keeps a limit that was taken back."""
+    """Broken: a program gets more than its rate, or keeps a limit that was taken back.
+
+    That it gets no less: test_share_over_ten_seconds, as a busy machine starves the program itself.
+    """
 
     def kernels() -> None:
-        assert client.do(f"count 400 {MS}") == "counted"
+        assert client.do(f"count 60 {MS}") == "counted"
         assert client.do("sync") == "synchronised"
 
-    hold(coordinator, client, 300)
-    eventually_within(state, kernels, 0.2, 0.4)
+    hold(coordinator, client, 30)
+    run_until(state, kernels, lambda found: found < 0.045)
     allot(coordinator, 1000)
-    eventually_within(state, kernels, 0.5, 1.01)
+    run_until(state, kernels, lambda found: found > 0.12)
     assert coordinator.revoke(7).submissions == len(read_trace(state))
 
 
@@ -211,7 +214,7 @@ def test_graphs_and_captures(coordinator: ScriptedCoordinator, client: ScriptedC
             assert client.do(f"captured 5 {MS}") == "captured 0"
 
     hold(coordinator, client, 300)
-    work = eventually_within(state, graphs, 0.1, 0.4)  # the program itself makes pauses
+    work = run_until(state, graphs, lambda found: found < 0.4)
     assert sum(b.end_ns - b.start_ns for b in work) >= 300 * MS
     assert coordinator.revoke(7).drained
 

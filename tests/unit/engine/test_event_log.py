@@ -28,8 +28,7 @@ def test_the_log_knows_every_policy() -> None:
     assert {target.partition(":")[0] for target in BUILT_IN.values()} <= STATE_MODULES
 
 
-@pytest.mark.parametrize("policy", BUILT_IN)
-@pytest.mark.parametrize("length", [1_000_000, 300])
+@pytest.mark.parametrize(("policy", "length"), [("auto", 1_000_000), *((policy, 300) for policy in BUILT_IN)])
 def test_a_log_replays_to_the_same_commands(policy: str, length: int) -> None:
     """Broken: a failure could not be run again from what was logged; or something hidden feeds the core."""
     settings = core_settings(policy=policy, event_log_length=length)
