@@ -241,7 +241,7 @@ MISTAKES = (
     (["limit", "nobody", "--memory", "1GiB"], 1, "no client 'nobody'"),
     (["limit", "twin", "--memory", "lots"], 2, "not a size"),
     (["set", "switch-share", "70%"], 2, "0.1% to 50%"),
-    (["set", "host-budget", "0"], 2, "budget_bytes"),
+    (["set", "host-budget", "0"], 2, "BUDGET"),
     (["set", "sharing", "sometimes"], 2, "exclusive"),
     (["set", "priority", "twin", "9999999999"], 2, "priority"),
     (["set", "weight", "twin", "0"], 2, "weight"),
