@@ -10,30 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nvshare.scheduler_policies.api import GpuView, Happened, JobView, Plan, PolicyBase
-from nvshare.scheduler_policies.parts.turns import OwnerTurns, going_on, one_turn, split
+from nvshare.scheduler_policies.api import GpuView, JobView, Plan
+from nvshare.scheduler_policies.parts.turns import TurnPolicy, going_on, one_turn, split
 
 
-class RoundRobin(PolicyBase):
-    """Keeps the last turn of each owner."""
+class RoundRobin(TurnPolicy):
+    """Turns of owners."""
 
     name = "round_robin"
-
-    def __init__(self) -> None:
-        self._turns = OwnerTurns()
 
     def decide(self, gpu: GpuView, jobs: Sequence[JobView], now_ns: int) -> Plan:
         """The job whose turn goes on, else the next one of those that wait, else the one that runs."""
         active, waiting = split(jobs)
         running = going_on(active, gpu.quantum_ns, now_ns)
-        following = self._turns.following(waiting, running or next(iter(active), None))
-        job = running or (following[0] if following else active[0])
-        return one_turn(job, gpu.quantum_ns, following, len(waiting))
-
-    def observe(self, happened: Happened) -> None:
-        """Notes a turn of the job's owner."""
-        self._turns.observe(happened)
+        following = self.turns.following(waiting, running or next(iter(active), None))
+        return one_turn(running or (following or active)[0], gpu.quantum_ns, following, len(waiting))
 
     def wait_bound_ns(self, clients: int, gpu: GpuView) -> int:
         """The bound of parts/turns.py."""
-        return self._turns.longest_wait(clients) * gpu.quantum_ns
+        return self.turns.longest_wait(clients) * gpu.quantum_ns

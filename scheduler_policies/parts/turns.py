@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from nvshare.scheduler_policies.api import Allotment, Happened, JobLeft, JobView, Plan, State, TurnEnded
+from nvshare.scheduler_policies.api import Allotment, Happened, JobLeft, JobView, Plan, PolicyBase, State, TurnEnded
 
 AHEAD: Final = 8
 """Number of jobs in a plan's order."""
@@ -128,6 +128,17 @@ class OwnerTurns:
         programs, owners = self._most_programs, self._most_owners
         mixes = ((programs + unknown - new + (programs == 0 < new), owners + new) for new in range(unknown + 1))
         return max((most * owners for most, owners in mixes), default=1) - 1
+
+
+class TurnPolicy(PolicyBase):
+    """A policy that keeps the last turn of each owner."""
+
+    def __init__(self) -> None:
+        self.turns = OwnerTurns()
+
+    def observe(self, happened: Happened) -> None:
+        """Notes a turn of the job's owner."""
+        self.turns.observe(happened)
 
 
 def _since(job: JobView) -> int:
