@@ -7,8 +7,8 @@ from typing import Any
 
 from nvshare.coordinator.cli.trace.recording import Instant, Recording, Span
 
-PLANS = 1
-"""The lane of a GPU's plans."""
+LANES = 1000
+"""A GPU's lanes begin at its process times this: Perfetto calls a lane with its process's number the main thread."""
 
 
 def trace(recording: Recording) -> dict[str, Any]:
@@ -18,13 +18,16 @@ def trace(recording: Recording) -> dict[str, Any]:
 
 
 def _gpu(recording: Recording, uuid: str, process: int) -> Iterator[dict[str, Any]]:
-    lanes = _lanes(recording, uuid)
+    lanes = _lanes(recording, uuid, process * LANES + 1)
     yield _name("process_name", process, 0, recording.gpus[uuid])
-    yield _name("thread_name", process, PLANS, "plan")
+    yield _place("process_sort_index", process, 0, process)
+    titles = {process * LANES: "plan"}
     for (client, memory), lane in lanes.items():
         name = recording.names.get(client, f"client {client}")
-        yield _name("thread_name", process, lane, f"{name}, memory" if memory else name)
-        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": lane, "args": {"sort_index": lane}}
+        titles[lane] = f"{name}, memory" if memory else name
+    for lane, title in titles.items():
+        yield _name("thread_name", process, lane, title)
+        yield _place("thread_sort_index", process, lane, lane)
     plans = [plan for plan in recording.plans if plan.uuid == uuid]
     ends = (*(plan.at_ns for plan in plans[1:]), recording.end_ns)
     for plan, end_ns in zip(plans, ends, strict=False):
@@ -37,20 +40,24 @@ def _gpu(recording: Recording, uuid: str, process: int) -> Iterator[dict[str, An
         if span.uuid == uuid:
             yield _span(recording, span, str(span.values["kind"]), process, lanes[span.client, True])
     for each in recording.decisions:
-        lane = PLANS if each.client is None else lanes.get((each.client, False), 0)
+        lane = process * LANES if each.client is None else lanes.get((each.client, False), 0)
         if lane and each.uuid in (uuid, None):
             yield _instant(recording, each, process, lane)
 
 
-def _lanes(recording: Recording, uuid: str) -> dict[tuple[int, bool], int]:
+def _lanes(recording: Recording, uuid: str, first: int) -> dict[tuple[int, bool], int]:
     """Lanes by client and whether they are for its memory, in the order of the clients."""
     used = {(span.client, False) for span in (*recording.leases, *recording.waits) if span.uuid == uuid}
     used |= {(span.client, memory) for span in recording.moves if span.uuid == uuid for memory in (False, True)}
-    return {key: lane for lane, key in enumerate(sorted(used), PLANS + 1)}
+    return {key: lane for lane, key in enumerate(sorted(used), first)}
 
 
 def _name(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"name": name}}
+
+
+def _place(kind: str, process: int, lane: int, index: int) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": lane, "args": {"sort_index": index}}
 
 
 def _us(recording: Recording, at_ns: int) -> float:
@@ -66,8 +73,15 @@ def _plan(recording: Recording, plan: Instant, end_ns: int, process: int) -> dic
     running = [int(client) for client in str(plan.values["running"]).split(",") if client]
     names = ", ".join(recording.names.get(client, f"client {client}") for client in running)
     times = {"ts": _us(recording, plan.at_ns), "dur": max(0, end_ns - plan.at_ns) / 1_000}
-    why = {"why": plan.values.get("why", "")}
-    return {"ph": "X", "name": names or "idle", "cat": "plan", "pid": process, "tid": PLANS, **times, "args": why}
+    place = {"pid": process, "tid": process * LANES}
+    return {
+        "ph": "X",
+        "name": names or "idle",
+        "cat": "plan",
+        **place,
+        **times,
+        "args": {"why": plan.values.get("why", "")},
+    }
 
 
 def _instant(recording: Recording, each: Instant, process: int, lane: int) -> dict[str, Any]:

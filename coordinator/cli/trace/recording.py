@@ -73,6 +73,9 @@ def record(
         gpus={gpu["uuid"]: f"GPU {gpu['index']} ({gpu['name']})" for gpu in before["gpus"]},
         names={client["client"]: program(client) for client in (*after["clients"], *before["clients"])},
     )
+    for gpu in before["gpus"]:
+        plan = {"running": ",".join(map(str, gpu["members"])), "why": gpu["why"]}
+        found.plans.append(Instant(start_ns, "plan", gpu["uuid"], None, plan))
     reader = _Reader(found, before)
     for event in every:
         reader.take(event)
@@ -151,12 +154,14 @@ class _Reader:
     def close(self, after: Mapping[str, Any]) -> None:
         """Ends what has not ended."""
         end_ns = self._found.end_ns
-        for key in list(self._held):
-            self._end_lease(key, {}, end_ns)
         for client in after["clients"]:
             for seat in client["seats"]:
                 if seat["waiting_since_ns"] is not None:
                     waited = Span(seat["uuid"], client["client"], seat["waiting_since_ns"], end_ns)
                     self._add(self._found.waits, waited)
+                    # Its lease may have ended after the last event that was read.
+                    self._end_lease((waited.uuid, waited.client), {}, waited.start_ns)
+        for key in list(self._held):
+            self._end_lease(key, {}, end_ns)
         for order in list(self._moving):
             self._end_move(order, {}, end_ns)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.cli.trace import plot
-from nvshare.coordinator.cli.trace.perfetto import PLANS, trace
+from nvshare.coordinator.cli.trace.perfetto import LANES, trace
 from nvshare.coordinator.cli.trace.recording import Recording, record
 from tests.unit.cli import replies
 
@@ -67,8 +67,13 @@ def test_perfetto_gets_named_lanes_and_microseconds() -> None:
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["GPU 0 (Simulated)"]
     assert all((e["pid"], e["tid"]) in lanes for e in events if e["ph"] != "M")
     plans = [(e["name"], e["ts"], e["dur"]) for e in events if e.get("cat") == "plan"]
-    assert plans == [("study.ipynb (root)", 5_000, 15_000), ("train.py (root)", 20_000, 10_000)]
-    assert all(e["tid"] == PLANS for e in events if e.get("cat") == "plan")
+    assert plans == [
+        ("train.py (root)", 0, 5_000),
+        ("study.ipynb (root)", 5_000, 15_000),
+        ("train.py (root)", 20_000, 10_000),
+    ]
+    assert all(lanes[e["pid"], e["tid"]] == "plan" for e in events if e.get("cat") == "plan")
+    assert min(e["tid"] for e in events if e["ph"] != "M") >= LANES, "a lane is no process's main thread"
     (lease,) = (e for e in events if e.get("cat") == "lease" and lanes[e["pid"], e["tid"]] == "study.ipynb (root)")
     assert (lease["ts"], lease["dur"], lease["args"]["idle"]) == (10_000, 2_000, True)
     (move,) = (e for e in events if e["name"] == "evicting")
