@@ -1,7 +1,7 @@
 /* See captures.h.
  *
- * nvs_hot.capturing counts the open captures, and the begins that have not yet returned.  Its bit NVS_CAPTURE_FIRST is set while the first of them leaves
- * the marks of the whole contexts: other begins wait for that, since it would invalidate a capture.
+ * nvs_hot.capturing counts the entries: open captures, and begins that have not yet returned.  Its bit NVS_CAPTURE_FIRST is set while the first of them
+ * leaves the marks of the whole contexts: other begins wait for that, since it would invalidate a capture.
  *
  * One lock, taken with no other and not held while the driver is called.
  */
@@ -22,8 +22,8 @@
 #define FIRST_PATIENCE_NS 1000000000u /* the longest wait for the marks of another begin, whose thread may have died */
 #define NAP_NS 20000
 
-typedef struct capture {
-    struct capture *next;
+typedef struct nvs_capture {
+    struct nvs_capture *next;
     const void *key;   /* the stream, or the thread for its per-thread default stream */
     CUcontext context; /* the stream's; NULL: not known */
     CUcontext owner;   /* of a green context: the primary context that it is part of */
@@ -33,7 +33,6 @@ typedef struct capture {
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* "captures" in the lock order of base/base.h */
 NVS_FORK_STATE static capture *first;
-NVS_FORK_STATE static uint32_t without_entry; /* open captures for which the host had no memory */
 NVS_FORK_STATE static _Atomic uint32_t paused; /* the agent queries streams; see nvs_captures_pause */
 
 static _Thread_local char this_thread __attribute__((tls_model("initial-exec")));
@@ -131,9 +130,12 @@ static void await_resume(void)
         nvs_nap(NAP_NS);
 }
 
-void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
+nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
 {
     const int saved = errno;
+    capture *made = malloc(sizeof *made);
+    if (made == NULL)
+        return NULL;
     if (is_first()) {
         mark_contexts();
         /* Release pairs with nvs_capturing: the marks exist before a drain trusts in them. */
@@ -142,6 +144,7 @@ void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
     await_resume();
     nvs_capture_may_join(gpu, stream, per_thread);
     errno = saved;
+    return made;
 }
 
 static void count_down(void)
@@ -204,30 +207,23 @@ uint32_t nvs_capture_joined(uint32_t gpu, CUstream stream, bool per_thread)
     return began_on < NVS_MAX_GPUS && began_on != gpu ? 1u << began_on | 1u << gpu : 0;
 }
 
-void nvs_capture_began(uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
+void nvs_capture_began(nvs_capture *made, uint32_t gpu, CUstream stream, bool per_thread, CUresult result)
 {
     const CUstream handle = handle_of(stream, per_thread);
     if (result != CUDA_SUCCESS) {
+        free(made);
         count_down();
         return;
     }
-    const int saved = errno;
     const CUcontext context = context_of(handle);
-    capture *fresh = malloc(sizeof *fresh);
-    if (fresh != NULL)
-        *fresh = (capture){NULL, key_of(handle), context, nvs_green_owner(context), captured_into(handle), gpu};
+    *made = (capture){NULL, key_of(handle), context, nvs_green_owner(context), captured_into(handle), gpu};
     pthread_mutex_lock(&lock);
-    capture **known = link_of(key_of(handle), context);
+    capture **known = link_of(made->key, context);
     if (*known != NULL) /* an older capture, whose end the hook has not seen */
         remove_entry(known);
-    if (fresh != NULL) {
-        fresh->next = first;
-        first = fresh;
-    } else {
-        without_entry++;
-    }
+    made->next = first;
+    first = made;
     pthread_mutex_unlock(&lock);
-    errno = saved;
 }
 
 void nvs_capture_ended(CUstream stream, bool per_thread)
@@ -238,12 +234,8 @@ void nvs_capture_ended(CUstream stream, bool per_thread)
         (void)NVS_REAL(cuCtxGetCurrent)(&context);
     pthread_mutex_lock(&lock);
     capture **link = link_of(key_of(handle), context);
-    if (*link != NULL) {
+    if (*link != NULL)
         remove_entry(link);
-    } else if (without_entry > 0) {
-        without_entry--;
-        count_down();
-    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -271,7 +263,6 @@ NVS_FORK_CODE void nvs_captures_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL); /* a thread that does not exist here may have held it */
     first = NULL;                    /* CUDA is not usable here */
-    without_entry = 0;
     atomic_store_explicit(&paused, 0, memory_order_relaxed);
     atomic_store_explicit(&nvs_hot.capturing, 0, memory_order_relaxed);
 }

@@ -26,9 +26,12 @@ static inline bool nvs_capturing(void)
 bool nvs_captures_pause(void);
 void nvs_captures_resume(void);
 
-/* Before and after the driver's begin, in the gate.  A failed begin leaves no entry. */
-void nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread);
-void nvs_capture_began(uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
+typedef struct nvs_capture nvs_capture; /* an entry for an open capture */
+
+/* Before and after the driver's begin, in the gate.  NULL: the host has no memory for the entry, and the capture must not begin.  A failed begin leaves no
+ * entry. */
+nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread);
+void nvs_capture_began(nvs_capture *made, uint32_t gpu, CUstream stream, bool per_thread, CUresult result);
 
 /* Before and after a call that may add the stream to a capture.  nvs_capture_joined: both GPUs (a bit each) if the capture began on another one, else 0. */
 void nvs_capture_may_join(uint32_t gpu, CUstream stream, bool per_thread);

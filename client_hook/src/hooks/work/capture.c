@@ -38,9 +38,10 @@ NVS_JOINS(cuStreamWaitEvent_ptsz)
         nvs_slot *const slot = nvs_gate_enter_stoppable(gpu, &stopped);       \
         if (NVS_UNLIKELY(stopped))                                            \
             return NVS_STOPPED_RESULT;                                        \
-        nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol));            \
-        const CUresult result = NVS_REAL(symbol) arguments;                   \
-        nvs_capture_began(gpu, hStream, NVS_PER_THREAD(#symbol), result);          \
+        nvs_capture *const made = nvs_capture_begins(gpu, hStream, NVS_PER_THREAD(#symbol)); \
+        const CUresult result = made != NULL ? NVS_REAL(symbol) arguments : CUDA_ERROR_OUT_OF_MEMORY; \
+        if (made != NULL)                                                     \
+            nvs_capture_began(made, gpu, hStream, NVS_PER_THREAD(#symbol), result); \
         nvs_gate_leave(slot, gpu);                                            \
         return result;                                                        \
     }
