@@ -5,22 +5,35 @@
 
 #include <string.h>
 
+/* Whether a symbol is a version (_v2) or variant (_ptsz, _ptds: the per-thread default stream) of a name, as cuda.h writes them. */
+static bool is_named(const char *symbol, const char *name, bool *per_thread)
+{
+    const size_t named = strlen(name);
+    size_t length = strlen(symbol);
+    if (strncmp(symbol, name, named) != 0)
+        return false;
+    *per_thread = length > 5 && (strcmp(symbol + length - 5, "_ptsz") == 0 || strcmp(symbol + length - 5, "_ptds") == 0);
+    length -= *per_thread ? 5 : 0;
+    if (length > 3 && symbol[length - 3] == '_' && symbol[length - 2] == 'v')
+        length -= 3;
+    return length == named;
+}
+
 /* The newest version that is not newer than `version`; with the flag its per-thread variant, if there is one. */
 static CUresult look_up(const char *name, int version, cuuint64_t flags, void **out, CUdriverProcAddressQueryResult *status)
 {
     const sim_entry *best = NULL;
-    bool known = false, per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
-    for (uint32_t i = 0; i < nvs_sim_entry_count; i++) {
+    bool known = false, wanted = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, per_thread;
+    for (uint32_t i = 0; i < nvs_sim_entry_count; i++) { /* of one name: versions in their order, each before its variant */
         const sim_entry *entry = &nvs_sim_entries[i];
-        if (strcmp(entry->name, name) != 0 || nvs_sim_is_missing(entry->symbol))
+        if (!is_named(entry->symbol, name, &per_thread) || nvs_sim_is_missing(entry->symbol))
             continue;
         known = true;
-        if (entry->since > version || entry->since > nvs_sim_settings.driver_version || (entry->per_thread && !per_thread))
+        if (entry->since > version || entry->since > nvs_sim_settings.driver_version || (per_thread && !wanted))
             continue;
         if (strcmp(entry->symbol, name) != 0 && (strcmp(entry->symbol, "cuMemHostAlloc_v2") == 0 || strcmp(entry->symbol, "cuMemcpy_v2") == 0))
             continue; /* exported under that name only */
-        if (best == NULL || entry->since > best->since || (entry->since == best->since) ||
-            (entry->per_thread && !best->per_thread && entry->since >= best->since))
+        if (best == NULL || entry->since >= best->since)
             best = entry;
     }
     *out = NULL;

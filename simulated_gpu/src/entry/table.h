@@ -5,8 +5,8 @@
 #include <stdint.h>
 
 typedef struct sim_entry {
-    const char *name, *symbol;
-    int since, per_thread;
+    const char *symbol;
+    int since;
     int (*address)(void);
 } sim_entry;
 
