@@ -14,11 +14,10 @@ import pytest
 
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.protocol import messages
-from tests.daemon.processes import Coordinators, Holder, Hook, Running, Trace
+from tests.daemon.processes import Coordinators, Holder, Hook, Running
 from tests.waiting import eventually
 
 Connect = Callable[..., Hook]
-Follow = Callable[[Running], Trace]
 Hold = Callable[..., Holder]
 LONG = "60s"
 """A quantum or recovery window that no test waits for."""

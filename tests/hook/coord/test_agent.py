@@ -128,13 +128,6 @@ def test_inert(start: StartClient, changes: dict[str, str | None]) -> None:
     assert client.do("state").startswith("state 0 0 0 0")
 
 
-def test_idle_holder_releases_for_others(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: an idle program keeps a GPU that others wait for."""
-    hold(coordinator, client, waiters=1, idle_release_ns=2 * MS)
-    release = coordinator.expect(messages.Release)
-    assert (release.lease_id, release.drained, release.reason) == (7, True, messages.ReleaseReason.IDLE)
-
-
 def test_idle_holder_keeps_the_lease_alone(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
     """Broken: a program that is alone pays for leases."""
     hold(coordinator, client, idle_release_ns=2 * MS)
@@ -225,43 +218,6 @@ def test_paced_work_and_captures(coordinator: ScriptedCoordinator, client: Scrip
     coordinator.expect(messages.Request)
     coordinator.grant(8)
     assert client.answer() == "captured 0"
-
-
-def test_memory_is_reported_before_the_release(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: the coordinator plans with figures from before the last allocation."""
-    hold(coordinator, client)
-    assert client.do(f"alloc {64 << 20}") == "allocated"
-    coordinator.revoke(7)
-    reports = [m for m in coordinator.received if isinstance(m, messages.MemoryReport)]
-    assert reports[-1].allocated_bytes == 64 << 20
-    assert reports[-1].resident_bytes == 64 << 20
-
-
-def test_reservation(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: memory is handed out that the coordinator refused, or refused that it admitted."""
-    hold(coordinator, client, reserve=True)
-    client.tell(f"alloc {64 << 20}")
-    ask = coordinator.expect(messages.ReserveMemory)
-    assert ask.bytes >= 64 << 20
-    coordinator.send(messages.MemoryReserved(0, ask.sequence, ask.bytes))
-    assert client.answer() == "allocated"
-    client.tell(f"alloc {512 << 20}")
-    ask = coordinator.expect(messages.ReserveMemory)
-    coordinator.send(messages.MemoryReserved(0, ask.sequence, 64 << 20))
-    assert client.answer() == "refused 2"
-
-
-def test_orders_to_move_memory(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:
-    """Broken: an order is never finished, or memory moves under a program that computes."""
-    hold(coordinator, client)
-    coordinator.send(messages.Evict(0, 11, 1 << 20))
-    refused = coordinator.expect(messages.MoveProgress)
-    assert (refused.order_id, refused.finished, refused.moved_bytes, refused.error) == (11, True, 0, 800)
-    coordinator.revoke(7)
-    for order, number in ((messages.Evict(0, 12, 1 << 20), 12), (messages.Restore(0, 13, 1 << 20), 13)):
-        coordinator.send(order)
-        done = coordinator.expect(messages.MoveProgress)
-        assert (done.order_id, done.finished, done.error) == (number, True, 0)
 
 
 def test_exit_of_a_holder(coordinator: ScriptedCoordinator, client: ScriptedClient) -> None:

@@ -198,26 +198,6 @@ def reported(coordinator: ScriptedCoordinator, resident: int) -> messages.Memory
     return known[-1]
 
 
-@pytest.mark.parametrize("mode", ["managed", "device"])
-def test_the_local_limit_holds_with_no_coordinator(
-    environment: dict[str, str], tmp_path: Path, unit: int, mode: str
-) -> None:
-    """Broken: without a coordinator a limit is no limit, or the virtual card contradicts itself."""
-    limited = {**environment, "NVSHARE_MEMORY": mode, "NVSHARE_MEMORY_LIMIT": str(4 * unit)}
-    with start(limited, tmp_path) as client:
-        assert client.ask("start") == 0
-        assert client.ask("info") == [0, 4 * unit, 4 * unit, 4 * unit]
-        result, pointer = client.ask("alloc", 3 * unit)
-        assert result == 0
-        assert client.ask("alloc", unit + 1)[0] == OUT_OF_MEMORY
-        assert client.ask("info") == [0, unit, 4 * unit, 4 * unit]
-        result, handle = client.ask("create", unit)
-        assert result == 0
-        assert client.ask("managed", 1)[0] == client.ask("async", 1)[0] == client.ask("pitch", 1, 1)[0] == OUT_OF_MEMORY
-        assert client.ask("release", handle) == client.ask("free", pointer) == 0
-        assert client.ask("info") == [0, 4 * unit, 4 * unit, 4 * unit]
-
-
 def test_a_limit_changes_while_the_program_runs(
     coordinator: ScriptedCoordinator, environment: dict[str, str], tmp_path: Path, unit: int
 ) -> None:

@@ -27,8 +27,6 @@ from tests.hook.swap.test_swap_process import (
 from tests.waiting import eventually
 
 HELD = 48 * MIB
-CHUNK = 4 * MIB
-"""A 64th of the capacity, 256 MiB."""
 FAILED = 999
 LOST_DEVICE = 46
 

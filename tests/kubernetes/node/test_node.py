@@ -192,22 +192,6 @@ def test_without_a_coordinator_no_slot_is_given_out(node: Node, saturate: Path) 
     end(running)
 
 
-def test_slots_are_made_again_after_a_start_of_the_node(node: Node, saturate: Path) -> None:
-    """Else, with /run empty, containers that the kubelet starts from its memory wait for a socket for ever."""
-    node.start_plugin()
-    node.kubelet.await_devices(GPU, 10)
-    grant = node.kubelet.admit("job", {GPU: 1})
-    eventually(lambda: "job" in node.slots(), "the slot")
-    assert node.stop(node.plugin) == 0
-    assert node.stop(node.coordinator) == 0
-    shutil.rmtree(node.slots_dir)
-    node.start_coordinator()
-    early = node.run(grant, [str(saturate), "0.05", "1000000", "2"])  # before the plugin: its slot's directory is empty
-    node.start_plugin()
-    finish(early)
-    assert node.slots()["job"]["leases"] >= 1
-
-
 def test_what_goes_from_the_node_is_noticed(node: Node) -> None:
     """Else figures of pods that ended long ago stay, or nobody notices that containers run without the hook."""
     node.start_plugin()

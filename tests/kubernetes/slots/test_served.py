@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from nvshare.coordinator.cli.views.sentences import host_lines
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
@@ -83,63 +82,6 @@ def test_a_slots_hook_has_its_slots_gpus_limit_and_priority(
     assert shown == {"test": ("a", 3), "outside": ("", 99)}
     (slot,) = status["slots"]
     assert (slot["namespace"], slot["pod"], slot["container"], slot["registered"]) == ("n", "p", "c", True)
-
-
-def test_what_the_operator_set_for_a_slot_lasts_as_long_as_its_allocation(
-    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
-) -> None:
-    """Else a paused pod runs after a restart of the coordinator or a new annotation; or the next pod is paused."""
-    path = put(base, "a", policy=SlotPolicy(priority=1))
-    hooks = [Hook(context, path).hello("one"), Hook(context, path).hello("two")]
-    for hook in hooks:
-        hook.next(messages.Welcome)
-    assert running.ask(api.Pause(client="one"))["slot"] == "a"
-    running.ask(api.Set(setting="priority", client="two", value=7))
-    put(base, "a", policy=SlotPolicy(priority=2, weight=5))
-
-    def clients() -> dict[str, tuple[object, ...]]:
-        keys = ("paused", "priority", "weight")
-        return {client["name"]: tuple(client[key] for key in keys) for client in running.status()["clients"]}
-
-    eventually(lambda: clients() == {"one": (True, 7, 5), "two": (True, 7, 5)}, "the new weight")
-    running.kill()
-    coordinators = Coordinators(base)
-    running = coordinators.start("--slots-dir", str(base / "slots"), gpus=2)
-    try:
-        hooks[0].hello("one")
-        eventually(lambda: clients() == {"one": (True, 7, 5)}, "its return")
-        put(base, "a", allocation="2")
-        eventually(lambda: running.status()["live"] == [], "the next allocation")
-        hooks[1].hello("two")
-        eventually(lambda: clients().get("two") == (False, 0, 1), "another pod's program")
-    finally:
-        running.kill()
-
-
-def test_a_slot_cannot_fill_the_host_budget(
-    base: Path, running: Running, context: zmq.Context[zmq.Socket[bytes]]
-) -> None:
-    """Else one pod takes all host memory, and every other one is out of memory and is not told why."""
-    running.ask(api.Set(setting="host_budget", value=9 * GIB))
-    first, second = (Hook(context, put(base, name)).hello(name) for name in ("a", "b"))
-    for hook in (first, second):
-        hook.send(messages.ReserveHost(0, 0))  # as hooks do: what they have, soon after a start, is no question
-        hook.next(messages.HostReserved)
-    first.send(messages.ReserveHost(1, 9 * GIB))
-    assert first.next(messages.HostReserved).bytes == 0
-    first.send(messages.ReserveHost(2, 8 * GIB))
-    assert first.next(messages.HostReserved).bytes == 8 * GIB
-    second.send(messages.ReserveHost(1, GIB))
-    refused = second.next(messages.Rejected)
-    assert (refused.code, refused.final) == (messages.Rejection.OUT_OF_MEMORY, False)
-    assert "slot b has 0B, 1GiB of 9GiB are left" in refused.text
-    assert second.next(messages.HostReserved).bytes == 0
-    second.send(messages.ReserveHost(2, GIB // 2))
-    assert second.next(messages.HostReserved).bytes == GIB // 2
-    owners = {each["owner"]: each for each in running.status()["host_owners"]}
-    assert [owners[f"slot {name}"]["shared_bytes"] for name in "ab"] == [8 * GIB, GIB // 2]
-    assert (owners["slot a"]["spare_bytes"], owners["slot b"]["refused"]) == (0, 1)
-    assert "  slot a: 1 program with 8GiB, no more available; refused once" in host_lines(running.status())
 
 
 def test_a_removed_slot_takes_nobody_new_and_harms_nobody(
