@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.daemon.processes import Coordinators, Holder, Hook, Running, Trace
+from tests.daemon.processes import Coordinators, Holder, Hook, Running
 
 
 @pytest.fixture
@@ -42,20 +42,6 @@ def connect() -> Iterator[Callable[..., Hook]]:
 
     yield make
     context.destroy(0)
-
-
-@pytest.fixture
-def follow() -> Iterator[Callable[[Running], Trace]]:
-    """`follow(running)` gives the event stream."""
-    made: list[Trace] = []
-
-    def make(running: Running) -> Trace:
-        made.append(Trace(running))
-        return made[-1]
-
-    yield make
-    for trace in made:
-        trace.close()
 
 
 @pytest.fixture
