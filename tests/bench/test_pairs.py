@@ -154,9 +154,10 @@ def test_the_whole_path(tmp_path: Path) -> None:
 
 def test_programs_that_fail_cost_their_mix_alone(tmp_path: Path) -> None:
     """A death, nonsense, silence: said with the program's own words, and the run goes on without leftovers."""
-    names = ("mortal+a", "a+confused", "silent+a", "stillborn+a", "a+a")
-    told = measure_all([mix(name) for name in names], [WAYS["turns"]], plan(tmp_path, answer_s=3.0))
-    failed = {name: cases["turns"].get("failed", "") for name, cases in told["pairs"].items()}
+    names = ("mortal+a", "a+confused", "stillborn+a", "a+a")
+    told = measure_all([mix(name) for name in names], [WAYS["turns"]], plan(tmp_path))
+    silent = measure_all([mix("silent+a")], [WAYS["turns"]], plan(tmp_path, answer_s=15.0))
+    failed = {name: cases["turns"].get("failed", "") for name, cases in (told["pairs"] | silent["pairs"]).items()}
     assert "mortal-0" in failed["mortal+a"]
     assert "out of luck" in failed["mortal+a"]
     assert "no JSON" in failed["a+confused"]

