@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nvshare.bench.harness.command import parser_for, run_benchmark
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card, spread
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, spread
 from nvshare.bench.harness.progress import track
 from nvshare.bench.harness.worker_group import Member
 from nvshare.bench.workloads.gang import FILE_BYTES, RANKS
+from nvshare.coordinator.system.devices import real_card
 
 GANG: Final = "bench"
 SIMULATED: Final = "2x8GiB"

@@ -30,10 +30,10 @@ from nvshare.bench.harness.fixture import (
     compile_program,
     fixture,
     machine,
-    real_card,
     spread,
 )
 from nvshare.bench.harness.progress import track
+from nvshare.coordinator.system.devices import real_card
 
 CANDIDATES = ("copy0", "memset0", "nofunction")
 """Gated calls that give the driver nothing to do; the cheapest that it accepts is measured."""

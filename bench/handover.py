@@ -76,7 +76,7 @@ def turns(events: Iterable[Mapping[str, Any]]) -> tuple[list[Turn], dict[int, in
             opened[event["lease"]] = event["opened_at_ns"]
             at_ns = revoked.pop(event["lease"], None)
             before = None
-            if at_ns is not None and event["drained"]:
+            if at_ns is not None and event["drained"] and event["at_ns"] - at_ns >= event["drain_ns"]:
                 before = (event["client"], at_ns, event["at_ns"], event["drain_ns"])
         elif event["kind"] == "granted":
             if before is not None and before[0] != event["client"]:

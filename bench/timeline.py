@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.command import check_plots
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine
 from nvshare.bench.workloads.busy import read_log
 from nvshare.coordinator.cli.trace import plot
 from nvshare.coordinator.cli.trace.plot import Interval
 from nvshare.coordinator.cli.trace.recording import record
+from nvshare.coordinator.system.devices import real_card
 from nvshare.simulated_gpu.trace import read_trace
 
 PROGRAMS = {
@@ -46,7 +47,7 @@ def leases(events: Sequence[Mapping[str, Any]]) -> dict[str, list[Interval]]:
     recording = record(event for event in events if event["kind"] != "registered")
     found: dict[str, list[Interval]] = {}
     for span in recording.leases:
-        found.setdefault(recording.names[span.client], []).append((span.start_ns, span.end_ns))
+        found.setdefault(recording.names[span.client], []).append((span.start_ns, span.end_ns or 0))
     return found
 
 

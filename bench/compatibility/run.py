@@ -35,10 +35,11 @@ from nvshare.bench.compatibility import page
 from nvshare.bench.compatibility.cases.catalog import FIRST, MODES, THEN, Case, Group
 from nvshare.bench.compatibility.rows import IMPORT_PAIRS, Row, Run, WorkerGroup, emit
 from nvshare.bench.compatibility.verify import verify
-from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine, real_card
+from nvshare.bench.harness.fixture import PROGRAMS, BenchError, Fixture, compile_program, fixture, machine
 from nvshare.bench.harness.in_process import Plan, switch_environment
 from nvshare.bench.harness.worker_group import Member, OutOfTime, closing, reserve_core
 from nvshare.bench.startup import PAIRS_MIN, import_rows
+from nvshare.coordinator.system.devices import real_card
 
 CASES_DIRECTORY = Path(__file__).with_name("cases")
 READY_TIMEOUT_S = 90.0

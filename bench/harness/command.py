@@ -12,9 +12,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from nvshare.bench.harness.fixture import BenchError, real_card
+from nvshare.bench.harness.fixture import BenchError
 from nvshare.bench.harness.progress import showing
 from nvshare.coordinator.cli.trace import plot
+from nvshare.coordinator.system.devices import real_card
 
 
 def parser_for(name: str, description: str, *, simulate: bool = True) -> argparse.ArgumentParser:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.client_hook.launcher import LaunchError
+from nvshare.coordinator.system.devices import real_card
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
 from nvshare.simulated_gpu.environment import simulated_environment
 
@@ -34,11 +35,6 @@ PROGRAMS = Path(__file__).parents[1] / "programs"
 
 class BenchError(Exception):
     """The benchmark cannot run here.  The text says why."""
-
-
-def real_card() -> bool:
-    """Whether this machine has an NVIDIA driver with a card."""
-    return Path("/dev/nvidiactl").exists()
 
 
 def machine() -> dict[str, Any]:

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark, show_each
-from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine, real_card
+from nvshare.bench.harness.fixture import BenchError, Fixture, fixture, machine
+from nvshare.coordinator.system.devices import real_card
 
 MIB = 1 << 20
 CASES = ("two_of_60", "three_of_45", "training", "notebooks")

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.command import parser_for, run_benchmark
-from nvshare.bench.harness.fixture import BenchError, machine, real_card
+from nvshare.bench.harness.fixture import BenchError, machine
 from nvshare.bench.harness.progress import track
 from nvshare.bench.memory.scripted import GIB, MIB, Coordinator, Program, scene, started
 from nvshare.coordinator.protocol import messages
+from nvshare.coordinator.system.devices import real_card
 
 MEETING_NS = 2 * 10**9
 """After that two programs are ready to copy at the same moment."""

@@ -24,14 +24,16 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from nvshare.bench.harness.fixture import percentile
 from nvshare.bench.workloads.busy import read_log
 from nvshare.client_hook.embedded import Launch, prepare_client
 from nvshare.client_hook.launcher import ClientOptions, LaunchError
-from nvshare.coordinator.cli.demo_ledger import Ledger, percentile
+from nvshare.coordinator.cli.demo_ledger import Ledger
 from nvshare.coordinator.cli.demo_proof import violations
 from nvshare.coordinator.cli.demo_view import live, summary
 from nvshare.coordinator.daemon.control.api import decode_event
 from nvshare.coordinator.daemon.control.sockets import EventReader
+from nvshare.coordinator.system.devices import real_card
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.coordinator.system.temporary_coordinator import temporary_coordinator
 from nvshare.coordinator.system.version import Versioned
@@ -66,19 +68,6 @@ class Setup:
 
     def output(self, name: str) -> Path:
         return self.directory.path / f"{name}.out"
-
-
-def real_card() -> bool:
-    """Whether NVML finds a GPU."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        found: int = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return False
-    return found > 0
 
 
 @contextlib.contextmanager
@@ -159,14 +148,15 @@ def count_overlaps(setup: Setup) -> tuple[int, int]:
 
 def result_of(setup: Setup, ledger: Ledger, overlapping: int) -> dict[str, Any]:
     """The figures of `--json`."""
-    p50, p99 = (percentile(ledger.handover_ns, share) for share in (0.50, 0.99))
+    costs = ledger.handover_ns
+    p50, p99 = (percentile(costs, share) if costs else None for share in (0.50, 0.99))
     return {
         "simulated": setup.simulate is not None,
         "gpus": max(1, ledger.gpus),
         "clients": [
             {
                 "name": record.name,
-                "leases": record.leases,
+                "leases": len(record.holds),
                 "gpu_seconds": round(record.held_ns / 1e9, 4),
                 "max_wait_ms": round(record.max_wait_ns / 1e6, 3),
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,12 +25,12 @@ def live(ledger: Ledger, where: str, remaining_s: float) -> RenderableType:
     table.add_column(f"held, the last {STRIP_NS / 1e9:.0f} s", width=STRIP_COLUMNS, no_wrap=True)
     for title in ("leases", "GPU s", "max wait"):
         table.add_column(title, justify="right", no_wrap=True)
-    for record, colour in zip(ledger.clients.values(), _COLOURS * len(ledger.clients), strict=False):
+    for record, colour in zip(ledger.clients.values(), itertools.cycle(_COLOURS), strict=False):
         table.add_row(
             Text(record.name, style=colour),
             Text(strip(record, ledger.latest_ns), style=colour),
-            str(record.leases),
-            f"{held_ns(record, ledger.latest_ns) / 1e9:.2f}",
+            str(len(record.holds)),
+            f"{record.held_ns / 1e9:.2f}",
             f"{record.max_wait_ns / 1e6:.1f} ms",
         )
     head = Text(f"{where}: {ledger.handovers} hand-overs, {max(0.0, remaining_s):.0f} s to go", style="bold")
@@ -41,20 +42,11 @@ def strip(record: ClientRecord, now_ns: int) -> str:
     slice_ns = STRIP_NS // STRIP_COLUMNS
     first_ns = now_ns - STRIP_NS
     held = [0] * STRIP_COLUMNS
-    holds = list(record.holds)
-    if record.holding_since_ns is not None:
-        holds.append((record.holding_since_ns, now_ns))
-    for start_ns, end_ns in holds:
+    for start_ns, end_ns in record.holds:
         start, end = max(0, start_ns - first_ns), end_ns - first_ns
         for cell in range(start // slice_ns, min(STRIP_COLUMNS, -(-end // slice_ns))):
             held[cell] += min(end, (cell + 1) * slice_ns) - max(start, cell * slice_ns)
     return "".join(_SHADES[-(-min(share, slice_ns) * (len(_SHADES) - 1) // slice_ns)] for share in held)
-
-
-def held_ns(record: ClientRecord, now_ns: int) -> int:
-    """Time in which the client held the GPU, including the present lease."""
-    running = 0 if record.holding_since_ns is None else max(0, now_ns - record.holding_since_ns)
-    return record.held_ns + running
 
 
 def summary(result: Mapping[str, Any], where: str, verdict: str) -> RenderableType:

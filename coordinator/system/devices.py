@@ -44,6 +44,18 @@ def nvml() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
+def real_card() -> bool:
+    """Whether NVML finds a GPU."""
+    import pynvml
+
+    try:
+        with nvml():
+            found: int = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
+        return False
+    return found > 0
+
+
 def discover() -> list[Device]:
     """All GPUs and MIG instances of this node.  Raises NoGpuError without a driver or GPU."""
     import pynvml  # loads the driver's library: only when needed, and after `load_simulated_nvml`

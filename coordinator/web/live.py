@@ -14,11 +14,11 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from nvshare.coordinator.cli.trace.spans import Spans
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.web import view
 from nvshare.coordinator.web.reader import Reader
-from nvshare.coordinator.web.timeline import Timeline
 
 log: Final = logging.getLogger("nvshare")
 
@@ -26,6 +26,10 @@ PERIOD_S: Final = 0.5
 PAUSE_FACTOR: Final = 20.0
 """The shortest pause between two questions, as a multiple of the time that an answer takes."""
 MAX_BROWSERS: Final = 16
+MAX_SPANS: Final = 6000
+KEPT_NS: Final = 300_000_000_000
+MERGED_NS: Final = 5_000_000
+"""About a pixel of the page."""
 _QUEUED: Final = 4
 
 _Queue = asyncio.Queue[str | None]
@@ -37,7 +41,8 @@ class Live:
     def __init__(self, reader: Reader, period_s: float = PERIOD_S) -> None:
         self._reader = reader
         self._period_s = period_s
-        self._timeline = Timeline()
+        self._timeline = Spans(merged_ns=MERGED_NS, most=MAX_SPANS)
+        self._names: dict[int, str] = {}
         self._lock = threading.Lock()  # the time line is filled by the thread of the events
         self._fresh: set[_Queue] = set()  # browsers that need the whole picture
         self._browsers: set[_Queue] = set()
@@ -50,8 +55,17 @@ class Live:
     def take_event(self, event: dict[str, Any]) -> None:
         with self._lock:
             self._timeline.add(event)
+            if "name" in event and event.get("client") is not None:
+                self._names[event["client"]] = event["name"]
             if event["seq"] % 256 == 0:
-                self._timeline.forget(event["at_ns"])
+                self._forget(event["at_ns"])
+
+    def _forget(self, now_ns: int) -> None:
+        """Forgets old spans, and names without a span."""
+        self._timeline.forget(now_ns - KEPT_NS)
+        if len(self._names) > 256:
+            used = {span.client for span in self._timeline.spans()}
+            self._names = {client: name for client, name in self._names.items() if client in used}
 
     def join(self) -> AsyncIterator[str] | None:
         """The pictures for one more browser; None: there are too many."""
@@ -102,9 +116,9 @@ class Live:
             self._give(self._fresh, json.dumps(status))
             return revision
         with self._lock:
-            self._timeline.forget(status["now_ns"])
-            self._timeline.names |= {client["client"]: client["name"] for client in status["clients"]}
-            picture = view.picture(status, self._timeline)
+            self._forget(status["now_ns"])
+            self._names |= {client["client"]: client["name"] for client in status["clients"]}
+            picture = view.picture(status, self._names)
             newer = view.spans(self._timeline.spans(revision))
             every = view.spans(self._timeline.spans()) if self._fresh else []
             revision = self._timeline.revision

@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from nvshare.coordinator.cli.trace.spans import Span
 from nvshare.coordinator.cli.views import words
 from nvshare.coordinator.cli.views.explain import class_name, explanation, notes
 from nvshare.coordinator.cli.views.sentences import host_lines, room_lines
 from nvshare.coordinator.daemon.control.rights import HIDDEN, hide_names
 from nvshare.coordinator.system.users import user_name
-from nvshare.coordinator.web.timeline import Span, Timeline
 
 MAX_PROGRAMS: Final = 200
 NO_USER: Final = -1
 
 
-def picture(status: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
+def picture(status: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
     """The present state, without the spans."""
-    names = dict(timeline.names)
     if status["hides_names"]:
         status = hide_names(dict(status), NO_USER)
         names = {client: f"client {client}" for client in names}
@@ -41,7 +40,7 @@ def picture(status: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
         "gpus": [_gpu(gpu, why) for gpu, why in zip(status["gpus"], explanation(status), strict=True)],
         "programs": programs[:MAX_PROGRAMS],
         "left_out": max(0, len(programs) - MAX_PROGRAMS),
-        "names": names,
+        "names": dict(names),
     }
 
 

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 from nvshare.coordinator.system import web_process
-from nvshare.coordinator.web import live, timeline, view
+from nvshare.coordinator.web import live, view
 from nvshare.coordinator.web.app import TOKEN_HEADER, make_app
 from nvshare.coordinator.web.live import Live
 from tests.web.conftest import ScriptedReader
@@ -197,9 +197,7 @@ def test_pictures(reader: ScriptedReader) -> None:
 
 def test_names_are_hidden(reader: ScriptedReader) -> None:
     """Broken if everybody on the machine could read names that `hide_other_users` hides."""
-    shown = timeline.Timeline()
-    shown.add(granted(1, 1, "first.py"))
-    text = json.dumps(view.picture({**reader.reply, "hides_names": True}, shown))
+    text = json.dumps(view.picture({**reader.reply, "hides_names": True}, {1: "first.py"}))
     assert ".py" not in text
     assert '"client 1"' in text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvshare.coordinator.web import timeline
-from nvshare.coordinator.web.timeline import Timeline
+from nvshare.coordinator.cli.trace.spans import Spans
+from nvshare.coordinator.web.live import KEPT_NS, MAX_SPANS, MERGED_NS
 
 GPU = "GPU-0"
 MS = 1_000_000
@@ -15,7 +15,7 @@ class Story:
     """Feeds a time line with numbered events of client 7."""
 
     def __init__(self) -> None:
-        self.timeline = Timeline()
+        self.timeline = Spans(merged_ns=MERGED_NS, most=MAX_SPANS)
         self.sequence = 0
 
     def add(self, at_ms: float, kind: str, client: int = 7, **values: Any) -> None:
@@ -39,7 +39,6 @@ def test_a_turn_with_its_wait_and_moves() -> None:
     story.add(130, "released")
     story.add(131, "evicting", order=2)
     assert story.spans() == [("hold", 30, 130), ("in", 10, 30), ("out", 131, None), ("wait", 10, 30)]
-    assert story.timeline.names == {7: "a.py"}
     story.add(140, "gone", name="a.py")
     assert ("out", 131, 140) in story.spans()
 
@@ -76,9 +75,9 @@ def test_only_changed_spans_are_told_again() -> None:
 def test_the_past_is_forgotten() -> None:
     """Broken if the page's process grew with the coordinator's age."""
     story = Story()
-    for turn in range(timeline.MAX_SPANS + 50):
+    for turn in range(MAX_SPANS + 50):
         story.add(100 * turn, "granted", client=turn % 2, name="x", waited_ns=0)
         story.add(100 * turn + 50, "released", client=turn % 2)
-    assert len(story.spans()) <= timeline.MAX_SPANS + 2
-    story.timeline.forget(story.timeline.revision * 10**12)
+    assert len(story.spans()) <= MAX_SPANS + 2
+    story.timeline.forget(story.timeline.revision * 10**12 - KEPT_NS)
     assert story.spans() == []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
-from nvshare.coordinator.cli.trace.recording import Instant, Recording, Span
+from nvshare.coordinator.cli.trace.recording import Instant, Recording
+from nvshare.coordinator.cli.trace.spans import Span
+
+_TITLES: Final = {"hold": "lease", "wait": "wait", "out": "evicting", "in": "restoring"}
 
 LANES = 1000
 """A GPU's lanes begin at its process times this: Perfetto calls a lane with its process's number the main thread."""
@@ -32,13 +35,9 @@ def _gpu(recording: Recording, uuid: str, process: int) -> Iterator[dict[str, An
     ends = (*(plan.at_ns for plan in plans[1:]), recording.end_ns)
     for plan, end_ns in zip(plans, ends, strict=False):
         yield _plan(recording, plan, end_ns, process)
-    for spans, title in ((recording.leases, "lease"), (recording.waits, "wait")):
-        for span in spans:
-            if span.uuid == uuid:
-                yield _span(recording, span, title, process, lanes[span.client, False])
-    for span in recording.moves:
+    for span in recording.spans:
         if span.uuid == uuid:
-            yield _span(recording, span, str(span.values["kind"]), process, lanes[span.client, True])
+            yield _span(recording, span, process, lanes[span.client, span.kind in ("out", "in")])
     for each in recording.decisions:
         lane = process * LANES if each.client is None else lanes.get((each.client, False), 0)
         if lane and each.uuid in (uuid, None):
@@ -64,8 +63,9 @@ def _us(recording: Recording, at_ns: int) -> float:
     return max(0, at_ns - recording.start_ns) / 1_000
 
 
-def _span(recording: Recording, span: Span, title: str, process: int, lane: int) -> dict[str, Any]:
-    times = {"ts": _us(recording, span.start_ns), "dur": (span.end_ns - span.start_ns) / 1_000}
+def _span(recording: Recording, span: Span, process: int, lane: int) -> dict[str, Any]:
+    title = _TITLES[span.kind]
+    times = {"ts": _us(recording, span.start_ns), "dur": ((span.end_ns or 0) - span.start_ns) / 1_000}
     return {"ph": "X", "name": title, "cat": title, "pid": process, "tid": lane, **times, "args": dict(span.values)}
 
 
@@ -74,14 +74,8 @@ def _plan(recording: Recording, plan: Instant, end_ns: int, process: int) -> dic
     names = ", ".join(recording.names.get(client, f"client {client}") for client in running)
     times = {"ts": _us(recording, plan.at_ns), "dur": max(0, end_ns - plan.at_ns) / 1_000}
     place = {"pid": process, "tid": process * LANES}
-    return {
-        "ph": "X",
-        "name": names or "idle",
-        "cat": "plan",
-        **place,
-        **times,
-        "args": {"why": plan.values.get("why", "")},
-    }
+    why = {"why": plan.values.get("why", "")}
+    return {"ph": "X", "name": names or "idle", "cat": "plan", **place, **times, "args": why}
 
 
 def _instant(recording: Recording, each: Instant, process: int, lane: int) -> dict[str, Any]:

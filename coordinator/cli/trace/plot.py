@@ -44,7 +44,7 @@ def rows_of(recording: Recording) -> list[Row]:
         Row(
             name(*key),
             *(
-                [(span.start_ns, span.end_ns) for span in spans if (span.uuid, span.client) == key]
+                [(span.start_ns, span.end_ns or 0) for span in spans if (span.uuid, span.client) == key]
                 for spans in (recording.leases, recording.waits, recording.moves)
             ),
         )

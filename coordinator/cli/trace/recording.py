@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from nvshare.coordinator.cli.trace.spans import Kind, Span, Spans
 from nvshare.coordinator.cli.views.words import program
 
 NO_STATUS: Final[Mapping[str, Any]] = {"gpus": (), "clients": ()}
@@ -15,17 +16,6 @@ _DECISIONS: Final = frozenset(
         *("policy", "sharing", "quantum", "switch_share", "paused", "resumed", "rank", "limit", "gone"),
     )
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something that a client does on a GPU.  Times are the node's CLOCK_MONOTONIC."""
-
-    uuid: str
-    client: int
-    start_ns: int
-    end_ns: int
-    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +38,27 @@ class Recording:
     gpus: dict[str, str]
     """Titles by UUID."""
     names: dict[int, str]
-    leases: list[Span] = field(default_factory=list)
-    """From the opening of a client's gate, as far as it is known, until its lease came back."""
-    waits: list[Span] = field(default_factory=list)
-    moves: list[Span] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     plans: list[Instant] = field(default_factory=list)
     decisions: list[Instant] = field(default_factory=list)
     lost: int = 0
     """Events that the reader was too slow for."""
+
+    @property
+    def leases(self) -> list[Span]:
+        """From the opening of a client's gate, as far as it is known, until its lease came back."""
+        return self._of("hold")
+
+    @property
+    def waits(self) -> list[Span]:
+        return self._of("wait")
+
+    @property
+    def moves(self) -> list[Span]:
+        return self._of("out", "in")
+
+    def _of(self, *kinds: Kind) -> list[Span]:
+        return [span for span in self.spans if span.kind in kinds]
 
 
 def record(
@@ -76,92 +79,44 @@ def record(
     for gpu in before["gpus"]:
         plan = {"running": ",".join(map(str, gpu["members"])), "why": gpu["why"]}
         found.plans.append(Instant(start_ns, "plan", gpu["uuid"], None, plan))
-    reader = _Reader(found, before)
+    spans = Spans()
+    for client, seat in _seats(before):
+        if seat["holding_since_ns"] is not None:
+            spans.begin((seat["uuid"], client, "hold"), seat["holding_since_ns"])
     for event in every:
-        reader.take(event)
-    reader.close(after)
+        spans.add(event)
+        _note(found, event)
+    for client, seat in _seats(after):
+        if seat["waiting_since_ns"] is not None:
+            spans.begin((seat["uuid"], client, "wait"), seat["waiting_since_ns"])
+            # Its lease may have ended after the last event that was read.
+            spans.end((seat["uuid"], client, "hold"), seat["waiting_since_ns"])
+    spans.end_all(found.end_ns)
+    found.lost = spans.lost
+    found.spans = [_clipped(span, found.start_ns) for span in sorted(spans.spans(), key=lambda span: span.number)]
+    found.spans = [span for span in found.spans if (span.end_ns or 0) > span.start_ns]
     return found
 
 
-class _Reader:
-    def __init__(self, found: Recording, status: Mapping[str, Any]) -> None:
-        self._found = found
-        self._held: dict[tuple[str, int], tuple[int, dict[str, Any]]] = {}
-        self._moving: dict[int, tuple[str, int, int, str]] = {}
-        self._sequence: int | None = None
-        for client in status["clients"]:
-            for seat in client["seats"]:
-                if seat["holding_since_ns"] is not None:
-                    self._held[seat["uuid"], client["client"]] = (seat["holding_since_ns"], {})
+def _seats(status: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for client in status["clients"]:
+        for seat in client["seats"]:
+            yield client["client"], seat
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        found, kind, at_ns = self._found, event["kind"], int(event["at_ns"])
-        uuid, client = event.get("uuid"), event.get("client")
-        sequence = event.get("seq")
-        if sequence is not None and self._sequence is not None:
-            found.lost += max(0, sequence - self._sequence - 1)
-        self._sequence = sequence
-        if uuid is not None:
-            found.gpus.setdefault(uuid, str(uuid))
-        if client is not None and "name" in event:
-            name = program({"name": event["name"], "user_id": event["user"]}) if "user" in event else str(event["name"])
-            found.names.setdefault(client, name)
-        if kind == "granted":
-            self._granted(event, at_ns)
-        elif kind == "released":
-            self._end_lease((event["uuid"], event["client"]), event, at_ns)
-        elif kind in ("evicting", "restoring"):
-            self._moving[event["order"]] = (event["uuid"], event["client"], at_ns, kind)
-        elif kind == "moved":
-            self._end_move(event["order"], event, at_ns)
-        elif kind == "plan":
-            found.plans.append(Instant(at_ns, kind, uuid, None, event))
-        if kind in _DECISIONS:
-            found.decisions.append(Instant(at_ns, kind, uuid, client, event))
-        if kind == "gone":
-            for key in [key for key in self._held if key[1] == client]:
-                self._end_lease(key, {}, at_ns)
 
-    def _granted(self, event: Mapping[str, Any], at_ns: int) -> None:
-        key = (event["uuid"], event["client"])
-        self._add(self._found.waits, Span(*key, at_ns - event["waited_ns"], at_ns))
-        self._held[key] = (at_ns, {"lease": event["lease"], "quantum_ms": event.get("quantum_ns", 0) / 1e6})
+def _clipped(span: Span, start_ns: int) -> Span:
+    return replace(span, start_ns=max(start_ns, span.start_ns))
 
-    def _end_lease(self, key: tuple[str, int], event: Mapping[str, Any], at_ns: int) -> None:
-        held = self._held.pop(key, None)
-        if held is None:
-            return
-        since_ns, values = held
-        opened_ns = event.get("opened_at_ns", 0)
-        told = {name: event[name] for name in ("idle", "drained") if name in event}
-        told |= {"drain_ms": event["drain_ns"] / 1e6} if "drain_ns" in event else {}
-        start_ns = opened_ns if since_ns <= opened_ns <= at_ns else since_ns
-        self._add(self._found.leases, Span(*key, start_ns, at_ns, values | told))
 
-    def _end_move(self, order: int, event: Mapping[str, Any], at_ns: int) -> None:
-        began = self._moving.pop(order, None)
-        if began is None:
-            return
-        uuid, client, since_ns, kind = began
-        moved = {"moved_bytes": event["moved_bytes"]} if "moved_bytes" in event else {}
-        self._add(self._found.moves, Span(uuid, client, since_ns, at_ns, {"kind": kind, **moved}))
-
-    def _add(self, spans: list[Span], span: Span) -> None:
-        start_ns = max(self._found.start_ns, span.start_ns)
-        if span.end_ns > start_ns:
-            spans.append(Span(span.uuid, span.client, start_ns, span.end_ns, span.values))
-
-    def close(self, after: Mapping[str, Any]) -> None:
-        """Ends what has not ended."""
-        end_ns = self._found.end_ns
-        for client in after["clients"]:
-            for seat in client["seats"]:
-                if seat["waiting_since_ns"] is not None:
-                    waited = Span(seat["uuid"], client["client"], seat["waiting_since_ns"], end_ns)
-                    self._add(self._found.waits, waited)
-                    # Its lease may have ended after the last event that was read.
-                    self._end_lease((waited.uuid, waited.client), {}, waited.start_ns)
-        for key in list(self._held):
-            self._end_lease(key, {}, end_ns)
-        for order in list(self._moving):
-            self._end_move(order, {}, end_ns)
+def _note(found: Recording, event: Mapping[str, Any]) -> None:
+    """Names, plans and decisions."""
+    kind, at_ns, uuid, client = event["kind"], int(event["at_ns"]), event.get("uuid"), event.get("client")
+    if uuid is not None:
+        found.gpus.setdefault(uuid, str(uuid))
+    if client is not None and "name" in event:
+        name = program({"name": event["name"], "user_id": event["user"]}) if "user" in event else str(event["name"])
+        found.names.setdefault(client, name)
+    if kind == "plan":
+        found.plans.append(Instant(at_ns, kind, uuid, None, event))
+    if kind in _DECISIONS:
+        found.decisions.append(Instant(at_ns, kind, uuid, client, event))

@@ -28,7 +28,7 @@ def a_recording() -> Recording:
         {"ms": 5, "kind": "revoked", "client": 1, "lease": 1, "why": "plan"},
         {"ms": 5, "kind": "evicting", "client": 1, "order": 4, "bytes": 50},
         {"ms": 8, "kind": "released", "client": 1, "lease": 1, "drained": True, "drain_ns": 3 * MS, "opened_at_ns": 0},
-        {"ms": 9, "kind": "moved", "client": 1, "order": 4, "moved_bytes": 40},
+        {"ms": 9, "kind": "moved", "client": 1, "order": 4, "evict": True, "moved_bytes": 40},
         {"ms": 9, "kind": "granted", "client": 2, "name": "study.ipynb", "lease": 2, "waited_ns": 19 * MS},
         {"ms": 12, "kind": "released", "client": 2, "lease": 2, "idle": True, "opened_at_ns": zero + 10 * MS},
         {"ms": 20, "kind": "plan", "running": "1", "why": "the next turn"},
