@@ -6,6 +6,8 @@
 #ifndef NVSHARE_BENCH_DRIVER_PROGRAM_H
 #define NVSHARE_BENCH_DRIVER_PROGRAM_H
 
+#define PTX_EMPTY ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdint.h>

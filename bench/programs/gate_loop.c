@@ -8,38 +8,23 @@
  * The program knows nothing of the hook; it is run with and without it.  It finds the driver as a CUDA runtime does:
  * dlopen, dlsym, then calls through pointers.
  */
-#define _GNU_SOURCE
-#include <dlfcn.h>
+#define _GNU_SOURCE /* driver_program.h */
+#include "driver_program.h"
+
 #include <linux/perf_event.h>
 #include <sched.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef int (*call_fn)(void);
 
-static int (*cu_init)(unsigned);
-static int (*cu_device_get)(int *, int);
-static int (*cu_retain)(void **, int);
-static int (*cu_set_current)(void *);
 static int (*cu_context_device)(int *);
-static int (*cu_alloc)(uint64_t *, size_t);
 static int (*cu_memset)(uint64_t, unsigned char, size_t, void *);
 static int (*cu_copy)(uint64_t, uint64_t, size_t, void *);
-static int (*cu_stream_create)(void **, unsigned);
-static int (*cu_synchronize)(void);
-static int (*cu_module_load)(void **, const void *);
-static int (*cu_get_function)(void **, void *, const char *);
-static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
-static const char kernel[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry nothing()\n{\n  ret;\n}\n";
-
-static void *stream, *function;
+static void *function;
 static uint64_t memory;
 static unsigned launched;
 
@@ -49,7 +34,7 @@ static int call_nofunction(void) { return cu_launch(NULL, 1, 1, 1, 1, 1, 1, 0, s
 static int call_launch(void)
 {
     if (++launched % 512 == 0)
-        cu_synchronize();
+        cu_stream_synchronize(stream);
     return cu_launch(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
 }
 static int call_context(void)
@@ -58,55 +43,16 @@ static int call_context(void)
     return cu_context_device(&device);
 }
 
-static void *symbol(void *library, const char *name)
-{
-    void *found = dlsym(library, name);
-    if (found == NULL) {
-        fprintf(stderr, "gate_loop: the driver has no %s\n", name);
-        exit(1);
-    }
-    return found;
-}
-
-static void check(int result, const char *what)
-{
-    if (result != 0) {
-        fprintf(stderr, "gate_loop: %s: CUDA error %d\n", what, result);
-        exit(1);
-    }
-}
-
 static void set_up(void)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), *context, *module;
-    int device;
-    if (library == NULL) {
-        fprintf(stderr, "gate_loop: %s\n", dlerror());
-        exit(1);
-    }
-    *(void **)&cu_init = symbol(library, "cuInit");
-    *(void **)&cu_device_get = symbol(library, "cuDeviceGet");
-    *(void **)&cu_retain = symbol(library, "cuDevicePrimaryCtxRetain");
-    *(void **)&cu_set_current = symbol(library, "cuCtxSetCurrent");
+    open_driver(PTX_EMPTY);
+    function = kernel_of_module("nothing");
     *(void **)&cu_context_device = symbol(library, "cuCtxGetDevice");
-    *(void **)&cu_alloc = symbol(library, "cuMemAlloc_v2");
     *(void **)&cu_memset = symbol(library, "cuMemsetD8Async");
     *(void **)&cu_copy = symbol(library, "cuMemcpyDtoDAsync_v2");
-    *(void **)&cu_stream_create = symbol(library, "cuStreamCreate");
-    *(void **)&cu_synchronize = symbol(library, "cuCtxSynchronize");
-    *(void **)&cu_module_load = symbol(library, "cuModuleLoadData");
-    *(void **)&cu_get_function = symbol(library, "cuModuleGetFunction");
-    *(void **)&cu_launch = symbol(library, "cuLaunchKernel");
-    check(cu_init(0), "cuInit");
-    check(cu_device_get(&device, 0), "cuDeviceGet");
-    check(cu_retain(&context, device), "cuDevicePrimaryCtxRetain");
-    check(cu_set_current(context), "cuCtxSetCurrent");
-    check(cu_stream_create(&stream, 1), "cuStreamCreate");
-    check(cu_alloc(&memory, 65536), "cuMemAlloc");
-    check(cu_module_load(&module, kernel), "cuModuleLoadData");
-    check(cu_get_function(&function, module, "nothing"), "cuModuleGetFunction");
+    check(cu_allocate(&memory, 65536), "cuMemAlloc");
     check(cu_memset(memory, 0, 65536, stream), "cuMemsetD8Async"); /* from here on the lease is held */
-    check(cu_synchronize(), "cuCtxSynchronize");
+    check(cu_stream_synchronize(stream), "cuStreamSynchronize");
 }
 
 static int count_instructions(void)
@@ -120,13 +66,6 @@ static int count_instructions(void)
     wanted.exclude_kernel = 1;
     wanted.exclude_hv = 1;
     return (int)syscall(SYS_perf_event_open, &wanted, 0, -1, -1, 0);
-}
-
-static double now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
 /* Stays on one core: moving costs more than a call does. */
@@ -167,7 +106,7 @@ int main(int argc, char **argv)
     counter = count_instructions();
     printf("{\"call\": \"%s\", \"ns\": [", argv[1]);
     for (long round = 0; round < rounds; round++) {
-        double start, end;
+        uint64_t start, end;
         if (counter >= 0)
             ioctl(counter, PERF_EVENT_IOC_ENABLE, 0);
         start = now_ns();
@@ -176,11 +115,11 @@ int main(int argc, char **argv)
         end = now_ns();
         if (counter >= 0)
             ioctl(counter, PERF_EVENT_IOC_DISABLE, 0);
-        printf("%s%.3f", round ? ", " : "", (end - start) / (double)calls);
+        printf("%s%.3f", round ? ", " : "", (double)(end - start) / (double)calls);
     }
     if (counter >= 0 && read(counter, &instructions, sizeof instructions) == (ssize_t)sizeof instructions && instructions > 0)
         printf("], \"instructions\": %.2f}\n", (double)instructions / (double)calls / (double)rounds);
     else
         printf("], \"instructions\": null}\n");
-    return cu_synchronize() == 0 ? 0 : 1;
+    return cu_stream_synchronize(stream) == 0 ? 0 : 1;
 }

@@ -1,4 +1,4 @@
-/* Short kernels, launched one by one or as CUDA graphs, checked and timed on request: a program of nvshare.bench.graphs and nvshare.bench.compatibility.
+/* Short kernels, launched one by one or as CUDA graphs, checked and timed on request: a program of nvshare.bench.drains and nvshare.bench.compatibility.
  *
  * Speaks the line protocol of bench/harness/worker_group.py:  `check NAME` -> {"digest": ...}   `time NAME STEPS` -> {"ns": ...}
  * NAME: launches (20 kernels a step), graph (a graph of 20 kernels a step), graph1 (a graph of one kernel: nothing but its launch); and, to be
