@@ -13,16 +13,17 @@ from typing import Any
 
 HEAD = """# Compatibility
 
-Each program ran without the hook, alone under it, and two at a time under it with a quantum of 20 ms. *identical*:
-every byte of the results is the same; *within tolerance*: the figures are, within the tolerance named; *unrepeatable*:
-the program's results also differ without the hook.
+Each program ran without the hook, alone under it, and two at a time under it with a quantum of 20 ms.
 
-*Cost* is measured inside one process that holds the lease: it repeats the same steps in turns of 10 ms, through the
-hook in one and past it in the next ([how](../../bench)). Where several
-processes were measured, it is their mean. Brackets: 95 % interval. *Control*: the same comparison of two turns past
-the hook, which shows chance alone. *Calls*: gated calls in a step, and which share of them went past the hook in the
-other turns. Functions that allocate memory stay with the hook in all turns, except in mode `device` those of stream
-order in *CuPy, asynchronous pool* and *CUDA C++, static cudart*.
+- *alone*, *two at a time*: **identical**, every byte of the results is as without the hook; **within tolerance**, the
+  results are, within the tolerance that is named; **unrepeatable**, they differ without the hook too.
+- *cost*: time that the hook adds to a step, with its 95 % interval; the mean of several processes where there were
+  several. A process holds the lease and repeats its steps, 10 ms through the hook, then 10 ms past it
+  ([how](../../bench)).
+- *control*: the same comparison with both halves past the hook, which shows chance alone.
+- *calls*: gated calls in a step, and the share of them that can be led past the hook. Functions that allocate memory
+  always go through it, except those of stream order in mode `device` in *CuPy, asynchronous pool* and *CUDA C++,
+  static cudart*.
 
 The benchmark writes this page:
 
@@ -32,9 +33,8 @@ The benchmark writes this page:
 
 `--case "NAME"` runs one case, with a name of the first column. In `managed` mode each has a limit of 96 MiB.
 
-Limits. Functions of CUDA 2 and 3 that CUDA 3.2 replaced because their pointers and sizes have 32 bits (`cuMemAlloc` and
-the like, asked of the driver without their `_v2`) go to the driver: the hook neither gates nor counts them. `cuda.h`
-leads to the functions that replaced them, so a compiled program calls none of the old ones.
+Not gated and not counted: functions from before CUDA 3.2, whose pointers and sizes have 32 bits (`cuMemAlloc` without
+`_v2`). `cuda.h` leads to their successors, so compiled programs do not call them.
 """
 
 NOT_RUN = "\nIt has not been run on a card yet: there are no results.\n"
@@ -48,9 +48,8 @@ START_UP_SHARE, START_UP_MS = 0.02, 5.0
 """What the hook may add: the share of a start-up, or this, whichever is more."""
 
 START_UP = """\
-*Added* is the median of the differences between starts without and with the hook in turns; brackets: 95 % interval of
-that median. Processors' time, of all threads, is less disturbed by other work on the machine. *Quickest* is the
-difference between the quickest starts.
+Starts with and without the hook take turns. *Added*: the median of their differences, with its 95 % interval.
+*Processors' time*: of all threads; other work on the machine disturbs it less.
 """
 
 WORDS = {"unfinished": "unfinished: the run ended before two at a time"}
