@@ -71,12 +71,16 @@ class Row:
 def read_rows() -> list[Row]:
     """All rows, in the order of the file."""
     text = re.sub(r"/\*.*?\*/", "", TABLE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    pattern = r'^#if CUDA_VERSION >= (\d+)|^(#endif)|^NVS_(\w+)\((\w+),\s*(\d+)(?:,\s*"([^"]*)")?'
+    number, variant = r"(\d+)", r"(?:_(PTSZ|PTDS))?"
+    row = rf'^NVS_([A-Z]+){variant}\((\w+),\s*{number}(?:,\s*{number})?(?:,\s*"([^"]*)")?'
+    pattern = rf"^#if CUDA_VERSION >= {number}|^(#endif)|{row}"
     rows: list[Row] = []
     guard = 0
-    for version, end, kind, name, since, reason in re.findall(pattern, text, flags=re.MULTILINE):
+    for version, end, kind, suffix, name, since, later, reason in re.findall(pattern, text, flags=re.MULTILINE):
         if kind:
             rows.append(Row(kind, name, int(since), reason, guard))
+            if suffix:
+                rows.append(Row(kind, f"{name}_{suffix.lower()}", int(later), reason, guard))
         else:
             guard = 0 if end else int(version)
     return rows

@@ -18,12 +18,11 @@
 
 /* What pacing tells kinds of work by.  A wrapper's parameters have cuda.h's names, which hide these where they exist. */
 static const CUfunction f = NULL;
-static const CUgraphExec hGraph = NULL, hGraphExec = NULL;
+static const CUgraphExec hGraph = NULL;
 static const unsigned int gridDimX = 0, gridDimY = 1, gridDimZ = 1;
 static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
-#define NVS_GRAPH (hGraph != NULL ? hGraph : hGraphExec)
 #define NVS_WHAT(symbol)                                                                                     \
-    nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : NVS_GRAPH,                                  \
+    nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : hGraph,                                     \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
 
 /* Where work may lie in memory of another GPU, as far as the call itself says it (hooks/memory/operands.h); by the same names. */
@@ -80,7 +79,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         if (NVS_IS_GRAPH(#symbol))                                                 \
             nvs_graph_leave(slot);                                                 \
         nvs_capture_submitted(gpu, (work_stream), NVS_PER_THREAD(#symbol), result);                         \
-        if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, NVS_GRAPH) : nvs_gate_leave(slot, gpu)) \
+        if (NVS_IS_GRAPH(#symbol) ? nvs_gate_leave_graph(slot, gpu, hGraph) : nvs_gate_leave(slot, gpu)) \
             nvs_pace_after(gpu, (work_stream), NVS_PER_THREAD(#symbol), NVS_WHAT(symbol)); \
         return result;                                                              \
     }                                                                               \
@@ -89,7 +88,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         nvs_slot *slot;                                                             \
         const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: nothing has to be saved */ \
         if (NVS_UNLIKELY(real == NULL) ||                                           \
-            NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? NVS_GRAPH : NULL)) == NULL)) \
+            NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? hGraph : NULL)) == NULL)) \
             return long_##symbol arguments;                                         \
         const CUresult result = ((__typeof__(&symbol))real) arguments;              \
         nvs_capture_submitted(0, (work_stream), NVS_PER_THREAD(#symbol), result);   \
