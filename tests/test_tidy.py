@@ -330,12 +330,7 @@ def test_every_tool_answers_help(script: str) -> None:
     code = f"import sys; sys.argv[0] = {script!r}; from {module} import {function} as main; sys.exit(main())"
     environment = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code, "--help"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout.lower(), done.stdout

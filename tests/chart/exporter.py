@@ -45,8 +45,7 @@ def scrape(gpus: int, pods_per_gpu: int) -> str:
         for pod in range(pods_per_gpu):
             client = gpu * pods_per_gpu + pod + 1
             tell(
-                events.ClientRegistered(client, "python", "python", 1000 + client, 0, 0, MemoryMode.MANAGED, 0),
-                SECOND,
+                events.ClientRegistered(client, "python", "python", 1000 + client, 0, 0, MemoryMode.MANAGED, 0), SECOND
             )
             tell(events.GpuAttached(client, 0, _uuid(gpu), 0, True), SECOND)
             slot = Slot(

@@ -110,10 +110,5 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[str]:
     """A program whose output is read."""
     return subprocess.Popen(
-        command,
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

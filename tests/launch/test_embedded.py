@@ -38,10 +38,7 @@ def coordinators(runtime: RuntimeDir) -> list[int]:
 def held(environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """A command under nvshare-run that lives until its standard input is closed."""
     process = subprocess.Popen(
-        run_command("--", "sh", "-c", "echo up; read line"),
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        run_command("--", "sh", "-c", "echo up; read line"), env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
@@ -195,10 +192,7 @@ def test_a_program_below_nvshare_run_may_use_it_again(nvshare_run: Run, runtime:
 
 
 def test_another_users_coordinator_is_used_as_it_is(
-    environ: dict[str, str],
-    runtime: RuntimeDir,
-    held: subprocess.Popen[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str], runtime: RuntimeDir, held: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the users of a node could not share the system's coordinator, whose files they cannot write."""
     before = sorted(runtime.path.iterdir())
@@ -210,10 +204,7 @@ def test_another_users_coordinator_is_used_as_it_is(
 
 
 def test_a_fallback_directory_of_another_user_is_refused(
-    environ: dict[str, str],
-    runtime: RuntimeDir,
-    held: subprocess.Popen[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str], runtime: RuntimeDir, held: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else whoever makes a user's directory below /tmp first would have that user's programs."""
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)

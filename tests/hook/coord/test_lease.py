@@ -401,8 +401,7 @@ class Model:
 
 @settings(max_examples=1500, deadline=None, derandomize=True)
 @given(
-    st.booleans(),
-    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 5000), st.booleans()), min_size=5, max_size=80),
+    st.booleans(), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 5000), st.booleans()), min_size=5, max_size=80)
 )
 def test_always(library: ctypes.CDLL, run_on_loss: bool, steps: list[tuple[int, int, bool]]) -> None:
     """Broken: some order of events opens the gate without a lease, loses a request, or releases twice or never."""

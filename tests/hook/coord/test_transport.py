@@ -217,11 +217,7 @@ def test_garbage_is_survived(server: Server, client: ScriptedClient) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [
-        b"\x02" + (1 << 40).to_bytes(8, "big"),
-        b"\x01\x01x",
-        framing.frame(b"x" * 5000),
-    ],
+    [b"\x02" + (1 << 40).to_bytes(8, "big"), b"\x01\x01x", framing.frame(b"x" * 5000)],
     ids=["huge", "several parts", "longer than any message"],
 )
 def test_frames_that_no_coordinator_sends_end_the_connection(

@@ -30,8 +30,7 @@ def complaints(output: str) -> tuple[list[str], int]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "at_least"),
-    [("look_up", 3000), ("by_proc_address", 30000), ("in_threads", 8), ("through_the_gate", 300)],
+    ("mode", "at_least"), [("look_up", 3000), ("by_proc_address", 30000), ("in_threads", 8), ("through_the_gate", 300)]
 )
 def test_every_function_by_every_look_up(programs: Programs, mode: str, at_least: int) -> None:
     """An entry point that is handed out raw, or leads to another function, or skips the gate, is a bypass."""

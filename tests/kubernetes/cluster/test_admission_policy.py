@@ -352,10 +352,7 @@ OTHER_VALUES: dict[str, tuple[Json, Rules]] = {
         {"admission": {"priorityRange": {"min": 1, "max": 2}}},
         Rules(priority_min=1, priority_max=2),
     ),
-    "a narrow range": (
-        {"admission": {"priorityRange": {"min": -7, "max": 0}}},
-        Rules(priority_min=-7, priority_max=0),
-    ),
+    "a narrow range": ({"admission": {"priorityRange": {"min": -7, "max": 0}}}, Rules(priority_min=-7, priority_max=0)),
     "short classes": ({"priorityClasses": SHORT}, rules_from(priority_classes=SHORT)),
 }
 

@@ -35,10 +35,7 @@ class Watching:
     def __init__(self, server: ApiServer, **options: Any) -> None:
         self.changes = 0
         self.watch = PodWatch(
-            node_name="node-1",
-            changed=self._changed,
-            rules=RULES,
-            **{"api": server.access, "timing": QUICK, **options},
+            node_name="node-1", changed=self._changed, rules=RULES, **{"api": server.access, "timing": QUICK, **options}
         )
 
     def _changed(self) -> None:

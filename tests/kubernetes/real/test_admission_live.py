@@ -109,10 +109,7 @@ def install(plane: ControlPlane, namespace: str, ways: dict[str, object], server
     services."""  # fmt: skip
     plane.namespace(namespace, **{"nvshare.com/admission": namespace})
     selector = {"matchLabels": {"nvshare.com/admission": namespace}}
-    values = {
-        "admission": {**ways, "namespaceSelector": selector},
-        "priorityClasses": PRIORITY_CLASS_VALUES,
-    }
+    values = {"admission": {**ways, "namespaceSelector": selector}, "priorityClasses": PRIORITY_CLASS_VALUES}
     rendered = render(values, name=namespace, namespace=namespace)
     for document in rendered.documents:
         for webhook in document.get("webhooks", ()):

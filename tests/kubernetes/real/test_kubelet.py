@@ -63,10 +63,7 @@ def real(
 
 
 def _started(built: Built, saturate: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealNode]:
-    with (
-        control_plane(tmp_path_factory.mktemp("cluster")) as own,
-        real_node(own, os.environ.get("CC", "cc")) as made,
-    ):
+    with control_plane(tmp_path_factory.mktemp("cluster")) as own, real_node(own, os.environ.get("CC", "cc")) as made:
         root = made.directory / "root"
         fill_root(root, [saturate, Path("/bin/sh"), Path("/bin/sleep")], built.sim_dir, [built.hook])
         environment = {

@@ -199,10 +199,7 @@ def test_class_and_shares_are_the_slots_and_the_environment_only_lowers_them() -
     assert book.profiled(modest) == replace(modest, share_request=0.0)
     book.profiled(greedy)
     policy = SlotPolicy.model_validate({"class": "interactive", "share_request": 0.3, "share_limit": 0.5})
-    assert book.put(a_slot(policy=policy)) == [
-        events.ClassSet(1, JobClass.INTERACTIVE),
-        events.SharesSet(1, 0.3, 0.5),
-    ]
+    assert book.put(a_slot(policy=policy)) == [events.ClassSet(1, JobClass.INTERACTIVE), events.SharesSet(1, 0.3, 0.5)]
     book.register("GPU-a--0", hello(2))
     first = book.first_profile(2)
     assert first is not None

@@ -42,10 +42,7 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         "990200d9284750552d35316131633064652d303030302d343030302d383030302d303030303030303030303030cf0000"
         "00040000000007c3ce40000000ce20000000cd1000",
     ),
-    (
-        messages.Request(gpu=3),
-        "920303",
-    ),
+    (messages.Request(gpu=3), "920303"),
     (
         messages.Release(
             gpu=0,
@@ -61,42 +58,20 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     ),
     (
         messages.MemoryReport(
-            gpu=0,
-            allocated_bytes=1073741824,
-            resident_bytes=536870912,
-            pinned_bytes=4096,
-            host_bytes=268435456,
+            gpu=0, allocated_bytes=1073741824, resident_bytes=536870912, pinned_bytes=4096, host_bytes=268435456
         ),
         "960500ce40000000ce20000000cd1000ce10000000",
     ),
-    (
-        messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592),
-        "940601ce00010000cf0000000200000000",
-    ),
+    (messages.ReserveMemory(gpu=1, sequence=65536, bytes=8589934592), "940601ce00010000cf0000000200000000"),
     (
         messages.MoveProgress(gpu=0, order_id=12, moved_bytes=268435456, elapsed_ns=5000000, finished=True, error=2),
         "9707000cce10000000ce004c4b40c302",
     ),
-    (
-        messages.ReserveHost(sequence=5, bytes=1073741824),
-        "930905ce40000000",
-    ),
-    (
-        messages.HostReserved(sequence=5, bytes=1073741824),
-        "934b05ce40000000",
-    ),
-    (
-        messages.MoveCredit(gpu=31, order_id=14, credit_bytes=134217728),
-        "944a1f0ece08000000",
-    ),
-    (
-        messages.Goodbye(),
-        "9108",
-    ),
-    (
-        messages.Welcome(protocol=1, client_id=99),
-        "93400163",
-    ),
+    (messages.ReserveHost(sequence=5, bytes=1073741824), "930905ce40000000"),
+    (messages.HostReserved(sequence=5, bytes=1073741824), "934b05ce40000000"),
+    (messages.MoveCredit(gpu=31, order_id=14, credit_bytes=134217728), "944a1f0ece08000000"),
+    (messages.Goodbye(), "9108"),
+    (messages.Welcome(protocol=1, client_id=99), "93400163"),
     (
         messages.GpuSettings(
             gpu=0,
@@ -116,47 +91,21 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         "9e4100cf0000000100000000cf0000000400000000c3ce00989680ce001e8480cf00000002540be40000ce80000000ce40000000"
         "ce20000000c3c3",
     ),
+    (messages.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2), "95420008ce05f5e10002"),
+    (messages.Revoke(gpu=0, lease_id=8, drain_deadline_ns=10000000000), "94430008cf00000002540be400"),
+    (messages.Waiters(gpu=0, lease_id=8, waiters=1), "9444000801"),
+    (messages.Evict(gpu=0, order_id=13, bytes=1073741824), "9445000dce40000000"),
     (
-        messages.Grant(gpu=0, lease_id=8, quantum_ns=100000000, waiters=2),
-        "95420008ce05f5e10002",
-    ),
-    (
-        messages.Revoke(gpu=0, lease_id=8, drain_deadline_ns=10000000000),
-        "94430008cf00000002540be400",
-    ),
-    (
-        messages.Waiters(gpu=0, lease_id=8, waiters=1),
-        "9444000801",
-    ),
-    (
-        messages.Evict(gpu=0, order_id=13, bytes=1073741824),
-        "9445000dce40000000",
-    ),
-    (
-        messages.Restore(
-            gpu=31,
-            order_id=14,
-            bytes=18446744073709551615,
-            credit_bytes=67108864,
-        ),
+        messages.Restore(gpu=31, order_id=14, bytes=18446744073709551615, credit_bytes=67108864),
         "95461f0ecfffffffffffffffffce04000000",
     ),
     (
         messages.MemoryReserved(gpu=1, sequence=65536, bytes=8589934592, by_limit=True),
         "954701ce00010000cf0000000200000000c3",
     ),
-    (
-        messages.ReservePins(gpu=2, sequence=77, bytes=134217728),
-        "940a024dce08000000",
-    ),
-    (
-        messages.PinsReserved(gpu=2, sequence=77, bytes=67108864),
-        "944c024dce04000000",
-    ),
-    (
-        messages.Standby(gpu=1, within_ns=3000000),
-        "934901ce002dc6c0",
-    ),
+    (messages.ReservePins(gpu=2, sequence=77, bytes=134217728), "940a024dce08000000"),
+    (messages.PinsReserved(gpu=2, sequence=77, bytes=67108864), "944c024dce04000000"),
+    (messages.Standby(gpu=1, within_ns=3000000), "934901ce002dc6c0"),
     (
         messages.Progress(
             gpu=1, lease_id=77, at_ns=123456789012, work=987654321, busy_ns=40000000, watched_ns=50000000, steps=12
@@ -167,18 +116,9 @@ GOLDEN: list[tuple[messages.Message, str]] = [
         messages.Profile(job_class=1, share_request=300, share_limit=500, deadline_ns=60000000000, spatial=True),
         "960c01cd012ccd01f4cf0000000df8475800c3",
     ),
-    (
-        messages.Allot(gpu=2, rate=300, report=True, watch=False),
-        "954d02cd012cc3c2",
-    ),
-    (
-        messages.ExplainWait(gpu=1),
-        "920d01",
-    ),
-    (
-        messages.WaitExplained(gpu=1, index=3, text="waiting for GPU 3"),
-        "944e0103b177616974696e6720666f72204750552033",
-    ),
+    (messages.Allot(gpu=2, rate=300, report=True, watch=False), "954d02cd012cc3c2"),
+    (messages.ExplainWait(gpu=1), "920d01"),
+    (messages.WaitExplained(gpu=1, index=3, text="waiting for GPU 3"), "944e0103b177616974696e6720666f72204750552033"),
     (
         messages.Rejected(code=2, final=True, text="GPU nicht bekannt – prüfen"),
         "944802c3bd475055206e696368742062656b616e6e7420e28093207072c3bc66656e",
