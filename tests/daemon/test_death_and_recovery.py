@@ -19,7 +19,7 @@ from tests.waiting import eventually
 
 Connect = Callable[..., Hook]
 Hold = Callable[..., Holder]
-LONG = "60s"
+LONG = "10min"
 """A quantum or recovery window that no test waits for."""
 
 

@@ -27,11 +27,11 @@ from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
 from nvshare.simulated_gpu.trace import Busy, read_trace
 from tests.conftest import ROOT, Built
-from tests.daemon.processes import ctl
+from tests.daemon.processes import TURNS, ctl
 from tests.waiting import eventually
 
-TURNS = {"NVSHARE_POLICY": "round_robin", "NVSHARE_SHARING": "exclusive", "NVSHARE_QUANTUM": "100ms"}
-"""Exclusive turns, unless a test says otherwise."""
+SETTINGS = TURNS | {"NVSHARE_DRAIN_DEADLINE": "10min", "NVSHARE_RECOVERY": "10min"}
+"""Exclusive turns, unless a test says otherwise; a busy machine's pauses are no hang."""
 CLIENT_VARIABLES = ("LD_PRELOAD", "NVSHARE_ENABLE", "NVSHARE_SOCKET", "NVSHARE_MEMORY", "NVSHARE_SIM_STATE")
 
 
@@ -72,7 +72,7 @@ class Node:
         with (self.directory / "coordinator.log").open("ab") as log:
             self.coordinator = subprocess.Popen(
                 [*command, *options],
-                env=self.environment() | TURNS | (variables or {}),
+                env=self.environment() | SETTINGS | (variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
