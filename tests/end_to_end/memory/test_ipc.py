@@ -67,7 +67,7 @@ def ipc_program(tmp_path_factory: pytest.TempPathFactory, built: Built) -> Path:
 def test_two_programs_share_while_they_evict_each_other(node: Node, ipc_program: Path) -> None:
     """Broken: what is shared is lost, stale or moved away below the other one when they take turns."""
     node.start_coordinator("--quantum=20ms")
-    out, errors = node.run([str(ipc_program), "pair", "20", "120", "40"], "--memory=swap").communicate()
+    out, errors = node.run([str(ipc_program), "pair", "10", "120", "40"], "--memory=swap").communicate()
     assert out.count('"mismatches": 0') == 2, out + errors + node.log()
     gpu = node.control("status")["gpus"][0]
     assert gpu["evicted_bytes"] > 0, gpu
@@ -103,7 +103,7 @@ def test_sharing_memory_under_sanitizers(node: Node, ipc_program: Path, kind: st
     """Broken: a race or a use after free between the program, the mover and the thread that answers importers."""
     variables = sanitized(kind)
     node.start_coordinator("--quantum=20ms")
-    program = node.run([str(ipc_program), "pair", "6", "120", "40"], "--memory=swap", variables=variables)
+    program = node.run([str(ipc_program), "pair", "3", "120", "40"], "--memory=swap", variables=variables)
     (out,) = finish_sanitized(program)
     assert out.count('"mismatches": 0') == 2, out
 

@@ -18,8 +18,8 @@ from tests.hook.scripted import ScriptedCoordinator
 
 MIB, MS = 1 << 20, 1_000_000
 NOT_READY = 600
-KERNEL_NS = 2500 * MS
-"""Longer than the hook waits for what a release left behind."""
+KERNEL_NS = 8000 * MS
+"""Longer than the hook waits for what a release left behind, and a busy machine pauses."""
 
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
@@ -46,7 +46,7 @@ def test_memory_stays_while_work_runs(
         release = coordinator.revoke(1, deadline_ns=MS)
         assert not release.drained
         outcomes = []
-        for order_id in range(5, 15):
+        for order_id in range(5, 99):
             coordinator.send(messages.Evict(gpu=0, order_id=order_id, bytes=size))
             outcomes.append(finished(coordinator, order_id))
             if outcomes[-1] != (0, NOT_READY):
