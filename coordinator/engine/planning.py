@@ -66,9 +66,10 @@ def _with_turns_that_come(
 ) -> dict[int, Allotment]:
     """A member that comes for a turn keeps it until the others have drained.
 
-    The policy does not see clients that drain, so it may find nobody to take turns with.
+    The policy does not see clients that drain, so it may find nobody to take turns with.  In concurrent sharing there
+    are no turns.
     """
-    if len(gpu.leases.by_client) == len(gpu.leases.running):
+    if len(gpu.leases.by_client) == len(gpu.leases.running) or gpu.rules.sharing is Sharing.CONCURRENT:
         return members
     if not any(seat.phase is REVOKING and seat.lease.ends_ns is not None for seat in gpu.leases.by_client.values()):
         return members

@@ -237,3 +237,14 @@ def test_a_turn_waits_for_the_drain_of_the_one_before() -> None:
     granted = b.granted()
     assert granted is not None
     assert granted.waiters == 1
+
+
+def test_concurrent_sharing_waits_for_no_drain() -> None:
+    """Broken: a program that came for a turn waits for one that hangs, while all others run beside it."""
+    harness = Harness(create, sharing=Sharing.AUTO)
+    harness.gpu()
+    a, b, c = (harness.client(wanted=True) for _ in range(3))
+    harness.milliseconds(100)
+    assert a.take(messages.Revoke)
+    harness.handle(events.SharingSet(Sharing.CONCURRENT))
+    assert holders(harness) == {b.client, c.client}
