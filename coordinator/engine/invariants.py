@@ -1,17 +1,18 @@
 """The invariants of the core, checked after each event.
 
-`cheap` looks at one GPU, at a cost that does not grow with its clients, and runs always.  `Thorough` looks at
-everything and remembers since when each client waits; tests run it.  A check changes nothing, and raises
-AssertionError.
+`cheap` looks at one GPU, at a cost that does not grow with its clients, and runs always.  `Thorough` looks at all
+records of the GPUs that an event concerns and remembers since when each client waits; tests run it.  A check changes
+nothing, and raises AssertionError.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from nvshare.coordinator.gangs import slots
-from nvshare.coordinator.memory import orders, room, switching
+from nvshare.coordinator.memory import orders, room, switch_credit, switching
 from nvshare.coordinator.model.commands import Notify
 from nvshare.coordinator.model.gpu import Gpu
 from nvshare.coordinator.model.node import Node
@@ -21,6 +22,8 @@ from nvshare.coordinator.protocol.messages import MemoryMode, Sharing
 
 LATE_NS: Final = 100_000
 """A timer may be this late at the end of each of the turns of a bound."""
+SLACK_NS: Final = MILLISECOND_NS
+"""Allowed beside a bound for each client."""
 
 
 def cheap(gpu: Gpu) -> None:
@@ -44,26 +47,38 @@ class _Wait:
     bound_ns: int
 
 
-class Thorough:
-    """All invariants.  `slack_ns` is allowed for each client's wait, beside `LATE_NS` for each turn."""
+@dataclass(slots=True)
+class _Clock:
+    """Time in turns on one GPU, without time in which no memory came in."""
 
-    def __init__(self, slack_ns: int = MILLISECOND_NS) -> None:
-        self.slack_ns = slack_ns
-        self.longest_ns = 0
-        self._waits: dict[tuple[str, int], _Wait] = {}
-        self._clocks: dict[str, tuple[int, int, bool]] = {}
-        """By GPU: its turn clock; the same without time in which no memory came in; and whether it stands now."""
+    turn_clock_ns: int = 0
+    """The GPU's turn clock at the last event."""
+    own_ns: int = 0
+    node_ns: int = 0
+    """As `own_ns`, also without such time on other GPUs: for members of gangs, which wait for several GPUs."""
+    stands: bool = False
+
+
+class Thorough:
+    """All invariants."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, dict[int, _Wait]] = {}
+        """By GPU and client."""
+        self._clocks: dict[str, _Clock] = {}
         self._longest_drain_ns = 0
         self._shares: dict[int, int] = {}
         """Of host memory, by client, after the last event."""
 
-    def check(self, node: Node, now_ns: int) -> None:
-        """Checks everything, after an event."""
-        for gpu in node.gpus.values():
+    def check(self, node: Node, concerned: Iterable[Gpu], now_ns: int) -> None:
+        """Checks everything after an event that concerns these GPUs."""
+        for gpu in concerned:
             cheap(gpu)
             self._leases(node, gpu)
             self._memory(gpu)
             self._immovable(node, gpu)
+        self._advance_clocks(node, now_ns)
+        for gpu in node.gpus.values():
             self._waiting(node, gpu, now_ns)
         self._gangs(node)
         self._host(node)
@@ -166,45 +181,57 @@ class Thorough:
         count = sum(client.gang != "" for client in node.clients.values() for _ in client.seats)
         assert count == sum(len(gang.seats) for gang in node.gangs.values()), "a member that its gang does not know"
 
-    def _bound_ns(self, node: Node, gpu: Gpu, *, member: bool) -> int | None:
-        """The bound that the policy states; with gangs, the one of gangs/slots.py."""
+    def _bounds_ns(self, node: Node, gpu: Gpu) -> tuple[int, int] | None:
+        """The bound that the policy states; with gangs, those of gangs/slots.py for others and for members."""
         bound = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
-        if bound is None or not node.gangs:
-            return bound
-        quanta = -(-bound // gpu.rules.quantum_ns)
-        return slots.wait_bound_ns(node, quanta, self._longest_drain_ns, member=member)
+        if bound is None:
+            return None
+        if not node.gangs:
+            return bound, bound
+        quanta, drain_ns = -(-bound // gpu.rules.quantum_ns), self._longest_drain_ns
+        return (
+            slots.wait_bound_ns(node, quanta, drain_ns, member=False),
+            slots.wait_bound_ns(node, quanta, drain_ns, member=True),
+        )
 
-    def _patient_clock_ns(self, gpu: Gpu, now_ns: int) -> int:
-        turn_clock_ns = gpu.turn_clock_ns(now_ns)
-        last_ns, clock_ns, stood = self._clocks.get(gpu.uuid, (0, 0, False))
-        clock_ns += 0 if stood else turn_clock_ns - last_ns
-        stands = gpu.schedule.held_back or gpu.switching.switch is not None or gpu.reconnecting(now_ns)
-        self._clocks[gpu.uuid] = turn_clock_ns, clock_ns, stands
-        return clock_ns
+    def _advance_clocks(self, node: Node, now_ns: int) -> None:
+        some_stand = any(clock.stands for clock in self._clocks.values())
+        for gpu in node.gpus.values():
+            clock, turn_clock_ns = self._clocks.setdefault(gpu.uuid, _Clock()), gpu.turn_clock_ns(now_ns)
+            passed_ns, clock.turn_clock_ns = turn_clock_ns - clock.turn_clock_ns, turn_clock_ns
+            clock.own_ns += 0 if clock.stands else passed_ns
+            clock.node_ns += 0 if some_stand else passed_ns
+            # Where gangs come in between, nothing tells that the policy's next switch would be held back too.
+            held_back = gpu.schedule.held_back or (bool(node.gangs) and switch_credit.owes(gpu, now_ns))
+            clock.stands = held_back or gpu.switching.switch is not None or gpu.reconnecting(now_ns)
 
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while clients drain, and while memory moves or is held back."""
-        clock = self._patient_clock_ns(gpu, now_ns)
         for seat in gpu.leases.by_client.values() if node.gangs else ():
             if seat.phase is REVOKING:
                 self._longest_drain_ns = max(self._longest_drain_ns, now_ns - seat.lease.revoked_at_ns)
+        waits = self._waits.setdefault(gpu.uuid, {})
+        # Nobody new is granted during recovery.
+        bounds = self._bounds_ns(node, gpu) if len(gpu.wait_queue) and not gpu.recovering else None
+        if bounds is None:
+            waits.clear()
+            return
+        clock, here = self._clocks[gpu.uuid], set[int]()
         epoch = (gpu.policy_guard.replaced, gpu.rules.quantum_ns, gpu.rules.sharing, gpu.rules.rank_epoch)
-        here: set[tuple[str, int]] = set()
-        for seat in () if gpu.recovering else gpu.wait_queue.seats():  # nobody new is granted during recovery
-            bound = self._bound_ns(node, gpu, member=bool(seat.client.gang))
-            if bound is None or seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
+        for seat in gpu.wait_queue.seats():
+            if seat.place.demoted or not switching.fits_beside_overdue(gpu, seat):
                 continue
-            key = (gpu.uuid, seat.client.client_id)
-            here.add(key)
-            wait = self._waits.get(key)
-            if wait is None or wait.epoch != epoch:
-                self._waits[key] = _Wait(clock, epoch, bound)
+            client, member = seat.client.client_id, bool(seat.client.gang)
+            read_ns, bound = clock.node_ns if member else clock.own_ns, bounds[member]
+            here.add(client)
+            wait = waits.get(client)
+            if wait is None or wait.epoch != (*epoch, member):
+                waits[client] = _Wait(read_ns, (*epoch, member), bound)
                 continue
             wait.bound_ns = max(wait.bound_ns, bound)
-            waited = clock - wait.since_ns
-            self.longest_ns = max(self.longest_ns, waited)
+            waited = read_ns - wait.since_ns
             turns = max(len(gpu.seats), wait.bound_ns // gpu.rules.quantum_ns)
-            allowed = wait.bound_ns + self.slack_ns * max(1, len(gpu.seats)) + LATE_NS * turns
-            assert waited <= allowed, f"invariant 5: client {key[1]} waited {waited} ns of turns, bound {wait.bound_ns}"
-        for key in [key for key in self._waits if key[0] == gpu.uuid and key not in here]:
-            del self._waits[key]
+            allowed = wait.bound_ns + SLACK_NS * max(1, len(gpu.seats)) + LATE_NS * turns
+            assert waited <= allowed, f"invariant 5: client {client} waited {waited} ns of turns, bound {wait.bound_ns}"
+        for client in waits.keys() - here:
+            del waits[client]

@@ -183,7 +183,7 @@ class Scheduler:
             self._set_timer(out, fired=type(event) is events.TimerFired)
             self._event_log.record(now_ns, event, out)
             if self._thorough is not None:
-                self._thorough.check(node, now_ns)
+                self._thorough.check(node, gpus.values(), now_ns)
         except RemoteProtocolError as error:
             self._event_log.record(now_ns, event, error)
             raise

@@ -23,6 +23,12 @@ def _update(gpu: Gpu, now_ns: int) -> None:
     switching.credit_at_ns = clock_ns
 
 
+def owes(gpu: Gpu, now_ns: int) -> bool:
+    """Whether the GPU owes.  Changes nothing."""
+    switching = gpu.switching
+    return switching.credit_ns + EARNED * (gpu.turn_clock_ns(now_ns) - switching.credit_at_ns) < 0
+
+
 def pay(gpu: Gpu, cost_ns: int, now_ns: int) -> None:
     """A switch has waited for memory for this time."""
     _update(gpu, now_ns)

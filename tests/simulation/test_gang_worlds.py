@@ -76,3 +76,13 @@ def test_any_world_with_gangs(seed: int, policy: str, quantum_ns: int | None, pl
         plan,
         core_settings(check_invariants=False, policy=policy, quantum_ns=quantum_ns, drain_deadline_ns=SECOND_NS),
     )
+
+
+@pytest.mark.parametrize("seed", [3, 31])
+def test_stopped_members_keep_nobody_waiting(seed: int) -> None:
+    """Broken: the check of waits counts time in which memory of another GPU moves (31), or in which moving it would
+    cost too much (3)."""
+    plan = Plan(
+        gpus=3, processes=4, memory_bytes=600, swap_share=1.0, gangs=2, stop_chance=0.1, duration_ns=2 * SECOND_NS
+    )
+    live(seed, plan, core_settings(quantum_ns=2 * MILLISECOND_NS, drain_deadline_ns=50 * MILLISECOND_NS))
