@@ -1,8 +1,8 @@
 """Limits of the coordinator's effort in a world (world.py), and of its clients' waits.
 
 - Timers: after the timer has fired, the next deadline is in the future.  In each 100 ms of simulated time the timer
-  fires at most `TIMERS_PER_GPU` times for each GPU, `TIMERS_PER_QUANTUM` times for each quantum, and once for each
-  other event.
+  fires at most `TIMERS_PER_GPU` times for each GPU, `TIMERS_PER_QUANTUM` times for each quantum of each running
+  client, and once for each other event.
 - Messages: one event causes at most `MESSAGES_PER_SEAT` messages for each client and each of its GPUs.
 - Memory: the number of clients bounds the entries in all containers of the engine, the dispatcher and the slot book,
   checked after every `CHECK_EVERY` events.  Nothing remains after the last client.
@@ -28,7 +28,7 @@ from nvshare.coordinator.protocol import messages
 from nvshare.scheduler_policies.registry import BUILT_IN
 
 if TYPE_CHECKING:
-    from nvshare.coordinator.model.gpu import Gpu
+    from nvshare.coordinator.model.node import Node
     from nvshare.coordinator.simulation.shell import Shell
     from nvshare.coordinator.simulation.world import World
 
@@ -72,6 +72,8 @@ class Bounds:
         )
         self._window_ends_ns = 0
         self._window_timers = 0
+        self._window_turns = 0
+        """Most clients that ran at one time in the window: each may have turns of its own."""
         self._next_check = CHECK_EVERY
         self._moving_ns: dict[str, int] = {}
         self._wanted_ns: dict[str, int] = {}
@@ -102,11 +104,14 @@ class Bounds:
     def _timer(self, event: events.Event, out: Sequence[commands.Command]) -> None:
         now_ns, fired = self._world.now_ns, type(event) is events.TimerFired
         if now_ns >= self._window_ends_ns:
-            self._window_ends_ns, self._window_timers = now_ns + WINDOW_NS, 0
+            self._window_ends_ns, self._window_timers, self._window_turns = now_ns + WINDOW_NS, 0, 0
         self.timers += fired
         self._window_timers = max(0, self._window_timers + (1 if fired else -1))
         self.most_timers = max(self.most_timers, self._window_timers)
-        most = len(self._world.uuids) * (TIMERS_PER_GPU + TIMERS_PER_QUANTUM * WINDOW_NS // self._quantum_ns)
+        gpus = self._node.gpus.values()
+        self._window_turns = max(self._window_turns, sum(max(1, len(gpu.leases.running)) for gpu in gpus))
+        quanta = TIMERS_PER_QUANTUM * WINDOW_NS // self._quantum_ns
+        most = len(self._world.uuids) * TIMERS_PER_GPU + self._window_turns * quanta
         assert self._window_timers <= most, f"the timer fired {self._window_timers} times for nothing within 100 ms"
         if fired:
             for command in out:
@@ -122,10 +127,14 @@ class Bounds:
             most = MESSAGES_PER_SEAT * (1 + self._seats())
             assert sent <= most, f"{sent} messages for one event, at most {most} are expected"
 
+    @property
+    def _node(self) -> Node:
+        assert self._world.scheduler is not None
+        return self._world.scheduler._node
+
     def _seats(self) -> int:
         """Number of clients plus the number of their GPUs."""
-        assert self._world.scheduler is not None
-        node = self._world.scheduler._node
+        node = self._node
         return len(node.clients) + sum(len(gpu.seats) for gpu in node.gpus.values())
 
     # --- memory of the coordinator ----------------------------------------------------------------------------------
@@ -188,8 +197,7 @@ class Bounds:
 
     def _allowed_ns(self, key: tuple[int, int]) -> int:
         """The longest wait as things are; 0: the policy states none."""
-        assert self._world.scheduler is not None
-        gpu: Gpu = self._world.scheduler._node.clients[key[0]].seats[key[1]].gpu
+        gpu = self._node.clients[key[0]].seats[key[1]].gpu
         bound_ns = gpu.policy_guard.wait_bound_ns(len(gpu.seats), gpu.view())
         if bound_ns is None:
             return 0
