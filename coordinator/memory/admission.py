@@ -11,7 +11,8 @@ A client in `swap` mode asks for room before it allocates under the lease (`Rese
 clients whose turn is farthest away are evicted, no more than is missing, and the answer waits for them.
 - Growth goes before prefetch: nothing more is brought in meanwhile, and what has come is evicted if nothing is farther.
 - Every question is answered: when there is room, when no client is left that could make some, at the deadline, or
-  when the lease ends.  Then the client needs no physical memory, and the next switch brings it in.
+  when the lease ends.  Then the client needs no physical memory, and the next switch brings it in, if it will fit
+  beside immovable memory.  After a restart the answer waits until clients have connected again.
 
 Non-goals: what an order's end means (memory/orders.py).
 """
@@ -129,16 +130,21 @@ def _leases_are_ending(gpu: Gpu) -> bool:
 
 
 def _answer_one(node: Node, gpu: Gpu, seat: Seat, growth: Growth, now_ns: int) -> None:
-    room = orders.free_room(gpu)
-    lacking = growth.total_bytes - orders.claimed_bytes(seat) - room.free_bytes
+    most_bytes = max(room.room_bytes(seat), seat.memory.allocated_bytes)
+    if seat.phase not in WITH_LEASE and growth.total_bytes > most_bytes:
+        seat.memory.growth = None
+        refuse(node, seat, growth.sequence, growth.total_bytes, "pins")
+        return
+    free = orders.free_room(gpu)
+    lacking = growth.total_bytes - orders.claimed_bytes(seat) - free.free_bytes
     if seat.phase not in WITH_LEASE or lacking <= 0:
         seat.memory.growth = None
         seat.memory.reserved_bytes = growth.total_bytes
         orders.claim(seat)
         send_reservation(node, seat, growth.sequence)
         return
-    more = evictions(lacking - room.leaving_bytes, switching.eviction_candidates(node, gpu, seat))
-    if sum(order.bytes for order in more) >= lacking - room.leaving_bytes:
+    more = evictions(lacking - free.leaving_bytes, switching.eviction_candidates(node, gpu, seat))
+    if sum(order.bytes for order in more) >= lacking - free.leaving_bytes:
         orders.evict(node, gpu, more, now_ns)
     if now_ns >= growth.deadline_ns or not (orders.any_moving(gpu) or _leases_are_ending(gpu)):
         seat.memory.growth = None

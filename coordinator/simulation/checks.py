@@ -44,7 +44,8 @@ class Checks:
         """Refused requests for room in the calm, when no process allocates: they were for existing memory."""
         self.pins_refused = 0
         self.lacking = 0
-        """Clients that did not fit beside immovable memory of others."""
+        """Clients that did not fit beside immovable memory of others.  In the second after a restart they do not count:
+        they may have allocated before other clients were back."""
         self.shut_out = 0
         self.gathered = 0
         self.together_ns = 0
@@ -69,8 +70,12 @@ class Checks:
         self.gathered += note.kind == "gang_gathered"
         self.host_refused += note.kind == "refused" and "owner" in note.values
         self.refused_in_calm += note.kind == "refused" and self._world.calm
-        self.lacking += note.kind == "lacks_room"
+        self.lacking += note.kind == "lacks_room" and not self._is_reconnecting(str(note.values["uuid"]))
         self.shut_out += note.kind == "shut_out"
+
+    def _is_reconnecting(self, uuid: str) -> bool:
+        assert self._world.scheduler is not None
+        return self._world.scheduler._node.gpus[uuid].reconnecting(self._world.now_ns)
 
     def _check_send(self, command: commands.Send, out: Sequence[commands.Command]) -> None:
         world = self._world

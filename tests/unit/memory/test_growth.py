@@ -82,3 +82,15 @@ def test_the_end_of_the_lease_answers_too() -> None:
     assert b.take(messages.Evict)
     a.release()
     assert len(a.take(messages.MemoryReserved)) == 1
+
+
+def test_growth_after_the_lease_must_fit_beside_immovable_memory() -> None:
+    """Broken: the program has more than it can ever have on the GPU, and waits until another one gives its memory."""
+    harness, a, b = crowded()
+    ask(harness, a, 70)
+    assert b.take(messages.Evict)
+    b.report(allocated=50, resident=50, pinned=45)
+    a.release()
+    (answer,) = a.take(messages.MemoryReserved)
+    assert answer.bytes < 70
+    assert harness.notifications("refused")[0]["why"] == "pins"
