@@ -61,10 +61,9 @@ def factory(name: str) -> Callable[[], Policy]:
 
     Raises UnknownPolicyError, and BrokenPolicyError for a package that cannot be imported or offers something else.
     """
-    known = offers()
-    offer = known.get(name)
+    offer = Offer(name, BUILT_IN[name], "nvshare") if name in BUILT_IN else offers().get(name)
     if offer is None:
-        raise UnknownPolicyError(f"no policy {name!r}; known: {', '.join(known)}")
+        raise UnknownPolicyError(f"no policy {name!r}; known: {', '.join(offers())}")
     try:
         module, _, attribute = offer.target.partition(":")
         made: object = import_module(module)
