@@ -1,9 +1,9 @@
 """Least attained service: jobs that have had little GPU time go first, so that short jobs end soon.
 
 Source: Tiresias' discretised least attained service (Gu et al., NSDI 2019).
-Rule: exclusive turns.  A job is in queue k once it has had `FIRST_NS` (2^k - 1) of GPU time before its present turn.
+Rule: exclusive turns.  A job is in queue k once it has had `FIRST_NS` (2^k - 1) of GPU time.
 The lowest queue goes first and preempts; within a queue turns rotate (parts/levels.py).
-Bound: 20 quanta and 21 n units (parts/levels.py).
+Bound: with n clients a job waits at most 60 s, or 10 quanta if that is longer, and n quanta (parts/levels.py).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LeastAttained(LevelPolicy):
     name = "least_attained"
 
     def keys(self, jobs: Sequence[JobView], now_ns: int) -> list[int]:
-        """The GPU time before the present turn."""
-        return [job.used_ns(job.turn.began_ns) if job.turn.granted_at_ns else job.turn.used_ns for job in jobs]
+        """The GPU time."""
+        return [job.used_ns(now_ns) if job.state else job.turn.used_ns for job in jobs]
 
     def last_key(self, key: int) -> int:
         """The GPU time at which a job leaves the queue."""

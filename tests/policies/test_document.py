@@ -43,8 +43,7 @@ def test_the_tables_of_policies_are_true() -> None:
         for client in range(clients):
             robin.observe(TurnEnded(JobView(client, "", State.WAITING, Turn(client, 0)), 1))
         assert robin.wait_bound_ns(clients, GPU) == (clients - 1) * GPU.quantum_ns
-        unit_ns = 1 << 27  # the power of two above 100 ms
-        assert Priority().wait_bound_ns(clients, GPU) == 20 * GPU.quantum_ns + 21 * clients * unit_ns
+        assert Priority().wait_bound_ns(clients, GPU) == 60 * SECOND + clients * GPU.quantum_ns
     fair = FairShare()
     for weight in (1, 2, 4):
         job = JobView(weight, "", State.WAITING, Turn(weight, 0, used_ns=GPU.quantum_ns), Rank(weight=weight))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nvshare.scheduler_policies.edf import Edf
 from nvshare.scheduler_policies.least_attained import FIRST_NS, LeastAttained
-from nvshare.scheduler_policies.parts.levels import AGE
-from tests.policies.virtual_gpu import GPU, MS, SECOND, VirtualGpu
+from nvshare.scheduler_policies.parts.levels import PATIENCE_NS
+from tests.policies.virtual_gpu import MS, SECOND, VirtualGpu
 
 
 def test_a_short_job_ends_before_a_long_one_goes_on() -> None:
@@ -51,7 +51,7 @@ def test_a_starved_job_has_its_whole_turn() -> None:
         world.leave(new)
         world.job(), world.job()
     assert world.used_ns(old) >= 3 * FIRST_NS + 100 * MS
-    assert AGE * GPU.quantum_ns <= old.max_wait_ns <= LeastAttained().wait_bound_ns(205, GPU)
+    assert PATIENCE_NS <= old.max_wait_ns <= PATIENCE_NS + 205 * 100 * MS
 
 
 def test_the_earliest_deadline_preempts() -> None:
