@@ -3,7 +3,9 @@
 1. `idle`: programs that never use CUDA (a C program that returns at once, `python -c pass`), started with and without
    the hook in turns; `added_ms` is the median of the paired differences.  And that such a process has no thread and no
    socket more than without (`threads`, `sockets`, as the kernel lists them).
-2. `crowd`: so many processes that initialise CUDA at the same moment on the simulated GPU under one coordinator:
+2. `fork`: fork, `_exit` and `waitpid` in a Python process that has used CuPy and touched 256 MiB, with the hook and
+   without it in turns; `ratio` is that of the medians.  `null` where CuPy is not installed.
+3. `crowd`: so many processes that initialise CUDA at the same moment on the simulated GPU under one coordinator:
    seconds until the last one has been granted the GPU and seen one kernel end; the same without the hook beside it.
 
 And, for the compatibility matrix (`import_rows`), frameworks until they are imported, until they know their GPUs, to
@@ -50,6 +52,23 @@ print(json.dumps({"threads": len(os.listdir("/proc/self/task")),
                   "sockets": sum(name.startswith("socket:") for name in names),
                   "hooked": "libnvshare_hook" in open("/proc/self/maps").read()}))
 """
+
+FORKS = """
+import os, statistics, sys, time
+import cupy, numpy
+cupy.zeros(1).get()
+touched = numpy.ones(1 << 25)
+taken = []
+for _ in range(int(sys.argv[1])):
+    begin = time.monotonic_ns()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    taken.append(time.monotonic_ns() - begin)
+print(statistics.median(taken))
+"""
+FORKS_EACH = 40
 
 FIRST_USE = {
     "torch": ("torch.cuda.is_available()", "torch.zeros(1, device='cuda').add_(1).cpu()"),
@@ -126,6 +145,24 @@ def idle(stand: Fixture, scratch: Path, runs: int) -> dict[str, Any]:
         "sockets": looks["hooked"]["sockets"],
         "without_the_hook": looks["plain"],
     }
+
+
+def forks(stand: Fixture, pairs: int) -> dict[str, Any] | None:
+    """Medians of each process's median, in milliseconds."""
+    if importlib.util.find_spec("cupy") is None:
+        return None
+    sides = {"plain": stand.environment(), "hooked": hooked_environment(stand, "forks")}
+    taken: dict[str, list[float]] = {side: [] for side in sides}
+    for number in track(range(pairs), "pair"):
+        for side in sorted(sides, reverse=number % 2 == 0):
+            command = [sys.executable, "-c", FORKS, str(FORKS_EACH)]
+            done = subprocess.run(command, env=sides[side], capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise BenchError(f"python: {done.stderr.strip()[-300:]}")
+            taken[side].append(float(done.stdout) / 1e6)
+    median = {side: statistics.median(values) for side, values in taken.items()}
+    ratio = round(median["hooked"] / median["plain"], 3)
+    return {f"{side}_ms": spread([round(value, 3) for value in taken[side]]) for side in sides} | {"ratio": ratio}
 
 
 def crowd(program: Path, environment: Mapping[str, str], processes: int, limit_s: float) -> dict[str, Any]:
@@ -262,7 +299,7 @@ def paired(what: str, before: Sequence[float], after: Sequence[float]) -> dict[s
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place, fixture(simulate="1x8GiB") as stand:
         scratch = Path(place)
-        result: dict[str, Any] = {"idle": idle(stand, scratch, options.runs)}
+        result: dict[str, Any] = {"idle": idle(stand, scratch, options.runs), "fork": forks(stand, options.forks)}
         program = compile_program(PROGRAMS / "ready.c", scratch)
         plain = crowd(program, stand.environment(), options.processes, options.limit)
         result["crowd"] = crowd(program, hooked_environment(stand), options.processes, options.limit)
@@ -273,6 +310,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _show(result: dict[str, Any]) -> None:
     print(f"{result['added_ms']} ms added to a program that never uses CUDA")
+    if result["fork"] is not None:
+        print(f"a fork of a process that has used CuPy takes {result['fork']['ratio']} times as long")
     print(f"{result['processes']} processes ready after {result['all_ready_s']} s")
 
 
@@ -280,6 +319,7 @@ def main() -> int:
     """Command line."""
     parser = parser_for("startup", "What the hook costs at start-up", simulate=False)
     parser.add_argument("--runs", type=int, default=200, help="pairs of starts of the C program (default 200)")
+    parser.add_argument("--forks", type=int, default=10, help="pairs of processes that fork (default 10)")
     parser.add_argument("--processes", type=int, default=200, help="that begin at once (default 200)")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds that they may take (default 90)")
     return run_benchmark(parser, _measure, _show)
