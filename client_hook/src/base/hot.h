@@ -1,8 +1,8 @@
 /* What every gated call reads, and the first threads' slots: together on one page; what the launch of a kernel or an allocation in stream order
  * reads where there is one GPU, on one line of it.
  *
- * Why: a program that does much between two calls finds next to nothing of the hook in its caches.  Then what a call costs is the number of
- * lines and pages it touches, not of instructions (docs/decisions/cold-calls.md).
+ * Why: between two calls a program may replace all of the hook in the caches.  The cost of a call is then the number of cache lines and pages
+ * that it touches (docs/decisions/cold-calls.md).
  *
  * Non-goals: what is not read by each call.
  */
@@ -16,7 +16,7 @@
 enum { NVS_FIRST_SLOTS = 16 }; /* most processes need no more */
 enum { NVS_HOT_REALS = 4 };    /* cuLaunchKernel to cuLaunchKernel_ptsz */
 #define NVS_CAPTURE_FIRST 0x80000000u /* the marks of the first capture are being made (inflight/captures.c) */
-enum { NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT, NVS_POOLS_LONG }; /* which way of hooks/memory/pool.c allocations in stream order take; LONG stays */
+enum { NVS_POOLS_UNKNOWN, NVS_POOLS_FAST, NVS_POOLS_SLOW }; /* the path of allocations in stream order (hooks/memory/pool.c); SLOW is final */
 enum { NVS_STOP_NEVER, NVS_STOP_ALLOWED, NVS_STOPPED };
 
 /* Never freed while its thread lives; kept on a list that only grows, and reused by later threads. */
@@ -48,8 +48,8 @@ typedef struct nvs_hot_page {
     _Atomic(CUcontext) only_context;
     _Atomic uint32_t only_gpu;                /* the GPU of every call when the process sees exactly one; NVS_NO_GPU until that is known */
     _Atomic uint32_t capturing;               /* captures that are open or about to be, and NVS_CAPTURE_FIRST: see inflight/captures.h */
-    _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: whoever uses a special pool has got it from the call that closed
-                                                 the short way, and else that is as right as the long one */
+    _Atomic uint32_t pools;                   /* NVS_POOLS_...  Relaxed: a thread has a special pool from the call that ended
+                                                 the fast path; for other pools both paths are right */
     _Atomic uint32_t gates[NVS_MAX_GPUS];     /* NVS_GATE_OPEN ... of gate/gate.h; the first is the line's last word */
     _Atomic uint32_t imports;                 /* imports that are open (ipc/import.c).  Relaxed: a thread that has a pointer into one got it
                                                  after the import was counted */

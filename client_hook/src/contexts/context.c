@@ -1,8 +1,7 @@
 /* The registry of contexts.
  *
- * One lock (the context registry's) guards the table.  It is never held across a call of the driver.  Entries never move: a
- * visitor walks by index and takes the lock for one step at a time, so it sees each entry that lives all the time exactly once.  An
- * entry under visit is marked; a thread that destroys a context waits for its visitors.
+ * One lock guards the table.  It is not held during calls of the driver.  Entries never move: a visitor walks by index, takes the lock for each step,
+ * and sees each entry that lives all the time exactly once.  A thread that destroys a context waits for its visitors.
  */
 #include "contexts/context.h"
 
@@ -25,7 +24,7 @@ typedef struct context_entry {
     CUcontext owner; /* of a green context: the primary one that it is part of */
     uint32_t visitors;
     bool leaving;       /* no new visitors */
-    const nvs_slot *by; /* whose thread ends it; NULL: it has none */
+    const nvs_slot *by; /* of the thread that ends it; NULL: it has none */
 } context_entry;
 
 NVS_FORK_STATE static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -34,11 +33,11 @@ NVS_FORK_STATE static context_entry *contexts;
 NVS_FORK_STATE static size_t context_count;
 NVS_FORK_STATE static struct {
     CUcontext context;
-    CUcontext last; /* the same, or that was the last one */
-    uint32_t references; /* that the hooks have seen */
+    CUcontext last; /* the present context, or the previous one */
+    uint32_t references; /* seen by the wrappers */
 } primaries[NVS_MAX_GPUS];
 static _Atomic bool any_green;
-static bool forgotten; /* there are contexts that found no place in the table */
+static bool forgotten; /* a context found no place in the table */
 
 NVS_FORK_STATE static _Atomic uint32_t device_count; /* 0: not known, or none here.  Relaxed: one value only */
 
@@ -121,7 +120,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     for (size_t i = context_count; i-- > 0;) {
         if (contexts[i].context == context) {
             if (contexts[i].gpu != gpu)
-                nvs_gpus_outdated(); /* one that ended unseen had this handle */
+                nvs_gpus_outdated(); /* a context that ended unseen had this handle */
             contexts[i].gpu = gpu;
             contexts[i].leaving = false;
             goto out;
@@ -134,7 +133,7 @@ void nvs_context_created(CUcontext context, uint32_t gpu)
     else
         forgotten = true;
     learn_only_context();
-    nvs_gate_set_dead(gpu, false); /* where all contexts are dead the driver makes none */
+    nvs_gate_set_dead(gpu, false); /* the driver makes no context where all are dead */
 out:
     pthread_mutex_unlock(&lock);
 }
@@ -172,7 +171,7 @@ CUcontext nvs_green_owner(CUcontext context)
 CUcontext nvs_owner_context(void)
 {
     CUcontext context = NULL;
-    /* Asked again if it fails: memory whose context is not known would stay charged when that ends. */
+    /* Twice, because memory of an unknown context would stay charged when that ends. */
     if (NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS && NVS_REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS)
         return NULL;
     const CUcontext owner = nvs_green_owner(context);
@@ -189,7 +188,7 @@ CUcontext nvs_usual_owner(void)
     }
     const CUcontext context = nvs_owner_context();
     if (slot != NULL)
-        slot->owner_uses = context == only ? RECHECK_EVERY : 0; /* else there is one that the hooks have not seen, or none is current */
+        slot->owner_uses = context == only ? RECHECK_EVERY : 0; /* else no wrapper has seen it, or none is current */
     return context;
 }
 
@@ -289,7 +288,7 @@ CUcontext nvs_primary_released(uint32_t gpu, bool *last)
 
 /* ---- Visits ---- */
 
-/* A primary context that was made by a path which no hook sees. */
+/* A primary context that no wrapper has seen. */
 static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
     unsigned int flags = 0;
@@ -309,14 +308,14 @@ static bool visit_hidden_primary(uint32_t gpu, bool (*visit)(CUcontext context, 
 bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argument), void *argument)
 {
     bool go_on = true, all = true;
-    const int cancel = nvs_cancel_defer(); /* who ends a context waits for the end of each visit */
+    const int cancel = nvs_cancel_defer(); /* a thread that ends a context waits for each visit */
     pthread_mutex_lock(&lock);
     for (size_t i = 0; go_on && i < context_count; i++) {
         const CUcontext context = contexts[i].context;
         if (context == NULL || contexts[i].gpu != gpu)
             continue;
         if (contexts[i].leaving) {
-            /* acquire: pairs with nvs_gate_leave_nowait; 0: its thread has died in the driver, and nobody will ever say how that ended */
+            /* acquire: pairs with nvs_gate_leave_nowait; 0: its thread has died in the driver, and the end is not reported */
             all = all && (contexts[i].by == NULL || atomic_load_explicit(&contexts[i].by->active, memory_order_acquire) == 0);
             continue;
         }
@@ -335,7 +334,20 @@ bool nvs_each_context(uint32_t gpu, bool (*visit)(CUcontext context, void *argum
     return all;
 }
 
-/* Only what is certain counts as an end: an answer of another kind, or about a green context that has not ended for all the hooks know, does not. */
+static bool take_first(CUcontext context, void *found)
+{
+    *(CUcontext *)found = context;
+    return false;
+}
+
+CUcontext nvs_any_context(uint32_t gpu)
+{
+    CUcontext found = NULL;
+    (void)nvs_each_context(gpu, take_first, &found);
+    return found;
+}
+
+/* Other errors do not mean that the context has ended, nor do errors about a green context whose end no wrapper has seen. */
 bool nvs_context_lives(CUcontext context)
 {
     unsigned int version;
@@ -357,7 +369,7 @@ NVS_FORK_CODE void nvs_contexts_after_fork(void)
     /* Only the forking thread lives on; it may have forked while another one held the lock. */
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     visited = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
-    /* A driver that was initialised before the fork is of no use in the child; forget its handles. */
+    /* The driver cannot be used in the child. */
     context_count = 0;
     contexts = NULL; /* not freed: another thread may have been inside realloc */
     memset(primaries, 0, sizeof primaries);

@@ -2,14 +2,13 @@
  *
  * After one (an illegal address, a trap) the driver answers each call in the context with that error, runs none of its work and opens no other context
  * on the GPU for this process; a reset does not cure that.  Physical memory can still be unmapped and released.  So the program's memory is given up
- * instead of moved (swap/move.c), and its calls pass the closed gate (gate/gate.h): each gets the driver's error at once, without a lease.
- *
- * All contexts of the GPU must be dead: memory can be reached, and calls can be about, any of them.
+ * instead of moved (swap/move.c), and its calls pass the closed gate (gate/gate.h): each gets the driver's error at once, without a lease.  This applies
+ * when all contexts of the GPU are dead, since memory and calls may belong to any of them.
  */
-#include "base/port.h"
 #include "contexts/dead.h"
 
 #include "base/log.h"
+#include "base/port.h"
 #include "contexts/context.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
@@ -71,7 +70,7 @@ bool nvs_gpu_look_dead(uint32_t gpu)
     look found = {0};
     if (nvs_gate_dead(gpu))
         return true;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* captures of the application must not notice us */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* the application's captures are not invalidated */
     (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     const bool all = nvs_each_context(gpu, ask, &found);
     (void)NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);

@@ -6,7 +6,7 @@
 
 /* The sticky error of the current context; CUDA_SUCCESS: it has none.  Any thread, also beside captures in relaxed mode. */
 CUresult nvs_context_error(void);
-/* Looks whether all contexts of the GPU have a sticky error.  If so the gate lets all calls through from now on (nvs_gate_dead). */
+/* Whether all contexts of the GPU have a sticky error.  If so, the gate lets all calls through from now on (nvs_gate_dead). */
 bool nvs_gpu_look_dead(uint32_t gpu);
 
 #endif

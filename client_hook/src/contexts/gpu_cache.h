@@ -1,4 +1,4 @@
-/* What each thread has found out about the GPUs of handles. */
+/* Each thread's cache of the GPUs of handles. */
 #ifndef NVS_GPU_CACHE_H
 #define NVS_GPU_CACHE_H
 
@@ -6,7 +6,7 @@
 
 #include <stdatomic.h>
 
-/* Grows when an answer that some thread has cached may have become wrong. */
+/* Grows when a cached answer may have become wrong. */
 extern _Atomic uint32_t nvs_gpu_generation __attribute__((visibility("hidden")));
 
 enum { NVS_GPU_PLACE_BITS = 3 };
@@ -16,19 +16,19 @@ typedef struct nvs_gpu_of {
     uint32_t generation, gpu;
 } nvs_gpu_of;
 
-typedef struct nvs_gpu_cache { /* what a thread found out last */
+typedef struct nvs_gpu_cache { /* of one thread */
     uint32_t current_generation, current_gpu;
-    uint32_t uses; /* before the driver is asked again: a context may have been made current by a path that nobody sees */
+    uint32_t uses; /* before the driver is asked again: a context may have become current without a wrapper */
     nvs_gpu_of of[1 << NVS_GPU_PLACE_BITS];
 } nvs_gpu_cache;
 extern _Thread_local nvs_gpu_cache nvs_cached_gpu __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
-/* Where a handle's GPU would stand. */
+/* The cache entry of a handle. */
 static inline nvs_gpu_of *nvs_gpu_place(const void *handle)
 {
     return &nvs_cached_gpu.of[(uintptr_t)handle * UINT64_C(0x9e3779b97f4a7c15) >> (64 - NVS_GPU_PLACE_BITS)]; /* Fibonacci hashing */
 }
 
-void nvs_gpus_outdated(void);                              /* what was known of a handle may be wrong now */
+void nvs_gpus_outdated(void);                              /* cached answers may be wrong now */
 
 #endif

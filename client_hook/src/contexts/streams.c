@@ -1,8 +1,7 @@
 /* See streams.h.
  *
- * The lock is never held across a call of the driver.  Entries never move: a visitor walks by index and takes the lock for one step at a
- * time.  A stream that the application destroys during a visit is destroyed by the visitor: the driver must not be asked about a handle
- * that has been freed.
+ * The lock is not held during calls of the driver.  Entries never move: a visitor walks by index and takes the lock for each step.  It destroys a
+ * stream that the application destroyed during the visit, so that it never queries a freed handle.
  */
 #include "contexts/streams.h"
 
@@ -79,7 +78,7 @@ void nvs_streams_context_gone(CUcontext context)
     pthread_mutex_unlock(&lock);
 }
 
-/* What the application asked for while we looked at the stream. */
+/* The application destroyed the stream during a visit. */
 static void destroy_now(CUstream stream, CUcontext context)
 {
     CUcontext popped;

@@ -87,7 +87,7 @@ uint32_t nvs_ask_stream_gpu(CUstream stream)
     return gpu;
 }
 
-/* One that lives: the driver is asked for its GPU, and it is known from here on. */
+/* Asks the driver for the GPU of a live context, and registers the context. */
 static uint32_t learn(CUcontext context)
 {
     CUdevice device;

@@ -1,4 +1,4 @@
-/* Which GPU a call is for: the cached answers, and how the driver is asked where there is none. */
+/* The GPU of a call: by the cache, else by the driver. */
 #ifndef NVS_WHICH_GPU_H
 #define NVS_WHICH_GPU_H
 
@@ -41,8 +41,8 @@ static inline uint32_t nvs_stream_gpu(CUstream stream)
 /* GPU of a context handle; NVS_NO_GPU when it is not known. */
 uint32_t nvs_context_gpu(CUcontext context);
 
-uint32_t nvs_context_told(CUcontext context);              /* its GPU, when the driver has just said that it lives */
-void nvs_current_changed(CUcontext context);                /* of the calling thread, to this one, or NULL: to another one; need not be told where
-                                                               there is one GPU */
+uint32_t nvs_context_told(CUcontext context);              /* its GPU; the driver has just returned the context */
+void nvs_current_changed(CUcontext context);                /* the thread's current context is this one now; NULL: another one.  Not needed
+                                                               where there is one GPU */
 
 #endif

@@ -1,7 +1,7 @@
 /* The application threads' side of the agent: starting it, waiting for it, and its end.  See agent.h.
  *
- * Starting: cuInit, or the first thread that needs the coordinator, makes the agent thread.  Nobody waits until that runs: their
- * wishes are in the mailbox.  If it fails, all gates open for good and the log says why.
+ * cuInit, or the first thread that needs the coordinator, starts the agent thread.  No thread waits for that: its request is in the mailbox.  If the
+ * start fails, all gates open for good and the log says why.
  *
  * Non-goals: messages, leases; anything that runs on the agent thread.
  */
@@ -35,10 +35,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define FIRST_ANSWER_NS 2000000000u     /* how long the first use of a GPU waits for a coordinator */
-#define ANSWER_NS 10000000000u          /* how long a connected coordinator may take for an answer */
 #define GOODBYE_NS 50000000u
-#define LEFT_BEHIND_NS 200000000u       /* a thread that submits work while the process ends waits so long */
+#define LEFT_BEHIND_NS 200000000u       /* wait of a thread that submits work while the process ends */
 
 NVS_FORK_STATE static _Atomic int leaver;     /* thread that called exit() */
 
@@ -62,8 +60,8 @@ static void fail(const char *what, int error)
     }
 }
 
-/* Where ours stand the table of descriptors has to grow first.  That is nothing for a process with one thread; with several the kernel
- * waits 7 to 19 ms until none of them looks at the old one (docs/decisions/connect-at-cuinit.md), which must be no thread's of the application. */
+/* A high descriptor makes the kernel grow the table of descriptors.  In a process with several threads that takes 7 to 19 ms
+ * (docs/decisions/connect-at-cuinit.md), and no thread of the application may wait for it. */
 static void make_eventfd(void)
 {
     atomic_store_explicit(&nvs_agent_eventfd, nvs_descriptor_aside(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), memory_order_relaxed);
@@ -77,7 +75,7 @@ static bool one_thread(void)
 
 static void *begin(void *nothing)
 {
-    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) /* made before this thread, or by it */
+    if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) /* else it was made before this thread */
         make_eventfd();
     if (atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed) < 0) {
         fail("cannot make an eventfd", errno);
@@ -104,7 +102,7 @@ static bool start(void)
         (void)pthread_mutex_init(&nvs_mail[gpu].reserve.asking, NULL);
         (void)pthread_mutex_init(&nvs_mail[gpu].pins.asking, NULL);
     }
-    const int cancel = nvs_cancel_defer(); /* others wait for what is begun here */
+    const int cancel = nvs_cancel_defer(); /* other threads wait for the end of the start */
     if (one_thread())
         make_eventfd();
     int failed = nvs_thread_start(NULL, begin, NULL);
@@ -114,15 +112,15 @@ static bool start(void)
     return failed == 0;
 }
 
-/* After the driver's own handlers, so that it runs before them: once cuInit is done. */
+/* Registered after cuInit, so that it runs before the driver's own handlers. */
 static void say_goodbye_at_exit(void)
 {
     static atomic_flag registered = ATOMIC_FLAG_INIT; /* a fork's child inherits both */
-    if (!atomic_flag_test_and_set_explicit(&registered, memory_order_relaxed)) /* only who is first matters */
+    if (!atomic_flag_test_and_set_explicit(&registered, memory_order_relaxed)) /* only the first thread matters */
         (void)atexit(nvs_agent_goodbye);
 }
 
-/* The GPU's identity, asked of the driver by an application's thread, once. */
+/* Asks the driver for the GPU's identity, once, on an application's thread. */
 static bool describe(uint32_t gpu)
 {
     nvs_mailbox *mail = &nvs_mail[gpu];
@@ -153,7 +151,7 @@ static bool describe(uint32_t gpu)
     return true;
 }
 
-/* Ends the wait of this thread without the GPU, if its call can fail. */
+/* Ends the wait of this thread without a lease, if its call can fail. */
 static bool stop(void)
 {
     if (nvs_self == NULL || nvs_self->stop != NVS_STOP_ALLOWED)
@@ -166,8 +164,8 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
 {
     int saved = errno;
     bool look_again = true, stopped = false;
-    const bool started = start(); /* first: from here on a fork's child is put right */
-    bool first = nvs_gate_wait_begin(gpu); /* before the agent learns of the GPU: its AttachGpu asks for us */
+    const bool started = start(); /* first: it registers the fork handlers */
+    bool first = nvs_gate_wait_begin(gpu); /* before the agent learns of the GPU, so that AttachGpu requests the lease */
     if (started && describe(gpu)) {
         if (first)
             nvs_agent_poke();
@@ -179,7 +177,7 @@ bool nvs_agent_wait_for_lease(uint32_t gpu)
             }
             /* acquire: pairs with the release in nvs_agent_goodbye */
             if (!atomic_load_explicit(&nvs_agent_departing, memory_order_acquire)) {
-                if (nvs_gate_wait_begin(gpu)) /* again, if a signal's handler waited meanwhile and has ended the count */
+                if (nvs_gate_wait_begin(gpu)) /* again, if a signal handler waited meanwhile and ended the count */
                     nvs_agent_poke();
                 continue;
             }
@@ -205,7 +203,7 @@ void nvs_agent_begin(void)
 {
     int saved = errno;
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    if (visible == NULL || (visible[0] != 0 && visible[0] != '-')) /* else the driver will find no GPU */
+    if (visible == NULL || (visible[0] != 0 && visible[0] != '-')) /* else the driver finds no GPU */
         (void)start();
     errno = saved;
 }
@@ -226,7 +224,7 @@ void nvs_agent_attach(uint32_t gpu)
     int saved = errno;
     if (nvs_config.enabled && start() && describe(gpu) &&
         atomic_load_explicit(&mail->waited, memory_order_relaxed) == 0) {
-        uint64_t until = nvs_now_ns() + FIRST_ANSWER_NS;
+        uint64_t until = nvs_now_ns() + NVS_FIRST_ANSWER_NS;
         nvs_agent_poke();
         while (atomic_load_explicit(&mail->settled, memory_order_acquire) == 0 && nvs_now_ns() < until &&
                !atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
@@ -236,56 +234,32 @@ void nvs_agent_attach(uint32_t gpu)
     errno = saved;
 }
 
-static nvs_status ask(nvs_question *of, uint64_t total_bytes)
-{
-    uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* under the mutex */
-    uint64_t begin = nvs_now_ns();
-    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* published by the next line */
-    atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with the agent's acquire */
-    nvs_agent_poke();
-    for (;;) {
-        uint32_t answered = atomic_load_explicit(&of->answered, memory_order_acquire); /* the agent's release */
-        uint64_t now = nvs_now_ns();
-        if (answered == question)
-            break;
-        bool connected = atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0;
-        if (now >= begin + (connected ? ANSWER_NS : FIRST_ANSWER_NS) ||
-            atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
-            return NVS_UNAVAILABLE;
-        nvs_futex_wait(&of->answered, answered, now < begin + FIRST_ANSWER_NS ? begin + FIRST_ANSWER_NS : begin + ANSWER_NS);
-    }
-    return atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
-}
-
-static nvs_status ask_in_turn(uint32_t gpu, nvs_question *of, uint64_t total_bytes)
+static nvs_status ask(uint32_t gpu, nvs_question *of, uint64_t total_bytes)
 {
     int saved = errno;
     nvs_status status = NVS_UNAVAILABLE;
     nvs_agent_attach(gpu);
-    if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING) { /* the mutexes were made before */
-        pthread_mutex_lock(&of->asking);
-        status = ask(of, total_bytes);
-        pthread_mutex_unlock(&of->asking);
-    }
+    if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) == NVS_AGENT_RUNNING) /* the mutexes were made before */
+        status = nvs_question_ask(of, total_bytes);
     errno = saved;
     return status;
 }
 
 nvs_status nvs_agent_reserve(uint32_t gpu, uint64_t total_bytes)
 {
-    return ask_in_turn(gpu, &nvs_mail[gpu].reserve, total_bytes);
+    return ask(gpu, &nvs_mail[gpu].reserve, total_bytes);
 }
 
 nvs_status nvs_agent_reserve_pins(uint32_t gpu, uint64_t total_bytes)
 {
     if (atomic_load_explicit(&nvs_mail[gpu].ask_pins, memory_order_relaxed) == 0)
         return NVS_UNAVAILABLE;
-    return ask_in_turn(gpu, &nvs_mail[gpu].pins, total_bytes);
+    return ask(gpu, &nvs_mail[gpu].pins, total_bytes);
 }
 
 void nvs_agent_memory_changed(uint32_t gpu)
 {
-    /* seq_cst: the agent takes the flag back before it reads the figures, so a change after that pokes again. */
+    /* seq_cst: the agent clears the flag before it reads the figures, so a later change pokes again. */
     if (atomic_exchange_explicit(&nvs_ledgers[gpu].to_report, 1, memory_order_seq_cst) == 0) {
         int saved = errno;
         nvs_agent_poke();
@@ -312,7 +286,7 @@ void nvs_agent_goodbye(void)
 
 NVS_FORK_CODE void nvs_agent_after_fork(void)
 {
-    /* One thread, and the memory as it was at the fork: nothing here may take a lock. */
+    /* One thread: nothing here may take a lock, which another thread of the parent may hold. */
     nvs_mailbox_after_fork();
     nvs_transport_abandon();
     nvs_moves_after_fork();

@@ -1,17 +1,17 @@
 /* The agent: the thread of the hook that joins transport, lease, gate and memory.
  *
- * It starts with cuInit or the first thing that needs the coordinator, never before, and never in a process that does not use
- * CUDA.  Application threads talk to it through these functions only.
+ * It starts with cuInit or the first call that needs the coordinator, and never in a process that does not use CUDA.  Application threads use it by these
+ * functions only.
  */
 #ifndef NVS_AGENT_H
 #define NVS_AGENT_H
 
 #include "base/base.h"
 
-/* CUDA is about to be used: starts the agent, which connects while the driver begins, which takes longer. */
+/* Before cuInit: starts the agent, which connects while the driver initialises. */
 void nvs_agent_begin(void);
 
-/* The GPU is about to be used: the coordinator hears of it meanwhile, so that nvs_agent_attach waits for less.  Only after cuInit. */
+/* Before the first use of a GPU, after cuInit: attaches in the background, so that nvs_agent_attach waits less. */
 void nvs_agent_expect(uint32_t gpu);
 
 /* Behind base/port.h. */

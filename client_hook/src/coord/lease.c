@@ -73,13 +73,13 @@ static void release(uint32_t gpu, bool drained)
 static void completed(uint32_t gpu, uint64_t moved_bytes, uint32_t error)
 {
     if (error != 0 || moved_bytes == 0)
-        nvs_agent_gpus[gpu].tries = UINT32_MAX / 2; /* it will not get better by trying at once */
+        nvs_agent_gpus[gpu].tries = UINT32_MAX / 2; /* no immediate try */
 }
 
-/* Opens the gate; what is missing comes first, and what moves ends first.  nvs_agent_complete goes on with it. */
+/* Opens the gate, after moves have ended and missing memory is restored; nvs_agent_complete continues it. */
 static void open_gate(uint32_t gpu)
 {
-    enum { TRIES = 3 }; /* others of the program's threads may allocate meanwhile */
+    enum { TRIES = 3 }; /* other threads of the program may allocate meanwhile */
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     uint64_t missing = 0;
     mine->incomplete = mine->opening = true;
@@ -107,7 +107,7 @@ static void open_again(uint32_t gpu)
 void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
 {
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-    show(gpu); /* before the gate opens: who has passed it is told of the lease */
+    show(gpu); /* before the gate opens: nvshare_gpu_state shows the lease to threads that have passed it */
     if (mine->lease.state != NVS_LEASE_HELD)
         nvs_duty_stop(&mine->duty);
     if (todo & NVS_LEASE_DO_CLOSE) {
@@ -120,11 +120,11 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
     if (todo & NVS_LEASE_DO_ATTACH)
         send_attach(gpu);
     if ((todo & NVS_LEASE_DO_REQUEST) && nvs_report_is_due(gpu))
-        nvs_report_memory(gpu, nvs_now_ns()); /* so that room is made for what was allocated without a lease */
+        nvs_report_memory(gpu, nvs_now_ns()); /* so that the coordinator makes room for memory that was allocated without a lease */
     if (todo & NVS_LEASE_DO_REQUEST)
         NVS_LINK_SEND(request, (uint8_t)gpu);
     if (todo & NVS_LEASE_DO_OPEN) {
-        if (mine->counted_lease != mine->lease.lease_id) /* not merely opened again or confirmed */
+        if (mine->counted_lease != mine->lease.lease_id) /* else the same lease is opened again or confirmed */
             mine->calls_at_open = nvs_gate_calls(gpu);
         mine->counted_lease = mine->lease.lease_id;
         open_again(gpu);
@@ -135,20 +135,20 @@ void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained)
                      nvs_config.socket);
 }
 
-void nvs_agent_happen(uint32_t gpu, const nvs_lease_event *event)
+void nvs_agent_event(uint32_t gpu, const nvs_lease_event *event)
 {
     nvs_lease_event at = *event;
     at.now_ns = nvs_now_ns();
     nvs_agent_carry_out(gpu, nvs_lease_handle(&nvs_agent_gpus[gpu].lease, &at), true);
 }
 
-/* Below a rate the lease is paced whatever the settings say. */
+/* A lease with a limited rate is always paced. */
 static void pace(uint32_t gpu, uint64_t idle_release_ns)
 {
     const nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     const uint64_t budget = mine->pacing_budget_ns, most = mine->duty.rate < NVS_DUTY_ALWAYS ? RATED_BUDGET_NS : 0;
     nvs_pacing_set_budget(gpu, budget, most);
-    nvs_agent_happen(gpu, &(nvs_lease_event){
+    nvs_agent_event(gpu, &(nvs_lease_event){
                     .kind = NVS_LEASE_ON_SETTINGS, .number = budget != 0 ? budget : most, .other = idle_release_ns});
 }
 
@@ -168,7 +168,7 @@ void nvs_agent_set_rate(uint32_t gpu, uint32_t rate)
     if (before == NVS_DUTY_ALWAYS || mine->duty.rate == NVS_DUTY_ALWAYS)
         pace(gpu, mine->lease.idle_release_ns);
     if (mine->duty.phase == NVS_DUTY_OFF && mine->lease.state == NVS_LEASE_HELD && !mine->incomplete)
-        open_again(gpu); /* the cycle begins, or leaves no closed gate behind */
+        open_again(gpu); /* the cycle begins, or ends with an open gate */
 }
 
 uint64_t nvs_agent_hold_rate(uint32_t gpu)
@@ -204,7 +204,7 @@ void nvs_agent_go_on_ending(uint32_t gpu)
     uint64_t now = nvs_now_ns(), end = mine->lease.end_by_ns;
     uint64_t slice = end < now + SLICE_NS ? end : now + SLICE_NS;
     bool overdue;
-    if (nvs_moves_busy(gpu)) { /* it was granted while memory moved, and the gate did not open yet */
+    if (nvs_moves_busy(gpu)) { /* granted while memory moved: the gate is still closed */
         nvs_moves_cut(gpu);
         return;
     }
@@ -212,7 +212,7 @@ void nvs_agent_go_on_ending(uint32_t gpu)
         mine->closed = nvs_gate_close(gpu, slice) == NVS_OK;
         if (mine->closed && mine->lease.state == NVS_LEASE_ENDING && !mine->lease.revoked &&
             (nvs_gate_calls(gpu) != mine->calls_at_close || !nvs_gpu_idle(gpu))) {
-            nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_BUSY});
+            nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_BUSY});
             return;
         }
     }
@@ -240,9 +240,8 @@ void nvs_agent_answered(uint32_t gpu)
     }
 }
 
-/* Memory that should be on the GPU is not, so the gate stays shut: only the coordinator can make room, so the lease goes
- * back to be granted again, at once the first time and then less and less eagerly.  Without a coordinator only trying
- * again is left. */
+/* Memory is missing on the GPU, so the gate stays closed.  Only the coordinator can make room, so the lease goes back and is requested again: at once the
+ * first time, then after growing pauses.  Without a coordinator the agent tries again. */
 void nvs_agent_complete(uint32_t gpu, uint64_t now)
 {
     enum { FIRST_NS = 2000000, LONGEST_NS = 200000000 };
@@ -267,7 +266,7 @@ void nvs_agent_complete(uint32_t gpu, uint64_t now)
         mine->patience_ns = mine->patience_ns < LONGEST_NS / 2 ? 2 * mine->patience_ns : LONGEST_NS;
     if (mine->lease.state == NVS_LEASE_HELD && mine->lease.connected) {
         mine->incomplete = false;
-        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = mine->lease.lease_id,
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_REVOKE, .lease_id = mine->lease.lease_id,
                                                  .number = NVS_LEASE_DRAIN_NS});
         return;
     }

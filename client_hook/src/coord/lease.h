@@ -1,4 +1,4 @@
-/* What the agent does about the lease of one GPU: carries out what the state machine (coord/protocol/lease_machine.h) says.  Agent thread only.
+/* The agent's actions for the lease of one GPU, as the state machine (coord/protocol/lease_machine.h) orders them.  Agent thread only.
  *
  * Non-goals: messages that come in, and sleeping (loop.c).
  */
@@ -12,15 +12,15 @@
 typedef struct nvs_agent_gpu {
     nvs_lease lease;
     bool known;               /* the application uses it, and its UUID is known */
-    bool closed;              /* of the end of the present lease: the gate is closed and nobody inside */
+    bool closed;              /* at the end of a lease: the gate is closed, and no thread is inside */
     uint64_t close_began_ns;
     uint64_t counted_lease;   /* the lease that calls_at_open is for */
     uint64_t calls_at_open;
     uint64_t calls_at_close;
     uint64_t tick_at_ns;
-    bool incomplete;          /* the gate is shut though it might be open: memory is missing on the GPU, or moves */
-    bool opening;             /* and the mover is at it */
-    uint32_t tries;           /* to bring in what is missing, since the gate was to open */
+    bool incomplete;          /* the gate stays closed under a lease: memory is missing on the GPU, or moves */
+    bool opening;             /* the mover restores it */
+    uint32_t tries;           /* to restore missing memory for this opening */
     uint64_t incomplete_ns;   /* since when */
     uint64_t patience_ns;     /* before the next try */
     uint32_t reserve_sent, pins_sent; /* number of the question sent on this connection */
@@ -33,14 +33,14 @@ extern nvs_agent_gpu nvs_agent_gpus[NVS_MAX_GPUS];
 extern uint8_t nvs_agent_unanswered[NVS_MAX_GPUS]; /* ordinals attached on this connection and not answered, oldest first */
 extern uint32_t nvs_agent_unanswered_count;
 
-void nvs_agent_happen(uint32_t gpu, const nvs_lease_event *event);         /* now; the event's time is filled in */
-void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* what nvs_lease_handle() said */
+void nvs_agent_event(uint32_t gpu, const nvs_lease_event *event);         /* fills in the time */
+void nvs_agent_carry_out(uint32_t gpu, uint32_t todo, bool drained);       /* the actions of nvs_lease_handle() */
 void nvs_agent_set_pacing(uint32_t gpu, uint64_t budget_ns, uint64_t idle_release_ns); /* the settings have come */
 void nvs_agent_set_rate(uint32_t gpu, uint32_t rate);                      /* thousandths of the time that the gate may be open */
 uint64_t nvs_agent_hold_rate(uint32_t gpu);                                /* one slice; returns the time of the next, UINT64_MAX: none */
 bool nvs_agent_ending(const nvs_agent_gpu *mine);
 void nvs_agent_go_on_ending(uint32_t gpu);                                 /* one slice of closing and draining */
-void nvs_agent_complete(uint32_t gpu, uint64_t now);                       /* the gate is shut because memory is missing */
+void nvs_agent_complete(uint32_t gpu, uint64_t now);                       /* while memory is missing */
 void nvs_agent_answered(uint32_t gpu);                                     /* the coordinator has answered our AttachGpu */
 
 #endif

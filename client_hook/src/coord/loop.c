@@ -1,8 +1,8 @@
 /* The agent thread: joins transport, lease, gate, memory and pacing.
  *
- * It sleeps in ppoll() on the eventfd of the application's threads and the connection, with a time-out only while
- * something is due: a drain, a phase of a limited rate, the detection of idleness while somebody waits for our lease, a report of
- * memory or progress, a new connection.  The mailboxes are levels, not edges: each round looks at all of them, so a poke may be lost in another.
+ * It sleeps in ppoll() on the eventfd of the application's threads and the connection, with a time-out only while something is due: a drain, a phase of
+ * a limited rate, the detection of idleness while other programs wait, a report of memory or progress, a new connection.  Each round reads all mailboxes,
+ * so several pokes may cause one round.
  *
  * A drain is done in slices, so that the other GPUs of the process, the connection and exit() are served meanwhile.  Memory is
  * moved by other threads (moves.h).
@@ -38,11 +38,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#define COMPLAIN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
+#define WARN_NS 3000000000u     /* without a coordinator, with threads waiting for one */
 #define NAP_NS 25000u               /* on standby */
-#define DEAF_NS 10000000u           /* between two looks at the mailboxes, without the eventfd */
+#define POLL_NS 10000000u           /* between two looks at the mailboxes, without the eventfd */
 
-static bool deaf;               /* the program has closed the eventfd */
+static bool eventfd_closed;               /* the program has closed the eventfd */
 
 static bool becomes_known(uint32_t gpu)
 {
@@ -54,13 +54,13 @@ static bool becomes_known(uint32_t gpu)
         return false;
     mine->known = true;
     if (nvs_gate_waiting(gpu) > 0) /* so that AttachGpu carries the wish */
-        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_WANTED});
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_WANTED});
     else
         nvs_agent_carry_out(gpu, nvs_lease_use(&mine->lease, nvs_now_ns()), true);
     return true;
 }
 
-/* The settings say whether this coordinator, which may be another one than before, wants to be asked. */
+/* The settings of each coordinator say whether it takes requests for pins. */
 static void ask_for_pins(uint32_t gpu)
 {
     nvs_mailbox *mail = &nvs_mail[gpu];
@@ -69,10 +69,10 @@ static void ask_for_pins(uint32_t gpu)
     if (asked == mine->pins_sent || !mine->settled)
         return;
     mine->pins_sent = asked;
-    if (asked == atomic_load_explicit(&mail->pins.answered, memory_order_relaxed)) /* by an earlier coordinator; the agent's own */
+    if (asked == atomic_load_explicit(&mail->pins.answered, memory_order_relaxed)) /* by an earlier coordinator; only the agent writes it */
         return;
     uint64_t bytes = atomic_load_explicit(&mail->pins.bytes, memory_order_relaxed); /* the acquire above */
-    if (atomic_load_explicit(&mail->ask_pins, memory_order_relaxed) != 0) /* the agent's own */
+    if (atomic_load_explicit(&mail->ask_pins, memory_order_relaxed) != 0) /* only the agent writes it */
         NVS_LINK_SEND(reserve_pins, (uint8_t)gpu, asked, bytes);
     else
         nvs_question_answer(&mail->pins, asked, UINT64_MAX);
@@ -83,10 +83,10 @@ static void look_at_mailbox(uint32_t gpu, uint64_t now)
     nvs_mailbox *mail = &nvs_mail[gpu];
     nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
     if (nvs_gate_waiting(gpu) > 0 && !mine->lease.wanted && !nvs_lease_open(&mine->lease) && !nvs_agent_ending(mine))
-        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_WANTED});
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_WANTED});
     if (atomic_load_explicit(&mail->yield, memory_order_relaxed) != 0 &&
         atomic_exchange_explicit(&mail->yield, 0, memory_order_seq_cst) != 0) /* pairs with nvshare_yield */
-        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_YIELD});
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_YIELD});
     if (mine->lease.attached) {
         uint32_t asked = atomic_load_explicit(&mail->reserve.asked, memory_order_acquire); /* pairs with ask() */
         if (asked != mine->reserve_sent) {
@@ -109,7 +109,7 @@ static void tick(uint32_t gpu, uint64_t now)
     } else if (mine->tick_at_ns == UINT64_MAX) {
         mine->tick_at_ns = next;
     } else if (now >= mine->tick_at_ns) {
-        nvs_agent_happen(gpu, &(nvs_lease_event){
+        nvs_agent_event(gpu, &(nvs_lease_event){
                         .kind = NVS_LEASE_ON_TICK, .number = nvs_gate_calls(gpu), .flag = nvs_gate_in_use(gpu) || nvs_moves_busy(gpu)});
         next = nvs_lease_next_tick(&mine->lease, now);
         mine->tick_at_ns = next;
@@ -135,7 +135,7 @@ static uint64_t serve_gpus(void)
         if (nvs_agent_ending(mine))
             nvs_agent_go_on_ending(gpu);
         due = earlier(due, nvs_agent_hold_rate(gpu));
-        tick(gpu, now); /* last: it arms itself again after an end that was called off */
+        tick(gpu, now); /* last: after an end that was cancelled the tick is due again */
         if (nvs_agent_ending(mine) && !nvs_moves_busy(gpu))
             due = 0;
         due = earlier(due, mine->tick_at_ns);
@@ -150,8 +150,8 @@ static uint64_t serve_gpus(void)
     return due;
 }
 
-/* Threads that wait for a coordinator who is not there look like a hang: say once what they wait for.  Returns when. */
-static uint64_t complain(void)
+/* Logs once that threads wait for a coordinator that does not answer, which looks like a hang.  Returns when it is due. */
+static uint64_t warn_without_coordinator(void)
 {
     static uint64_t since_ns;
     static bool said;
@@ -165,8 +165,8 @@ static uint64_t complain(void)
     uint64_t now = nvs_now_ns();
     if (since_ns == 0)
         since_ns = now;
-    if (now < since_ns + COMPLAIN_NS)
-        return since_ns + COMPLAIN_NS;
+    if (now < since_ns + WARN_NS)
+        return since_ns + WARN_NS;
     said = true;
     nvs_log(NVS_LOG_WARNING, "no coordinator answers at %s; waiting for it (start nvshare-coordinator, or unset "
             "NVSHARE_SOCKET to run without sharing)", nvs_config.socket);
@@ -178,10 +178,10 @@ static void sleep_until(uint64_t due)
     uint64_t now = nvs_now_ns();
     if (now < nvs_awake_until_ns)
         due = earlier(due, now + NAP_NS);
-    if (deaf)
-        due = earlier(due, now + DEAF_NS);
+    if (eventfd_closed)
+        due = earlier(due, now + POLL_NS);
     const int events = atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed); /* this thread wrote it */
-    struct pollfd watched[2] = {{.fd = deaf ? -1 : events, .events = POLLIN}};
+    struct pollfd watched[2] = {{.fd = eventfd_closed ? -1 : events, .events = POLLIN}};
     watched[1].fd = nvs_link_descriptor(&watched[1].events); /* poll() passes over -1 */
     struct timespec wait = {0, 0};
     if (due != UINT64_MAX) {
@@ -191,7 +191,7 @@ static void sleep_until(uint64_t due)
     }
     (void)ppoll(watched, 2, due == UINT64_MAX ? NULL : &wait, NULL);
     if ((watched[0].revents & POLLNVAL) != 0) {
-        deaf = true; /* the program has closed what is not its own; that number may be its own the next time */
+        eventfd_closed = true; /* the program has closed it, and may reuse the number */
         nvs_log(NVS_LOG_WARNING, "this program closes descriptors that it has not opened; it will answer a little later");
     } else if (watched[0].revents != 0) {
         uint64_t pokes;
@@ -202,7 +202,7 @@ static void sleep_until(uint64_t due)
     (void)atomic_exchange_explicit(&nvs_agent_poked, 0, memory_order_seq_cst);
 }
 
-/* exit() was called: what can be given back in order within its 50 ms is, and then nothing is called any more. */
+/* After exit() was called: gives the leases back within its 50 ms if that is possible.  No calls follow. */
 static void depart(void)
 {
     bool clean = nvs_moves_stop(10000000u);
@@ -212,7 +212,7 @@ static void depart(void)
         if (state != NVS_LEASE_HELD && state != NVS_LEASE_ENDING)
             continue;
         if (nvs_gate_close(gpu, until) != NVS_OK || nvs_drain_closed(gpu, until) != NVS_OK)
-            clean = false; /* the end of the process will tell the coordinator */
+            clean = false; /* the coordinator notices the end of the process */
     }
     if (clean && nvs_link_up()) {
         uint8_t frame[8];
@@ -233,7 +233,7 @@ void *nvs_agent_main(void *nothing)
     nvs_progress_start();
     nvs_notice_start();
     nvs_awake_until_ns = 0;
-    deaf = false;
+    eventfd_closed = false;
     nvs_link_start();
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_lease_init(&nvs_agent_gpus[gpu].lease, nvs_config.run_on_loss, nvs_config.loss_timeout_ns);
@@ -245,7 +245,7 @@ void *nvs_agent_main(void *nothing)
         nvs_link_serve(&nvs_message_handlers);
         nvs_moves_serve();
         uint64_t due = earlier(serve_gpus(), nvs_budget_serve(nvs_now_ns()));
-        due = earlier(earlier(due, nvs_link_due()), complain());
+        due = earlier(earlier(due, nvs_link_due()), warn_without_coordinator());
         sleep_until(nvs_link_restless() ? 0 : due);
     }
     depart();

@@ -1,11 +1,14 @@
 /* See mailbox.h. */
 #include "coord/mailbox.h"
 
+#include "base/clock.h"
 #include "base/process/cancel.h"
 #include "base/process/futex.h"
 
 #include <string.h>
 #include <unistd.h>
+
+#define ANSWER_NS 10000000000u /* how long a connected coordinator may take for an answer */
 
 NVS_FORK_STATE nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 _Atomic uint64_t nvs_steps;
@@ -19,15 +22,15 @@ NVS_FORK_STATE _Atomic uint32_t nvs_agent_phase;
 
 void nvs_agent_poke(void)
 {
-    /* Until the agent runs there is nothing to wake: it looks into every mailbox first.  Read by a write: then either it finds what this
-     * thread has left there, as it begins with a write to the same word, or this thread finds it running. */
+    /* A starting agent reads every mailbox, and needs no wake-up.  The read-modify-write pairs with the agent's exchange of the same word: either the agent
+     * sees this thread's request, or this thread sees the agent running. */
     if (atomic_load_explicit(&nvs_agent_phase, memory_order_acquire) != NVS_AGENT_RUNNING && /* pairs with begin */
         atomic_fetch_or_explicit(&nvs_agent_phase, 0, memory_order_acq_rel) != NVS_AGENT_RUNNING)
         return;
-    /* seq_cst: pairs with the exchange in the agent's loop; who finds 1 knows that the agent will look again. */
+    /* seq_cst: pairs with the exchange in the agent's loop.  1: the agent will read the mailboxes again. */
     if (atomic_exchange_explicit(&nvs_agent_poked, 1, memory_order_seq_cst) == 0) {
         uint64_t one = 1;
-        const int cancel = nvs_cancel_defer(); /* who asks holds a lock */
+        const int cancel = nvs_cancel_defer(); /* the caller may hold a lock */
         ssize_t written = write(atomic_load_explicit(&nvs_agent_eventfd, memory_order_relaxed), &one, sizeof one);
         nvs_cancel_allow(cancel);
         (void)written; /* fails only when the counter is full, and then the agent is awake */
@@ -36,9 +39,38 @@ void nvs_agent_poke(void)
 
 void nvs_agent_close_eventfd(void)
 {
-    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed); /* nobody else is about to use it */
+    const int events = atomic_exchange_explicit(&nvs_agent_eventfd, -1, memory_order_relaxed); /* no other thread uses it */
     if (events >= 0)
         close(events);
+}
+
+static nvs_status ask(nvs_question *of, uint64_t total_bytes)
+{
+    uint32_t question = atomic_load_explicit(&of->asked, memory_order_relaxed) + 1; /* changes under the mutex */
+    uint64_t begin = nvs_now_ns();
+    atomic_store_explicit(&of->bytes, total_bytes, memory_order_relaxed); /* published by the next line */
+    atomic_store_explicit(&of->asked, question, memory_order_release);    /* pairs with the agent's acquire */
+    nvs_agent_poke();
+    for (;;) {
+        uint32_t answered = atomic_load_explicit(&of->answered, memory_order_acquire); /* the agent's release */
+        uint64_t now = nvs_now_ns();
+        if (answered == question)
+            break;
+        bool connected = atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0;
+        if (now >= begin + (connected ? ANSWER_NS : NVS_FIRST_ANSWER_NS) ||
+            atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed))
+            return NVS_UNAVAILABLE;
+        nvs_futex_wait(&of->answered, answered, now < begin + NVS_FIRST_ANSWER_NS ? begin + NVS_FIRST_ANSWER_NS : begin + ANSWER_NS);
+    }
+    return atomic_load_explicit(&of->answer, memory_order_relaxed) >= total_bytes ? NVS_OK : NVS_REFUSED;
+}
+
+nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes)
+{
+    pthread_mutex_lock(&of->asking);
+    const nvs_status status = ask(of, total_bytes);
+    pthread_mutex_unlock(&of->asking);
+    return status;
 }
 
 void nvs_question_answer(nvs_question *to, uint32_t sequence, uint64_t bytes)

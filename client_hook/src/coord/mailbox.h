@@ -11,9 +11,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#define NVS_FIRST_ANSWER_NS 2000000000u /* how long the first use of a GPU, or a question, waits for a coordinator */
+
 enum { NVS_FACTS_NONE = 0, NVS_FACTS_ASKING, NVS_FACTS_KNOWN, NVS_FACTS_FAILED };
 
-typedef struct nvs_question { /* may the client have so many bytes in all? */
+typedef struct nvs_question { /* a request for so many bytes in all */
     pthread_mutex_t asking;    /* one at a time; "agent mailbox" in the lock order of base/base.h */
     _Atomic uint64_t bytes;    /* written before `asked` */
     _Atomic uint32_t asked;    /* number of the question; 0: none ever.  Release, pairs with the agent's acquire */
@@ -22,20 +24,20 @@ typedef struct nvs_question { /* may the client have so many bytes in all? */
 } nvs_question;
 
 typedef struct nvs_mailbox {
-    _Atomic uint32_t facts_state; /* futex; release when KNOWN, acquire by who reads facts */
+    _Atomic uint32_t facts_state; /* futex; release when KNOWN, acquire before facts are read */
     nvs_gpu_facts facts;
 
-    _Atomic uint32_t settled;     /* futex: 1 once settings have come, or never will */
-    _Atomic uint32_t waited;      /* somebody has waited for them once */
+    _Atomic uint32_t settled;     /* futex: 1 once settings have come, or will never come */
+    _Atomic uint32_t waited;      /* a thread has waited for them */
 
     _Atomic uint32_t yield;          /* 1: nvshare_yield */
 
-    _Atomic uint32_t stopped;        /* 1: a signal's handler has ended a wait; the user is told */
+    _Atomic uint32_t stopped;        /* 1: a signal handler has ended a wait, which is logged */
 
     nvs_question reserve, pins;
-    _Atomic uint32_t ask_pins;       /* 1: the coordinator wants to be asked for pins.  Relaxed: a hint for who would ask */
+    _Atomic uint32_t ask_pins;       /* 1: the coordinator takes requests for pins.  Relaxed: a hint */
 
-    /* For nvshare_gpu_state: figures that stand for themselves, relaxed. */
+    /* For nvshare_gpu_state; relaxed: nothing else depends on them. */
     _Atomic uint32_t shown_state;
     _Atomic uint32_t shown_waiters;
     _Atomic uint64_t shown_lease;
@@ -43,18 +45,20 @@ typedef struct nvs_mailbox {
 
 extern nvs_mailbox nvs_mail[NVS_MAX_GPUS];
 extern _Atomic uint64_t nvs_steps;           /* calls of nvshare_step.  Relaxed: a count */
-extern _Atomic int nvs_agent_eventfd;        /* relaxed: read by who has seen the agent running, and in a fork's child */
+extern _Atomic int nvs_agent_eventfd;        /* relaxed: read after the agent was seen running, and in a fork's child */
 extern _Atomic uint32_t nvs_agent_poked;     /* 1: the eventfd was written since the agent last looked */
-extern _Atomic uint32_t nvs_agent_connected; /* the coordinator said welcome on the present connection */
+extern _Atomic uint32_t nvs_agent_connected; /* the coordinator has accepted the connection */
 extern _Atomic uint32_t nvs_agent_departing; /* exit() was called */
-extern _Atomic uint32_t nvs_agent_departed;  /* futex: the agent calls nothing any more */
+extern _Atomic uint32_t nvs_agent_departed;  /* futex: the agent makes no more calls */
 
 enum { NVS_AGENT_NONE, NVS_AGENT_STARTING, NVS_AGENT_RUNNING, NVS_AGENT_FAILED };
 extern _Atomic uint32_t nvs_agent_phase; /* RUNNING is released after what the agent needs, acquired by pokers */
 
 void nvs_agent_poke(void);
 void nvs_agent_close_eventfd(void);
+/* An application's thread.  OK: the coordinator grants so many bytes in all; UNAVAILABLE: no answer in time. */
+nvs_status nvs_question_ask(nvs_question *of, uint64_t total_bytes);
 void nvs_question_answer(nvs_question *to, uint32_t sequence, uint64_t bytes); /* agent thread */
-void nvs_mailbox_after_fork(void); /* in the child: no agent, and nothing was asked */
+void nvs_mailbox_after_fork(void); /* in the child: no agent, and no requests */
 
 #endif

@@ -28,7 +28,7 @@ static void move_memory(const nvs_move_order *order)
         nvs_moves_begin(order);
         return;
     }
-    nvs_report_memory(order->gpu, nvs_now_ns()); /* only what nobody uses may move */
+    nvs_report_memory(order->gpu, nvs_now_ns()); /* memory moves only while the program has no lease */
     NVS_LINK_SEND(move_progress, (uint8_t)order->gpu, order->order_id, 0, 0, true, CUDA_ERROR_NOT_PERMITTED);
 }
 
@@ -40,7 +40,7 @@ static void settle(uint32_t gpu)
 
 static void on_lost(void)
 {
-    atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint for those who wait */
+    atomic_store_explicit(&nvs_agent_connected, 0, memory_order_relaxed); /* a hint */
     nvs_agent_unanswered_count = 0;
     nvs_moves_void();
     nvs_budget_lost();
@@ -48,7 +48,7 @@ static void on_lost(void)
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         nvs_progress_lost(gpu);
         nvs_agent_set_rate(gpu, NVS_DUTY_ALWAYS);
-        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DISCONNECTED});
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DISCONNECTED});
     }
 }
 
@@ -56,7 +56,7 @@ static void on_connected(void)
 {
     nvs_agent_unanswered_count = 0;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
-        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_CONNECTED});
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_CONNECTED});
 }
 
 static void on_rejected(const nvs_rejected *rejected)
@@ -67,7 +67,7 @@ static void on_rejected(const nvs_rejected *rejected)
         uint32_t gpu = nvs_agent_unanswered[0]; /* the coordinator answers in order */
         nvs_agent_answered(gpu);
         nvs_log(NVS_LOG_WARNING, "GPU %u is not shared: %s", gpu, rejected->text);
-        nvs_agent_happen(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_NOT_MANAGED});
+        nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_NOT_MANAGED});
         settle(gpu);
         return;
     }
@@ -116,7 +116,7 @@ static void on_standby(const nvs_standby *standby)
 {
     uint64_t within = standby->within_ns < LONGEST_STANDBY_NS ? standby->within_ns : LONGEST_STANDBY_NS;
     nvs_awake_until_ns = nvs_now_ns() + within;
-    if (nvs_agent_gpus[standby->gpu].lease.state == NVS_LEASE_ASKED) /* else it is the end of our own turn that is near */
+    if (nvs_agent_gpus[standby->gpu].lease.state == NVS_LEASE_ASKED) /* else the program's own lease is about to end */
         nvs_gate_alert(standby->gpu, nvs_awake_until_ns);
 }
 
@@ -139,7 +139,7 @@ static void on_frame(const uint8_t *frame, size_t size)
     nvs_lease_event event = {0};
     switch (in.type) {
     case NVS_TYPE_WELCOME:
-        atomic_store_explicit(&nvs_agent_connected, 1, memory_order_relaxed); /* a hint for those who wait */
+        atomic_store_explicit(&nvs_agent_connected, 1, memory_order_relaxed); /* a hint */
         nvs_budget_connected();
         nvs_log(NVS_LOG_INFO, "client %llu of %s", (unsigned long long)in.welcome.client_id, nvs_config.socket);
         return;
@@ -162,7 +162,7 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_GRANT:
         event = (nvs_lease_event){.kind = NVS_LEASE_ON_GRANT, .lease_id = in.grant.lease_id, .number = in.grant.waiters};
         nvs_awake_until_ns = 0;
-        nvs_agent_happen(in.grant.gpu, &event);
+        nvs_agent_event(in.grant.gpu, &event);
         return;
     case NVS_TYPE_ALLOT:
         nvs_progress_allot(&in.allot);
@@ -173,14 +173,14 @@ static void on_frame(const uint8_t *frame, size_t size)
     case NVS_TYPE_REVOKE:
         event = (nvs_lease_event){
             .kind = NVS_LEASE_ON_REVOKE, .lease_id = in.revoke.lease_id, .number = in.revoke.drain_deadline_ns};
-        nvs_agent_happen(in.revoke.gpu, &event);
+        nvs_agent_event(in.revoke.gpu, &event);
         if (nvs_agent_ending(&nvs_agent_gpus[in.revoke.gpu]))
             nvs_agent_go_on_ending(in.revoke.gpu);
         return;
     case NVS_TYPE_WAITERS:
         event = (nvs_lease_event){
             .kind = NVS_LEASE_ON_WAITERS, .lease_id = in.waiters.lease_id, .number = in.waiters.waiters};
-        nvs_agent_happen(in.waiters.gpu, &event);
+        nvs_agent_event(in.waiters.gpu, &event);
         return;
     default: return;
     }

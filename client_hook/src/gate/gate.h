@@ -101,8 +101,8 @@ static inline bool nvs_gate_leave_graph(nvs_slot *slot, uint32_t gpu, const void
     return nvs_gate_leave(slot, gpu);
 }
 
-/* --- the short way: all that most calls run through, few lines of code.  For a process that sees one GPU, which is number 0, holds its lease
- * and has nobody beside it: this, the call, nvs_gate_leave_fast.  NULL: nothing has happened, and everything above is needed. --- */
+/* --- the fast path of most calls: nvs_gate_enter_fast, the call, nvs_gate_leave_fast.  For a process that sees one GPU (number 0), holds its lease,
+ * and shares the GPU with no other program.  NULL: nothing was changed, and the functions above are needed. --- */
 
 #if defined(__x86_64__) && !defined(__ILP32__)
 #define NVS_SELF_BY_SEGMENT 1
@@ -146,7 +146,7 @@ static inline __attribute__((always_inline)) nvs_slot *nvs_gate_enter_fast(const
             return NULL;
         slot->graph_left--;
     }
-    /* As in nvs_gate_enter.  A closer that has seen us active is woken on the long way, which finds the gate closed too. */
+    /* As in nvs_gate_enter.  The slow path wakes a closer that has seen the slot active. */
     atomic_store_explicit(&slot->active, 1, memory_order_relaxed);
     atomic_signal_fence(memory_order_seq_cst);
     if (NVS_LIKELY(atomic_load_explicit(&nvs_hot.gates[0], memory_order_acquire) == NVS_GATE_OPEN))

@@ -360,14 +360,6 @@ void nvs_host_give(uint32_t grains, void *const *taken)
     pthread_mutex_unlock(&lock);
 }
 
-uint64_t nvs_host_taken_bytes(void)
-{
-    pthread_mutex_lock(&lock);
-    uint64_t bytes = taken_grains * NVS_HOST_GRAIN;
-    pthread_mutex_unlock(&lock);
-    return bytes;
-}
-
 void nvs_host_context_gone(CUcontext context)
 {
     pthread_mutex_lock(&lock);

@@ -41,7 +41,6 @@ void nvs_host_give(uint32_t grains, void *const *taken);
 /* Prepares memory for a probable eviction of `bytes` from this GPU. */
 void nvs_host_ahead(uint32_t gpu, uint64_t bytes);
 
-uint64_t nvs_host_taken_bytes(void);
 void nvs_host_context_gone(CUcontext context); /* its registrations have ended with it */
 void nvs_host_after_fork(void);
 

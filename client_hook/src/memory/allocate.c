@@ -14,7 +14,7 @@
 
 #include <stdatomic.h>
 
-/* What the driver says to an allocation without a context: in a child that was forked after cuInit something else. */
+/* The driver's error for an allocation without a context; another one in a child that was forked after cuInit. */
 static CUresult no_context(void)
 {
     CUcontext none;
@@ -22,7 +22,7 @@ static CUresult no_context(void)
     return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-/* Physical memory alone can be had without a context, and in a dead one. */
+/* The driver makes physical memory also without a context, and in a dead one; cuMemAlloc fails there. */
 static CUresult usable(const nvs_allocation *entry)
 {
     if (entry->context == NULL)
@@ -62,8 +62,8 @@ CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-/* Numbers of handles: no address that a processor of today has, and never two the same.  So the driver's are told apart, and what
- * was released is. */
+/* Handles of chunked memory are numbers that no address has and that are never used twice.  So they differ from the driver's handles, and a released
+ * one is recognised. */
 static const uint64_t NUMBERS = UINT64_C(0x6e76) << 48, NUMBERS_MASK = UINT64_C(0xffff) << 48;
 
 bool nvs_memory_is_number(uint64_t handle)

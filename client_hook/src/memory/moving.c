@@ -21,18 +21,18 @@ static uint64_t load(_Atomic uint64_t *value)
 void nvs_memory_usage(uint32_t gpu, nvs_usage *out)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
-    /* See memory/records/ledger.h.  These are read one after the other, so they are bounded by one another here. */
+    /* See memory/records/ledger.h.  They are not read at one moment, so each is limited by the others. */
     uint64_t allocated = atomic_load_explicit(&of->charged, memory_order_seq_cst);
     uint64_t chunked = load(&of->chunked), movable = load(&of->movable);
     int64_t evicted = atomic_load_explicit(&of->evicted, memory_order_relaxed);
-    if (nvs_gate_dead(gpu)) { /* managed memory that nobody can use any more gives way by itself, and need not come back */
+    if (nvs_gate_dead(gpu)) { /* page faults of other programs evict managed memory of a dead context */
         allocated -= movable < allocated ? movable : allocated;
         movable = 0;
         evicted = 0;
     }
     uint64_t others = allocated > chunked ? allocated - chunked : 0, pinned = others > movable ? others - movable : 0;
     uint64_t out_bytes = evicted < 0 ? 0 : (uint64_t)evicted;
-    if (nvs_config.memory_mode == NVS_MODE_SWAP) { /* told in chunks: that is what fills the card and moves.  Asks the driver nothing. */
+    if (nvs_config.memory_mode == NVS_MODE_SWAP) { /* counted in chunks, which fill the card and move */
         nvs_chunk_figures chunks;
         nvs_memory_chunked->figures(gpu, &chunks);
         allocated = chunks.committed_bytes + others;
@@ -63,7 +63,7 @@ nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch
 {
     const nvs_backend *backend = nvs_memory_backend(gpu);
     uint64_t before = resident_bytes(gpu), more = 0;
-    nvs_memory_reap(gpu, false); /* what nobody uses any more makes room too, and costs no transfer */
+    nvs_memory_reap(gpu, false); /* freed memory makes room without a transfer */
     (void)nvs_graph_memory_trim(gpu);
     uint64_t now = resident_bytes(gpu), freed = now < before ? before - now : 0;
     nvs_status status = NVS_OK;
@@ -71,7 +71,7 @@ nvs_status nvs_memory_evict(uint32_t gpu, uint64_t bytes, const nvs_watch *watch
     if (freed < bytes)
         status = backend->evict(gpu, bytes - freed, watch, moved_bytes);
     *moved_bytes += freed;
-    /* The application's own managed memory, which is in no chunk. */
+    /* Managed memory that the application allocated is in no chunk. */
     if (backend->chunked && status == NVS_OK && *moved_bytes < bytes && nvs_allocation_extents(gpu, true, NULL, 0) != 0)
         status = nvs_backend_managed.evict(gpu, bytes - *moved_bytes, NULL, &more);
     *moved_bytes += more;

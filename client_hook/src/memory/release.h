@@ -23,7 +23,7 @@ static inline nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool
 static inline CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result)
 {
     if (NVS_LIKELY(result == CUDA_SUCCESS)) {
-        nvs_pool_book_strike(claimed);
+        nvs_pool_book_remove(claimed);
         return result;
     }
     nvs_memory_charge_again(memory->gpu, memory->charged_bytes);

@@ -4,12 +4,11 @@
  *
  * Non-goals: when a move is made; how chunks are copied (pipeline.c).
  */
-#include "base/clock.h"
-#include "contexts/dead.h"
 #include "swap/swap.h"
 
 #include "base/log.h"
 #include "contexts/context.h"
+#include "contexts/dead.h"
 #include "driver/cuda_api.h"
 #include "gate/gate.h"
 
@@ -284,14 +283,8 @@ nvs_status nvs_swap_move(uint32_t gpu, bool out, uint64_t bytes, const nvs_watch
     *moved_bytes = 0;
     if (bytes == 0)
         return NVS_OK;
-    const uint64_t began = nvs_now_ns();
     if (!nvs_gate_dead(gpu))
         m.status = move(&m, bytes);
-    nvs_swap_lock();
-    nvs_swap_gpu *of = &nvs_swap_gpus[gpu];
-    *(out ? &of->moved_out : &of->moved_in) += m.moved;
-    *(out ? &of->out_ns : &of->in_ns) += nvs_now_ns() - began;
-    nvs_swap_unlock();
     if (nvs_gate_dead(gpu) || (m.status != NVS_OK && nvs_gpu_look_dead(gpu))) {
         const uint64_t left = lose_all(gpu, true);
         m.moved += out ? left : 0;

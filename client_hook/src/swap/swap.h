@@ -104,7 +104,6 @@ typedef struct nvs_swap_gpu {
     uint64_t committed; /* bytes of all chunks */
     uint64_t resident;  /* of those, on the GPU or about to be mapped */
     uint64_t pinned;    /* of the resident ones */
-    uint64_t moved_out, moved_in, out_ns, in_ns; /* ever */
     uint64_t restorations;
     uint32_t failures;  /* consecutive restorations that failed, though there was room */
     uint32_t accessors; /* GPUs, by bit, that were given access to this one's memory */

@@ -16,7 +16,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 def check(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program, under the sanitizers."""
     out = tmp_path_factory.mktemp("host") / "check"
-    sources = [SOURCE / f"{name}.c" for name in ("coord/memory/budget", "host/pool", "host/slab")]
+    sources = [SOURCE / f"{name}.c" for name in ("coord/mailbox", "coord/memory/budget", "host/pool", "host/slab")]
     return compile_c(out, PROGRAMS / "host_check.c", *sources, *GATE, flags=("-fsanitize=address,undefined",))
 
 

@@ -4,50 +4,29 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
-#include "base/process/futex.h"
 #include "coord/mailbox.h"
 #include "coord/protocol/link.h"
-#include "gate/gate.h"
 #include "host/pool.h"
 
 #include <errno.h>
 
 #define ANSWER_NS 2000000000u
 
-NVS_FORK_STATE static struct {
-    pthread_mutex_t asking;    /* one question at a time; "agent mailbox" in the lock order of base/base.h */
-    _Atomic uint64_t bytes;    /* wanted in all; written before `asked` */
-    _Atomic uint32_t asked;    /* number of the question.  Release, pairs with the agent's acquire */
-    _Atomic uint32_t answered; /* futex: number of the question that was answered.  Release, pairs with the asker's acquire */
-} mail = {.asking = PTHREAD_MUTEX_INITIALIZER};
+NVS_FORK_STATE static nvs_question mail = {.asking = PTHREAD_MUTEX_INITIALIZER};
 
 /* Of the agent thread. */
 NVS_FORK_STATE static enum { NO_BUDGET, ASKED, BUDGET } state;
 NVS_FORK_STATE static uint32_t sequence;       /* of the last message */
-NVS_FORK_STATE static uint32_t question;       /* of the mailbox that it carried, or an earlier one did */
-NVS_FORK_STATE static uint64_t unanswered_ns;  /* since when; 0: nothing is */
+NVS_FORK_STATE static uint32_t question;       /* the newest of the mailbox that was sent */
+NVS_FORK_STATE static uint64_t unanswered_ns;  /* since when a message has no answer; 0: all have */
 
 /* --- an application's thread --- */
 
 void nvs_agent_reserve_host(uint64_t total_bytes)
 {
     int saved = errno;
-    if (atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0) { /* a hint: without it nobody answers */
-        pthread_mutex_lock(&mail.asking);
-        uint32_t mine = atomic_load_explicit(&mail.asked, memory_order_relaxed) + 1; /* under the mutex */
-        uint64_t until = nvs_now_ns() + 2 * (uint64_t)ANSWER_NS;
-        atomic_store_explicit(&mail.bytes, total_bytes, memory_order_relaxed); /* published by the next line */
-        atomic_store_explicit(&mail.asked, mine, memory_order_release);        /* pairs with the agent's acquire */
-        nvs_agent_poke();
-        for (;;) {
-            uint32_t answered = atomic_load_explicit(&mail.answered, memory_order_acquire); /* the agent's release */
-            if (answered == mine || nvs_now_ns() >= until ||
-                atomic_load_explicit(&nvs_agent_departing, memory_order_relaxed)) /* a hint: we wait no longer than that */
-                break;
-            nvs_futex_wait(&mail.answered, answered, until);
-        }
-        pthread_mutex_unlock(&mail.asking);
-    }
+    if (atomic_load_explicit(&nvs_agent_connected, memory_order_relaxed) != 0) /* a hint: without a connection nobody answers */
+        (void)nvs_question_ask(&mail, total_bytes);
     errno = saved;
 }
 
@@ -55,8 +34,7 @@ void nvs_agent_reserve_host(uint64_t total_bytes)
 
 static void answered(void)
 {
-    atomic_store_explicit(&mail.answered, question, memory_order_release); /* pairs with the asker's acquire */
-    nvs_futex_wake(&mail.answered, INT32_MAX);
+    nvs_question_answer(&mail, question, UINT64_MAX);
 }
 
 static void send(uint64_t bytes)
@@ -78,7 +56,7 @@ void nvs_budget_connected(void)
     if (nvs_config.memory_mode != NVS_MODE_SWAP)
         return;
     state = ASKED;
-    nvs_host_set_share(true, 0); /* who allocates before the answer asks too */
+    nvs_host_set_share(true, 0); /* allocations before the answer ask too */
     send(nvs_host_share_in_use());
 }
 
@@ -91,7 +69,7 @@ void nvs_budget_lost(void)
 void nvs_budget_answer(const nvs_host_reserved *answer)
 {
     if (answer->sequence != sequence || state == NO_BUDGET)
-        return; /* a newer question is under way */
+        return; /* a newer one is under way */
     state = BUDGET;
     unanswered_ns = 0;
     nvs_host_set_share(true, answer->bytes);
@@ -109,7 +87,7 @@ bool nvs_budget_rejected(void)
 
 uint64_t nvs_budget_serve(uint64_t now_ns)
 {
-    uint32_t asked = atomic_load_explicit(&mail.asked, memory_order_acquire); /* pairs with nvs_agent_reserve_host */
+    uint32_t asked = atomic_load_explicit(&mail.asked, memory_order_acquire); /* pairs with nvs_question_ask */
     uint64_t keep;
     if (asked != question) {
         question = asked;

@@ -19,7 +19,7 @@
 
 #define PROGRESS_NS 20000000u
 #define PROGRESS_BYTES (64u << 20)
-#define DRAIN_BOUND_NS 1000000000u /* what a release left undrained may still run so long */
+#define DRAIN_BOUND_NS 1000000000u /* for work that a release left behind */
 #define SLICE_NS 5000000u
 
 typedef struct order {
@@ -28,16 +28,16 @@ typedef struct order {
     /* Under the lock. */
     uint64_t moved_bytes, elapsed_ns;
     uint32_t error;  /* CUresult; 0: none */
-    bool news;       /* the coordinator is to hear of `moved_bytes` */
+    bool report;     /* `moved_bytes` is to be reported */
     bool running, ended;
     bool on_mover;   /* not on the agent thread, which answers questions */
-    bool hurried;    /* waits for nothing any more */
-    bool void_;      /* nobody wants to know; ends as soon as it can */
+    bool hurried;    /* does not wait for room any more */
+    bool abandoned;  /* ends as soon as possible, without an answer */
     uint64_t began_ns, told_ns, told_bytes;
 } order;
 
 typedef struct queue {
-    order *first, *last; /* not answered yet, oldest first; changed by the agent thread, under the lock */
+    order *first, *last; /* unanswered, oldest first; the agent thread changes them under the lock */
     bool has_mover;
 } queue;
 
@@ -46,7 +46,7 @@ NVS_FORK_STATE static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 NVS_FORK_STATE static queue queues[NVS_MAX_GPUS];
 NVS_FORK_STATE static bool stopping;
 
-/* --- carrying out --- */
+/* --- a mover --- */
 
 static void on_moved(void *argument, uint64_t moved_bytes)
 {
@@ -57,7 +57,7 @@ static void on_moved(void *argument, uint64_t moved_bytes)
     bool tell = moved_bytes >= o->told_bytes + PROGRESS_BYTES || now >= o->told_ns + PROGRESS_NS;
     if (tell) {
         o->elapsed_ns = now - o->began_ns;
-        o->news = true;
+        o->report = true;
         o->told_bytes = moved_bytes;
         o->told_ns = now;
     }
@@ -68,7 +68,7 @@ static void on_moved(void *argument, uint64_t moved_bytes)
 
 static bool may_go_on(const order *o) /* locked */
 {
-    return !stopping && !o->void_;
+    return !stopping && !o->abandoned;
 }
 
 static bool has_room(void *argument, uint64_t bytes, bool wait)
@@ -192,7 +192,7 @@ void nvs_moves_begin(const nvs_move_order *as)
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     if (!own_thread)
-        carry_out(o); /* by ourselves, so that it is done */
+        carry_out(o); /* on the agent thread */
 }
 
 void nvs_moves_credit(uint32_t gpu, uint64_t order_id, uint64_t credit_bytes)
@@ -225,7 +225,7 @@ void nvs_moves_void(void)
     pthread_mutex_lock(&lock);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++)
         for (order *o = queues[gpu].first; o != NULL; o = o->next)
-            o->void_ = o->void_ || o->as.order_id != 0;
+            o->abandoned = o->abandoned || o->as.order_id != 0;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -234,18 +234,18 @@ void nvs_moves_cut(uint32_t gpu)
 {
     pthread_mutex_lock(&lock);
     for (order *o = queues[gpu].first; o != NULL; o = o->next)
-        o->void_ = o->void_ || o->as.order_id == 0;
+        o->abandoned = o->abandoned || o->as.order_id == 0;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 
-/* The oldest order if it has ended, taken off; else a copy of what it has to say, in `news`. */
-static order *take_ended(queue *mine, order *news)
+/* Takes the oldest order off if it has ended; else copies its figures to `report`. */
+static order *take_ended(queue *mine, order *report)
 {
     pthread_mutex_lock(&lock);
     order *o = mine->first;
-    *news = *o;
-    o->news = false;
+    *report = *o;
+    o->report = false;
     if (o->ended) {
         mine->first = o->next;
         if (mine->first == NULL)
@@ -262,7 +262,7 @@ static void answer(uint32_t gpu, const order *o)
     nvs_report_memory(gpu, nvs_now_ns());
     if (o->as.order_id == 0)
         o->as.done(gpu, o->moved_bytes, o->error);
-    else if (!o->void_)
+    else if (!o->abandoned)
         NVS_LINK_SEND(move_progress, (uint8_t)gpu, o->as.order_id, o->moved_bytes, o->elapsed_ns, true, o->error);
 }
 
@@ -270,11 +270,11 @@ void nvs_moves_serve(void)
 {
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
         while (queues[gpu].first != NULL) {
-            order news;
-            order *ended = take_ended(&queues[gpu], &news);
+            order report;
+            order *ended = take_ended(&queues[gpu], &report);
             if (ended == NULL) {
-                if (news.news && news.as.order_id != 0 && !news.void_)
-                    NVS_LINK_SEND(move_progress, (uint8_t)gpu, news.as.order_id, news.moved_bytes, news.elapsed_ns, false, 0);
+                if (report.report && report.as.order_id != 0 && !report.abandoned)
+                    NVS_LINK_SEND(move_progress, (uint8_t)gpu, report.as.order_id, report.moved_bytes, report.elapsed_ns, false, 0);
                 break;
             }
             answer(gpu, ended);
@@ -311,7 +311,7 @@ bool nvs_moves_stop(uint64_t patience_ns)
 
 NVS_FORK_CODE void nvs_moves_after_fork(void)
 {
-    /* One thread, and no mover; the orders were the parent's. */
+    /* The orders and the movers were the parent's. */
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&changed, NULL);
     memset(queues, 0, sizeof queues);

@@ -1,11 +1,11 @@
 /* Orders to move memory: queued by the agent thread, carried out by one mover thread per GPU, answered by the agent thread.
  *
  * Invariants:
- *  - while a GPU has an order that is not answered (`busy`), its gate stays closed and its lease does not go back;
- *  - an order is carried out with the gate closed and the work drained, one after the other;
- *  - each order is answered once, unless the connection that it came by is lost: then it ends with what has moved;
- *  - an order waits for credit only while it is the newest and nobody wants the GPU: a grant, another order, the end of a context or
- *    of the process ends it with what has moved.
+ *  - while a GPU has an unanswered order (`busy`), its gate stays closed and its lease does not go back;
+ *  - orders of a GPU run one after the other, with the gate closed and the work drained;
+ *  - each order is answered once, unless its connection is lost: then it ends early, without an answer;
+ *  - an order waits for credit only while it is the newest and the GPU is not needed: a grant, another order, the end of a context or of the process ends
+ *    it early.
  *
  * A mover starts with the first order of its GPU, blocks all signals, and sleeps while there is nothing to do.  Everything here is
  * for the agent thread, except nvs_moves_hurry.
@@ -20,20 +20,20 @@
 typedef struct nvs_move_order {
     uint32_t gpu;
     bool out;
-    uint64_t order_id; /* 0: our own, which brings in what is missing and ends with `done` */
+    uint64_t order_id; /* 0: of the agent, which restores missing memory and calls `done` */
     uint64_t bytes;
-    uint64_t credit_bytes; /* of a restoration: there is room for so many now; UINT64_MAX: for all */
-    void (*done)(uint32_t gpu, uint64_t moved_bytes, uint32_t error); /* of our own; agent thread; `error`: a CUresult */
+    uint64_t credit_bytes; /* of a restoration: room for so many bytes; UINT64_MAX: for all */
+    void (*done)(uint32_t gpu, uint64_t moved_bytes, uint32_t error); /* of the agent's order; agent thread; `error`: a CUresult */
 } nvs_move_order;
 
 void nvs_moves_begin(const nvs_move_order *order);
 void nvs_moves_credit(uint32_t gpu, uint64_t order_id, uint64_t credit_bytes);
 bool nvs_moves_busy(uint32_t gpu);
-void nvs_moves_serve(void); /* each round: tells the coordinator what has moved and what has ended */
-void nvs_moves_void(void);  /* the connection is lost: what was ordered ends, and nobody is told */
-void nvs_moves_cut(uint32_t gpu); /* our own order ends with what has moved: the lease must go back */
-bool nvs_moves_stop(uint64_t patience_ns); /* the process ends: movers call nothing any more; false: one still does */
-/* Any thread: moves that wait for room end with what they have.  A context of this GPU (NVS_NO_GPU: not known which) is about to end. */
+void nvs_moves_serve(void); /* each round: reports progress and ends */
+void nvs_moves_void(void);  /* the connection is lost: its orders end without an answer */
+void nvs_moves_cut(uint32_t gpu); /* the agent's own order ends early: the lease must go back */
+bool nvs_moves_stop(uint64_t patience_ns); /* the process ends: movers make no more calls; false: one still does */
+/* Any thread: moves that wait for room end early.  A context of this GPU (NVS_NO_GPU: not known) is about to end. */
 void nvs_moves_hurry(uint32_t gpu);
 void nvs_moves_after_fork(void);
 

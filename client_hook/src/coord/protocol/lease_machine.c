@@ -49,7 +49,7 @@ static uint32_t on_connected(nvs_lease *lease)
 {
     lease->connected = true;
     lease->watch_loss = false;
-    /* What an earlier coordinator said binds this one only if it confirms our claim. */
+    /* Leases of an earlier coordinator count only if this one confirms the claim. */
     lease->newest_id = 0;
     lease->released_id = 0;
     if (lease->state == NVS_LEASE_UNMANAGED || !lease->used)
@@ -71,7 +71,7 @@ static uint32_t on_disconnected(nvs_lease *lease, const nvs_lease_event *event)
     lease->watch_loss = true;
     lease->connected = false;
     lease->attached = false;
-    lease->waiters = 0; /* nobody whom we could serve by giving it back */
+    lease->waiters = 0; /* nobody waits on a lost connection */
     if (lease->state == NVS_LEASE_ASKED)
         lease->state = NVS_LEASE_NONE; /* `wanted` goes with the next AttachGpu */
     return 0;
@@ -156,7 +156,7 @@ static uint32_t on_tick(nvs_lease *lease, const nvs_lease_event *event)
     if (event->flag || event->number != lease->last_calls) {
         lease->last_calls = event->number;
         lease->idle_since_ns = event->now_ns;
-        lease->idle_backoff = 0; /* and when it does nothing any more that is noticed soon */
+        lease->idle_backoff = 0; /* the next idleness is noticed soon */
         return 0;
     }
     if (event->now_ns < later(lease->idle_since_ns, lease->idle_release_ns << lease->idle_backoff))
@@ -167,10 +167,10 @@ static uint32_t on_tick(nvs_lease *lease, const nvs_lease_event *event)
 static uint32_t on_busy(nvs_lease *lease, const nvs_lease_event *event)
 {
     if (lease->state != NVS_LEASE_ENDING || lease->revoked)
-        return 0; /* too late: it goes back all the same */
+        return 0; /* a revoked lease goes back in any case */
     lease->state = NVS_LEASE_HELD;
     lease->idle_since_ns = event->now_ns;
-    lease->idle_backoff += lease->idle_backoff < LONGEST_BACKOFF; /* so late the next look at most, and no later than it has run */
+    lease->idle_backoff += lease->idle_backoff < LONGEST_BACKOFF; /* bounds the delay of the next look */
     return open_gate(lease);
 }
 

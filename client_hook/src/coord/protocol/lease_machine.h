@@ -1,12 +1,12 @@
 /* The client's side of one GPU's lease: a state machine without sockets, threads, clocks or CUDA.
  *
- * The agent tells it what happened and does what it answers, in the order of the bits.  Invariants, all tested:
+ * The agent passes events to it, and carries out the actions that it returns, in the order of the bits.  Invariants, all tested:
  *  - the gate is open only with a lease, or after the loss of the coordinator if so configured, or when the GPU is not
  *    managed;
  *  - as long as a thread waits, a request is under way, or will be sent with the next AttachGpu;
  *  - every lease ends with exactly one release, or with the connection;
  *  - messages about another lease than the one held change nothing;
- *  - who connects again claims what it holds.
+ *  - a client that connects again claims the lease that it holds.
  *
  * Non-goals: anything that includes more than wire.gen.h.
  */
@@ -34,9 +34,9 @@ typedef enum nvs_lease_event_kind {
     NVS_LEASE_ON_WAITERS,      /* lease_id, number = waiters */
     NVS_LEASE_ON_SETTINGS,     /* number = pacing budget, other = idle_release_ns */
     NVS_LEASE_ON_TICK,         /* number = gated calls ever, flag = a thread is in a call, or waits in one for its work */
-    NVS_LEASE_ON_BUSY,         /* the gate was closed for idleness, but work had slipped in before it shut */
+    NVS_LEASE_ON_BUSY,         /* the gate was closed for idleness, but work was submitted before */
     NVS_LEASE_ON_DRAINED,      /* flag = a thread waits */
-    NVS_LEASE_ON_YIELD,        /* the application gives the lease back if somebody waits */
+    NVS_LEASE_ON_YIELD,        /* the application gives the lease back if others wait */
     NVS_LEASE_ON_NOT_MANAGED,  /* this GPU cannot be managed */
 } nvs_lease_event_kind;
 
@@ -77,7 +77,7 @@ typedef struct nvs_lease {
     uint64_t pacing_budget_ns;
     uint64_t idle_release_ns;
     uint64_t idle_since_ns; /* while HELD with waiters */
-    uint32_t idle_backoff;  /* doublings of idle_release_ns: looking whether the GPU is idle stops the program for a moment */
+    uint32_t idle_backoff;  /* doublings of idle_release_ns, because a look at an idle GPU stops the program for a moment */
     uint64_t last_calls;
     bool run_on_loss;
     uint64_t loss_timeout_ns;
@@ -94,7 +94,7 @@ uint32_t nvs_lease_handle(nvs_lease *lease, const nvs_lease_event *event);
 /* The application begins to use this GPU: attach when connected. */
 uint32_t nvs_lease_use(nvs_lease *lease, uint64_t now_ns);
 
-/* When a TICK is due; UINT64_MAX: never.  With somebody waiting for what we hold, or with a loss to be noticed. */
+/* When a TICK is due; UINT64_MAX: never.  Ticks detect idleness while others wait, and the loss of the coordinator. */
 uint64_t nvs_lease_next_tick(const nvs_lease *lease, uint64_t now_ns);
 
 bool nvs_lease_open(const nvs_lease *lease); /* whether the gate is to be open */

@@ -1,8 +1,8 @@
 /* See link.h.
  *
  * While nobody listens it tries again after 10 ms, doubled up to 50 ms while a coordinator may be restarting and up to 500 ms
- * later, and sleeps meanwhile.  A connection that was there and is lost is made anew after a like delay: nothing queued on the
- * old one may reach the new peer.
+ * later, and sleeps meanwhile.  After the loss of a connection it connects again after the same delay.  Nothing that was queued on the old connection
+ * reaches the new peer.
  */
 #define _GNU_SOURCE /* program_invocation_short_name */
 #include "coord/protocol/link.h"
@@ -20,7 +20,7 @@
 #define RESTART_RETRY_NS 50000000u   /* the longest delay while a restart may be under way: an attempt takes microseconds */
 #define RESTART_NS 10000000000u
 #define LONGEST_RETRY_NS 500000000u
-#define STABLE_NS 1000000000u        /* a connection that lasted so long was a good one: begin with the first retry */
+#define STABLE_NS 1000000000u        /* after a connection that lasted so long the retries begin anew */
 #define REFUSED_RETRY_NS 5000000000u /* after the coordinator refused us for good */
 enum { FRAMES_A_ROUND = 64 };
 
@@ -45,7 +45,7 @@ void nvs_link_send(const uint8_t *frame, size_t size)
     if (!up || broken || size == 0)
         return;
     if (!nvs_transport_send(frame, size))
-        broken = true; /* a peer that takes nothing; all that matters is said again on the next connection */
+        broken = true; /* the peer reads nothing; all state is sent again on the next connection */
 }
 
 void nvs_link_fail(void)
@@ -98,7 +98,7 @@ static void say_hello(void)
     nvs_link_send(frame, nvs_encode_hello(&hello, frame, sizeof frame));
 }
 
-/* Only if there is something to say: an older coordinator does not know the message. */
+/* Only if a value is set: an older coordinator does not know the message. */
 static void say_profile(void)
 {
     const nvs_settings *our = &nvs_config;
@@ -118,7 +118,7 @@ static void drop(const nvs_link_handlers *handlers)
     retry_at_ns = now + (refused ? REFUSED_RETRY_NS : retry_delay_ns);
     retry_delay_ns = retry_delay_ns * 2 < longest ? retry_delay_ns * 2 : longest;
     nvs_transport_close();
-    open_socket = up = broken = refused = restless = false; /* there is nothing to take before the next connection */
+    open_socket = up = broken = refused = restless = false; /* nothing to receive before the next connection */
     if (was_up) {
         nvs_log(NVS_LOG_INFO, "connection to %s lost", nvs_config.socket);
         handlers->lost();

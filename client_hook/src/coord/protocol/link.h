@@ -9,20 +9,20 @@
 #include "coord/protocol/wire.gen.h"
 
 typedef struct nvs_link_handlers {
-    void (*connected)(void); /* hello is sent; say what the coordinator must know */
-    void (*lost)(void);      /* after `connected`: everything said on that connection is void */
+    void (*connected)(void); /* hello is sent; send the state */
+    void (*lost)(void);      /* after `connected`: messages on that connection count no more */
     void (*frame)(const uint8_t *frame, size_t size);
 } nvs_link_handlers;
 
 void nvs_link_start(void);
-void nvs_link_serve(const nvs_link_handlers *handlers); /* connects if due, takes what came; never blocks */
+void nvs_link_serve(const nvs_link_handlers *handlers); /* connects if due, and receives; never blocks */
 bool nvs_link_up(void);
-void nvs_link_send(const uint8_t *frame, size_t size); /* nothing without a connection */
-void nvs_link_fail(void);                              /* the peer broke the protocol, or we must begin anew */
-void nvs_link_refused(void);                           /* it does not want us: try again, but slowly */
-uint64_t nvs_link_due(void);                           /* when to serve although nothing came; UINT64_MAX: never */
+void nvs_link_send(const uint8_t *frame, size_t size); /* no effect without a connection */
+void nvs_link_fail(void);                              /* ends the connection: the peer broke the protocol */
+void nvs_link_refused(void);                           /* the coordinator refuses this program: retries are slow */
+uint64_t nvs_link_due(void);                           /* the next time to serve; UINT64_MAX: none */
 bool nvs_link_restless(void);                          /* serve again before sleeping */
-int nvs_link_descriptor(short *events);                /* to poll, and for what; -1: nothing to poll */
+int nvs_link_descriptor(short *events);                /* to poll; -1: none */
 
 #define NVS_LINK_SEND(kind, ...)                                                     \
     do {                                                                             \

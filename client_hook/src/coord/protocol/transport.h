@@ -12,7 +12,7 @@
 typedef enum nvs_transport_event {
     NVS_TRANSPORT_NOTHING = 0,
     NVS_TRANSPORT_CONNECTED, /* both ends have shaken hands */
-    NVS_TRANSPORT_LOST,      /* or never there: close, wait a little, connect again */
+    NVS_TRANSPORT_LOST,      /* or not established: close, pause, connect again */
     NVS_TRANSPORT_FRAME,     /* a frame of *size bytes; larger than the buffer when it was cut */
 } nvs_transport_event;
 
@@ -31,7 +31,7 @@ nvs_transport_event nvs_transport_next(uint8_t *frame, size_t capacity, size_t *
 /* The descriptor to poll, and for what; -1 without a connection. */
 int nvs_transport_descriptor(short *events);
 
-/* For the end of the process: what was sent last has so long to leave. */
+/* At the end of the process: waits so long for queued frames, and closes. */
 void nvs_transport_finish(int linger_ms);
 
 /* In the child of a fork: closes the child's copy of the connection. */

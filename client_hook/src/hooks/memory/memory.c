@@ -1,7 +1,7 @@
 /* Wrappers: allocation, free, memory figures, pointer queries, arrays.  Stream-ordered memory is in pool.c, the
  * application's own VMM in vmm.c.
  *
- * Nothing here is gated: these calls submit no work.  Bad arguments go to the driver, whose verdict the application gets.
+ * These calls submit no work, and pass no gate.  Bad arguments go to the driver, which returns its error.
  */
 #include "base/config.h"
 #include "contexts/context.h"
@@ -24,7 +24,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
     return nvs_memory_allocate(gpu, dptr, bytesize);
 }
 
-/* The driver's own memory; `bytes` is what it is expected to need. */
+/* Memory of the driver; `bytes` is the expected size. */
 static CUresult pitch_in_place(uint32_t gpu, uint64_t bytes, CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height,
                                unsigned int element)
 {
@@ -43,7 +43,7 @@ static CUresult pitch_in_place(uint32_t gpu, uint64_t bytes, CUdeviceptr *dptr, 
     return result;
 }
 
-/* The driver's own rounding of rows, asked of it once per GPU: a one-byte row is as long as the alignment.  0: no answer. */
+/* The driver's alignment of rows, found once per GPU: the pitch of a one-byte row.  0: the driver fails. */
 static size_t pitch_alignment(uint32_t gpu)
 {
     static _Atomic size_t known[NVS_MAX_GPUS];
@@ -71,7 +71,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch
     size_t pitch = align != 0 ? (WidthInBytes + align - 1) / align * align : WidthInBytes;
     if (pitch > SIZE_MAX / Height)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (align == 0 || !nvs_memory_backend(gpu)->movable) /* a driver that does not answer, or its own memory */
+    if (align == 0 || !nvs_memory_backend(gpu)->movable) /* the driver fails, or memory does not move */
         return pitch_in_place(gpu, pitch * Height, dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);
     CUresult result = nvs_memory_allocate(gpu, dptr, pitch * Height);
     if (result == CUDA_SUCCESS)
@@ -79,7 +79,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch
     return result;
 }
 
-/* The application's own managed memory is counted like the rest of its working set, and moved with it. */
+/* Managed memory that the application allocates is charged and moved as other memory. */
 NVS_EXPORT CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
     uint32_t gpu = nvs_current_gpu();
@@ -136,9 +136,9 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-/* --- pointer queries: redirected memory looks like what was asked for --- */
+/* --- pointer queries: redirected memory looks like memory of cuMemAlloc --- */
 
-/* Frameworks ask about every pointer that they hand to a kernel: where all memory is the driver's own that is a jump. */
+/* A jump where all memory is the driver's: frameworks query every pointer that they pass to a kernel. */
 static inline bool as_the_driver_says(void)
 {
     return NVS_LIKELY(nvs_config.memory_mode == NVS_MODE_DEVICE) &&
@@ -151,7 +151,7 @@ static bool redirected(CUdeviceptr pointer, nvs_allocation *copy)
            (copy->kind == NVS_MEMORY_REDIRECTED || copy->chunked);
 }
 
-/* What plain device memory would say, where that differs.  The driver has filled `data` already, in the width that it uses. */
+/* Corrects `data`, which the driver has filled, to the attribute of memory of cuMemAlloc. */
 static void disguise(void *data, CUpointer_attribute attribute, const nvs_allocation *as)
 {
     switch (attribute) {
@@ -181,7 +181,7 @@ static __attribute__((noinline)) CUresult ask_about(void *data, CUpointer_attrib
     nvs_ipc_import shared;
     if (data != NULL && nvs_ipc_imported(ptr, &shared) && nvs_ipc_pointer_answer(&shared, data, attribute))
         return CUDA_SUCCESS;
-    /* What frameworks ask most is the same for managed memory: not worth a look under a lock. */
+    /* The most frequent query has the same answer for managed memory, and needs no lock. */
     const bool same = nvs_config.memory_mode == NVS_MODE_MANAGED && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
     if (data == NULL || same || !redirected(ptr, &as))
         return NVS_REAL(cuPointerGetAttribute)(data, attribute, ptr);
@@ -209,7 +209,7 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
         return NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
     if (numAttributes != 0 && attributes != NULL && data != NULL && redirected(ptr, &as) && as.chunked) {
         for (unsigned int i = 0; i < numAttributes; i++)
-            nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* here what does not apply is empty, not an error */
+            nvs_pointer_answer(data[i], attributes[i], &as, ptr); /* this function leaves an attribute that does not apply empty */
         return CUDA_SUCCESS;
     }
     CUresult result = NVS_REAL(cuPointerGetAttributes)(numAttributes, attributes, data, ptr);
@@ -223,7 +223,7 @@ NVS_EXPORT CUresult CUDAAPI cuPointerGetAttributes(unsigned int numAttributes, C
     return result;
 }
 
-/* --- arrays: opaque, they stay where they are; counted by what their texels need --- */
+/* --- arrays do not move; they are charged by the size of their texels --- */
 
 /* Bits of one texel, all channels. */
 static uint64_t texel_bits(CUarray_format format, unsigned int channels)
@@ -349,7 +349,7 @@ NVS_EXPORT CUresult CUDAAPI cuMipmappedArrayCreate(CUmipmappedArray *pHandle, co
     return keep_array(result, entry, pHandle);
 }
 
-/* Taken out before the driver may give the handle to somebody else, and put back if it refuses. */
+/* Taken out before the driver may reuse the handle, and put back if the driver fails. */
 static nvs_allocation *take_array(const void *handle)
 {
     nvs_allocation *entry = NULL;

@@ -12,21 +12,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-/* Does this process compute on this GPU?  Only then is there a ledger, and only then may the coordinator be asked. */
-static bool found_one(CUcontext context, void *argument)
-{
-    *(bool *)argument = true;
-    return false;
-}
-
-static bool in_use(uint32_t gpu)
-{
-    bool found = false;
-    nvs_each_context(gpu, found_one, &found);
-    return found;
-}
-
-/* The GPU behind an NVML handle if this process computes on it.  MIG instances have UUIDs of their own. */
+/* The GPU of an NVML handle, if this process has a context there: else it has no ledger.  MIG instances have UUIDs of their own. */
 static uint32_t gpu_of(nvs_nvml_device device, nvs_gpu_facts *facts)
 {
     char uuid[96];
@@ -40,7 +26,7 @@ static uint32_t gpu_of(nvs_nvml_device device, nvs_gpu_facts *facts)
     /* Fails at once where CUDA was not initialised. */
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS && nvs_gpu_describe(gpu, facts) == NVS_OK; gpu++)
         if (strcasecmp(facts->uuid, uuid) == 0)
-            return in_use(gpu) ? gpu : NVS_NO_GPU;
+            return nvs_any_context(gpu) != NULL ? gpu : NVS_NO_GPU;
     return NVS_NO_GPU;
 }
 

@@ -3,8 +3,8 @@
 
 #include "base/log.h"
 #include "driver/cuda_api.h"
+#include "hooks/memory/swap.h"
 #include "memory/memory.h"
-#include "memory/records/allocation.h"
 #include "swap/swap.h"
 
 static bool can_reach(uint32_t accessor, uint32_t owner)
@@ -13,18 +13,13 @@ static bool can_reach(uint32_t accessor, uint32_t owner)
     return NVS_REAL(cuDeviceCanAccessPeer)(&can, (CUdevice)accessor, (CUdevice)owner) == CUDA_SUCCESS && can != 0;
 }
 
-static bool in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
-{
-    return nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
-}
-
-/* Whose memory is at an address (NVS_NO_GPU: nobody's that needs rights), after it is sure to be there for `gpu`. */
+/* The GPU whose chunk is at an address (NVS_NO_GPU: none).  Memory of another GPU stays on its card from now on. */
 static uint32_t find(uint32_t gpu, CUdeviceptr address, unsigned *found)
 {
     nvs_allocation as;
     if (address == 0)
         return NVS_NO_GPU;
-    if (in_chunks(address, &as)) {
+    if (nvs_in_chunks(address, &as)) {
         if (as.gpu != gpu)
             nvs_swap_reach(as.gpu);
         else
@@ -50,7 +45,7 @@ unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other)
 {
     unsigned found = 0;
     const uint32_t owners[2] = {find(gpu, one, &found), find(gpu, other, &found)};
-    /* Between GPUs the driver copies its own memory in any case, this only with rights; which of them copies is not known. */
+    /* For a copy of chunks between GPUs both need access rights: either may carry it out. */
     for (size_t i = 0; i < 2; i++)
         if (owners[i] != NVS_NO_GPU && (!give(owners[i], gpu) || (owners[1 - i] != NVS_NO_GPU && !give(owners[i], owners[1 - i]))))
             found |= NVS_OPERANDS_UNREACHABLE;
@@ -65,7 +60,7 @@ unsigned nvs_operands_prepare_list(uint32_t gpu, const CUdeviceptr *targets, con
     return found;
 }
 
-static unsigned meet_shape(uint32_t gpu, CUmemorytype to, CUdeviceptr target, CUmemorytype from, CUdeviceptr source)
+static unsigned prepare_shape(uint32_t gpu, CUmemorytype to, CUdeviceptr target, CUmemorytype from, CUdeviceptr source)
 {
     const bool there = to == CU_MEMORYTYPE_DEVICE || to == CU_MEMORYTYPE_UNIFIED;
     const bool here = from == CU_MEMORYTYPE_DEVICE || from == CU_MEMORYTYPE_UNIFIED;
@@ -74,18 +69,18 @@ static unsigned meet_shape(uint32_t gpu, CUmemorytype to, CUdeviceptr target, CU
 
 unsigned nvs_operands_prepare_2d(uint32_t gpu, const CUDA_MEMCPY2D *at)
 {
-    return at != NULL ? meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
+    return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
 }
 
 unsigned nvs_operands_prepare_3d(uint32_t gpu, const CUDA_MEMCPY3D *at)
 {
-    return at != NULL ? meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
+    return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) : 0;
 }
 
-/* It names a context for each end, and needs no rights but theirs. */
+/* The call names a context for each end, and needs only the rights of these. */
 unsigned nvs_operands_prepare_peer(uint32_t gpu, const CUDA_MEMCPY3D_PEER *at)
 {
-    return at != NULL ? meet_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) & ~NVS_OPERANDS_UNREACHABLE : 0;
+    return at != NULL ? prepare_shape(gpu, at->dstMemoryType, at->dstDevice, at->srcMemoryType, at->srcDevice) & ~NVS_OPERANDS_UNREACHABLE : 0;
 }
 
 unsigned nvs_operands_prepare_shapes(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *list, size_t count)

@@ -1,13 +1,11 @@
-/* The memory that a call names, which may run on another GPU than that memory's: before the call is made, memory in chunks must be on its
- * GPU, and the GPUs that work on it need rights.
+/* Prepares the memory that a call names, which may be another GPU's: chunks must be on their GPU, and the GPUs that access them need rights.
  *
- * A lease and a drain are of one GPU (swap/peers.c), so memory that another GPU works on stays on its GPU from then on.
- * nvs_operands_prepare and its variants are called before the gate is entered, and wait for the other GPU's lease, once.  Their arguments
- * are the application's: a shape may be NULL.
+ * A lease and a drain are of one GPU (swap/peers.c), so memory that another GPU accesses stays on its card from then on.  nvs_operands_prepare and its
+ * variants are called before the gate, and wait for the other GPU's lease, once.  Their arguments are the application's: a shape may be NULL.
  *
- * Memory that another program exported is mapped for one GPU, in every mode, and gets rights too.
+ * Memory that another program has exported is mapped for one GPU, in every mode, and gets rights, too.
  *
- * Non-goals: kernels, which name no memory; they reach other GPUs by rights that were given before.
+ * Non-goals: kernels, which name no memory and need rights that were given before.
  */
 #ifndef NVS_OPERANDS_H
 #define NVS_OPERANDS_H
@@ -18,7 +16,7 @@
 
 #include <stdatomic.h>
 
-/* Can any call of this process need this, by its mode? */
+/* Whether calls of this process need this. */
 static inline bool nvs_operands_matter(void)
 {
     return (nvs_config.enabled && nvs_config.memory_mode == NVS_MODE_SWAP) ||
@@ -27,11 +25,11 @@ static inline bool nvs_operands_matter(void)
 
 /* Results, by bit. */
 enum {
-    NVS_OPERANDS_MOVE = 1u, /* some of the memory is `gpu`'s own and moves with its turns: who looks at addresses must stand in the gate */
-    NVS_OPERANDS_UNREACHABLE = 2u, /* a GPU that takes part cannot be given rights to the memory: see nvs_peer_copy_try */
+    NVS_OPERANDS_MOVE = 1u, /* some of the memory moves with the leases of `gpu`: its addresses are valid inside the gate */
+    NVS_OPERANDS_UNREACHABLE = 2u, /* a GPU cannot get rights to the memory: see nvs_peer_copy_try */
 };
 
-unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other); /* 0: no such memory */
+unsigned nvs_operands_prepare(uint32_t gpu, CUdeviceptr one, CUdeviceptr other); /* an address 0 names no memory */
 unsigned nvs_operands_prepare_list(uint32_t gpu, const CUdeviceptr *targets, const CUdeviceptr *sources, size_t count);
 unsigned nvs_operands_prepare_2d(uint32_t gpu, const CUDA_MEMCPY2D *shape);
 unsigned nvs_operands_prepare_3d(uint32_t gpu, const CUDA_MEMCPY3D *shape);

@@ -10,12 +10,6 @@
 #include "hooks/memory/operands.h"
 #include "memory/records/allocation.h"
 
-static bool take_first(CUcontext context, void *argument)
-{
-    *(CUcontext *)argument = context;
-    return false;
-}
-
 /* A context of the GPU that holds an address; NULL: host memory, or unknown. */
 static CUcontext context_of(CUdeviceptr pointer)
 {
@@ -26,7 +20,7 @@ static CUcontext context_of(CUdeviceptr pointer)
     if (nvs_ipc_imported(pointer, &imported))
         return imported.context;
     if (nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, &allocation) != NVS_ABSENT && allocation.chunked)
-        nvs_each_context(allocation.gpu, take_first, &found);
+        found = nvs_any_context(allocation.gpu);
     else if (NVS_REAL(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pointer) != CUDA_SUCCESS || type != CU_MEMORYTYPE_DEVICE ||
              NVS_REAL(cuPointerGetAttribute)(&found, CU_POINTER_ATTRIBUTE_CONTEXT, pointer) != CUDA_SUCCESS)
         return NULL;

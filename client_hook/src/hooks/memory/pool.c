@@ -1,10 +1,9 @@
 /* Wrappers: stream-ordered memory.
  *
- * In a mode that moves memory, an allocation outside a capture is made at once by the backend, which is stronger than stream
- * order asks; its free is put off until the work queued before it is done (an event; nvs_memory_reap), unless an allocation of
- * its size on the same stream can have it before.  Inside a capture the memory belongs to the graph: it stays the driver's
- * (memory/graph_memory.h).  What is charged is what is allocated, not what a pool of the driver keeps back for later: it gives that up
- * under pressure.
+ * In a mode that moves memory, the backend makes an allocation outside a capture at once, and its free waits for the work that was queued before
+ * (an event; nvs_memory_reap).  An allocation of the same size on the same stream may take the memory earlier.  Inside a capture the memory belongs
+ * to the graph and is the driver's (memory/quota/graph_memory.h).  A program is charged for what is allocated, not for what a pool of the driver
+ * keeps for later, since the driver gives that up under pressure.
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -23,12 +22,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* How many pools must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: whoever uses a pool has
- * got it from the call that counted it. */
+/* Pools that must stay the driver's: shared with other processes, or not on a GPU.  Relaxed: a thread has a pool from the call that counted it. */
 static _Atomic uint32_t special_pools;
 
-/* GPUs, by bit, where a pool has ever given what the driver does not know as a pool's.  Relaxed: who opens a pool has got what it gave from
- * the call that set the bit, else the two are not in order anyhow. */
+/* GPUs, by bit, where a backend has made memory for a pool.  Relaxed: a thread has that memory from the call that set the bit. */
 static _Atomic uint32_t gave_other;
 
 static bool is_special(CUmemoryPool pool)
@@ -57,12 +54,12 @@ static bool mark_special(CUmemoryPool pool, bool on_gpu)
     nvs_allocation *stale = nvs_allocation_insert(mark);
     if (stale == NULL)
         atomic_fetch_add_explicit(&special_pools, 1, memory_order_relaxed); /* see its declaration */
-    atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_LONG, memory_order_relaxed); /* see base/hot.h */
+    atomic_store_explicit(&nvs_hot.pools, NVS_POOLS_SLOW, memory_order_relaxed); /* see base/hot.h */
     free(stale); /* one key, so one at most */
     return true;
 }
 
-/* Is this stream being captured, or in a state in which the driver will refuse anyhow? */
+/* True if the stream is captured, or in a state in which the driver refuses the call. */
 static bool captures(CUstream stream, bool per_thread)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -99,7 +96,7 @@ static CUresult ask_driver(CUdeviceptr *dptr, const request *r)
                          : NVS_REAL(cuMemAllocAsync)(dptr, r->bytes, r->stream);
 }
 
-/* Where the book has no place. */
+/* If the table of pools (memory/pools/book.h) has no place. */
 static bool keep_in_registry(const nvs_pool_memory *memory, size_t bytes)
 {
     nvs_allocation *entry = nvs_allocation_new(NVS_SPACE_ADDRESS, NVS_MEMORY_POOL, memory->gpu);
@@ -116,14 +113,14 @@ static CUresult free_by_driver(CUdeviceptr dptr, CUstream stream, bool per_threa
     return per_thread ? NVS_REAL(cuMemFreeAsync_ptsz)(dptr, stream) : NVS_REAL(cuMemFreeAsync)(dptr, stream);
 }
 
-/* What the driver has given out is remembered. */
+/* Remembers what the driver has allocated. */
 static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdeviceptr address, const request *r)
 {
     nvs_pool_memory stale;
     nvs_pool_place *place;
     memory->address = address;
     while (NVS_UNLIKELY((place = nvs_memory_claim_pooled(address, &stale)) != NULL))
-        nvs_memory_pooled_freed(place, &stale, CUDA_SUCCESS); /* behind our back, says the driver by giving it out again */
+        nvs_memory_pooled_freed(place, &stale, CUDA_SUCCESS); /* it was freed without the hook: the driver has allocated it again */
     nvs_pool_book_begin();
     if (NVS_LIKELY(nvs_pool_book_enter(memory))) {
         nvs_memory_changed(memory->gpu);
@@ -132,14 +129,14 @@ static __attribute__((noinline)) CUresult note(nvs_pool_memory *memory, CUdevice
         nvs_memory_uncharge(memory->gpu, memory->charged_bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    /* What has come by here could have come by the short way, from now on. */
+    /* From now on such allocations can take the fast path. */
     if (memory->gpu == 0 && nvs_only_gpu() == 0 && nvs_config.memory_mode == NVS_MODE_DEVICE &&
         atomic_load_explicit(&special_pools, memory_order_relaxed) == 0) /* see its declaration */
-        nvs_pools_go(NVS_POOLS_UNKNOWN, NVS_POOLS_SHORT);
+        nvs_pools_go(NVS_POOLS_UNKNOWN, NVS_POOLS_FAST);
     return CUDA_SUCCESS;
 }
 
-/* The driver's own memory: counted, and nothing else. */
+/* Memory of the driver's pools is only counted. */
 static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request *r)
 {
     nvs_pool_memory memory = {.gpu = gpu};
@@ -155,7 +152,7 @@ static CUresult allocate_in_pool(uint32_t gpu, CUdeviceptr *dptr, const request 
     return note(&memory, *dptr, r);
 }
 
-/* The pool says that this memory is of it. */
+/* Counts memory of a backend in its pool's figures. */
 static void count_in(CUmemoryPool pool, CUdeviceptr memory, size_t bytes)
 {
     nvs_pool_figures *figures = pool != NULL ? nvs_pool_give(pool, bytes) : NULL;
@@ -177,32 +174,31 @@ static CUresult allocate_async(CUdeviceptr *dptr, const request *r)
     if (pool == NULL && (moves || atomic_load_explicit(&special_pools, memory_order_relaxed) != 0)) /* see its declaration */
         NVS_REAL(cuDeviceGetMemPool)(&pool, (CUdevice)gpu);
     if (pool != NULL && !is_on_gpu(pool))
-        return ask_driver(dptr, r); /* host memory: none of the quota's business */
+        return ask_driver(dptr, r); /* host memory, which has no quota */
     if (!moves || (pool != NULL && is_special(pool)) || nvs_current_gpu() != gpu)
         return allocate_in_pool(gpu, dptr, r);
-    /* What the application calls is legal while this thread captures another stream; what we call instead must be too. */
+    /* The application's call is legal while this thread captures another stream, so the calls in its place must be, too. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     CUresult result = nvs_memory_allocate_in_order(gpu, dptr, r->bytes, identity(r->stream, r->per_thread));
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     if (result == CUDA_SUCCESS)
         count_in(pool, *dptr, r->bytes);
-    if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has none; the stream is enough for the driver's own */
+    if (result == CUDA_ERROR_INVALID_CONTEXT) /* this thread has no context; the driver's pools need only the stream */
         return allocate_in_pool(gpu, dptr, r);
     if (result == CUDA_SUCCESS && (atomic_load_explicit(&gave_other, memory_order_relaxed) >> gpu & 1) == 0) /* see its declaration */
         atomic_fetch_or_explicit(&gave_other, UINT32_C(1) << gpu, memory_order_relaxed);
     return result;
 }
 
-/* --- the short way, as in front of the gate (gate/gate.h): few lines of code and of data.  For a process that sees one GPU and whose memory stays the
- * driver's, while nothing is captured and there is room that needs no question --- */
+/* --- the fast path, which touches few cache lines: one GPU, memory mode `device`, no capture, and room that was granted before --- */
 
-/* False: nothing has happened, and everything above is needed. */
-static inline bool admit_shortly(nvs_pool_memory *memory, const CUdeviceptr *dptr, size_t bytes)
+/* False: nothing was changed, and allocate_async is needed. */
+static inline bool admit_fast(nvs_pool_memory *memory, const CUdeviceptr *dptr, size_t bytes)
 {
     nvs_slot *slot = nvs_self_fast();
     /* All relaxed: see base/hot.h. */
-    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.pools, memory_order_relaxed) != NVS_POOLS_SHORT) || NVS_UNLIKELY(dptr == NULL || bytes == 0) ||
+    if (NVS_UNLIKELY(atomic_load_explicit(&nvs_hot.pools, memory_order_relaxed) != NVS_POOLS_FAST) || NVS_UNLIKELY(dptr == NULL || bytes == 0) ||
         NVS_UNLIKELY(nvs_capturing()) || NVS_UNLIKELY(slot == NULL) || NVS_UNLIKELY(slot->owner_uses == 0))
         return false;
     memory->gpu = 0;
@@ -214,7 +210,7 @@ static inline bool admit_shortly(nvs_pool_memory *memory, const CUdeviceptr *dpt
     return true;
 }
 
-static inline __attribute__((always_inline)) CUresult note_shortly(nvs_pool_memory *memory, CUresult result, const CUdeviceptr *dptr, const request *r)
+static inline __attribute__((always_inline)) CUresult note_fast(nvs_pool_memory *memory, CUresult result, const CUdeviceptr *dptr, const request *r)
 {
     if (NVS_UNLIKELY(result != CUDA_SUCCESS)) {
         nvs_memory_uncharge(0, memory->charged_bytes);
@@ -232,10 +228,10 @@ static inline __attribute__((always_inline)) CUresult note_shortly(nvs_pool_memo
     {                                                                                                                 \
         const request asked = {bytesize, from, hStream, NVS_PER_THREAD(#symbol), names_pool};                         \
         nvs_pool_memory memory;                                                                                       \
-        if (NVS_UNLIKELY(!admit_shortly(&memory, dptr, bytesize)))                                                    \
+        if (NVS_UNLIKELY(!admit_fast(&memory, dptr, bytesize)))                                                    \
             return allocate_async(dptr, &asked);                                                                      \
         const CUresult result = NVS_REAL(symbol) arguments;                                                           \
-        return note_shortly(&memory, result, dptr, &asked);                                                           \
+        return note_fast(&memory, result, dptr, &asked);                                                           \
     }
 
 NVS_FROM_POOL(cuMemAllocAsync, (CUdeviceptr *dptr, size_t bytesize, CUstream hStream), (dptr, bytesize, hStream), NULL, false)
@@ -267,7 +263,7 @@ static CUresult free_later(uint32_t gpu, CUdeviceptr dptr, CUstream stream, bool
     return result;
 }
 
-/* Of what does not stand in the book. */
+/* Frees memory that is not in the table of pools. */
 static __attribute__((noinline)) CUresult free_other(CUdeviceptr dptr, CUstream stream, bool per_thread)
 {
     nvs_allocation known, *entry;
@@ -317,8 +313,8 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolP
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Memory in chunks does not know what was allowed to a pool: in mode `swap` one that other GPUs may reach stays the driver's, and what it gave
- * before is opened to them. */
+/* Chunks do not follow the access rights of a pool.  So in mode `swap` a pool that other GPUs may access stays the driver's, and these GPUs get access
+ * to its earlier memory. */
 NVS_EXPORT CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)
 {
     const CUresult result = NVS_REAL(cuMemPoolSetAccess)(pool, map, count);
@@ -373,7 +369,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesTo
     return result;
 }
 
-/* Pools of host or managed memory that the driver itself keeps come to light here. */
+/* These calls may return a pool of host or managed memory that the driver made. */
 static CUresult pool_found(CUresult result, const CUmemoryPool *pool, const CUmemLocation *location, CUmemAllocationType type)
 {
     if (result != CUDA_SUCCESS)

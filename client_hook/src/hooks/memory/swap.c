@@ -1,8 +1,7 @@
-/* Wrappers and answers about memory in chunks (mode `swap`), of which the driver knows only the parts that are on the GPU now.
+/* Wrappers of queries about memory in chunks (mode `swap`).  The driver knows only the chunks that are on the GPU now.
  *
- * A pointer must look like what cuMemAlloc gives, or what the application mapped itself, whether its chunks are there or not: so the
- * answers come from the registry alone.  What makes memory known to others by its physical place (descriptors, handles) cannot be
- * had for memory that moves.
+ * The answers come from the registry, and are those for memory of cuMemAlloc or of the application's own mapping.  Descriptors and handles of its
+ * physical memory are refused, because it moves.
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -13,13 +12,13 @@
 #include "memory/memory.h"
 #include "swap/swap.h"
 
-static bool in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
+bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy)
 {
     return nvs_config.memory_mode == NVS_MODE_SWAP && nvs_config.enabled &&
            nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, copy) != NVS_ABSENT && copy->chunked;
 }
 
-/* The same of what the application mapped itself: only where that differs. */
+/* Attributes of memory that the application mapped itself, where they differ. */
 static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const nvs_allocation *handle, CUdeviceptr address)
 {
     const CUmemAllocationProp *prop = &((const nvs_segment *)handle->kept)->own->properties;
@@ -40,7 +39,7 @@ static CUresult answer_mapped(void *data, CUpointer_attribute attribute, const n
     return CUDA_SUCCESS;
 }
 
-/* What the driver would say of plain device memory. */
+/* Attributes as the driver has them for memory of cuMemAlloc. */
 static CUresult answer_plain(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer)
 {
     switch ((int)attribute) {
@@ -77,7 +76,7 @@ CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs
     if (as->kind != NVS_MEMORY_MAPPING)
         return answer_plain(data, attribute, as, pointer);
     if ((handle = nvs_allocation_pin_mapping(pointer, 1, &at)) == NULL)
-        return CUDA_ERROR_INVALID_VALUE; /* unmapped in this very moment */
+        return CUDA_ERROR_INVALID_VALUE; /* unmapped meanwhile */
     at.kept = handle->kept;
     CUresult result = answer_plain(data, attribute, &at, pointer);
     if (result == CUDA_SUCCESS)
@@ -89,7 +88,7 @@ CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs
 NVS_EXPORT CUresult CUDAAPI cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)
 {
     nvs_allocation as, at, *handle;
-    if (value == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !in_chunks(ptr, &as))
+    if (value == NULL || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !nvs_in_chunks(ptr, &as))
         return NVS_REAL(cuPointerSetAttribute)(value, attribute, ptr);
     if (as.kind != NVS_MEMORY_MAPPING)
         return nvs_swap_set_sync_memops(as.gpu, as.kept, *(const unsigned int *)value);
@@ -106,7 +105,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *
     nvs_ipc_import shared;
     if (nvs_ipc_imported(dptr, &shared))
         as = (nvs_allocation){.key = shared.address, .length = shared.length};
-    else if (!in_chunks(dptr, &as))
+    else if (!nvs_in_chunks(dptr, &as))
         return NVS_REAL(cuMemGetAddressRange_v2)(pbase, psize, dptr);
     if (pbase != NULL)
         *pbase = as.key;
@@ -119,14 +118,14 @@ NVS_EXPORT CUresult CUDAAPI cuMemGetHandleForAddressRange(void *handle, CUdevice
                                                           unsigned long long flags)
 {
     nvs_allocation as;
-    if (!in_chunks(dptr, &as))
+    if (!nvs_in_chunks(dptr, &as))
         return NVS_REAL(cuMemGetHandleForAddressRange)(handle, dptr, size, handleType, flags);
     NVS_LOG_ONCE(NVS_LOG_WARNING, "memory that moves has no descriptor for other devices (cuMemGetHandleForAddressRange): "
                                   "run this program with --memory device (NVSHARE_MEMORY=device)");
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* Work of one GPU may now reach what another one has, without naming it. */
+/* Kernels of one GPU may now access memory of another, and name none. */
 static void open_to(uint32_t owner, uint32_t accessor)
 {
     nvs_swap_reach(owner);

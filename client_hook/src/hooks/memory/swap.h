@@ -4,10 +4,12 @@
 
 #include "memory/records/allocation.h"
 
+bool nvs_in_chunks(CUdeviceptr pointer, nvs_allocation *copy);
+
 /* cuPointerGetAttribute of memory in chunks. */
 CUresult nvs_pointer_answer(void *data, CUpointer_attribute attribute, const nvs_allocation *as, CUdeviceptr pointer);
 
-/* Another GPU may now reach what a pool gave out, also what it gave before in chunks.  Waits for the lease, once. */
-void nvs_swap_pool_opened(CUmemoryPool pool, uint32_t accessor, uint32_t gave); /* `gave`: GPUs, by bit, where any pool gave such */
+/* Gives another GPU access to a pool's memory in chunks.  Waits for the lease, once. */
+void nvs_swap_pool_opened(CUmemoryPool pool, uint32_t accessor, uint32_t gave); /* `gave`: GPUs, by bit, with such memory */
 
 #endif

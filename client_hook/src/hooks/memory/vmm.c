@@ -1,12 +1,10 @@
 /* Wrappers: the application's own virtual memory management (JAX, PyTorch's expandable segments).
  *
- * Its physical memory on a GPU is charged to the quota from cuMemCreate until the driver really gives it up: when the last
- * reference (create, retain, import here) is released and the last mapping is gone.  Memory in host locations is not charged.
- * What is not seen: other processes that hold an exported handle, and memory imported from them, which is charged there.
+ * Physical memory on a GPU is charged from cuMemCreate until the driver frees it: when its last reference (create, retain, import) is released and its
+ * last mapping has ended.  Memory in host locations, and memory imported from other processes, is not charged here.
  *
- * In mode `swap` a handle is a number of ours that stands for a segment (swap/swap.h), so that its memory can leave the GPU, and need not
- * be there before a lease is.  What must be the driver's own stays so, and is pinned: see stays_real().  The rest of what can be done
- * with a handle is in vmm_share.c.
+ * In mode `swap` a handle is a number that stands for a segment (swap/swap.h), so that its memory can move.  Memory that must be the driver's stays on
+ * the card: see stays_real().  Exports and queries of handles are in vmm_share.c.
  */
 #include "base/config.h"
 #include "driver/cuda_api.h"
@@ -42,7 +40,7 @@ static bool find_rdma(void)
     return found;
 }
 
-/* Could other devices be told to reach this process's memory by itself?  Frameworks set the flag for that wherever the GPU can do it. */
+/* Whether other devices may access this process's memory directly.  Frameworks request that wherever the GPU can do it. */
 static bool rdma_possible(void)
 {
     enum { UNKNOWN, YES, NO };
@@ -56,8 +54,8 @@ static bool rdma_possible(void)
     return answer == YES;
 }
 
-/* Memory whose physical place others may know, or of a kind that nobody here knows.  A kind of descriptor that is only asked for is
- * no reason: it is when one is made (vmm_share.c). */
+/* Memory that others may access physically, or of an unknown kind.  A requested type of descriptor is no reason before a descriptor is made
+ * (vmm_share.c). */
 static bool stays_real(const CUmemAllocationProp *prop, unsigned long long flags)
 {
     static const unsigned char nothing[sizeof prop->allocFlags.reserved];
@@ -112,7 +110,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle)
     return result;
 }
 
-/* --- addresses: known so that a mapping can be judged while there is nothing to map --- */
+/* --- address ranges, recorded so that mappings of numbers can be checked --- */
 
 NVS_EXPORT CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr,
                                                 unsigned long long flags)
@@ -138,7 +136,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemAddressFree(CUdeviceptr ptr, size_t size)
     nvs_allocation *range = NULL, ignored, *handle;
     if (swapping() && (handle = nvs_allocation_pin_mapping(ptr, size, &ignored)) != NULL) {
         nvs_memory_drop_all(nvs_allocation_unpin_handle(handle));
-        return CUDA_ERROR_INVALID_VALUE; /* as the driver would say if it knew */
+        return CUDA_ERROR_INVALID_VALUE; /* as the driver for a range with a mapping */
     }
     if (swapping() && nvs_allocation_take(NVS_SPACE_RANGE, ptr, &range) != NVS_FOUND)
         range = NULL;
@@ -158,7 +156,7 @@ static bool is_reserved(CUdeviceptr ptr, size_t size)
 
 /* --- mappings --- */
 
-/* Of a number of ours: judged here, because the driver may have nothing to judge by now. */
+/* Maps a number: checked here, because its memory may not be on the GPU. */
 static CUresult map_number(nvs_allocation *handle, CUdeviceptr ptr, size_t size, size_t offset, unsigned long long flags)
 {
     nvs_segment *segment = handle->kept;
@@ -170,7 +168,7 @@ static CUresult map_number(nvs_allocation *handle, CUdeviceptr ptr, size_t size,
     return nvs_view_add(segment, ptr);
 }
 
-/* Of a handle that nobody counts (imported, host memory): noted, so that nothing else is thought to fit there. */
+/* Maps an uncharged handle (imported, host memory), and records the range as used. */
 static CUresult map_unknown(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     CUresult result = NVS_REAL(cuMemMap)(ptr, size, offset, handle, flags);
@@ -207,14 +205,14 @@ NVS_EXPORT CUresult CUDAAPI cuMemMap(CUdeviceptr ptr, size_t size, size_t offset
     return result;
 }
 
-/* A step for each part of a range: what is mapped of one number, and what lies between and is the driver's. */
+/* A call for each part of a range: mappings of numbers, and the driver's memory between them. */
 typedef struct parts {
     CUresult (*of_number)(nvs_segment *segment, CUdeviceptr address, size_t size, void *argument);
     CUresult (*of_driver)(CUdeviceptr address, size_t size, void *argument);
     void *argument;
 } parts;
 
-/* False when a mapping sticks out of the range: nothing may be done to a part of one. */
+/* False: the range has only a part of a mapping. */
 static bool parts_are_whole(CUdeviceptr ptr, size_t size)
 {
     nvs_allocation at, *handle;

@@ -1,7 +1,7 @@
-/* Wrappers: what makes a handle of the application's own virtual memory management known to others, or asks about one.
+/* Wrappers: exports and queries of handles of the application's own virtual memory management.
  *
- * Whoever knows a handle's physical memory by itself (another process, a multicast object, a sparse array) would not notice that it
- * moves: from then on it stays where it is.  That needs it to be on the GPU, so such a call waits for the lease as a launch does.
+ * Another process, a multicast object or a sparse array refers to the physical memory of a handle.  So that memory stays on the GPU from then on, and
+ * such a call waits for the lease as a launch does.
  */
 #include "base/log.h"
 #include "base/port.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pins what an entry stands for.  The entry is held by the caller. */
+/* Pins the memory of an entry, which the caller holds. */
 static CUresult pin(const nvs_allocation *handle, CUmemGenericAllocationHandle *real)
 {
     const uint32_t gpu = handle->gpu;
@@ -29,7 +29,7 @@ static CUresult pin(const nvs_allocation *handle, CUmemGenericAllocationHandle *
     return result;
 }
 
-/* The driver's handle for what the application holds: itself, or for a number of ours what it stands for. */
+/* The driver's handle for the application's: the same one, or that of a number's memory. */
 static CUresult real_handle(CUmemGenericAllocationHandle handle, CUmemGenericAllocationHandle *real)
 {
     *real = handle;
@@ -43,7 +43,7 @@ static CUresult real_handle(CUmemGenericAllocationHandle handle, CUmemGenericAll
     return result;
 }
 
-/* Memory by its address: nothing to do for the driver's own. */
+/* Pins memory by its address; the driver's memory needs nothing. */
 static CUresult pin_address(CUdeviceptr ptr, size_t size)
 {
     nvs_allocation at;
@@ -67,7 +67,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHa
         return CUDA_SUCCESS;
     }
     if (nvs_allocation_find(NVS_SPACE_ADDRESS, pointer, &as) != NVS_ABSENT && as.chunked)
-        return CUDA_ERROR_INVALID_VALUE; /* what the driver says of memory that cuMemAlloc made */
+        return CUDA_ERROR_INVALID_VALUE; /* as the driver for memory of cuMemAlloc */
     CUresult result = NVS_REAL(cuMemRetainAllocationHandle)(handle, addr);
     if (result == CUDA_SUCCESS)
         nvs_allocation_retain_handle(*handle);
@@ -106,7 +106,7 @@ NVS_EXPORT CUresult CUDAAPI cuMemImportFromShareableHandle(CUmemGenericAllocatio
 {
     CUresult result = NVS_REAL(cuMemImportFromShareableHandle)(handle, osHandle, shHandleType);
     if (result == CUDA_SUCCESS)
-        nvs_allocation_retain_handle(*handle); /* one of our own, come back by the same name */
+        nvs_allocation_retain_handle(*handle); /* a handle that this process has exported */
     return result;
 }
 

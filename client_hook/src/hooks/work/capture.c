@@ -1,7 +1,7 @@
 /* Wrappers of captures: their beginning, their end, and the wait for an event by which they spread to another stream (inflight/captures.h).
  *
- * A capture begins inside the gate, so that a drain which has found no capture can synchronise a context without spoiling one, and that finds the
- * marks of all work otherwise.
+ * A capture begins inside the gate.  So a drain that finds no capture can synchronise a context and invalidates none, and a drain that finds one has the
+ * marks of all work.
  */
 #include "contexts/context.h"
 #include "contexts/which_gpu.h"
@@ -10,7 +10,7 @@
 #include "hooks/work/graph_gpus.h"
 #include "inflight/captures.h"
 
-/* Often called, so that for most programs it is a jump and no more. */
+/* Often called: a jump if nothing is captured. */
 #define NVS_JOINS(symbol)                                                                           \
     static __attribute__((noinline)) CUresult wait_and_join_##symbol(CUstream stream, CUevent event, unsigned int flags) \
     {                                                                                               \
@@ -59,7 +59,7 @@ NVS_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz,
                    size_t numDependencies, CUstreamCaptureMode mode),
                   (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
 
-/* A failing end has ended the capture too, unless it was not this thread's to end: the stream knows. */
+/* A failed end has ended the capture, too, except on the wrong thread: the stream's status tells. */
 static CUresult capture_over(CUresult result, CUstream stream, bool per_thread)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;

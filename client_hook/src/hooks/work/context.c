@@ -1,4 +1,4 @@
-/* Wrappers of contexts and streams: call the real function, report to the registry.  Nothing waits here for a lease. */
+/* Wrappers of contexts and streams: they call the real function and report to the registry.  None waits for a lease. */
 #include "contexts/context.h"
 #include "contexts/streams.h"
 #include "contexts/which_gpu.h"
@@ -16,8 +16,8 @@
 
 NVS_EXPORT CUresult CUDAAPI cuInit(unsigned int Flags)
 {
-    static _Atomic bool done; /* true in a fork's child too, for which the driver does nothing any more; relaxed: only a hint */
-    nvs_start();               /* another library's constructor may come here before ours has run */
+    static _Atomic bool done; /* true in a fork's child too, where the driver cannot be used; relaxed: a hint */
+    nvs_start();               /* another library's constructor may call this before the hook's */
     if (!atomic_load_explicit(&done, memory_order_relaxed))
         nvs_agent_begin(); /* the driver takes a tenth of a second */
     const CUresult result = NVS_REAL(cuInit)(Flags);
@@ -70,22 +70,22 @@ NVS_EXPORT CUresult CUDAAPI cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *c
     return context_made(NVS_REAL(cuCtxCreate_v4)(pctx, ctxCreateParams, flags, expected(dev)), pctx, dev);
 }
 
-/* Before the driver ends a context, from inside of its GPU's gate: nobody may look at it or use events in it from now on, while its work runs on
- * (inflight/drain.c).  True: it was known. */
+/* Before the driver ends a context, inside its GPU's gate: no thread visits it or uses events in it from now on, while its work runs (inflight/drain.c).
+ * True: it was known. */
 static bool withdraw(CUcontext context, uint32_t gpu)
 {
     nvs_pacing_context_gone(context);
     const bool known = nvs_context_leaving(context, nvs_self);
-    nvs_moves_hurry(gpu); /* a move that waits for room has a visit to it */
+    nvs_moves_hurry(gpu); /* a move that waits for room visits the context */
     nvs_context_await_visitors(context);
     nvs_swap_lanes_context_leaving(context);
     return known;
 }
 
-/* After it has, or has not. */
+/* The driver has ended the context. */
 static void ended(CUcontext context, nvs_slot *held)
 {
-    nvs_pacing_context_gone(context); /* again: another thread may have made events meanwhile */
+    nvs_pacing_context_gone(context); /* again: other threads may have made events meanwhile */
     nvs_context_gone(context);
     nvs_streams_context_gone(context);
     nvs_marks_context_gone(context);
@@ -126,7 +126,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDestroy_v2(CUcontext ctx)
     return destroy_context(NVS_REAL(cuCtxDestroy_v2), ctx);
 }
 
-/* Destroys at the last reference only, and nobody says before which that is. */
+/* Ends the context only at the last reference, which is not known before. */
 NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
 {
     const uint32_t gpu = nvs_context_gpu(ctx);
@@ -141,7 +141,7 @@ NVS_EXPORT CUresult CUDAAPI cuCtxDetach(CUcontext ctx)
     return result;
 }
 
-/* Frameworks call these all the time.  Where there is one GPU a jump is all of it: whatever is current, it is of that one. */
+/* Frameworks call these often.  With one GPU they are a jump: every context is of that GPU. */
 #define NVS_SWITCHES(symbol, parameters, arguments, to)                            \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                                  \
     {                                                                              \
@@ -175,7 +175,7 @@ static bool is_active(CUdevice device)
     return NVS_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
 }
 
-/* The primary context's handle, which nobody has told us: retained by a path that no hook sees, or in use again after a reset. */
+/* The handle of a primary context that no wrapper has seen: it was retained by another path, or reopened after a reset. */
 static CUcontext hidden_primary(CUdevice device)
 {
     CUcontext context = NULL;
@@ -185,8 +185,8 @@ static CUcontext hidden_primary(CUdevice device)
     return context;
 }
 
-/* Release ends the primary context at the last reference, reset at once; the state afterwards says what happened.  Only
- * what is likely to end is withdrawn from visitors before: a drain must not miss a context that lives on. */
+/* A release ends the primary context at the last reference, a reset at once; the state afterwards tells.  Only a context that is likely to end is withdrawn
+ * before, so that a drain does not miss one that lives on. */
 static CUresult end_primary(CUresult (*real)(CUdevice), CUdevice device, bool reset)
 {
     bool last;
@@ -227,8 +227,7 @@ NVS_EXPORT CUresult CUDAAPI cuDevicePrimaryCtxReset_v2(CUdevice dev)
     return end_primary(NVS_REAL(cuDevicePrimaryCtxReset_v2), dev, true);
 }
 
-/* ---- Green contexts: parts of a GPU; what counts here is the context handle that their streams carry, and that what is
- * allocated in them is the primary context's ---- */
+/* ---- Green contexts: their streams have their context handle, and memory that is allocated in them belongs to the primary context ---- */
 
 static void green_seen(CUcontext context)
 {

@@ -1,13 +1,11 @@
 /* Wrappers of edits of graphs that name memory, for mode `swap`; in the other modes they are the driver's calls.
  *
- * Edits put no work on a GPU and need no lease.  But the driver looks at the addresses of copies, fills and values when a node is made or
- * changed, and refuses those where nothing is mapped: so such an edit waits until the memory is there, and stands in the gate meanwhile.
- * And work of a graph that is on one GPU and names another's memory is noticed here (hooks/memory/operands.h), because a launch names nothing.
+ * Edits submit no work.  But the driver checks the addresses of copies, fills and values of a node, and refuses unmapped ones.  So such an edit waits for
+ * the lease, and is inside the gate meanwhile.  Memory of another GPU that a node names is noticed here (hooks/memory/operands.h), because a launch names
+ * none.  Captured calls need nothing here: they are gated themselves.
  *
- * What is captured needs none of this: the captured calls are gated themselves.
- *
- * In all modes the calls that add a node say on which GPU it will run (hooks/work/graph_gpus.h), and those that instantiate and destroy graphs keep the account of
- * the memory that graphs allocate (memory/graph_memory.h).
+ * In all modes, the calls that add a node report its GPU (hooks/work/graph_gpus.h), and those that instantiate and destroy graphs charge the memory that
+ * graphs allocate (memory/quota/graph_memory.h).
  */
 #include "base/config.h"
 #include "base/log.h"
@@ -21,8 +19,8 @@
 #include "memory/quota/graph_memory.h"
 #include "swap/swap.h"
 
-typedef struct named { /* what an edit says of memory; what it does not say is NULL */
-    bool idle;         /* there is no work, or it is a child graph's */
+typedef struct named { /* the memory that an edit names; the rest is NULL */
+    bool idle;         /* the node has no work, or is a child graph */
     CUcontext context; /* where the work will run */
     const CUDA_MEMCPY3D *copy;
     CUdeviceptr fill;
@@ -31,7 +29,8 @@ typedef struct named { /* what an edit says of memory; what it does not say is N
     size_t count; /* of values, or of pairs */
 } named;
 
-static bool meet(uint32_t gpu, const named *what)
+/* True: some of the memory moves with the turns of this GPU. */
+static bool prepare(uint32_t gpu, const named *what)
 {
     unsigned found = nvs_operands_prepare_3d(gpu, what->copy);
     if (what->fill != 0)
@@ -46,21 +45,8 @@ static bool meet(uint32_t gpu, const named *what)
     return (found & NVS_OPERANDS_MOVE) != 0;
 }
 
-static bool note(CUcontext context, void *argument)
-{
-    *(bool *)argument = true;
-    return false;
-}
-
-static bool is_used(uint32_t gpu)
-{
-    bool found = false;
-    nvs_each_context(gpu, note, &found);
-    return found;
-}
-
-/* The GPU whose gate must be open while the driver looks at the addresses; NVS_NO_GPU: none, nothing moves there.  Where it is not said on which GPU
- * the work will run, it may be any that the program uses. */
+/* The GPU whose gate must be open while the driver checks the addresses; NVS_NO_GPU: none, since no such memory moves.  If the edit does not tell where
+ * the work will run, any GPU of the program counts. */
 static uint32_t gate_for(const named *what)
 {
     const uint32_t told = nvs_context_gpu(what->context);
@@ -68,9 +54,9 @@ static uint32_t gate_for(const named *what)
     if (what->copy == NULL && what->fill == 0 && what->values == NULL && what->targets == NULL)
         return NVS_NO_GPU;
     if (told != NVS_NO_GPU)
-        gate = meet(told, what) ? told : NVS_NO_GPU;
+        gate = prepare(told, what) ? told : NVS_NO_GPU;
     for (uint32_t gpu = 0; told == NVS_NO_GPU && gpu < NVS_MAX_GPUS; gpu++)
-        if (is_used(gpu) && meet(gpu, what))
+        if (nvs_any_context(gpu) != NULL && prepare(gpu, what))
             gate = gpu;
     return gate != NVS_NO_GPU && nvs_swap_is_reached(gate) ? NVS_NO_GPU : gate;
 }
@@ -79,7 +65,7 @@ static named of_params(const CUgraphNodeParams *params)
 {
     named what = {.context = NULL};
     switch (params != NULL ? (int)params->type : -1) {
-    case CU_GRAPH_NODE_TYPE_KERNEL: /* beside a function the context is ignored, and may be anything */
+    case CU_GRAPH_NODE_TYPE_KERNEL: /* the driver ignores the context beside a function */
         what.context = params->kernel.func == NULL ? params->kernel.ctx : NULL;
         break;
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: what.context = params->conditional.ctx; break;
@@ -97,7 +83,7 @@ static named of_params(const CUgraphNodeParams *params)
         what.count = params->memOp.count;
         break;
 #if CUDA_VERSION >= 13050
-    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: /* its context may be a green one, which looks the same: as if none were given */
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: /* its context may be a green one, which cannot be told apart: ignored */
         what.targets = params->memcpyBatch.dsts;
         what.sources = params->memcpyBatch.srcs;
         what.count = params->memcpyBatch.count;
@@ -211,7 +197,7 @@ NVS_EDIT(cuGraphAddNode_v3,
 NVS_EDIT(cuGraphNodeSetParams_v2, (CUgraphNode hNode, CUgraphNodeParams *nodeParams), (hNode, nodeParams), of_params(nodeParams))
 #endif
 
-/* The driver compares where the memory of old and new nodes lies.  The edit names none: that of the GPUs that a launch would need is there. */
+/* The driver compares the memory of old and new nodes, which the call does not name.  So it needs the leases that a launch needs. */
 #define NVS_UPDATE(symbol, parameters, arguments)                              \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                              \
     {                                                                          \
@@ -242,7 +228,7 @@ NVS_EXPORT CUresult CUDAAPI cuGraphAddKernelNode(CUgraphNode *phGraphNode, CUgra
     return result;
 }
 
-/* The context goes with `kern`; beside a function it is ignored, and may be anything. */
+/* The context belongs to `kern`; the driver ignores it beside a function. */
 NVS_EXPORT CUresult CUDAAPI cuGraphAddKernelNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
                                                     size_t numDependencies, const CUDA_KERNEL_NODE_PARAMS *nodeParams)
 {
@@ -277,7 +263,7 @@ NVS_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device)
     return result;
 }
 
-/* In the gate: the driver may copy what the graph needs to the GPU.  Before it: an allocation may have to wait for others'. */
+/* Inside the gate, since the driver may copy data of the graph to the GPU.  The charge comes before, since it may wait for other programs. */
 #define NVS_INSTANTIATE(symbol, parameters, arguments)                     \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                          \
     {                                                                      \

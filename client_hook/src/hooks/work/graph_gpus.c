@@ -26,7 +26,7 @@ static uint32_t others_than(uint32_t gpu)
     return gpu < NVS_MAX_GPUS ? atomic_load_explicit(&nvs_graph_gpus, memory_order_relaxed) & ~(1u << gpu) : 0; /* see its declaration */
 }
 
-/* A launch follows that has the lease of one of these GPUs. */
+/* Before a launch with the lease of only one of these GPUs. */
 static void do_without_leases(uint32_t gpus)
 {
     NVS_LOG_ONCE(NVS_LOG_INFO, "a graph on several GPUs is launched without the leases of all of them: their turns come at different "
@@ -42,7 +42,7 @@ nvs_slot *nvs_graph_enter_all(uint32_t gpu)
         nvs_graphs_run_on(1u << gpu);
     const uint32_t others = others_than(gpu);
     for (int tries = 0; others != 0 && tries < TRIES; tries++) {
-        /* A thread waits outside of all gates: one that is inside of a gate and waits before another keeps a lease from being given back. */
+        /* A thread waits outside of all gates: inside one it would keep that lease from going back. */
         for (uint32_t each = 0; each < NVS_MAX_GPUS; each++)
             if (contains(others, each))
                 nvs_gate_leave(nvs_gate_enter(each), each);

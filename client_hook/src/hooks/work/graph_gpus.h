@@ -29,8 +29,8 @@ void nvs_graphs_run_on(uint32_t gpus); /* adds these */
 
 nvs_slot *nvs_graph_enter_all(uint32_t gpu);
 
-/* nvs_gate_enter_stoppable (`stopped` NULL: nvs_gate_enter) for a launch on this GPU, and the gates of the other GPUs with it.  Where the leases of all do not come together after some tries it
- * enters this GPU's gate alone, so that nobody waits for ever; in mode `swap` the memory of all of them stays on the cards from then on. */
+/* nvs_gate_enter_stoppable (`stopped` NULL: nvs_gate_enter) for a launch on this GPU, and the gates of the other GPUs of the set.  After some tries without
+ * all leases at once it enters this GPU's gate alone; in mode `swap` the memory of all these GPUs stays on the cards from then on. */
 static inline __attribute__((always_inline)) nvs_slot *nvs_graph_enter(uint32_t gpu, bool *stopped)
 {
     return nvs_graphs_share_gpus() ? nvs_graph_enter_all(gpu) : nvs_gate_enter_stoppable(gpu, stopped);

@@ -1,7 +1,7 @@
-/* Wrappers of everything that puts work on a GPU, or waits for it: bodies made from driver/cuda_api.def, and those that fit no mould.
+/* Wrappers of functions that put work on a GPU, or wait for it: bodies made from driver/cuda_api.def, and written ones.
  *
- * Rule: enter the gate, call the real function of the same name, leave; nothing else on this path, for a process that sees one GPU and has no
- * capture open (inflight/captures.h).
+ * A wrapper enters the gate, calls the real function, and leaves.  The fast path does nothing else: the process sees one GPU and has no capture
+ * open (inflight/captures.h).
  */
 #include "contexts/which_gpu.h"
 #include "driver/cuda_api.h"
@@ -16,7 +16,7 @@
 /* A constant, as the name is one. */
 #define NVS_IS_GRAPH(name) (__builtin_strncmp(name, "cuGraphLaunch", sizeof "cuGraphLaunch" - 1) == 0)
 
-/* What pacing tells kinds of work by.  A wrapper's parameters have cuda.h's names, which hide these where they exist. */
+/* What distinguishes kinds of work for pacing.  A wrapper's parameters have the names of cuda.h, and hide these constants. */
 static const CUfunction f = NULL;
 static const CUgraphExec hGraph = NULL;
 static const unsigned int gridDimX = 0, gridDimY = 1, gridDimZ = 1;
@@ -25,7 +25,7 @@ static const size_t ByteCount = 0, N = 0, Width = 0, Height = 1;
     nvs_pace_what(NVS_ID_##symbol, f != NULL ? (const void *)f : hGraph,                                     \
                   (uint64_t)gridDimX * gridDimY * gridDimZ + ByteCount + N + (uint64_t)Width * Height)
 
-/* Where work may lie in memory of another GPU, as far as the call itself says it (hooks/memory/operands.h); by the same names. */
+/* Addresses in the call that may be memory of another GPU (hooks/memory/operands.h); hidden by parameters in the same way. */
 static const CUdeviceptr dst = 0, src = 0, dstDevice = 0, srcDevice = 0, addr = 0;
 static const CUdeviceptr *const dsts = NULL, *const srcs = NULL;
 static const size_t count = 0, numOps = 0, size = 0;
@@ -59,7 +59,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
 
 /* Most calls take the fast path (gate/gate.h).  It is kept small for the instruction cache. */
 #define NVS_GATED(symbol, parameters, arguments, gpu_of_call, work_stream, no_stream) \
-    static __attribute__((noinline, flatten)) CUresult long_##symbol parameters    \
+    static __attribute__((noinline, flatten)) CUresult slow_##symbol parameters    \
     {                                                                              \
         const uint32_t gpu = (gpu_of_call);                                        \
         CUresult result;                                                           \
@@ -89,7 +89,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         const nvs_function real = nvs_real_known(NVS_ID_##symbol); /* no call before the driver's: nothing has to be saved */ \
         if (NVS_UNLIKELY(real == NULL) ||                                           \
             NVS_UNLIKELY((slot = nvs_gate_enter_fast(NVS_IS_GRAPH(#symbol) ? hGraph : NULL)) == NULL)) \
-            return long_##symbol arguments;                                         \
+            return slow_##symbol arguments;                                          \
         const CUresult result = ((__typeof__(&symbol))real) arguments;              \
         nvs_capture_submitted(0, (work_stream), NVS_PER_THREAD(#symbol), result);   \
         if (NVS_UNLIKELY(nvs_gate_leave_fast(slot, 0)))                                   \
@@ -97,7 +97,7 @@ static unsigned prepare_shape(uint32_t gpu, const CUDA_MEMCPY3D_BATCH_OP *shape)
         return result;                                                              \
     }
 
-/* Now and then.  Who is alone is paced by the number of its submissions, whatever they are. */
+/* Rarely called.  A program that is alone is paced by the number of its submissions, not by their kinds. */
 static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream, bool per_thread)
 {
     if (nvs_gate_leave_slow(slot, 0))
@@ -126,8 +126,7 @@ static __attribute__((noinline)) void pace_alone(nvs_slot *slot, CUstream stream
 #define NVS_FOREIGN(symbol, since, reason)
 #include "driver/cuda_api.def"
 
-/* These submit nothing and pass no gate.  The agent must not take a program for idle that waits for its work, and pacing has
- * to know that the thread has waited by itself. */
+/* These submit nothing and pass no gate.  They tell the agent that the program is not idle, and pacing that the thread has waited by itself. */
 #define NVS_WAITS(symbol, parameters, arguments, gpu_of_call)    \
     NVS_EXPORT CUresult CUDAAPI symbol parameters                \
     {                                                            \

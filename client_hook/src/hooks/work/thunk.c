@@ -1,8 +1,7 @@
-/* Gates in front of functions whose signature this build does not know: a newer CUDA's, or a graphics header's.
+/* Gates for functions whose signature this build does not know: of a newer CUDA, or of a graphics header.
  *
- * A thunk keeps all argument registers, enters the gate of the current context's GPU, calls the function with a copy of
- * the caller's stack arguments (16 words: 22 arguments in all), and leaves the gate.  It may not tail-call: somebody must
- * leave.  There is a fixed number of thunks; they are handed out once and never taken back, without locks.
+ * A thunk saves all argument registers, enters the gate of the current context's GPU, calls the function with a copy of the caller's stack arguments
+ * (16 words: 22 arguments in all), and leaves the gate.  The number of thunks is fixed; each is assigned once, without locks.
  */
 #include "hooks/work/thunk.h"
 
@@ -27,13 +26,13 @@ __attribute__((visibility("hidden"), used)) void *nvs_thunk_enter(uint32_t index
 {
     frame->gpu = nvs_current_gpu();
     frame->slot = nvs_gate_enter(frame->gpu);
-    /* Pairs with the release store in nvs_thunk_make, which came before anybody could call the thunk. */
+    /* Pairs with the release store in nvs_thunk_make. */
     return atomic_load_explicit(&thunks[index].target, memory_order_acquire);
 }
 
 __attribute__((visibility("hidden"), used)) void nvs_thunk_leave(thunk_frame *frame)
 {
-    nvs_gate_leave(frame->slot, frame->gpu); /* not paced: who knows on which stream the work is */
+    nvs_gate_leave(frame->slot, frame->gpu); /* not paced: the stream is not known */
 }
 
 extern const char nvs_thunk_stubs[] __attribute__((visibility("hidden")));

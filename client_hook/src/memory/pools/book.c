@@ -1,5 +1,5 @@
-/* See book.h.  Places are found by a hash of the address, among the few of one bucket; where those are taken the caller
- * remembers the memory elsewhere.  Here is what looks through all of them. */
+/* See book.h.  A hash of the address gives a bucket of few places; if they are taken, the caller uses the registry.  This file has the functions that
+ * walk through all places. */
 #define _GNU_SOURCE /* madvise */
 #include "memory/pools/book.h"
 
@@ -7,7 +7,7 @@
 
 _Alignas(4096) nvs_pool_bucket nvs_pool_buckets[NVS_POOL_BUCKETS]; /* whole pages: see nvs_pool_book_after_fork */
 _Static_assert(NVS_POOL_FREE == 0, "zeroed pages hold free places");
-NVS_FORK_STATE static _Atomic uint32_t ever; /* relaxed: a hint for who has made its calls after those of others */
+NVS_FORK_STATE static _Atomic uint32_t ever; /* relaxed: a thread that ends a context does so after the context's allocations */
 
 void nvs_pool_book_begin(void)
 {

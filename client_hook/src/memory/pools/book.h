@@ -1,9 +1,9 @@
 /* What the driver's stream-ordered pools have given out: a flat table beside the registry (allocation.h).
  *
- * Why: programs allocate and free in stream order ten thousands of times a second.
- * No lock, no tree, no host memory to get: one line of the table is all that an allocation and its free touch.
+ * Why: programs allocate and free in stream order tens of thousands of times a second.  An allocation and its free touch one line of the table, and
+ * take no lock and no host memory.
  *
- * Invariant: an address stands in one place at most, and who takes it out is its only owner.
+ * Invariant: an address is in one place at most, and the thread that claims the place owns it.
  * Non-goals: figures, limits; memory that moves.
  */
 #ifndef NVS_POOL_BOOK_H
@@ -19,14 +19,14 @@ enum { NVS_POOL_FREE = 0, NVS_POOL_TAKEN = 1 }; /* keys that are no addresses */
 typedef struct nvs_pool_memory {
     uint64_t address;
     uint64_t charged_bytes;
-    CUcontext context; /* whose end is its end; NULL: none */
+    CUcontext context; /* the memory ends with it; NULL: none */
     uint32_t gpu;
 } nvs_pool_memory;
 
-/* A place is claimed by exchanging its key for TAKEN, and only who has claimed it reads or writes the rest. */
+/* A thread claims a place by exchanging its key for TAKEN.  Only that thread reads or writes the rest. */
 typedef struct nvs_pool_place {
     _Atomic uint64_t key;       /* FREE, TAKEN, or the address */
-    uint64_t charged_bytes;     /* this and the GPU belong to who has claimed it */
+    uint64_t charged_bytes;     /* this and the GPU belong to the claim */
     _Atomic(CUcontext) context; /* relaxed: looked at without a claim too, and again with one */
     uint32_t gpu;
 } nvs_pool_place;
@@ -61,10 +61,10 @@ static inline nvs_pool_memory nvs_pool_content(nvs_pool_place *at, uint64_t addr
     return (nvs_pool_memory){address, at->charged_bytes, atomic_load_explicit(&at->context, memory_order_relaxed), at->gpu};
 }
 
-/* From now on something may stand here: else there is nothing to look through.  Before the first of the next. */
+/* Before the first nvs_pool_book_enter: the table may have entries from now on. */
 void nvs_pool_book_begin(void);
 
-/* False: there is no place for it here. */
+/* False: no place is free. */
 static inline bool nvs_pool_book_enter(const nvs_pool_memory *memory)
 {
     nvs_pool_bucket *in = nvs_pool_bucket_of(memory->address);
@@ -81,7 +81,7 @@ static inline bool nvs_pool_book_enter(const nvs_pool_memory *memory)
     return false;
 }
 
-/* Does anything begin at this address?  As far as nobody else takes it out now. */
+/* Whether memory begins at this address; another thread may claim it meanwhile. */
 static inline bool nvs_pool_book_has(uint64_t address)
 {
     const nvs_pool_bucket *in = nvs_pool_bucket_of(address);
@@ -91,7 +91,7 @@ static inline bool nvs_pool_book_has(uint64_t address)
     return has;
 }
 
-/* What begins at this address, for one caller only; NULL: nothing.  Others do not find it any more.  Then exactly one of the next two. */
+/* Claims the memory that begins at this address; NULL: there is none.  Exactly one of the next two ends the claim. */
 static inline nvs_pool_place *nvs_pool_book_claim(uint64_t address, nvs_pool_memory *out)
 {
     nvs_pool_bucket *in = nvs_pool_bucket_of(address);
@@ -105,21 +105,21 @@ static inline nvs_pool_place *nvs_pool_book_claim(uint64_t address, nvs_pool_mem
     return NULL;
 }
 
-/* It is free. */
-static inline void nvs_pool_book_strike(nvs_pool_place *claimed)
+/* The memory is free. */
+static inline void nvs_pool_book_remove(nvs_pool_place *claimed)
 {
     nvs_pool_set(claimed, NVS_POOL_FREE);
 }
 
-/* The driver keeps it. */
+/* The driver did not free it. */
 static inline void nvs_pool_book_restore(nvs_pool_place *claimed, uint64_t address)
 {
     nvs_pool_set(claimed, address);
 }
 
-/* The next that dies with its context, from `*place` on, which begins at 0; false: there is none any more. */
+/* Takes the next memory of a context, from `*place` on, which begins at 0; false: there is no more. */
 bool nvs_pool_book_take_of(CUcontext context, uint32_t *place, nvs_pool_memory *out);
 
-void nvs_pool_book_after_fork(void); /* in the child: nothing is held */
+void nvs_pool_book_after_fork(void); /* in the child: empty */
 
 #endif

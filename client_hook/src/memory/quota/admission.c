@@ -12,8 +12,8 @@
 
 static const uint64_t KEEP_DEFERRED = UINT64_C(64) << 20;
 
-/* To give memory back, the driver waits for the whole GPU.  So what was freed in stream order is kept for the next
- * allocation of its size on that stream (nvs_memory_allocate_in_order), until it outweighs what is in use. */
+/* A free by the driver waits for the whole GPU.  So memory that was freed in stream order is kept for the next allocation of its size on that stream
+ * (nvs_memory_allocate_in_order), until it exceeds the memory in use. */
 static bool too_much_deferred(uint32_t gpu)
 {
     uint64_t deferred = nvs_registry_deferred_bytes(gpu), charged = atomic_load_explicit(&nvs_ledgers[gpu].charged, memory_order_relaxed); /* see ledger.h */

@@ -13,7 +13,7 @@
 #include <errno.h>
 
 enum { HOLD_AT_ONCE = 8 };
-static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wait for something that this very thread does */
+static const uint64_t REAP_BOUND_NS = UINT64_C(2000000000); /* the stream may wait for a later call of this thread */
 static const long REAP_NAP_NS = 100000;
 
 CUresult nvs_memory_give_back(const nvs_allocation *entry)
@@ -29,7 +29,7 @@ void nvs_memory_forget(nvs_allocation *entry)
     nvs_memory_drop(entry);
 }
 
-/* Gives the memory behind an ended deferred free back.  What the driver refuses to take back is still there: it stays charged. */
+/* Frees the memory of a deferred free whose event has completed.  If the driver fails, the memory stays charged. */
 static void release_deferred(nvs_allocation *entry)
 {
     CUresult result = nvs_memory_give_back(entry);
@@ -41,12 +41,12 @@ static void release_deferred(nvs_allocation *entry)
     nvs_memory_drop_all(nvs_allocation_insert(entry));
 }
 
-/* True: done with.  Also when the context that the event lived in is gone, and the memory with it. */
+/* True: the entry has ended, also if its context has ended, and the event and the memory with it. */
 static bool reap_one(nvs_allocation *held)
 {
     CUcontext ignored;
     CUevent event = held->freed_event;
-    /* The agent has no context of its own. */
+    /* The agent's thread has no current context. */
     bool pushed = nvs_context_enter(held->context);
     bool done = (pushed || held->context == NULL) && NVS_REAL(cuEventQuery)(event) != CUDA_ERROR_NOT_READY;
     if (done && nvs_allocation_end_deferred(held)) {
@@ -61,7 +61,7 @@ static bool reap_one(nvs_allocation *held)
     return done;
 }
 
-/* One look at the oldest ones. */
+/* Queries the oldest deferred frees once. */
 static bool reap_some(uint32_t gpu)
 {
     bool any = false;
@@ -71,7 +71,7 @@ static bool reap_some(uint32_t gpu)
         for (size_t i = 0; i < count; i++)
             done += reap_one(held[i]);
         any |= done != 0;
-        if (done < HOLD_AT_ONCE) /* frees end roughly in order: one that is not done tells about those behind it */
+        if (done < HOLD_AT_ONCE) /* frees end roughly in order: after a pending one most are pending */
             return any;
     }
 }
@@ -80,15 +80,15 @@ bool nvs_memory_reap(uint32_t gpu, bool wait)
 {
     if (NVS_LIKELY(nvs_registry_deferred(gpu) == 0))
         return false;
-    /* Another stream of this thread may be capturing: nothing here touches that one, so it must not be disturbed. */
+    /* This thread may capture another stream, which these calls must not invalidate. */
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     NVS_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
     uint32_t before = nvs_registry_deferred(gpu);
     bool any = reap_some(gpu);
     if (wait) {
-        int saved = errno; /* the application's, whatever a nap does */
+        int saved = errno; /* the application's */
         uint64_t deadline = nvs_now_ns() + REAP_BOUND_NS;
-        /* Fewer, though this thread freed none: another one did. */
+        /* Fewer deferred frees: another thread has freed some. */
         while (!any && nvs_registry_deferred(gpu) >= before && nvs_now_ns() < deadline) {
             nvs_nap(REAP_NAP_NS);
             any = reap_some(gpu);

@@ -1,7 +1,4 @@
-/* See graph_executables.h.
- *
- * The need stands in the registry, an entry for each executable and GPU.
- */
+/* See graph_executables.h.  The registry has an entry for each executable and GPU. */
 #include "memory/quota/graph_executables.h"
 
 #include "contexts/context.h"
@@ -20,7 +17,7 @@ static bool any(void)
     return NVS_UNLIKELY(atomic_load_explicit(&nvs_graphs_allocate, memory_order_relaxed)); /* see its declaration */
 }
 
-/* --- what a graph needs --- */
+/* --- the memory that a graph allocates --- */
 
 typedef struct allocated { /* by a node */
     CUdeviceptr pointer; /* 0: a free place */
@@ -70,8 +67,7 @@ static void add_node(need *of, CUgraphNode node)
         of->most[gpu] = of->now[gpu];
 }
 
-/* The most that is allocated at once, in the order in which the nodes were made, which is the order in which the driver lists them.
- * False: nothing is known. */
+/* The most that is allocated at once if the nodes run in the order in which they were made, which is that of the driver's list.  False: not known. */
 static bool look_through(CUgraph graph, need *of)
 {
     size_t count = 0;

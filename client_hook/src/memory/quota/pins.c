@@ -10,11 +10,11 @@
 
 #include <stdatomic.h>
 
-/* Asked for and not answered.  Relaxed: a counter that stands for itself; it is raised before the figures are read, so that what becomes
- * pinned meanwhile may count twice for a moment, but is never missed. */
+/* Bytes of unanswered requests.  Relaxed: a count.  It is raised before the figures are read, so memory that is pinned meanwhile may count twice for a
+ * moment, but is never missed. */
 NVS_FORK_STATE static _Atomic uint64_t under_way[NVS_MAX_GPUS];
 
-/* Beside what is under way, and `more` that nobody counts yet. */
+/* `more`: bytes beside those that are pinned. */
 static bool may_stay(uint32_t gpu, uint64_t more)
 {
     nvs_usage usage;
@@ -54,7 +54,7 @@ CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uin
     CUresult result = nvs_memory_admit(space, kind, gpu, bytes, out);
     if (result != CUDA_SUCCESS)
         return result;
-    /* It is charged and does not move, so it is counted as pinned already. */
+    /* The usage counts it as pinned already: it is charged and does not move. */
     if (gpu >= NVS_MAX_GPUS || may_stay(gpu, atomic_load_explicit(&under_way[gpu], memory_order_relaxed))) /* see its declaration */
         return CUDA_SUCCESS;
     nvs_pins_say_refused("memory of the driver's own (an array, a graph's, or a handle that cannot move)");

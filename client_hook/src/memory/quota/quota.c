@@ -34,8 +34,7 @@ static uint64_t card_of(nvs_ledger *of)
     return smaller_set(limit_of(of), load(&of->capacity));
 }
 
-/* What may be allocated; 0: as much as there is.  One process may not fill more than the capacity, less what others have there that
- * cannot move: what lies beyond could never be resident at once. */
+/* The most that may be allocated; 0: no limit.  Memory beyond the capacity, less what others have pinned, could never be resident at once. */
 static uint64_t ceiling_of(nvs_ledger *of)
 {
     return smaller_set(card_of(of), load(&of->room));
@@ -57,7 +56,7 @@ static bool charge(uint32_t gpu, uint64_t bytes, uint64_t *total)
     return true;
 }
 
-/* What `freely` follows from has changed.  The agent's threads alone do that where anybody goes by it. */
+/* Updates `freely` after a change of its inputs. */
 static void learn_freely(nvs_ledger *of)
 {
     /* Relaxed: see memory/records/ledger.h. */
@@ -88,7 +87,7 @@ static uint64_t reserve_step(nvs_ledger *of)
     return step;
 }
 
-/* Growth beyond the reservation, where the coordinator wants to be asked: in steps, so that it is asked rarely. */
+/* Requests growth beyond the reservation from the coordinator, in steps, so that requests are rare. */
 static bool reserved_up_to(uint32_t gpu, uint64_t total)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
@@ -106,7 +105,7 @@ static bool reserved_up_to(uint32_t gpu, uint64_t total)
     return answer != NVS_REFUSED;
 }
 
-/* What a chunked backend has on the GPU comes beside everything else that is charged. */
+/* `resident_bytes` of a chunked backend add to the charges for other memory. */
 bool nvs_memory_may_grow(uint32_t gpu, uint64_t resident_bytes)
 {
     nvs_ledger *of = &nvs_ledgers[gpu];
@@ -162,7 +161,7 @@ void nvs_quota_virtual_info(uint32_t gpu, bool movable, uint64_t *free_bytes, ui
     uint64_t total = smaller_set(card, *total_bytes), charged = load(&of->charged);
     uint64_t most = smaller_set(total, load(&of->room));
     uint64_t left = charged < most ? most - charged : 0;
-    /* Managed memory of others makes room when it must; memory that stays on the device does not. */
+    /* Managed memory of other programs can be evicted; memory in mode `device` cannot. */
     if (!movable && *free_bytes < left)
         left = *free_bytes;
     *free_bytes = left;
@@ -239,7 +238,7 @@ void nvs_memory_say_refused(uint32_t gpu, uint64_t bytes, bool full)
 NVS_FORK_CODE void nvs_quota_after_fork(void)
 {
     static const nvs_ledger none;
-    nvs_pools_go(NVS_POOLS_SHORT, NVS_POOLS_UNKNOWN);
+    nvs_pools_go(NVS_POOLS_FAST, NVS_POOLS_UNKNOWN);
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) { /* one thread: any order will do */
         if (memcmp(&nvs_ledgers[gpu], &none, sizeof none) == 0)
             continue;

@@ -28,7 +28,7 @@ void nvs_memory_keep(nvs_allocation *admitted, uint64_t key, uint64_t length)
 {
     admitted->key = key;
     admitted->length = length;
-    uint32_t gpu = admitted->gpu; /* once inserted, the entry may be freed by another thread at any moment */
+    uint32_t gpu = admitted->gpu; /* after the insertion another thread may free the entry */
     if (admitted->movable)
         atomic_fetch_add_explicit(&nvs_ledgers[gpu].movable, admitted->charged_bytes, memory_order_relaxed); /* see memory/records/ledger.h */
     nvs_memory_drop_all(nvs_allocation_insert(admitted));

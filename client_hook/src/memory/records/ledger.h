@@ -1,4 +1,4 @@
-/* What the memory of this process is charged with on each GPU (memory/memory.c), as far as the short ways in front of the driver's pools need it.
+/* What the memory of this process is charged with on each GPU (memory/memory.c), as far as the fast paths of the driver's pools need it.
  *
  * Counters that stand for themselves: nothing else is published with them, so their order is relaxed throughout, and only the
  * compare-and-swap that raises `charged` makes a decision; changes of `charged` are seq_cst for nvs_memory_changed.

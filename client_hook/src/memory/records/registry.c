@@ -13,7 +13,7 @@ NVS_FORK_STATE static nvs_allocation *first_deferred[NVS_MAX_GPUS], *last_deferr
 static uint64_t last_serial;
 static uint32_t dice = 0x9e3779b9u; /* any non-zero start: it only balances the trees */
 
-/* Written under the lock; read without it, where being a moment late only means that a free is reaped a moment later. */
+/* Written under the lock; read without it: an old value only delays the end of a free. */
 NVS_FORK_STATE static _Atomic uint32_t deferred_count[NVS_MAX_GPUS];
 NVS_FORK_STATE static _Atomic uint64_t deferred_bytes[NVS_MAX_GPUS];
 
@@ -164,11 +164,11 @@ void nvs_registry_end_mapping(nvs_allocation *mapping, nvs_allocation **list)
     }
 }
 
-/* What a new entry covers is gone: unlinks it, and adds what nobody else still has a use for to a list. */
+/* A new entry covers this one, so its memory has ended: unlinks it, and adds it to a list if it has no other user. */
 void nvs_registry_displace(nvs_allocation *other, nvs_allocation **list)
 {
     nvs_registry_remove(other);
-    if (other->held) { /* a reaper has it, and will see that it is nobody's any more */
+    if (other->held) { /* a reaper has it, and sees that it is orphaned */
         other->orphaned = true;
     } else if (other->kind == NVS_MEMORY_MAPPING) {
         nvs_registry_end_mapping(other, list);

@@ -82,11 +82,8 @@ static void time_stands_still(void)
 /* ---- What the hook's other parts would say ---- */
 
 nvs_settings nvs_config = {.memory_mode = NVS_MODE_SWAP};
-nvs_mailbox nvs_mail[NVS_MAX_GPUS];
-_Atomic uint32_t nvs_agent_connected, nvs_agent_departing;
 _Atomic(nvs_function) nvs_reals[NVS_ID_COUNT];
 
-void nvs_agent_poke(void) {}
 static bool wait_for_lease(uint32_t gpu) { return false; }
 const nvs_port nvs_coordinator = {.wait_for_lease = wait_for_lease, .reserve_host = nvs_agent_reserve_host};
 void nvs_link_send(const uint8_t *frame, size_t size) { model.frames++; }

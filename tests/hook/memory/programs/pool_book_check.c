@@ -52,7 +52,7 @@ static void *application(void *argument)
             nvs_pool_book_restore(claimed, address);
             continue;
         }
-        nvs_pool_book_strike(claimed);
+        nvs_pool_book_remove(claimed);
         counted(&memory);
     }
     return NULL;
