@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from nvshare.simulated_gpu.trace import overlaps
@@ -29,6 +30,20 @@ def two(node: Node, saturate: Path) -> list[int]:
     for pid in found:
         node.await_work(pid)
     return found
+
+
+def go_on(node: Node, pids: Iterable[int]) -> None:
+    """Each works from now on."""
+    now_ns = time.monotonic_ns()
+    for pid in pids:
+        node.await_work(pid, after_ns=now_ns)
+
+
+def end_apart(node: Node) -> None:
+    """All end in order, and were never on the GPU together."""
+    for process in node.started:
+        stop(process)
+    assert overlaps(node.trace()) == []
 
 
 def test_killed_holder_frees_the_gpu(node: Node, saturate: Path) -> None:
@@ -53,12 +68,8 @@ def test_coordinator_killed_again_and_again(node: Node, saturate: Path) -> None:
     for _ in range(5):
         node.kill_coordinator()
         node.start_coordinator("--quantum=10ms")
-        back_ns = time.monotonic_ns()
-        for pid in pids:
-            node.await_work(pid, after_ns=back_ns)
-    for process in node.started:
-        stop(process)
-    assert overlaps(node.trace()) == []
+        go_on(node, pids)
+    end_apart(node)
 
 
 def test_holder_dies_while_the_coordinator_is_away(node: Node, saturate: Path) -> None:
@@ -83,12 +94,8 @@ def test_stopped_holder_does_not_break_exclusivity(node: Node, saturate: Path) -
     os.kill(pids[0], signal.SIGSTOP)
     os.waitid(os.P_PID, pids[0], os.WSTOPPED)
     os.kill(pids[0], signal.SIGCONT)
-    resumed_ns = time.monotonic_ns()
-    for pid in pids:
-        node.await_work(pid, after_ns=resumed_ns)
-    for process in node.started:
-        stop(process)
-    assert overlaps(node.trace()) == []
+    go_on(node, pids)
+    end_apart(node)
 
 
 def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
@@ -99,9 +106,5 @@ def test_stopped_coordinator_fails_nobody(node: Node, saturate: Path) -> None:
     node.coordinator.terminate()
     assert node.coordinator.wait() == 0, node.log()
     node.start_coordinator("--quantum=20ms")
-    back_ns = time.monotonic_ns()
-    for pid in pids:
-        node.await_work(pid, after_ns=back_ns)
-    for process in node.started:
-        stop(process)
-    assert overlaps(node.trace()) == []
+    go_on(node, pids)
+    end_apart(node)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_sanitized import complaints, under_sanitizer
-from tests.hook.coord.test_agent import (
+from tests.hook.coord.test_agent import (  # noqa: F401 - the tests
     test_all_work_lies_within_leases,
     test_bursts_lie_within_leases,
     test_exit_while_threads_wait,
@@ -16,23 +16,12 @@ from tests.hook.coord.test_agent import (
     test_paced_work_and_captures,
     test_two_gpus,
 )
-from tests.hook.coord.test_agent_faults import (
+from tests.hook.coord.test_agent_faults import (  # noqa: F401 - the tests
     test_holder_goes_on_and_claims,
     test_random_frames,
     test_reservation_is_asked_again_after_a_loss,
 )
 
-__all__ = [
-    "test_all_work_lies_within_leases",
-    "test_bursts_lie_within_leases",
-    "test_exit_while_threads_wait",
-    "test_holder_goes_on_and_claims",
-    "test_many_threads_wait",
-    "test_paced_work_and_captures",
-    "test_random_frames",
-    "test_reservation_is_asked_again_after_a_loss",
-    "test_two_gpus",
-]
 pytestmark = pytest.mark.sanitizer
 
 

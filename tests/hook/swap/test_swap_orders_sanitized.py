@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.test_sanitized import complaints, under_sanitizer
-from tests.hook.swap.test_swap_orders import (
+from tests.hook.swap.test_swap_orders import (  # noqa: F401 - the tests
     test_a_context_may_end_meanwhile,
     test_a_lost_coordinator_ends_it,
     test_a_lost_device_ends_every_order,
@@ -18,15 +18,6 @@ from tests.hook.swap.test_swap_orders import (
     test_memory_may_be_freed_meanwhile,
 )
 
-__all__ = [
-    "test_a_context_may_end_meanwhile",
-    "test_a_lost_coordinator_ends_it",
-    "test_a_lost_device_ends_every_order",
-    "test_another_order_ends_the_waiting",
-    "test_credit_lets_it_go_on_to_the_end",
-    "test_host_memory_is_asked_for_in_steps",
-    "test_memory_may_be_freed_meanwhile",
-]
 pytestmark = pytest.mark.sanitizer
 
 

@@ -63,6 +63,15 @@ def evict(coordinator: ScriptedCoordinator, gpu: int, number: int) -> tuple[int,
     return finished(coordinator, number)
 
 
+def bring_back(client: Client, coordinator: ScriptedCoordinator, size: int = SIZE) -> None:
+    """The program's call waits for the lease and the memory of GPU 0, and ends well."""
+    assert coordinator.expect(messages.Request).gpu == 0
+    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=size))
+    assert finished(coordinator, 2) == (size, 0)
+    coordinator.grant(12, gpu=0)
+    assert client.result() == 0
+
+
 def test_peer_access_keeps_the_memory_on_the_card(
     coordinator: ScriptedCoordinator, client: Client, tmp_path: Path
 ) -> None:
@@ -104,11 +113,7 @@ def test_peer_access_waits_for_what_is_evicted(coordinator: ScriptedCoordinator,
     coordinator.revoke(10, gpu=0)
     assert evict(coordinator, 0, 1) == (SIZE, 0)
     client.tell("enable_peer 0")
-    assert coordinator.expect(messages.Request).gpu == 0
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-    assert finished(coordinator, 2) == (SIZE, 0)
-    coordinator.grant(12, gpu=0)
-    assert client.result() == 0
+    bring_back(client, coordinator)
     coordinator.revoke(12, gpu=0)
     assert evict(coordinator, 0, 3) == (0, 0)
     assert client.ask("copy_between", 1, here, there, SIZE) == 0
@@ -124,11 +129,7 @@ def test_a_copy_between_gpus_finds_what_was_evicted(
     coordinator.revoke(10, gpu=0)
     assert evict(coordinator, 0, 1) == (SIZE, 0)
     client.tell(f"copy_between {COPIES[name]} {here} {there} {SIZE}")
-    assert coordinator.expect(messages.Request).gpu == 0
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-    assert finished(coordinator, 2) == (SIZE, 0)
-    coordinator.grant(12, gpu=0)
-    assert client.result() == 0
+    bring_back(client, coordinator)
     assert client.ask("same", here, SIZE, 1) is True
     coordinator.revoke(12, gpu=0)
     assert evict(coordinator, 0, 3) == (0, 0), "the copy may still be under way on the other GPU"
@@ -143,11 +144,7 @@ def test_a_call_on_the_other_gpus_memory_finds_what_was_evicted(
     coordinator.revoke(10, gpu=0)
     assert evict(coordinator, 0, 1) == (SIZE, 0)
     client.tell(call.format(there, SIZE))
-    assert coordinator.expect(messages.Request).gpu == 0
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-    assert finished(coordinator, 2) == (SIZE, 0)
-    coordinator.grant(12, gpu=0)
-    assert client.result() == 0
+    bring_back(client, coordinator)
     coordinator.revoke(12, gpu=0)
     assert evict(coordinator, 0, 3) == (0, 0), "it may still be under way on the other GPU"
 
@@ -166,11 +163,7 @@ def test_an_edit_waits_for_the_memory_that_it_names(
     assert evict(coordinator, 0, 1) == (SIZE, 0)
     half = SIZE // 2
     client.tell(f"copy_between {COPIES[name]} {there + half} {there} {half}")
-    assert coordinator.expect(messages.Request).gpu == 0
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-    assert finished(coordinator, 2) == (SIZE, 0)
-    coordinator.grant(12, gpu=0)
-    assert client.result() == 0
+    bring_back(client, coordinator)
     coordinator.revoke(12, gpu=0)
     assert evict(coordinator, 0, 3) == (moves, 0)
 
@@ -182,11 +175,7 @@ def test_a_graph_over_two_gpus_finds_its_memory(coordinator: ScriptedCoordinator
     coordinator.revoke(10, gpu=0)
     assert evict(coordinator, 0, 1) == (SIZE, 0)
     client.tell("launch_spread")
-    assert coordinator.expect(messages.Request).gpu == 0
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=SIZE))
-    assert finished(coordinator, 2) == (SIZE, 0)
-    coordinator.grant(12, gpu=0)
-    assert client.result() == 0
+    bring_back(client, coordinator)
 
 
 def test_a_pool_is_opened_after_it_gave_memory(coordinator: ScriptedCoordinator, client: Client) -> None:
@@ -222,11 +211,7 @@ def test_a_handle_that_another_gpu_may_use_stays(coordinator: ScriptedCoordinato
     coordinator.revoke(10, gpu=0)
     assert evict(coordinator, 0, 1) == (2 * SIZE, 0), "its own GPU may"
     client.tell(f"allow {address} {SIZE} 1 {READ_WRITE}")
-    assert coordinator.expect(messages.Request).gpu == 0
-    coordinator.send(messages.Restore(gpu=0, order_id=2, bytes=2 * SIZE))
-    assert finished(coordinator, 2) == (2 * SIZE, 0)
-    coordinator.grant(12, gpu=0)
-    assert client.result() == 0
+    bring_back(client, coordinator, 2 * SIZE)
     coordinator.revoke(12, gpu=0)
     assert evict(coordinator, 0, 3) == (0, 0)
 
