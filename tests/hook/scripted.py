@@ -8,6 +8,7 @@ Non-goals: what the real coordinator would decide.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import select
 import signal
@@ -255,3 +256,18 @@ class ScriptedClient:
         assert self.process.stderr is not None
         code = self.process.wait(BOUND_S)
         return code, self.process.stderr.read().decode()
+
+
+class JsonClient(ScriptedClient):
+    """A program that answers each line with one line of JSON."""
+
+    def ask(self, *words: object) -> Any:
+        """One call's result."""
+        self.tell(" ".join(map(str, words)))
+        return self.result()
+
+    def result(self) -> Any:
+        """Of a call that was only told."""
+        answer = self.answer()
+        assert answer, f"the program ended: {self.ended()}"
+        return json.loads(answer)

@@ -7,7 +7,6 @@ Non-goals: what a quota lets through (test_memory_process.py).
 
 from __future__ import annotations
 
-import json
 import stat
 import subprocess
 import sys
@@ -22,7 +21,7 @@ import pytest
 from nvshare.coordinator.protocol import messages
 from tests.conftest import Built
 from tests.hook.compiled import compile_c
-from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.hook.scripted import JsonClient, ScriptedCoordinator
 from tests.waiting import eventually
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -30,19 +29,8 @@ CARD = 16 * GIB
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
-class Client(ScriptedClient):
+class Client(JsonClient):
     """programs/nvml_program.py"""
-
-    def ask(self, *words: object) -> Any:
-        """One call's result."""
-        self.tell(" ".join(map(str, words)))
-        return self.result()
-
-    def result(self) -> Any:
-        """Of a call that was only told."""
-        answer = self.answer()
-        assert answer, f"the program ended: {self.ended()}"
-        return json.loads(answer)
 
     def card(self, index: int = 0) -> tuple[int, int, int]:
         """(total, free, used) as NVML's two versions have it, which must agree."""

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.protocol import messages
-from tests.hook.scripted import ScriptedClient, ScriptedCoordinator
+from tests.hook.scripted import JsonClient, ScriptedCoordinator
 from tests.waiting import eventually
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -30,30 +30,15 @@ OUT_OF_MEMORY, INVALID_VALUE = 2, 1
 PROGRAM = Path(__file__).resolve().parent / "programs" / "memory_program.py"
 
 
-class Client(ScriptedClient):
-    """programs/memory_program.py"""
-
-    def ask(self, *words: object) -> Any:
-        """One call's result."""
-        self.tell(" ".join(map(str, words)))
-        return self.result()
-
-    def result(self) -> Any:
-        """Of a call that was only told."""
-        answer = self.answer()
-        assert answer, f"the program ended: {self.ended()}"
-        return json.loads(answer)
+Client = JsonClient
+"""programs/memory_program.py"""
 
 
 @pytest.fixture
-def simulated(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str, str]:
-    """Environment of a program under the hook, on a simulated GPU."""
-    return {
-        **sim_env,
-        "LD_PRELOAD": str(built.hook),
-        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
-        "NVSHARE_LOG_FILE": str(tmp_path / "log"),
-    }
+def simulated(hook_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Environment of a program under the hook in the default mode, on a simulated GPU."""
+    del hook_env["NVSHARE_MEMORY"]
+    return hook_env | {"NVSHARE_LOG_FILE": str(tmp_path / "log")}
 
 
 @pytest.fixture(params=["simulated", pytest.param("card", marks=pytest.mark.gpu)])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,13 +23,10 @@ KERNEL_NS = 8000 * MS
 
 @pytest.mark.parametrize("mode", ["managed", "swap"])
 def test_memory_stays_while_work_runs(
-    coordinator: ScriptedCoordinator, sim_env: dict[str, str], built: Any, tmp_path: Path, mode: str
+    coordinator: ScriptedCoordinator, hook_env: dict[str, str], tmp_path: Path, mode: str
 ) -> None:
     """Broken: memory moves under a kernel that uses it, or an order that cannot be carried out hangs or lies."""
-    environment = {
-        **sim_env, "LD_PRELOAD": str(built.hook), "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
-        "NVSHARE_LOG_FILE": str(tmp_path / "log"), "NVSHARE_MEMORY": mode,
-    }  # fmt: skip
+    environment = hook_env | {"NVSHARE_MEMORY": mode}
     size = 8 * MIB
     with start(environment, tmp_path) as client:
         assert client.ask("start") == 0

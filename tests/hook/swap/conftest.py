@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,16 +13,11 @@ from tests.hook.swap.test_swap_process import attached, hold
 
 
 @pytest.fixture
-def environment(sim_env: dict[str, str], built: Any, tmp_path: Path) -> dict[str, str]:
+def environment(hook_env: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """Environment of a program under the hook."""
-    return {
-        **sim_env,
-        "LD_PRELOAD": str(built.hook),
-        "NVSHARE_SOCKET": str(tmp_path / "hooks.sock"),
-        "NVSHARE_LOG_FILE": str(tmp_path / "log"),
-        "NVSHARE_MEMORY": "swap",
-        "NVSHARE_SIMULATE": "1x512MiB",
-    }
+    return hook_env | {
+        "NVSHARE_LOG_FILE": str(tmp_path / "log"), "NVSHARE_MEMORY": "swap", "NVSHARE_SIMULATE": "1x512MiB",
+    }  # fmt: skip
 
 
 @pytest.fixture
