@@ -100,11 +100,16 @@ def shared(request: pytest.FixtureRequest, built: Built, compiled: Path) -> Iter
         assert rival.stdout.readline() == "ready\n"
         yield made
         output, errors = rival.communicate()
-        assert (rival.returncode, output, errors) == (0, "good\n", "")
+        assert (rival.returncode, output, complaints(errors)) == (0, "good\n", [])
         assert made.overlaps() == []
     finally:
         node.close()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def complaints(errors: str) -> list[str]:
+    """What a program wrote to standard error, without its long waits: a busy machine has them."""
+    return [line for line in errors.splitlines() if not re.match(r"nvshare: (waiting for GPU 0|GPU 0 after)", line)]
 
 
 def run(shared: Shared, compiled: Path, program: str, case: str) -> int:
@@ -118,7 +123,7 @@ def run(shared: Shared, compiled: Path, program: str, case: str) -> int:
             process.wait()
         if process.returncode != os.EX_TEMPFAIL:
             break
-    assert (process.returncode, set(output.splitlines()), errors) == (0, {"good"}, ""), (
+    assert (process.returncode, set(output.splitlines()), complaints(errors)) == (0, {"good"}, []), (
         output + shared.node.log()[-2000:]
     )
     return process.pid

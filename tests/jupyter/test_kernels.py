@@ -14,7 +14,7 @@ from nvshare.coordinator.cli import ctl
 from tests.conftest import ROOT
 from tests.end_to_end.conftest import Node
 from tests.jupyter.conftest import USE, Notebook
-from tests.waiting import BOUND_S
+from tests.waiting import BOUND_S, eventually
 
 pytest.importorskip("ipykernel", reason="Jupyter is not installed: pip install '.[test]'")
 
@@ -46,6 +46,7 @@ def test_a_waiting_cell_says_so_and_can_be_interrupted(node: Node, notebook: Cal
     book.run(USE)
     (client,) = node.control("status")["clients"]
     node.control("pause", str(client["client"]))
+    eventually(lambda: node.control("status")["gpus"][0]["holders"] == [], "the lease to be given back")
     request = book.begin(WAIT)
     shown = book.listen(lambda message: "waiting for GPU 0" in str(message["content"].get("text", "")))
     assert "this program is paused" in shown
