@@ -2,8 +2,8 @@
 
 A world (world.py) has everything of a coordinator but its sockets.  Its seed says what happens in it
 and also how it is made: GPUs, processes, memory, policy, and which troubles meet (`draw`).  Every invariant is checked
-after each event, on the GPUs that it concerns.  A failure does not end the run: each is printed when it occurs, with the command
-that runs its world again, and in the end the exit code is 1.
+after each event, on the GPUs that it concerns.  A failure does not end the run: each is printed when it occurs, with
+the command that runs its world again, and in the end the exit code is 1.
 
 Non-goals: real processes (bench/chaos.py), real time.
 """
