@@ -49,7 +49,7 @@ class _Wait:
 
 @dataclass(slots=True)
 class _Clock:
-    """Time in turns on one GPU, without time in which no memory came in."""
+    """Time in turns on one GPU, without drains and without time in which no memory came in."""
 
     turn_clock_ns: int = 0
     """The GPU's turn clock at the last event."""
@@ -57,6 +57,8 @@ class _Clock:
     node_ns: int = 0
     """As `own_ns`, also without such time on other GPUs: for members of gangs, which wait for several GPUs."""
     stands: bool = False
+    """No memory comes in now, or nobody new is granted."""
+    drains: bool = False
 
 
 class Thorough:
@@ -199,11 +201,13 @@ class Thorough:
         for gpu in node.gpus.values():
             clock, turn_clock_ns = self._clocks.setdefault(gpu.uuid, _Clock()), gpu.turn_clock_ns(now_ns)
             passed_ns, clock.turn_clock_ns = turn_clock_ns - clock.turn_clock_ns, turn_clock_ns
-            clock.own_ns += 0 if clock.stands else passed_ns
-            clock.node_ns += 0 if some_stand else passed_ns
+            clock.own_ns += 0 if clock.stands or clock.drains else passed_ns
+            clock.node_ns += 0 if some_stand or clock.drains else passed_ns
             # Where gangs come in between, nothing tells that the policy's next switch would be held back too.
             held_back = gpu.schedule.held_back or (bool(node.gangs) and switch_credit.owes(gpu, now_ns))
-            clock.stands = held_back or gpu.switching.switch is not None or gpu.reconnecting(now_ns)
+            recovers = gpu.recovering or gpu.reconnecting(now_ns)
+            clock.stands = held_back or gpu.switching.switch is not None or recovers
+            clock.drains = any(seat.phase is REVOKING for seat in gpu.leases.by_client.values())
 
     def _waiting(self, node: Node, gpu: Gpu, now_ns: int) -> None:
         """Invariant 5, on a clock that stands still while clients drain, and while memory moves or is held back."""

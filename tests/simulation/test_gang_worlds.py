@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nvshare.coordinator.engine.scheduler import Settings
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS
+from nvshare.coordinator.protocol.messages import Sharing
 from nvshare.coordinator.simulation.harness import core_settings
 from nvshare.coordinator.simulation.plan import Plan
 from nvshare.coordinator.simulation.world import World
@@ -78,11 +79,18 @@ def test_any_world_with_gangs(seed: int, policy: str, quantum_ns: int | None, pl
     )
 
 
-@pytest.mark.parametrize("seed", [3, 31])
-def test_stopped_members_keep_nobody_waiting(seed: int) -> None:
-    """Broken: the check of waits counts time in which memory of another GPU moves (31), or in which moving it would
-    cost too much (3)."""
-    plan = Plan(
-        gpus=3, processes=4, memory_bytes=600, swap_share=1.0, gangs=2, stop_chance=0.1, duration_ns=2 * SECOND_NS
-    )
-    live(seed, plan, core_settings(quantum_ns=2 * MILLISECOND_NS, drain_deadline_ns=50 * MILLISECOND_NS))
+STOPS = replace(PLAN, processes=4, memory_bytes=600, swap_share=1.0, stop_chance=0.1, duration_ns=2 * SECOND_NS)
+CRASHES = replace(STOPS, gangs=3, stop_chance=0.0, crash_every_ns=SECOND_NS)
+
+
+@pytest.mark.parametrize(
+    ("seed", "plan", "quantum_ns", "sharing"),
+    [
+        (3, STOPS, 2 * MILLISECOND_NS, Sharing.EXCLUSIVE),  # switches that would cost too much
+        (31, STOPS, 2 * MILLISECOND_NS, Sharing.EXCLUSIVE),  # moves on another GPU
+        (1066082176735, CRASHES, 20 * MILLISECOND_NS, Sharing.CONCURRENT),  # recovery of another GPU
+    ],
+)
+def test_what_a_wait_does_not_count(seed: int, plan: Plan, quantum_ns: int, sharing: Sharing) -> None:
+    """Broken: the check of waits would count time in which a gang cannot have its GPUs."""
+    live(seed, plan, core_settings(quantum_ns=quantum_ns, sharing=sharing, drain_deadline_ns=50 * MILLISECOND_NS))
