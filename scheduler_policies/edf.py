@@ -3,7 +3,7 @@
 Source: Liu, Layland: "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 1973.
 Rule: exclusive turns.  The earliest deadline goes first and preempts.  Jobs without a deadline, or with one that
 has passed, come after them and take turns (parts/levels.py).
-Bound: with n clients a job waits at most 60 s, or 10 quanta if that is longer, and n quanta (parts/levels.py).
+Bound: with n clients a job waits at most 60 s, or 6 quanta if that is longer, and n quanta (parts/levels.py).
 """
 
 from __future__ import annotations

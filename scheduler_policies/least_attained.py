@@ -3,7 +3,7 @@
 Source: Tiresias' discretised least attained service (Gu et al., NSDI 2019).
 Rule: exclusive turns.  A job is in queue k once it has had `FIRST_NS` (2^k - 1) of GPU time.
 The lowest queue goes first and preempts; within a queue turns rotate (parts/levels.py).
-Bound: with n clients a job waits at most 60 s, or 10 quanta if that is longer, and n quanta (parts/levels.py).
+Bound: with n clients a job waits at most 60 s, or 6 quanta if that is longer, and n quanta (parts/levels.py).
 """
 
 from __future__ import annotations

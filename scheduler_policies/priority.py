@@ -2,7 +2,7 @@
 
 Source: multilevel priority scheduling with ageing (Silberschatz, Galvin, Gagne: "Operating System Concepts").
 Rule: exclusive turns rotate within the highest priority (parts/levels.py).
-Bound: with n clients a job waits at most 60 s, or 10 quanta if that is longer, and n quanta (parts/levels.py).
+Bound: with n clients a job waits at most 60 s, or 6 quanta if that is longer, and n quanta (parts/levels.py).
 """
 
 from __future__ import annotations

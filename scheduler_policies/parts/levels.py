@@ -17,7 +17,7 @@ from nvshare.scheduler_policies.api import GpuView, JobView, Plan
 from nvshare.scheduler_policies.parts.turns import AHEAD, TurnPolicy, going_on, one_turn, split
 
 PATIENCE_NS: Final = 60_000_000_000
-QUANTA: Final = 10
+QUANTA: Final = 6
 
 
 class LevelPolicy(TurnPolicy):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nvshare.coordinator.engine.planning import STARVED_NS
 from nvshare.scheduler_policies.api import GpuView, JobClass, JobView, Memory, Rank, State, Turn
 from nvshare.scheduler_policies.parts.turns import REMEMBERED, OwnerTurns
 from nvshare.scheduler_policies.registry import BUILT_IN, create
@@ -91,6 +92,15 @@ def test_the_stated_bounds_hold(policy: str, steps: list[tuple], tail: int) -> N
     bound_ns = world.policy.wait_bound_ns(most, world.gpu)  # type: ignore[attr-defined]
     world.play(0)
     assert bound_ns is None or all(job.max_wait_ns <= bound_ns for job in world.jobs.values())
+
+
+@pytest.mark.parametrize("policy", ["edf", "least_attained", "priority"])
+@pytest.mark.parametrize("quantum_ns", [100 * MS, 5 * SECOND, 3600 * SECOND])
+def test_the_engine_keeps_the_policy(policy: str, quantum_ns: int) -> None:
+    """Broken: the engine takes a policy that keeps to its bound for one that starves a job, and replaces it."""
+    for clients in (2, 10, 1000):
+        bound_ns = create(policy, "").wait_bound_ns(clients, replace(GPU, quantum_ns=quantum_ns))  # type: ignore[attr-defined]
+        assert bound_ns <= STARVED_NS + 4 * clients * quantum_ns
 
 
 @pytest.mark.parametrize("policy", EXCLUSIVE)
