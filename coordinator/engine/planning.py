@@ -158,7 +158,8 @@ def _ask(node: Node, gpu: Gpu, jobs: tuple[JobView, ...], now_ns: int) -> Plan:
     running = {allotment.client for allotment in plan.running}
     first = next((job for job in jobs if job.client not in running), None)
     if first is not None and first.turn.waiting_since_ns is not None and not gpu.recovering and gpu.slot is None:
-        limit_ns = STARVED_NS + 4 * len(gpu.seats) * (gpu.rules.quantum_ns + int(gpu.switching.cost.average_ns))
+        turns = len(gpu.seats) * (12 if node.gangs else 4)  # a gang's slot of two quanta may follow each turn
+        limit_ns = STARVED_NS + turns * (gpu.rules.quantum_ns + int(gpu.switching.cost.average_ns))
         starves = now_ns - first.turn.waiting_since_ns > limit_ns and gpu.schedule.members and plan.running
         if starves and gpu.policy_guard.name != FALLBACK:
             gpu.policy_guard.starves(first, now_ns, node.out)
