@@ -95,6 +95,8 @@ def _show(result: dict[str, Any]) -> None:
         cells += [f"{of['rho']['p95']:.2f}", f"{of['jain_users']:.3f}", f"{of['utilisation']:.3f}"]
         cells += [f"{of['moved_gib']:.0f}", f"{of['handovers']}"]
         print(f"{name:15}" + "".join(f"{cell:>11}" for cell in cells))
+        if of["replaced"]:
+            print(f"{'':15}on {of['replaced']} GPUs the core has replaced the policy: it let a job starve")
 
 
 def _words(text: str) -> list[str]:

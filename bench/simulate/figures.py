@@ -6,6 +6,7 @@
 - `jain_users`, `jain_jobs`: Jain's index, 1 when all have the same.  Of users it compares the work that was done for
   each with its equal part of the time on the cards where it had jobs; of jobs, the time alone over the time taken.
 - `utilisation`: useful work over the time in which a job wanted the card.
+- `replaced`: the GPUs on which `round_robin` has replaced the policy.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def figures(world: World) -> dict[str, Any]:
         "moved_gib": round(sum(card.link.moved_bytes for card in cards) / (1 << 30), 1),
         "handovers": world.handovers,
         "events": world.handled,
+        "replaced": world.replaced(),
     }
     due = [task for task in tasks if task.job.deadline_ns]
     if due:

@@ -15,7 +15,6 @@ What is coarser than in life:
 from __future__ import annotations
 
 import heapq
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +26,7 @@ from nvshare.bench.simulate.link import Link
 from nvshare.bench.simulate.records import BEGIN_NS, FIRST_REPORT_NS, Card, Program, Task
 from nvshare.coordinator.engine.scheduler import Scheduler, Settings
 from nvshare.coordinator.model import events
-from nvshare.coordinator.model.commands import Log, Send, SetTimer
+from nvshare.coordinator.model.commands import Send, SetTimer
 from nvshare.coordinator.model.settings import MILLISECOND_NS, SECOND_NS, LeaseSettings
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode
@@ -94,8 +93,10 @@ class World:
                 self._receive(self.programs[command.client], command.message)
             elif type(command) is SetTimer:
                 self._set_timer(command.deadline_ns)
-            elif type(command) is Log:
-                assert command.level < logging.ERROR, command.text  # such as a policy that was replaced
+
+    def replaced(self) -> int:
+        """On how many GPUs the core has replaced the policy."""
+        return sum(gpu.rules.policy_failures > 0 for gpu in self.scheduler.snapshot(self.now_ns).gpus)
 
     def _set_timer(self, deadline_ns: int | None) -> None:
         self._timer += 1
