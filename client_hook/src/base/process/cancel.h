@@ -1,7 +1,7 @@
-/* Waits that leave no lock behind: an application's thread that is cancelled meanwhile ends after them, at a point of its own.
+/* Waits that defer cancellation: a cancelled thread of the application ends after them.
  *
- * A thread is cancelled in whatever waits, or reads and writes.  In the hook it would take a lock, a count or a half-made change with it, for which
- * all others then wait for ever.
+ * Waits, reads and writes are cancellation points.  A thread that ended in the hook would leave a lock or a half-made change behind, for which other
+ * threads wait for ever.
  */
 #ifndef NVS_CANCEL_H
 #define NVS_CANCEL_H

@@ -1,7 +1,7 @@
-/* Where descriptors of ours stand among the application's: above those that it gets, so that what it counts on stays as it was.
+/* Moves the hook's descriptors above those of the application.
  *
- * An application that uses select() must go on getting small numbers.  One that was started without standard output must not
- * find our connection in its place and print into it.  And one that needs many must find them.
+ * An application with select() needs small numbers.  One without standard output must not print into the hook's connection.  One with many descriptors
+ * needs most numbers.
  */
 #ifndef NVS_DESCRIPTOR_H
 #define NVS_DESCRIPTOR_H
@@ -12,8 +12,8 @@
 
 /* Duplicates `fd` above the application's numbers, else above standard error, as close-on-exec, and closes it; -1 if that fails.
  *
- * Not simply at the top of the limit: the kernel's table is as long as the highest number, and every fork copies it.  Numbers from
- * 1024 on are of no use to select(). */
+ * Not at the top of the limit: the kernel's table is as long as the highest number, and each fork copies it.  select() cannot use numbers from 1024
+ * on. */
 static inline int nvs_descriptor_aside(int fd)
 {
     enum { HIGHEST = 16384, BEYOND_SELECT = 1024 };

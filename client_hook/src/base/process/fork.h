@@ -1,8 +1,7 @@
 /* The child of a fork: each part forgets what belongs to the parent.
  *
- * The handlers are registered when the agent begins: before that no GPU is known, so nothing has state that a child must lose.  None
- * allocates, or takes a lock that another thread may hold.  They write only to what the parent has written, and that stands together
- * (NVS_FORK_STATE): the kernel copies each page that they touch.
+ * The handlers are registered when the agent starts: before, there is no state that a child must lose.  No handler allocates, or takes a lock.  They write
+ * only to variables that the parent has written and that are together (NVS_FORK_STATE), since the kernel copies each page that they touch.
  */
 #ifndef NVS_FORK_H
 #define NVS_FORK_H

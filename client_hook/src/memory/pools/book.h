@@ -1,4 +1,4 @@
-/* What the driver's stream-ordered pools have given out: a flat table beside the registry (allocation.h).
+/* Memory of the driver's stream-ordered pools: a flat table beside the registry (allocation.h).
  *
  * Why: programs allocate and free in stream order tens of thousands of times a second.  An allocation and its free touch one line of the table, and
  * take no lock and no host memory.
@@ -27,7 +27,7 @@ typedef struct nvs_pool_memory {
 typedef struct nvs_pool_place {
     _Atomic uint64_t key;       /* FREE, TAKEN, or the address */
     uint64_t charged_bytes;     /* this and the GPU belong to the claim */
-    _Atomic(CUcontext) context; /* relaxed: looked at without a claim too, and again with one */
+    _Atomic(CUcontext) context; /* relaxed: also read without a claim, and then again with one */
     uint32_t gpu;
 } nvs_pool_place;
 

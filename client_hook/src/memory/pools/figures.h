@@ -1,10 +1,10 @@
-/* What cuMemPoolGetAttribute says of memory that the hook serves instead of a pool: as much as the driver would say.
+/* Figures of cuMemPoolGetAttribute for memory that the hook allocates instead of a pool: those that the driver would have.
  *
  * The rules are those of a driver 580 (measured, docs/decisions/pool-figures.md):
- *  - used: what was asked for, until the call that frees it.  Memory that cuMemFree frees stays counted.
+ *  - used: the requested bytes, until the call that frees them.  Memory that cuMemFree frees stays counted.
  *  - reserved: whole pieces of 32 MiB.  A wait for a stream, an event or a context gives free pieces back, if the pool has more than
  *    its release threshold; so does a trim.
- * How fragmented the driver's pool would be is not known: `reserved` is what a pool without gaps needs.
+ * The fragmentation of the driver's pool is not known: `reserved` is that of a pool without gaps.
  *
  * One lock, taken with no other.
  *
@@ -19,18 +19,18 @@
 
 typedef struct nvs_pool_figures nvs_pool_figures;
 
-/* So many bytes were given out for this pool.  NULL: the host has no memory to count them.  Ended by the next. */
+/* Counts an allocation for the pool, until the next function.  NULL: the host has no memory. */
 nvs_pool_figures *nvs_pool_give(CUmemoryPool pool, uint64_t bytes);
-/* They are free.  NULL is ignored.  `counts`: they are not used any more. */
+/* The memory is free.  NULL is ignored.  `counts`: `used` becomes smaller, too. */
 void nvs_pool_take_back(nvs_pool_figures *figures, uint64_t bytes, bool counts);
 
-/* The driver has done so with the pool itself. */
+/* After the same call of the driver for its pool. */
 void nvs_pool_add_figure(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);
 void nvs_pool_set_figure(CUmemoryPool pool, CUmemPool_attribute attribute, const void *value);
 void nvs_pool_trimmed(CUmemoryPool pool, size_t keep_bytes);
 void nvs_pool_destroyed(CUmemoryPool pool);
 
-extern _Atomic bool nvs_pools_may_shrink __attribute__((visibility("hidden"))); /* relaxed: looked at again with the lock */
+extern _Atomic bool nvs_pools_may_shrink __attribute__((visibility("hidden"))); /* relaxed: read again under the lock */
 void nvs_pools_shrink(void);
 
 /* After a call that waited for work of a stream, an event or a context. */

@@ -1,15 +1,14 @@
-/* Memory that was freed in stream order, and is given back when the stream has come so far. */
+/* Memory that was freed in stream order, and goes back when its stream has reached the free. */
 #ifndef NVS_DEFERRED_H
 #define NVS_DEFERRED_H
 
 #include "memory/records/allocation.h"
 
-/* Frees what deferred frees have become free by now; with `wait`, waits (boundedly) until at least one has.
- * Returns whether anything was freed. */
+/* Ends the deferred frees whose streams have reached them; `wait`: waits for at least one, with a limit.  Returns whether memory was freed. */
 bool nvs_memory_reap(uint32_t gpu, bool wait);
 
-/* By the backend. */
+/* Frees the memory by its backend. */
 CUresult nvs_memory_give_back(const nvs_allocation *entry);
-void nvs_memory_forget(nvs_allocation *entry); /* its context is gone */
+void nvs_memory_forget(nvs_allocation *entry); /* its context has ended */
 
 #endif

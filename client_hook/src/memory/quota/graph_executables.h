@@ -1,10 +1,10 @@
-/* What executable graphs need of memory: charged before the instantiation, given back with the executable.  See graph_memory.h. */
+/* The memory that executable graphs allocate: charged before the instantiation, until the executable is destroyed.  See graph_memory.h. */
 #ifndef NVS_GRAPH_EXECUTABLES_H
 #define NVS_GRAPH_EXECUTABLES_H
 
 #include "memory/records/allocation.h"
 
-/* Before an instantiation, outside of a gate: charges what the executable will need.  `held`, linked by `next`, goes to the next of these. */
+/* Before an instantiation, outside of a gate: charges the executable's memory.  `held` is linked by `next`, for the next function. */
 CUresult nvs_graph_memory_admit(CUgraph graph, nvs_allocation **held);
 /* After it.  `made`: NULL when it failed. */
 void nvs_graph_memory_keep(CUgraphExec made, nvs_allocation *held);

@@ -1,9 +1,7 @@
-/* Memory that is going to stay on the card whoever has the lease: exported, reached by another GPU, or known to the driver alone.
+/* Pinned memory, which stays on the card without a lease: exported, accessed by another GPU, or the driver's.
  *
- * It leaves less for all others, so the coordinator is asked first, where it wants to be asked (nvs_agent_reserve_pins): what would
- * leave somebody too little to run is refused, and that is out of memory in the call that wanted it, instead of a wait for ever later.
- *
- * What is asked for and not yet counted as pinned is added to each further question, so threads that ask at the same time get no
+ * It leaves less for other programs, so the hook requests it from the coordinator (nvs_agent_reserve_pins).  A refusal makes the call out of memory;
+ * otherwise a program that does not fit beside it would wait for ever.  A request includes the bytes of concurrent requests, so that together they get no
  * more than there is.
  */
 #ifndef NVS_PINS_H
@@ -11,13 +9,13 @@
 
 #include "memory/records/allocation.h"
 
-/* May `bytes` more become immovable?  If true, the caller calls nvs_pins_counted once they are counted, or will not be. */
+/* Whether `bytes` more may be pinned.  If true, the caller calls nvs_pins_counted when they are counted, or will not be. */
 bool nvs_pins_may(uint32_t gpu, uint64_t bytes);
 void nvs_pins_counted(uint32_t gpu, uint64_t bytes);
-/* To the log, once: `what` was refused. */
+/* Logs once that `what` was refused. */
 void nvs_pins_say_refused(const char *what);
 
-/* nvs_memory_admit for the driver's own memory, which nobody but the driver can move. */
+/* nvs_memory_admit for memory of the driver, which the hook cannot move. */
 CUresult nvs_pins_admit(nvs_space space, nvs_memory_kind kind, uint32_t gpu, uint64_t bytes, nvs_allocation **out);
 
 void nvs_pins_after_fork(void);

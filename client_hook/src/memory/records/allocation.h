@@ -1,14 +1,13 @@
-/* Registry of what the application holds on its GPUs: device allocations, VMM handles and mappings, arrays, pools.
+/* Registry of the application's memory on its GPUs: device allocations, VMM handles and mappings, arrays, pools.
  *
- * One ordered tree per key space, so that a pointer into the middle of an allocation finds it too, and one mutex over
- * all of them: its critical sections are a tree descent, some hundred nanoseconds beside driver calls of microseconds.
+ * An ordered tree for each key space, so that a pointer into an allocation finds it.  One mutex guards all trees: its critical sections take some hundred
+ * nanoseconds, and the calls of the driver around them microseconds.
  *
  * Invariants:
- *  - no lock is held while the driver is called: an entry is taken out before the driver frees what it stands for (so
- *    that the address may be handed out again at once) and put back if the driver refuses;
- *  - entries of one space never overlap; a new one throws out the stale ones that it covers, because the driver has
- *    just said that their memory is gone;
- *  - an entry that is reachable belongs to the registry, one that was taken out belongs to who took it.
+ *  - no lock is held during calls of the driver: an entry is taken out before the driver frees its memory, since the address may be reused at once, and
+ *    put back if the driver fails;
+ *  - entries of one space never overlap; a new one displaces the stale ones that it covers, whose memory has ended;
+ *  - a reachable entry belongs to the registry, one that was taken out to its taker.
  *
  * Non-goals: CUDA calls, limits, what an eviction means.
  */
@@ -17,15 +16,15 @@
 
 #include "memory/records/allocation_types.h"
 
-/* A zeroed entry outside the registry, or NULL.  Made before the driver is called, so that nothing can fail after. */
+/* A zeroed entry outside the registry, or NULL.  Made before the call of the driver, so that nothing can fail afterwards. */
 nvs_allocation *nvs_allocation_new(nvs_space space, nvs_memory_kind kind, uint32_t gpu);
 
-/* Puts an entry in.  Returns the stale entries that it displaced, linked by `next`; they are the caller's. */
+/* Inserts an entry.  Returns the stale entries that it displaced, linked by `next`, to the caller. */
 nvs_allocation *nvs_allocation_insert(nvs_allocation *allocation);
 
 typedef enum nvs_lookup { NVS_ABSENT, NVS_FOUND, NVS_DYING } nvs_lookup;
 
-/* Takes out the entry that begins exactly at `key`.  NVS_DYING: it is freed already, and stays. */
+/* Takes out the entry that begins at `key`.  NVS_DYING: it is freed already, and stays. */
 nvs_lookup nvs_allocation_take(nvs_space space, uint64_t key, nvs_allocation **out);
 
 /* Copies the entry that contains `key`. */
@@ -34,37 +33,36 @@ nvs_lookup nvs_allocation_find(nvs_space space, uint64_t key, nvs_allocation *co
 /* Takes out all entries of a context that die with it, linked by `next`. */
 nvs_allocation *nvs_allocation_take_context(CUcontext context);
 
-/* Has the entry that begins at `key` counted by a pool.  False: there is none. */
+/* Assigns the entry that begins at `key` to a pool's figures.  False: there is no entry. */
 bool nvs_allocation_set_pool(uint64_t key, struct nvs_pool_figures *pool, uint64_t bytes);
-/* The pool that counts it, which ceases to; NULL: none. */
+/* Ends that; returns the pool's figures, NULL: none. */
 struct nvs_pool_figures *nvs_allocation_take_pool(uint64_t key, uint64_t *bytes);
 
-/* What all entries of a kind were charged with, on one GPU. */
+/* The charges of all entries of a kind on a GPU. */
 uint64_t nvs_allocation_charged(uint32_t gpu, nvs_memory_kind kind);
 
 /* Copies up to `room` movable entries of a GPU that have bytes on it (resident) or off it.  Returns how many there are. */
 size_t nvs_allocation_extents(uint32_t gpu, bool resident, nvs_extent *out, size_t room);
 
-/* Records that the evicted part of an entry is now `evicted_bytes`.  Returns the change; 0 when it is gone meanwhile. */
+/* Records that the evicted part of an entry is now `evicted_bytes`.  Returns the change; 0 if the entry has ended. */
 int64_t nvs_allocation_set_evicted(uint64_t key, uint64_t serial, uint64_t evicted_bytes);
 
-/* --- deferred frees: an entry keeps its place under its key until the queued work that uses it is done --- */
+/* --- deferred frees: an entry stays until the queued work that uses it is done --- */
 
-/* Marks the redirected entry at `key` as freed and puts it last.  Anything but NVS_FOUND: nothing was done. */
+/* Marks the redirected entry at `key` as freed, and adds it at the end of the list.  Only NVS_FOUND has an effect. */
 nvs_lookup nvs_allocation_defer(uint64_t key, CUevent event, uint64_t freed_on);
-/* Takes a deferred free back for an allocation on the same stream, for which it is in order already: same context, same charge,
- * at least `bytes` long.  The event is the caller's. */
+/* Reuses a deferred free for an allocation on the same stream: same context, same charge, at least `bytes` long.  The event goes to the caller. */
 bool nvs_allocation_revive(const nvs_allocation *wanted, size_t bytes, uint64_t *key, CUevent *event);
-/* Lends the oldest deferred entries to the caller, who then ends or returns each. */
+/* Lends the oldest deferred entries to the caller, which ends or returns each. */
 size_t nvs_allocation_hold_deferred(uint32_t gpu, nvs_allocation **out, size_t room);
-/* Returns them in the order that they had; an orphaned one is unlinked instead and stays the caller's (true). */
+/* Returns an entry; true: it is orphaned, and belongs to the caller. */
 bool nvs_allocation_unhold(nvs_allocation *held);
-/* Takes a held entry out for good; it is the caller's.  False: it was orphaned, so there is nothing left to free in the driver. */
+/* Takes a held entry out, for the caller.  False: it is orphaned, and has no memory of the driver. */
 bool nvs_allocation_end_deferred(nvs_allocation *held);
 
-/* --- VMM of the application: physical memory lives while its handle is held or it is mapped somewhere --- */
+/* --- VMM of the application: physical memory exists while its handle is held or mapped --- */
 
-/* Keeps a handle alive as a mapping does, or NULL when it is not one that is counted.  Ended by one of the next two. */
+/* Keeps a handle as a mapping does, until one of the next two; NULL: the handle is not charged. */
 nvs_allocation *nvs_allocation_pin_handle(uint64_t handle);
 nvs_allocation *nvs_allocation_map(nvs_allocation *mapping, nvs_allocation *pinned); /* returns the displaced */
 nvs_allocation *nvs_allocation_unpin_handle(nvs_allocation *pinned);                /* returns it if that was the last use */
@@ -72,13 +70,13 @@ nvs_allocation *nvs_allocation_unpin_handle(nvs_allocation *pinned);            
  * returns what the caller must drop. */
 nvs_allocation *nvs_allocation_take_mappings(uint64_t address, uint64_t length);
 nvs_allocation *nvs_allocation_end_mappings(nvs_allocation *taken, bool unmapped);
-/* The first mapping in a range, or one that reaches into it, of a handle that is not the driver's: a copy, and its handle pinned. */
+/* The first mapping of a chunked handle that overlaps a range: copies it, and pins its handle. */
 nvs_allocation *nvs_allocation_pin_mapping(uint64_t address, uint64_t length, nvs_allocation *copy);
-/* Is there anything in a range? */
+/* Whether an entry overlaps a range. */
 bool nvs_allocation_overlaps(nvs_space space, uint64_t address, uint64_t length);
-/* One reference less; false when the handle is not counted.  `last`: out of the registry, and the caller's. */
+/* Drops a reference; false: the handle is not charged.  `last`: taken out, for the caller. */
 bool nvs_allocation_release_handle(uint64_t handle, nvs_allocation **last);
-/* One reference more, if the handle is counted. */
+/* Adds a reference, if the handle is charged. */
 void nvs_allocation_retain_handle(uint64_t handle);
 
 #endif

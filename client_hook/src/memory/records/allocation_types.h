@@ -1,4 +1,4 @@
-/* What the registry remembers of an allocation. */
+/* The registry's record of an allocation. */
 #ifndef NVS_ALLOCATION_TYPES_H
 #define NVS_ALLOCATION_TYPES_H
 
@@ -9,32 +9,32 @@ typedef enum nvs_space {
     NVS_SPACE_HANDLE,  /* CUmemGenericAllocationHandle */
     NVS_SPACE_ARRAY,   /* CUarray and CUmipmappedArray */
     NVS_SPACE_POOL,    /* memory pools that must stay the driver's */
-    NVS_SPACE_EXECUTABLE, /* CUgraphExec, and a GPU (memory/graph_memory.h) */
+    NVS_SPACE_EXECUTABLE, /* CUgraphExec, and a GPU (memory/quota/graph_executables.h) */
     NVS_SPACE_RANGE,   /* addresses that the application reserved, in mode `swap` */
     NVS_SPACES,
 } nvs_space;
 
 typedef enum nvs_memory_kind {
     NVS_MEMORY_REAL,        /* the driver's own cuMemAlloc memory */
-    NVS_MEMORY_REDIRECTED,  /* the application asked for device memory and got the backend's */
+    NVS_MEMORY_REDIRECTED,  /* device memory for the application, made by the backend */
     NVS_MEMORY_APP_MANAGED, /* cuMemAllocManaged by the application itself */
     NVS_MEMORY_POOL,        /* from a stream-ordered pool of the driver */
-    NVS_MEMORY_GRAPH,       /* what an executable graph may allocate (memory/graph_memory.h) */
+    NVS_MEMORY_GRAPH,       /* memory that an executable graph may allocate (memory/quota/graph_memory.h) */
     NVS_MEMORY_HANDLE,      /* physical memory of the application's own VMM */
-    NVS_MEMORY_MAPPING,     /* where such memory is mapped; costs nothing itself */
+    NVS_MEMORY_MAPPING,     /* a mapping of such memory; not charged */
     NVS_MEMORY_ARRAY,
-    NVS_MEMORY_MARK,        /* remembers something by its key only */
+    NVS_MEMORY_MARK,        /* a key without memory */
 } nvs_memory_kind;
 
 typedef struct nvs_allocation {
     uint64_t key;           /* address, or handle */
     uint64_t length;        /* bytes that the application asked for; the interval for lookups */
     uint64_t charged_bytes; /* what the quota was charged with */
-    uint64_t evicted_bytes; /* estimate: the first so many bytes are off the GPU */
+    uint64_t evicted_bytes; /* estimate: size of the front part that is off the GPU */
     uint64_t serial;        /* never reused, so that a key may be */
-    CUcontext context;      /* whose end is this allocation's end; NULL: none */
+    CUcontext context;      /* the allocation ends with it; NULL: none */
     CUevent freed_event;    /* a deferred free: the memory is free when this is done */
-    uint64_t freed_on;      /* and for its own stream it is free already: which one that is; 0: not known */
+    uint64_t freed_on;      /* the stream of the free, for which the memory is free at once; 0: not known */
     uint32_t gpu;
     uint32_t references;    /* of a handle */
     uint32_t mappings;      /* of a handle */
@@ -43,12 +43,12 @@ typedef struct nvs_allocation {
     bool movable;           /* may be evicted by extents; else it counts as pinned */
     bool chunked;           /* the backend counts and moves it in chunks of its own */
     bool dying;             /* freed by the application, memory still in use by queued work */
-    bool held;              /* a reaper looks at it */
+    bool held;              /* a reaper has it */
     bool orphaned;          /* its context ended while it was held */
     bool linked;            /* reachable by key */
     uint32_t priority;      /* of the treap */
-    void *kept;                          /* the backend's own word about it */
-    struct nvs_pool_figures *pool;       /* that counts it (pools/figures.h), as so many bytes; NULL: none */
+    void *kept;                          /* the backend's data */
+    struct nvs_pool_figures *pool;       /* figures that count it (pools/figures.h), with pool_bytes; NULL: none */
     uint64_t pool_bytes;
     struct nvs_allocation *backing;      /* of a mapping: its handle */
     struct nvs_allocation *left, *right; /* tree */
@@ -56,7 +56,7 @@ typedef struct nvs_allocation {
     struct nvs_allocation *later_free, *earlier_free;   /* deferred frees of one GPU, oldest first */
 } nvs_allocation;
 
-/* A copy that outlives the entry: who moves memory works with these, never with entries. */
+/* A copy for moves, which may outlive the entry. */
 typedef struct nvs_extent {
     uint64_t key, length, charged_bytes, evicted_bytes, serial;
     CUcontext context;

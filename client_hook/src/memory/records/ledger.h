@@ -1,7 +1,6 @@
-/* What the memory of this process is charged with on each GPU (memory/memory.c), as far as the fast paths of the driver's pools need it.
+/* The charges of this process on each GPU, for the quota and the fast paths of the driver's pools.
  *
- * Counters that stand for themselves: nothing else is published with them, so their order is relaxed throughout, and only the
- * compare-and-swap that raises `charged` makes a decision; changes of `charged` are seq_cst for nvs_memory_changed.
+ * The order of these counters is relaxed, because they publish nothing else; changes of `charged` are seq_cst for nvs_memory_changed.
  *
  * Non-goals: what the limits mean.
  */
@@ -13,14 +12,14 @@
 #include <stdatomic.h>
 
 typedef struct nvs_ledger {
-    /* What each allocation touches stands on one line. */
+    /* Each allocation touches this line only. */
     _Alignas(64) _Atomic uint64_t charged;
-    _Atomic uint64_t freely;   /* `charged` may be raised so far without a question: below the limit, and reserved */
-    _Atomic uint32_t to_report; /* 1: the agent knows that it must */
-    _Alignas(64) _Atomic uint64_t movable; /* of `charged`, in extents of the registry: neither these nor chunks are pinned */
-    _Atomic uint64_t chunked; /* the part of `charged` that a chunked backend has its own figures of */
+    _Atomic uint64_t freely;   /* `charged` may grow up to here without a request: below the limit, and reserved */
+    _Atomic uint32_t to_report; /* 1: the agent will report */
+    _Alignas(64) _Atomic uint64_t movable; /* the part of `charged` in movable entries; these and chunks are not pinned */
+    _Atomic uint64_t chunked; /* the part of `charged` in chunks */
     _Atomic uint64_t limit, capacity, reserved, room;
-    _Atomic bool reserve, limit_of_slot; /* as the coordinator said */
+    _Atomic bool reserve, limit_of_slot; /* settings of the coordinator */
     _Atomic bool limited; /* its last answer to a reservation: the limit refused it */
     _Atomic int64_t evicted; /* below zero for a moment when a free overtakes a mover */
 } nvs_ledger;
@@ -35,7 +34,7 @@ static inline uint64_t nvs_memory_grains(uint64_t bytes)
     return bytes > UINT64_MAX - NVS_CHARGE_GRAIN ? UINT64_MAX : (bytes + NVS_CHARGE_GRAIN - 1) / NVS_CHARGE_GRAIN * NVS_CHARGE_GRAIN;
 }
 
-/* Raises `charged` where that needs no question.  False: nothing has happened. */
+/* Raises `charged` if that needs no request.  False: no change. */
 static inline bool nvs_ledger_charge(nvs_ledger *of, uint64_t bytes)
 {
     const uint64_t most = atomic_load_explicit(&of->freely, memory_order_relaxed);
