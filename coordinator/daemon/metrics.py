@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric, SummaryMetricFamily
 
 from nvshare.coordinator.engine.snapshot import ClientSnapshot, GpuSnapshot, SeatSnapshot, Snapshot
 from nvshare.coordinator.kubernetes.slots import metrics
 from nvshare.coordinator.kubernetes.slots.slot_book import SlotSnapshot
 from nvshare.coordinator.protocol.messages import Sharing
+from nvshare.coordinator.system.http.families import Row, families, family
 from nvshare.coordinator.system.users import user_name
 
 _BOUNDS_MS: Final = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000)
@@ -142,32 +139,12 @@ class Collector:
             for client in snapshot.clients
             for seat in client.seats
         ]
-        yield GaugeMetricFamily("nvshare_clients", "Connected clients", value=len(snapshot.clients))
-        yield GaugeMetricFamily(
-            "nvshare_host_budget_bytes", "Budget of pinned host memory", value=snapshot.host_budget_bytes
-        )
-        yield GaugeMetricFamily(
-            "nvshare_host_shared_bytes", "Pinned host memory given to clients", value=snapshot.host_shared_bytes
-        )
-        yield CounterMetricFamily(
-            "nvshare_host_refused", "Refused requests for pinned host memory", value=snapshot.host_refused
-        )
-        refused = CounterMetricFamily(
-            "nvshare_connections_refused", "Connections of hooks refused or cut", labels=("reason",)
-        )
-        for reason, count in picture.refusals.items():
-            refused.add_metric((reason,), count)
-        if picture.refusals:
-            yield refused
-        yield GaugeMetricFamily("nvshare_gangs", "Gangs with members", value=len(snapshot.gangs))
-        yield CounterMetricFamily("nvshare_gang_turns", "Common turns of gangs", value=snapshot.gang_turns)
-        yield CounterMetricFamily(
-            "nvshare_gang_gather_seconds",
-            "Time in which GPUs of a gang were kept free for its other GPUs",
-            value=_seconds(snapshot.gang_gathered_ns),
-        )
-        yield from _gpu_gauges(gpus)
-        yield from _gpu_counters(gpus)
+        yield from families("nvshare", _NODE, (), [((), snapshot)])
+        if refusals := picture.refusals:
+            text = "Connections of hooks refused or cut"
+            counts = (((reason,), count) for reason, count in refusals.items())
+            yield family(Counter, "nvshare_connections_refused", text, ("reason",), counts)
+        yield from _gpu_metrics(gpus)
         yield _histogram("nvshare_wait_seconds", "Time from a request to its grant", gpus, picture.waits)
         yield _histogram("nvshare_drain_seconds", "Time from closing the gate to idle", gpus, picture.drains)
         yield _handovers(gpus)
@@ -177,14 +154,13 @@ class Collector:
         yield self._host_shares(snapshot)
 
     def _host_shares(self, snapshot: Snapshot) -> Metric:
-        labels = _CLIENT[2:]
-        shares = GaugeMetricFamily("nvshare_client_host_share_bytes", "Its share of the host budget", labels=labels)
-        for client in snapshot.clients:
-            who = client.identity
-            shares.add_metric(
-                (str(client.client), who.name, str(who.process_id), self._user(who.user_id)), client.host_share_bytes
-            )
-        return shares
+        shares = (
+            ((str(client.client), who.name, str(who.process_id), self._user(who.user_id)), client.host_share_bytes)
+            for client in snapshot.clients
+            for who in (client.identity,)
+        )
+        text = "Its share of the host budget"
+        return family(Gauge, "nvshare_client_host_share_bytes", text, _CLIENT[2:], shares)
 
 
 def _seconds(value_ns: int) -> float:
@@ -194,72 +170,68 @@ def _seconds(value_ns: int) -> float:
 GpuRows = Sequence[tuple[Labels, GpuSnapshot]]
 SeatRows = Sequence[tuple[Labels, ClientSnapshot, SeatSnapshot]]
 
-_GPU_GAUGES: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
-    ("total_bytes", "Memory of the GPU", lambda g: g.memory.total_bytes),
-    ("capacity_bytes", "Memory of the GPU for all clients together", lambda g: g.memory.capacity_bytes),
-    ("clients", "Clients that use the GPU", lambda g: g.clients),
-    ("waiting", "Clients that wait for a lease", lambda g: g.leases.waiting),
-    ("contended", "1 while a client waits", lambda g: float(g.leases.waiting > 0)),
-    ("holders", "Clients with a lease", lambda g: len(g.leases.holders)),
-    ("running_clients", "Clients in the running set", lambda g: len(g.rules.members)),
-    ("quantum_seconds", "The quantum in force", lambda g: _seconds(g.rules.quantum_ns)),
-    ("switch_cost_seconds", "Average cost of a switch", lambda g: _seconds(g.rules.switch_cost_ns)),
-    ("wait_max_seconds", "Longest wait since the start", lambda g: _seconds(g.statistics.max_wait_ns)),
-    ("moving_orders", "Memory orders in progress", lambda g: g.memory.moving),
+_NODE: Final[tuple[Row, ...]] = (
+    (Gauge, "clients", "Connected clients", lambda s: len(s.clients)),
+    (Gauge, "host_budget_bytes", "Budget of pinned host memory", lambda s: s.host_budget_bytes),
+    (Gauge, "host_shared_bytes", "Pinned host memory given to clients", lambda s: s.host_shared_bytes),
+    (Counter, "host_refused", "Refused requests for pinned host memory", lambda s: s.host_refused),
+    (Gauge, "gangs", "Gangs with members", lambda s: len(s.gangs)),
+    (Counter, "gang_turns", "Common turns of gangs", lambda s: s.gang_turns),
     (
-        "switch_share_ratio",
-        "Largest share of time for switching under an automatic quantum",
+        Counter, "gang_gather_seconds", "Time in which GPUs of a gang were kept free for its other GPUs",
+        lambda s: s.gang_gathered_ns,
+    ),
+)  # fmt: skip
+
+_GPU_ROWS: Final[tuple[Row, ...]] = (
+    (Gauge, "total_bytes", "Memory of the GPU", lambda g: g.memory.total_bytes),
+    (Gauge, "capacity_bytes", "Memory of the GPU for all clients together", lambda g: g.memory.capacity_bytes),
+    (Gauge, "clients", "Clients that use the GPU", lambda g: g.clients),
+    (Gauge, "waiting", "Clients that wait for a lease", lambda g: g.leases.waiting),
+    (Gauge, "contended", "1 while a client waits", lambda g: float(g.leases.waiting > 0)),
+    (Gauge, "holders", "Clients with a lease", lambda g: len(g.leases.holders)),
+    (Gauge, "running_clients", "Clients in the running set", lambda g: len(g.rules.members)),
+    (Gauge, "quantum_seconds", "The quantum in force", lambda g: g.rules.quantum_ns),
+    (Gauge, "switch_cost_seconds", "Average cost of a switch", lambda g: g.rules.switch_cost_ns),
+    (Gauge, "wait_max_seconds", "Longest wait since the start", lambda g: g.statistics.max_wait_ns),
+    (Gauge, "moving_orders", "Memory orders in progress", lambda g: g.memory.moving),
+    (
+        Gauge, "switch_share_ratio", "Largest share of time for switching under an automatic quantum",
         lambda g: g.rules.switch_share,
     ),
-    ("recovering", "1 while the coordinator waits for an earlier lease holder", lambda g: float(g.recovery.recovering)),
-)
-
-_GPU_COUNTERS: Final[tuple[tuple[str, str, Callable[[GpuSnapshot], float]], ...]] = (
-    ("leases", "Leases granted", lambda g: g.statistics.grants),
-    ("handovers", "Leases granted to another client than the previous one", lambda g: g.statistics.handovers),
-    ("lease_seconds", "Time in which leases were held", lambda g: _seconds(g.statistics.held_ns)),
-    ("revokes", "Leases revoked", lambda g: g.statistics.revokes),
-    ("idle_releases", "Leases released early by an idle holder", lambda g: g.statistics.idle_releases),
-    ("overdue_drains", "Drains that passed their deadline", lambda g: g.statistics.overdue),
-    ("evicted_bytes", "Bytes moved off the GPU", lambda g: g.moves.evicted_bytes),
-    ("restored_bytes", "Bytes moved onto the GPU", lambda g: g.moves.restored_bytes),
-    ("move_seconds", "Time in which grants waited for memory", lambda g: _seconds(g.moves.moved_ns)),
-    ("exposed_move_seconds", "Time of memory orders while a grant waited", lambda g: _seconds(g.moves.exposed_move_ns)),
     (
-        "hidden_move_seconds",
-        "Time of memory orders beside a running client",
-        lambda g: _seconds(g.moves.hidden_move_ns),
+        Gauge, "recovering", "1 while the coordinator waits for an earlier lease holder",
+        lambda g: float(g.recovery.recovering),
     ),
-    ("late_switches", "Grants whose memory had not moved in time", lambda g: g.moves.late_switches),
-    ("failed_moves", "Memory orders that failed", lambda g: g.moves.failed_orders),
-    ("refused_reservations", "Allocations refused for lack of room", lambda g: g.moves.refused_reservations),
-    ("policy_failures", "Faulty policies that were replaced", lambda g: g.rules.policy_failures),
-)
+    (Counter, "leases", "Leases granted", lambda g: g.statistics.grants),
+    (Counter, "handovers", "Leases granted to another client than the previous one", lambda g: g.statistics.handovers),
+    (Counter, "lease_seconds", "Time in which leases were held", lambda g: g.statistics.held_ns),
+    (Counter, "revokes", "Leases revoked", lambda g: g.statistics.revokes),
+    (Counter, "idle_releases", "Leases released early by an idle holder", lambda g: g.statistics.idle_releases),
+    (Counter, "overdue_drains", "Drains that passed their deadline", lambda g: g.statistics.overdue),
+    (Counter, "evicted_bytes", "Bytes moved off the GPU", lambda g: g.moves.evicted_bytes),
+    (Counter, "restored_bytes", "Bytes moved onto the GPU", lambda g: g.moves.restored_bytes),
+    (Counter, "move_seconds", "Time in which grants waited for memory", lambda g: g.moves.moved_ns),
+    (Counter, "exposed_move_seconds", "Time of memory orders while a grant waited", lambda g: g.moves.exposed_move_ns),
+    (Counter, "hidden_move_seconds", "Time of memory orders beside a running client", lambda g: g.moves.hidden_move_ns),
+    (Counter, "late_switches", "Grants whose memory had not moved in time", lambda g: g.moves.late_switches),
+    (Counter, "failed_moves", "Memory orders that failed", lambda g: g.moves.failed_orders),
+    (Counter, "refused_reservations", "Allocations refused for lack of room", lambda g: g.moves.refused_reservations),
+    (Counter, "policy_failures", "Faulty policies that were replaced", lambda g: g.rules.policy_failures),
+)  # fmt: skip
 
 
-def _gpu_gauges(gpus: GpuRows) -> Iterator[Metric]:
-    info = GaugeMetricFamily("nvshare_gpu_info", "Always 1", labels=(*_GPU, "name", "policy", "sharing"))
-    memory = GaugeMetricFamily("nvshare_gpu_memory_bytes", "Memory of all clients", labels=(*_GPU, "kind"))
-    for labels, gpu in gpus:
-        info.add_metric((*labels, gpu.name, gpu.rules.policy, Sharing(gpu.rules.sharing).name.lower()), 1)
-        for kind in ("allocated", "resident", "pinned", "host"):
-            memory.add_metric((*labels, kind), getattr(gpu.memory, f"{kind}_bytes"))
-        memory.add_metric((*labels, "evicted"), gpu.memory.allocated_bytes - gpu.memory.resident_bytes)
-    yield info
-    yield memory
-    for name, text, read in _GPU_GAUGES:
-        family = GaugeMetricFamily(f"nvshare_gpu_{name}", text, labels=_GPU)
-        for labels, gpu in gpus:
-            family.add_metric(labels, read(gpu))
-        yield family
-
-
-def _gpu_counters(gpus: GpuRows) -> Iterator[Metric]:
-    for name, text, read in _GPU_COUNTERS:
-        family = CounterMetricFamily(f"nvshare_gpu_{name}", text, labels=_GPU)
-        for labels, gpu in gpus:
-            family.add_metric(labels, read(gpu))
-        yield family
+def _gpu_metrics(gpus: GpuRows) -> Iterator[Metric]:
+    info = (((*labels, g.name, g.rules.policy, Sharing(g.rules.sharing).name.lower()), 1) for labels, g in gpus)
+    yield family(Gauge, "nvshare_gpu_info", "Always 1", (*_GPU, "name", "policy", "sharing"), info)
+    memory = [
+        ((*labels, kind), getattr(gpu.memory, f"{kind}_bytes"))
+        for labels, gpu in gpus
+        for kind in ("allocated", "resident", "pinned", "host")
+    ]
+    memory += [((*labels, "evicted"), g.memory.allocated_bytes - g.memory.resident_bytes) for labels, g in gpus]
+    yield family(Gauge, "nvshare_gpu_memory_bytes", "Memory of all clients", (*_GPU, "kind"), memory)
+    yield from families("nvshare_gpu", _GPU_ROWS, _GPU, gpus)
 
 
 def _histogram(name: str, text: str, gpus: GpuRows, found: Mapping[str, Histogram]) -> Metric:
@@ -283,71 +255,53 @@ def _handovers(gpus: GpuRows) -> Metric:
     return family
 
 
-_CLIENT_COUNTERS: Final[tuple[tuple[str, str, Callable[[SeatSnapshot], float]], ...]] = (
-    ("leases", "Leases granted", lambda s: s.statistics.leases),
-    ("lease_seconds", "Time in which it held the lease", lambda s: _seconds(s.statistics.used_ns)),
-    ("wait_seconds", "Time in which it waited for a lease", lambda s: _seconds(s.statistics.waited_ns)),
-    ("revokes", "Leases revoked", lambda s: s.statistics.revokes),
-    ("idle_releases", "Leases released early", lambda s: s.statistics.idle_releases),
-    ("overdue_drains", "Drains that passed their deadline", lambda s: s.statistics.overdue),
-    ("submissions", "Gated calls in finished leases", lambda s: s.statistics.submissions),
-    ("evicted_bytes", "Bytes moved off the GPU", lambda s: s.moves.moved_out_bytes),
-    ("restored_bytes", "Bytes moved onto the GPU", lambda s: s.moves.moved_in_bytes),
-    (
-        "exposed_move_seconds",
+_CLIENT_ROWS: Final[tuple[Row, ...]] = (
+    (Counter, "leases", "Leases granted", lambda s: s[1].statistics.leases),
+    (Counter, "lease_seconds", "Time in which it held the lease", lambda s: s[1].statistics.used_ns),
+    (Counter, "wait_seconds", "Time in which it waited for a lease", lambda s: s[1].statistics.waited_ns),
+    (Counter, "revokes", "Leases revoked", lambda s: s[1].statistics.revokes),
+    (Counter, "idle_releases", "Leases released early", lambda s: s[1].statistics.idle_releases),
+    (Counter, "overdue_drains", "Drains that passed their deadline", lambda s: s[1].statistics.overdue),
+    (Counter, "submissions", "Gated calls in finished leases", lambda s: s[1].statistics.submissions),
+    (Counter, "evicted_bytes", "Bytes moved off the GPU", lambda s: s[1].moves.moved_out_bytes),
+    (Counter, "restored_bytes", "Bytes moved onto the GPU", lambda s: s[1].moves.moved_in_bytes),
+    (Counter, "exposed_move_seconds",
         "Time of its memory orders while a grant waited",
-        lambda s: _seconds(s.moves.exposed_move_ns),
+        lambda s: s[1].moves.exposed_move_ns,
     ),
-    (
-        "hidden_move_seconds",
+    (Counter, "hidden_move_seconds",
         "Time of its memory orders beside a running client",
-        lambda s: _seconds(s.moves.hidden_move_ns),
+        lambda s: s[1].moves.hidden_move_ns,
     ),
-    ("failed_moves", "Its memory orders that failed", lambda s: s.moves.failed_orders),
-)
+    (Counter, "failed_moves", "Its memory orders that failed", lambda s: s[1].moves.failed_orders),
+    (Gauge, "limit_bytes", "Its limit; 0: none", lambda s: s[1].memory.limit_bytes),
+    (
+        Gauge, "lacking_bytes", "Memory that it lacks beside immovable memory of others",
+        lambda s: s[1].memory.lacking_bytes,
+    ),
+    (Gauge, "shut_out", "1 while it cannot run for lack of memory", lambda s: float(s[1].memory.shut_out)),
+    (Gauge, "wait_max_seconds", "Its longest wait", lambda s: s[1].statistics.max_wait_ns),
+    (Gauge, "priority", "Its priority", lambda s: s[0].rank.priority),
+    (Gauge, "weight", "Its weight under fair_share", lambda s: s[0].rank.weight),
+    (Gauge, "waiting", "1 while it waits for the lease", lambda s: float(s[1].waiting_since_ns is not None)),
+)  # fmt: skip
+"""Read from a client and its seat."""
 
 
 def _client_metrics(seats: SeatRows) -> Iterator[Metric]:
-    for name, text, read in _CLIENT_COUNTERS:
-        counter = CounterMetricFamily(f"nvshare_client_{name}", text, labels=_CLIENT)
-        for labels, _, seat in seats:
-            counter.add_metric(labels, read(seat))
-        yield counter
-    memory = GaugeMetricFamily("nvshare_client_memory_bytes", "Memory of the client", labels=(*_CLIENT, "kind"))
-    limit = GaugeMetricFamily("nvshare_client_limit_bytes", "Its limit; 0: none", labels=_CLIENT)
-    lacking = GaugeMetricFamily(
-        "nvshare_client_lacking_bytes", "Memory that it lacks beside immovable memory of others", labels=_CLIENT
+    yield from families("nvshare_client", _CLIENT_ROWS, _CLIENT, [(labels, (c, seat)) for labels, c, seat in seats])
+    memory = (
+        ((*labels, kind), getattr(seat.memory, f"{kind}_bytes"))
+        for labels, _, seat in seats
+        for kind in ("allocated", "resident", "pinned", "host", "evicted")
     )
-    shut_out = GaugeMetricFamily("nvshare_client_shut_out", "1 while it cannot run for lack of memory", labels=_CLIENT)
-    longest = GaugeMetricFamily("nvshare_client_wait_max_seconds", "Its longest wait", labels=_CLIENT)
-    priority = GaugeMetricFamily("nvshare_client_priority", "Its priority", labels=_CLIENT)
-    weight = GaugeMetricFamily("nvshare_client_weight", "Its weight under fair_share", labels=_CLIENT)
-    classes = GaugeMetricFamily("nvshare_client_class", "Always 1", labels=(*_CLIENT, "class"))
-    waiting = GaugeMetricFamily("nvshare_client_waiting", "1 while it waits for the lease", labels=_CLIENT)
-    for labels, client, seat in seats:
-        for kind in ("allocated", "resident", "pinned", "host", "evicted"):
-            memory.add_metric((*labels, kind), getattr(seat.memory, f"{kind}_bytes"))
-        limit.add_metric(labels, seat.memory.limit_bytes)
-        lacking.add_metric(labels, seat.memory.lacking_bytes)
-        shut_out.add_metric(labels, float(seat.memory.shut_out))
-        longest.add_metric(labels, _seconds(seat.statistics.max_wait_ns))
-        priority.add_metric(labels, client.rank.priority)
-        weight.add_metric(labels, client.rank.weight)
-        classes.add_metric((*labels, client.rank.job_class.name.lower()), 1)
-        waiting.add_metric(labels, float(seat.waiting_since_ns is not None))
-    yield from (memory, limit, lacking, shut_out, longest, priority, weight, classes, waiting)
-    yield from _progress(seats)
-
-
-def _progress(seats: SeatRows) -> Iterator[Metric]:
-    """Only what is measured: an unknown figure has no series."""
-    ratio = GaugeMetricFamily("nvshare_client_progress_ratio", "Its rate now by its rate alone", labels=_CLIENT)
-    busy = GaugeMetricFamily(
-        "nvshare_client_busy_ratio", "Share of the time in which it kept the GPU busy when it ran alone", labels=_CLIENT
-    )
-    for labels, _, seat in seats:
-        if seat.progress.normalised:
-            ratio.add_metric(labels, seat.progress.normalised)
-        if seat.progress.busy_alone:
-            busy.add_metric(labels, seat.progress.busy_alone)
-    yield from (ratio, busy)
+    yield family(Gauge, "nvshare_client_memory_bytes", "Memory of the client", (*_CLIENT, "kind"), memory)
+    classes = (((*labels, client.rank.job_class.name.lower()), 1) for labels, client, _ in seats)
+    yield family(Gauge, "nvshare_client_class", "Always 1", (*_CLIENT, "class"), classes)
+    # Only what is measured: an unknown figure has no series.
+    text = "Its rate now by its rate alone"
+    known = ((labels, seat.progress.normalised) for labels, _, seat in seats if seat.progress.normalised)
+    yield family(Gauge, "nvshare_client_progress_ratio", text, _CLIENT, known)
+    text = "Share of the time in which it kept the GPU busy when it ran alone"
+    known = ((labels, seat.progress.busy_alone) for labels, _, seat in seats if seat.progress.busy_alone)
+    yield family(Gauge, "nvshare_client_busy_ratio", text, _CLIENT, known)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import Metric
 
 from nvshare.coordinator.kubernetes.cluster.pods import Counts as WatchCounts
+from nvshare.coordinator.system.http.families import Row, families, family
 
 
 @dataclass(slots=True)
@@ -61,49 +65,41 @@ class Collector:
     def collect(self) -> Iterator[Metric]:
         """All metric families."""
         facts = self._ask()
-        devices = GaugeMetricFamily(
-            "nvshare_plugin_devices", "Devices as listed to the kubelet", labels=("resource", "health")
-        )
-        for resource, healthy, unhealthy in facts.devices:
-            devices.add_metric((resource, "healthy"), healthy)
-            devices.add_metric((resource, "unhealthy"), unhealthy)
-        yield devices
+        devices = [
+            ((resource, health), count)
+            for resource, *counts in facts.devices
+            for health, count in zip(("healthy", "unhealthy"), counts, strict=True)
+        ]
+        text = "Devices as listed to the kubelet"
+        yield family(Gauge, "nvshare_plugin_devices", text, ("resource", "health"), devices)
         for name, text, found in (
             ("allocations", "Answers to the kubelet's Allocate", self._counts.allocations),
             ("registrations", "Attempts to register with the kubelet", self._counts.registrations),
         ):
-            family = CounterMetricFamily(f"nvshare_plugin_{name}", text, labels=("resource", "outcome"))
-            for labels, count in sorted(found.copy().items()):
-                family.add_metric(labels, count)
-            yield family
+            counted = sorted(found.copy().items())
+            yield family(Counter, f"nvshare_plugin_{name}", text, ("resource", "outcome"), counted)
         text = "Always 1; the hook that new containers get"
-        info = GaugeMetricFamily("nvshare_plugin_library_info", text, labels=("version",))
-        if facts.library is not None:
-            info.add_metric((facts.library,), 1)
-        yield info
-        for name, text, value in (
-            ("kubelet_connected", "1 while registered with the kubelet", float(facts.connected)),
-            ("coordinator_up", "1 while the node's coordinator answers", float(facts.coordinator_up)),
-            ("slots", "Slots that containers have", facts.slots),
-            ("slots_without_pod", "Slots whose pod the kubelet has not named", facts.slots_without_pod),
-        ):
-            yield GaugeMetricFamily(f"nvshare_plugin_{name}", text, value=value)
+        installed = [] if facts.library is None else [((facts.library,), 1)]
+        yield family(Gauge, "nvshare_plugin_library_info", text, ("version",), installed)
+        yield from families("nvshare_plugin", _ROWS, (), [((), facts)])
         if facts.watch is not None:
-            yield from _watch_metrics(facts.watch)
-        text = "Failed PodResources calls to the kubelet"
-        yield CounterMetricFamily("nvshare_plugin_pod_resources_failures", text, value=facts.pod_resources_failures)
+            yield from families("nvshare_plugin", _WATCH_ROWS, (), [((), facts.watch)])
 
 
-def _watch_metrics(watch: WatchCounts) -> Iterator[Metric]:
-    yield GaugeMetricFamily("nvshare_plugin_watched_pods", "Pods of this node that request a slot", value=watch.pods)
-    for name, text, value in (
-        ("pod_watch_lists", "Lists of pods requested from the API server", watch.lists),
-        ("pod_watch_events", "Pod events received", watch.events),
-        ("pod_watch_failures", "Failed requests to the API server", watch.failures),
-        (
-            "bad_annotations",
-            "Invalid annotations",
-            watch.bad_annotations,
-        ),
-    ):
-        yield CounterMetricFamily(f"nvshare_plugin_{name}", text, value=value)
+_ROWS: Final[tuple[Row, ...]] = (
+    (Gauge, "kubelet_connected", "1 while registered with the kubelet", lambda f: float(f.connected)),
+    (Gauge, "coordinator_up", "1 while the node's coordinator answers", lambda f: float(f.coordinator_up)),
+    (Gauge, "slots", "Slots that containers have", lambda f: f.slots),
+    (Gauge, "slots_without_pod", "Slots whose pod the kubelet has not named", lambda f: f.slots_without_pod),
+    (
+        Counter, "pod_resources_failures", "Failed PodResources calls to the kubelet",
+        lambda f: f.pod_resources_failures,
+    ),
+)  # fmt: skip
+_WATCH_ROWS: Final[tuple[Row, ...]] = (
+    (Gauge, "watched_pods", "Pods of this node that request a slot", lambda w: w.pods),
+    (Counter, "pod_watch_lists", "Lists of pods requested from the API server", lambda w: w.lists),
+    (Counter, "pod_watch_events", "Pod events received", lambda w: w.events),
+    (Counter, "pod_watch_failures", "Failed requests to the API server", lambda w: w.failures),
+    (Counter, "bad_annotations", "Invalid annotations", lambda w: w.bad_annotations),
+)
