@@ -9,7 +9,6 @@ Non-goals: the meaning of reviews, HTTP.
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import socket
@@ -23,26 +22,19 @@ import typer
 from nvshare.coordinator.kubernetes.cluster.admission_metrics import Metrics
 from nvshare.coordinator.kubernetes.cluster.admission_review import Settings
 from nvshare.coordinator.kubernetes.cluster.admission_server import BoundedServer
-from nvshare.coordinator.kubernetes.cluster.annotations import (
-    GPU_RESOURCE,
-    HOOK_IN_CONTAINER,
-    Rules,
-    RulesError,
-    rules_from,
+from nvshare.coordinator.kubernetes.cluster.annotations import GPU_RESOURCE, HOOK_IN_CONTAINER
+from nvshare.coordinator.kubernetes.cluster.options import (
+    LEVELS,
+    OptionError,
+    duration_ns,
+    log_to_stderr,
+    read_rules,
 )
 from nvshare.coordinator.system.http.certificate import Certificate, CertificateError
 from nvshare.coordinator.system.version import Versioned
 from nvshare.coordinator.units import parse_duration_or_never
 
 log = logging.getLogger("nvshare-admission")
-
-LEVELS: Final = ("debug", "info", "warning", "error")
-MAX_FILE_BYTES: Final = 1 << 20
-
-
-class StartError(Exception):
-    """The server cannot start; the text names the option."""
-
 
 _HELP: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=_HELP)
@@ -74,17 +66,11 @@ def run(
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS))] = "info",
 ) -> None:
     """The command line as Typer reads it.  `main` prints the exceptions."""
-    if log_level not in LEVELS:
-        raise StartError(f"--log-level: {log_level!r} is none of {', '.join(LEVELS)}")
-    line = "%(asctime)s nvshare-admission %(levelname)s: %(message)s"
-    logging.basicConfig(level=log_level.upper(), format=line, force=True)
+    log_to_stderr("nvshare-admission", log_level)
     if not hook_path.startswith("/") or any(letter in hook_path for letter in " :"):
-        raise StartError(f"--hook-path: {hook_path!r}: write an absolute path without spaces and colons")
-    try:
-        leave_ns = parse_duration_or_never(leave)
-    except ValueError as error:
-        raise StartError(f"--leave: {error}") from None
-    settings = Settings(load_rules(resource, priority_range, priority_classes), hook_path, enforce)
+        raise OptionError(f"--hook-path: {hook_path!r}: write an absolute path without spaces and colons")
+    leave_ns = duration_ns("--leave", leave, parse_duration_or_never)
+    settings = Settings(read_rules(resource, priority_range, priority_classes), hook_path, enforce)
     metrics = Metrics()
     where = address or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     try:
@@ -96,27 +82,10 @@ def run(
         option, chosen = "--metrics-port", metrics_port
         probes = BoundedServer((where, metrics_port), settings, metrics)
     except CertificateError as error:
-        raise StartError(f"{option}: {error}") from None
+        raise OptionError(f"{option}: {error}") from None
     except OSError as error:
-        raise StartError(f"{option}: cannot listen on {where} port {chosen}: {error.strerror or error}") from None
+        raise OptionError(f"{option}: cannot listen on {where} port {chosen}: {error.strerror or error}") from None
     serve(reviews, probes, leave_ns)
-
-
-def load_rules(resource: str, priority_range: str, priority_classes: Path | None) -> Rules:
-    """The operator's rules.  Raises StartError, which names the option."""
-    classes: object = None
-    if priority_classes is not None:
-        try:
-            with priority_classes.open("rb") as file:
-                classes = json.loads(file.read(MAX_FILE_BYTES))
-        except OSError as error:
-            raise StartError(f"--priority-classes: {priority_classes}: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise StartError(f"--priority-classes: {priority_classes}: not JSON: {error}") from None
-    try:
-        return rules_from(resource=resource, priority_range=priority_range, priority_classes=classes)
-    except RulesError as error:
-        raise StartError(str(error)) from None
 
 
 def serve(reviews: BoundedServer, probes: BoundedServer, leave_ns: int) -> None:
@@ -143,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     code = 0
     try:
         code = app(list(sys.argv[1:] if argv is None else argv), prog_name="nvshare-admission") or 0
-    except StartError as error:
+    except OptionError as error:
         sys.stderr.write(f"nvshare-admission: {error}\n")
         code = 2
     raise SystemExit(code)

@@ -1,21 +1,24 @@
-"""The device plugin's options: paths, resources, and the settings of containers.
-
-Invariant: the constructor checks all of them; an error names the option.
-
-Non-goals: parsing command lines (kubernetes/node/plugin_main.py).
-"""
+"""Options of the device plugin and of the webhook, checked; an error names the option."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import Final, cast, get_args
 
 from nvshare.client_hook.launcher import MEMORY_MODES
+from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError, rules_from
 from nvshare.coordinator.kubernetes.slots.device_ids import MAX_SLOTS_PER_GPU, Preference, memory_unit_bytes
 from nvshare.coordinator.system.runtime_dir import MAX_SOCKET_PATH_BYTES
+from nvshare.coordinator.units import parse_duration
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+MAX_FILE_BYTES: Final = 1 << 20
 
 
 class OptionError(Exception):
@@ -74,6 +77,39 @@ class Options:
             if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
                 text = f"{path} is longer than a socket path may be ({MAX_SOCKET_PATH_BYTES} bytes)"
                 raise OptionError(f"--plugin-dir: {text}")
+
+
+def duration_ns(option: str, text: str, parse: Callable[[str], int] = parse_duration) -> int:
+    """The value of an option.  Raises OptionError."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise OptionError(f"{option}: {error}") from None
+
+
+def log_to_stderr(program: str, level: str) -> None:
+    """Logs from now on.  Raises OptionError for an unknown level."""
+    if level not in LEVELS:
+        raise OptionError(f"--log-level: {level!r} is none of {', '.join(LEVELS)}")
+    line = f"%(asctime)s {program} %(levelname)s: %(message)s"
+    logging.basicConfig(level=level.upper(), format=line, force=True)
+
+
+def read_rules(resource: str, priority_range: str, priority_classes: Path | None) -> Rules:
+    """The operator's rules.  Raises OptionError."""
+    classes: object = None
+    if priority_classes is not None:
+        try:
+            with priority_classes.open("rb") as file:
+                classes = json.loads(file.read(MAX_FILE_BYTES))
+        except OSError as error:
+            raise OptionError(f"--priority-classes: {priority_classes}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise OptionError(f"--priority-classes: {priority_classes}: not JSON: {error}") from None
+    try:
+        return rules_from(resource=resource, priority_range=priority_range, priority_classes=classes)
+    except RulesError as error:
+        raise OptionError(str(error)) from None
 
 
 def preference(text: str) -> Preference:

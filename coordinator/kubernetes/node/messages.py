@@ -20,8 +20,6 @@ HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"
 REGISTER: Final = "/v1beta1.Registration/Register"
 PLUGIN_SERVICE: Final = "v1beta1.DevicePlugin"
-REGISTRATION_SERVICE: Final = "v1beta1.Registration"
-POD_RESOURCES_SERVICE: Final = "v1.PodResourcesLister"
 LIST_POD_RESOURCES: Final = "/v1.PodResourcesLister/List"
 
 CHANNEL_OPTIONS: Final = (

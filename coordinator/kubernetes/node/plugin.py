@@ -103,13 +103,13 @@ class PluginServer:
 
         def unary(behaviour: Callable[[Any, Any], Any], request: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(
-                behaviour, request_deserializer=request.FromString, response_serializer=_serialize
+                behaviour, request_deserializer=request.FromString, response_serializer=serialize
             )
 
         watch = grpc.unary_stream_rpc_method_handler(
             lambda request, context: self._list_and_watch(serving, context),
             request_deserializer=m.Empty.FromString,
-            response_serializer=_serialize,
+            response_serializer=serialize,
         )
         return grpc.method_handlers_generic_handler(
             m.PLUGIN_SERVICE,
@@ -192,9 +192,17 @@ class PluginServer:
         context.abort(code, text)
 
 
-def _serialize(message: Any) -> bytes:
+def serialize(message: Any) -> bytes:
+    """A message's bytes."""
     data: bytes = message.SerializeToString()
     return data
+
+
+def sentence(error: Exception) -> str:
+    """An error of a call."""
+    if isinstance(error, grpc.RpcError):
+        return f"{error.code().name.lower()}: {error.details()}"
+    return str(error)
 
 
 def _message(answer: Answer) -> Any:

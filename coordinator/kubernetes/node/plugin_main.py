@@ -8,8 +8,6 @@ Non-goals: the process (plugin_process.py) and its imports such as gRPC: `--help
 
 from __future__ import annotations
 
-import json
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
-from nvshare.coordinator.kubernetes.cluster.annotations import Rules, RulesError, rules_from
-from nvshare.coordinator.kubernetes.cluster.options import OptionError, Options, Paths, preference
+from nvshare.coordinator.kubernetes.cluster.options import (
+    OptionError,
+    Options,
+    Paths,
+    duration_ns,
+    log_to_stderr,
+    preference,
+    read_rules,
+)
 from nvshare.coordinator.kubernetes.cluster.pods import NotInClusterError
 from nvshare.coordinator.kubernetes.slots import slot as slots
 from nvshare.coordinator.system.http.metrics import Access
 from nvshare.coordinator.system.runtime_dir import SYSTEM_DIRECTORY
 from nvshare.coordinator.system.version import Versioned
-from nvshare.coordinator.units import parse_duration
 
 _GRPC = ("grpc", "google")
 
@@ -112,7 +116,7 @@ def run(
     log_level: LogLevel = "info",
 ) -> None:
     """The command line as Typer reads it."""
-    _log_to_stderr(log_level)
+    log_to_stderr("nvshare-device-plugin", log_level)
     paths = (plugin_dir, pod_resources_socket, library_dir, slots_dir, runtime_dir)
     options = Options(
         Paths(*(path.absolute() for path in paths)),
@@ -123,13 +127,13 @@ def run(
         preference=preference(preferred),
         memory=memory,
         on_loss=on_loss,
-        loss_timeout_ns=_duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None,
-        coordinator_grace_ns=_duration_ns("--coordinator-grace", coordinator_grace),
+        loss_timeout_ns=duration_ns("--loss-timeout", loss_timeout) if loss_timeout else None,
+        coordinator_grace_ns=duration_ns("--coordinator-grace", coordinator_grace),
         cdi_kind=cdi_kind,
     )
     if watch_pods and not node_name:
         raise OptionError("--watch-pods: needs --node-name or NODE_NAME (spec.nodeName by the downward API)")
-    rules = _rules(resource, priority_range, priority_classes)
+    rules = read_rules(resource, priority_range, priority_classes)
     try:
         from nvshare.coordinator.kubernetes.node.plugin_process import Extras, serve
     except ModuleNotFoundError as error:
@@ -139,35 +143,6 @@ def run(
     access = Access(metrics_token_file, metrics_tls_dir)
     watched = node_name if watch_pods else None
     serve(options, Extras(metrics_address, metrics_port, access, watched, rules, tuple(ignored_xids or ())))
-
-
-def _log_to_stderr(level: str) -> None:
-    if level not in ("debug", "info", "warning", "error"):
-        raise OptionError(f"--log-level: {level!r} is none of debug, info, warning, error")
-    line = "%(asctime)s nvshare-device-plugin %(levelname)s: %(message)s"
-    logging.basicConfig(level=level.upper(), format=line, force=True)
-
-
-def _duration_ns(option: str, text: str) -> int:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise OptionError(f"{option}: {error}") from None
-
-
-def _rules(resource: str, priority_range: str, priority_classes: Path | None) -> Rules:
-    content: object = None
-    if priority_classes is not None:
-        try:
-            content = json.loads(priority_classes.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise OptionError(f"--priority-classes: {priority_classes}: {error.strerror}") from None
-        except ValueError as error:
-            raise OptionError(f"--priority-classes: {priority_classes}: not JSON: {error}") from None
-    try:
-        return rules_from(resource=resource, priority_range=priority_range, priority_classes=content)
-    except RulesError as error:
-        raise OptionError(str(error)) from None
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import grpc
 
 from nvshare.coordinator.kubernetes.node import messages as m
-from nvshare.coordinator.kubernetes.node.plugin import PluginServer
+from nvshare.coordinator.kubernetes.node.plugin import PluginServer, sentence, serialize
 from nvshare.coordinator.kubernetes.slots import inotify
 
 log: Final = logging.getLogger("nvshare.plugin")
@@ -125,7 +125,7 @@ class Registrar:
                 known = self._register(server)
             except (OSError, grpc.RpcError) as error:
                 self._counted(name, "failed")
-                log.warning("registering %s: %s; retrying", name, _sentence(error))
+                log.warning("registering %s: %s; retrying", name, sentence(error))
                 known = None
             else:
                 self._counted(name, "registered")
@@ -146,7 +146,7 @@ class Registrar:
         before = _identity(self._directory / KUBELET_SOCKET)
         with grpc.insecure_channel(f"unix://{self._directory / KUBELET_SOCKET}", options=m.CHANNEL_OPTIONS) as channel:
             call: Any = channel.unary_unary(
-                m.REGISTER, request_serializer=_serialize, response_deserializer=m.Empty.FromString
+                m.REGISTER, request_serializer=serialize, response_deserializer=m.Empty.FromString
             )
             call(
                 m.RegisterRequest(
@@ -160,11 +160,6 @@ class Registrar:
         return before if before == _identity(self._directory / KUBELET_SOCKET) else None
 
 
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
-
-
 def _identity(path: Path) -> Identity | None:
     """Differs for each new file, also if the file system reuses the inode."""
     try:
@@ -172,9 +167,3 @@ def _identity(path: Path) -> Identity | None:
     except OSError:
         return None
     return found.st_ino, found.st_ctime_ns
-
-
-def _sentence(error: Any) -> str:
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name.lower()}: {error.details()}"
-    return str(error)

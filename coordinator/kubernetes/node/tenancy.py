@@ -29,6 +29,7 @@ import grpc
 from nvshare.coordinator.kubernetes.node import allocation
 from nvshare.coordinator.kubernetes.node import messages as m
 from nvshare.coordinator.kubernetes.node.allocation import SlotStore
+from nvshare.coordinator.kubernetes.node.plugin import sentence, serialize
 from nvshare.coordinator.kubernetes.slots import device_ids
 from nvshare.coordinator.kubernetes.slots.slot import PodRef, Slot, SlotPolicy
 
@@ -64,7 +65,7 @@ def list_tenants(socket: Path, resource: str, memory_resource: str | None) -> li
     with grpc.insecure_channel(f"unix://{socket}", options=m.CHANNEL_OPTIONS) as channel:
         call: Any = channel.unary_unary(
             m.LIST_POD_RESOURCES,
-            request_serializer=lambda message: message.SerializeToString(),
+            request_serializer=serialize,
             response_deserializer=m.ListPodResourcesResponse.FromString,
         )
         answer = call(m.ListPodResourcesRequest(), timeout=LIST_S)
@@ -141,7 +142,7 @@ class Tenancy:
             except (grpc.RpcError, OSError) as error:
                 self.failures += 1
                 if not self._logged:
-                    log.warning("pod resources: %s", _sentence(error))
+                    log.warning("pod resources: %s", sentence(error))
                     self._logged = True
                 complete = False
             wait_s = LATER_LOOK_S if complete else min(LATER_LOOK_S, max(FIRST_LOOK_S, (wait_s or 0.0) * 2))
@@ -200,9 +201,3 @@ class Tenancy:
 
     def _allocated(self) -> set[str]:
         return {device_id for slot in self._store.all().values() for device_id in slot.device_ids}
-
-
-def _sentence(error: Any) -> str:
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name.lower()}: {error.details()}"
-    return str(error)

@@ -109,8 +109,8 @@ class Kubelet:
         for file in self.plugins.iterdir():
             file.unlink()
         registration = self.plugins / "kubelet.sock"
-        self._serve(registration, m.REGISTRATION_SERVICE, "Register", self._register, m.RegisterRequest)
-        self._serve(self.pod_resources, m.POD_RESOURCES_SERVICE, "List", self._list, m.ListPodResourcesRequest)
+        self._serve(registration, "v1beta1.Registration", "Register", self._register, m.RegisterRequest)
+        self._serve(self.pod_resources, "v1.PodResourcesLister", "List", self._list, m.ListPodResourcesRequest)
 
     def stop(self) -> None:
         """Goes; running containers stay."""
