@@ -95,15 +95,15 @@ def parse_share(text: str) -> float:
     return share
 
 
-def parse_part(text: str) -> float:
-    """A fraction from `0.3` or `30%`: 0 to 1.  Raises ValueError."""
+def parse_part(text: str, least: float = 0.0) -> float:
+    """A fraction from `0.3` or `30%`: `least` to 1.  Raises ValueError."""
     number, percent, rest = text.strip().partition("%")
     match = _QUANTITY.match(number)
     if rest or match is None or match.group(3):
         raise ValueError(f"{text!r} is not a share: write a fraction or a percentage, such as 0.3 or 30%")
     part = float(number) / 100 if percent else float(number)
-    if not 0.0 <= part <= 1.0:
-        raise ValueError(f"{text!r} is out of range: a share is 0 to 1, or 0% to 100%")
+    if not least <= part <= 1.0:
+        raise ValueError(f"{text!r} is out of range: a share is from {least:g} to 1")
     return part
 
 

@@ -16,7 +16,8 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from nvshare.client_hook.embedded import Launch, prepare_client
 from nvshare.client_hook.launcher import (
@@ -28,13 +29,14 @@ from nvshare.client_hook.launcher import (
     without_hook,
 )
 from nvshare.client_hook.obstacles import find_obstacle
-from nvshare.coordinator.units import parse_duration, parse_size
+from nvshare.coordinator.units import parse_duration, parse_part, parse_size
 
 _WITH_VALUE = (
     "--memory", "--priority", "--weight", "--gang", "--class", "--share-request", "--share-limit", "--deadline",
     "--name", "--gpu-memory-limit", "--runtime-dir",
 )  # fmt: skip
 _NAME_BYTES = 63
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -183,26 +185,20 @@ def _name(text: str) -> str:
     return text
 
 
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _by(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser of units for argparse."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
 
 
-def _share(text: str) -> float:
-    number, percent = (text[:-1], 100) if text.endswith("%") else (text, 1)
-    value = float(number) / percent if re.fullmatch(r"[0-9]+(\.[0-9]+)?", number) else 0.0
-    if not 0.001 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share: write 0.3 or 30%, from 0.001 to 1")
-    return value
-
-
-def _deadline(text: str) -> int:
-    try:
-        return parse_duration(text if not text.isdecimal() else f"{text}s")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+_size, _share = _by(parse_size), _by(lambda text: parse_part(text, 0.001))
+_deadline = _by(lambda text: parse_duration(f"{text}s" if text.isdecimal() else text))
 
 
 def _prepare(options: argparse.Namespace, environ: dict[str, str], program: str) -> dict[str, str]:

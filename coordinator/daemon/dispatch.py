@@ -18,6 +18,7 @@ from nvshare.coordinator.daemon.control.api import I32_MAX
 from nvshare.coordinator.model import commands, events
 from nvshare.coordinator.protocol import messages
 from nvshare.coordinator.protocol.messages import MemoryMode, ReleaseReason, RemoteProtocolError
+from nvshare.coordinator.system.users import known_name
 from nvshare.scheduler_policies.api import JobClass
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class Dispatcher:
                 return
             registered = adopted
         self._outbox.greeted(connection)
+        known_name(peer.user_id)  # looked up before a program that waits asks for it
         process_id = registered.process_id
         self._clients[connection] = process_id
         self._journal.forget(process_id)  # an earlier process may have had this id

@@ -13,7 +13,6 @@ import errno
 import hashlib
 import logging
 import os
-import pwd
 import select
 import socket
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from nvshare.coordinator.system.processes import peer_of
+from nvshare.coordinator.system.users import user_name
 
 log: Final = logging.getLogger("nvshare")
 
@@ -96,9 +96,8 @@ def _name(uuid: str) -> str:
 
 def _describe(holder: socket.socket) -> str:
     process_id, user_id = peer_of(holder)
-    user = str(user_id)
-    with contextlib.suppress(KeyError):
-        user = f"{pwd.getpwuid(user_id).pw_name} ({user_id})"
+    name = user_name(user_id)
+    user = name if name == str(user_id) else f"{name} ({user_id})"
     if process_id == 0:  # in a foreign PID namespace
         return f"a process of another container, of user {user}"
     command = b""

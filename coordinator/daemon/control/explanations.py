@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nvshare.coordinator.engine.snapshot import RefusalSnapshot, WaitSnapshot
 from nvshare.coordinator.model.client import Identity
-from nvshare.coordinator.system.users import user_name
+from nvshare.coordinator.system.users import known_name
 from nvshare.coordinator.units import format_size
 
 
@@ -58,7 +58,7 @@ def _holder(holder: Identity, asker: Identity, hide_names: bool) -> str:
         return "another container"
     if holder.group:
         return holder.name
-    name = user_name(holder.user_id)
+    name = known_name(holder.user_id)
     user = f"user {name}" if name == str(holder.user_id) else name
     if hide_names and holder.user_id != asker.user_id:
         return f"a program of {user}"

@@ -17,7 +17,7 @@ WAIT = WaitSnapshot(0, MINE, (THEIRS,), place=1, paused=False, lacking_bytes=0, 
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanations, "user_name", {1000: "bob", 1001: "alice"}.__getitem__)
+    monkeypatch.setattr(explanations, "known_name", {1000: "bob", 1001: "alice"}.__getitem__)
 
 
 @pytest.mark.parametrize(
