@@ -113,7 +113,7 @@ def _show(result: dict[str, Any]) -> None:
     for name, told in result["ways"].items():
         if "skipped" in told:
             print(f"{name}: left out: {told['skipped']}")
-    for note in (*result.get("skipped", ()), *([result["note"]] if "note" in result else ())):
+    for note in result.get("skipped", ()):
         print(note)
     for key in ("geometric_means", "found"):
         if key in result:

@@ -7,8 +7,6 @@ Non-goals: judging the figures.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,11 +27,10 @@ Cases = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`option`: of nvshare-run, without which the scenario's variables mean nothing yet."""
+    """One question."""
 
     mixes: tuple[Mix, ...]
     ways: tuple[Way, ...]
-    option: str
     seconds: float
     found: Callable[[str, Cases, Mapping[str, Any]], dict[str, Any]]
     """The figures of one mix, by way, from its name, its cases and the rates alone."""
@@ -81,18 +78,18 @@ def _policy(name: str, *options: str) -> Way:
 SCENARIOS = {
     "class": Scenario(
         tuple(_mix(Job("server", INTERACTIVE), Job(name, BEST_EFFORT)) for name in ("products", "elementwise")),
-        tuple(WAYS.values()), "--class", 6.0, beside_best_effort,
+        tuple(WAYS.values()), 6.0, beside_best_effort,
     ),
     "limits": Scenario(
         tuple(
             _mix(*(Job(name, (("NVSHARE_SHARE_LIMIT", str(limit)),)) for limit in LIMITS))
             for name in ("products", "graphed")
         ),
-        (_policy("fair_share", "--policy=fair_share"),), "--share-limit", 10.0, limited,
+        (_policy("fair_share", "--policy=fair_share"),), 10.0, limited,
     ),
     "opportunistic": Scenario(
         (_mix(Job("data", BATCH), Job("products", BEST_EFFORT)),),
-        (WAYS["native"], _policy("opportunistic", "--policy=opportunistic")), "--class", 6.0, opportunistic,
+        (WAYS["native"], _policy("opportunistic", "--policy=opportunistic")), 6.0, opportunistic,
     ),
 }  # fmt: skip
 
@@ -106,15 +103,4 @@ def measure_scenario(name: str, ways: Sequence[str], plan: Plan) -> dict[str, An
         if all(result["alone"][job.workload].get("rate") for job in mix.jobs):
             found[mix.name] = scenario.found(mix.name, result["pairs"][mix.name], result["alone"])
     result["found"] = found
-    if not understood(scenario.option):
-        result["note"] = f"nvshare-run has no option {scenario.option}: the programs' variables may mean nothing"
     return result
-
-
-def understood(option: str) -> bool:
-    """Whether this version of nvshare-run has the option."""
-    done = subprocess.run(
-        [sys.executable, "-m", "nvshare.coordinator.cli.run", "--help"],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    return option in done.stdout

@@ -35,6 +35,16 @@ def unusable(path: Path, error: OSError) -> RuntimeDirError:
     return RuntimeDirError(f"{path}: {error.strerror}; {remedy}")
 
 
+class _File:
+    """A path of a runtime directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, directory: RuntimeDir, kind: object) -> Path:
+        return directory.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeDir:
     """Names of the files in one runtime directory."""
@@ -43,52 +53,20 @@ class RuntimeDir:
     may_be_foreign: bool = field(default=True, compare=False)
     """Another user's coordinator may be used: true for a named directory and the system's, false for a user's own."""
 
-    @property
-    def hooks_socket(self) -> Path:
-        return self.path / "hooks.sock"
-
-    @property
-    def control_socket(self) -> Path:
-        return self.path / "control.sock"
-
-    @property
-    def events_socket(self) -> Path:
-        return self.path / "events.sock"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / "coordinator.lock"
-
-    @property
-    def keepalive_lock(self) -> Path:
-        return self.path / "keepalive.lock"
-
-    @property
-    def daemon_mark(self) -> Path:
-        """Exists while the system's coordinator should run, also during its restart."""
-        return self.path / "daemon"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal"
-
-    @property
-    def live_settings(self) -> Path:
-        return self.path / "live_settings.json"
-
-    @property
-    def simulated_gpu(self) -> Path:
-        return self.path / "simulated_gpu"
-
-    @property
-    def mps_socket(self) -> Path:
-        """Launchers ask here whether their program joins MPS."""
-        return self.path / "mps.sock"
-
-    @property
-    def mps(self) -> Path:
-        """Directory of the MPS control daemon."""
-        return self.path / "mps"
+    hooks_socket = _File("hooks.sock")
+    control_socket = _File("control.sock")
+    events_socket = _File("events.sock")
+    lock_file = _File("coordinator.lock")
+    keepalive_lock = _File("keepalive.lock")
+    daemon_mark = _File("daemon")
+    """Exists while the system's coordinator should run, also during its restart."""
+    journal = _File("journal")
+    live_settings = _File("live_settings.json")
+    simulated_gpu = _File("simulated_gpu")
+    mps_socket = _File("mps.sock")
+    """Launchers ask here whether their program joins MPS."""
+    mps = _File("mps")
+    """Directory of the MPS control daemon."""
 
     def coordinator_pid(self) -> int | None:
         """The process that holds the coordinator's lock; None without one, or without permission to know."""

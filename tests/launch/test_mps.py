@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nvshare.coordinator.cli.ctl_call import call
-from nvshare.coordinator.cli.views.mps import mps_line
+from nvshare.coordinator.cli.views.sentences import mps_line
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.system.mps import obstacles
 from nvshare.coordinator.system.runtime_dir import RuntimeDir

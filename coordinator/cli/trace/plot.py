@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from nvshare.coordinator.cli.trace.recording import Recording
 
@@ -52,32 +53,39 @@ def rows_of(recording: Recording) -> list[Row]:
     ]
 
 
-def draw(rows: Sequence[Row], window: Interval, title: str, out: Path) -> None:
-    """Writes a PNG of the rows within a window of time."""
+@contextmanager
+def picture(out: Path, width: float, height: float) -> Iterator[Any]:
+    """Axes to draw on, of this size in inches; the block's end writes the PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    origin, end = window
-    figure, axes = pyplot.subplots(figsize=(10, 0.75 * len(rows) + 1.3))
-
-    def bars(intervals: Sequence[Interval]) -> list[tuple[float, float]]:
-        inside = [(max(a, origin), min(b, end)) for a, b in intervals if b > origin and a < end]
-        return [((a - origin) / 1e6, (b - a) / 1e6) for a, b in inside]
-
-    for index, row in enumerate(rows):
-        colour = COLOURS[index % len(COLOURS)]
-        axes.broken_barh(bars(row.pale), (index - 0.42, 0.26), facecolors=colour, alpha=0.35)
-        axes.broken_barh(bars(row.solid), (index - 0.12, 0.5), facecolors=colour)
-        axes.broken_barh(bars(row.dark), (index + 0.4, 0.06), facecolors="black")
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, (end - origin) / 1e6)
-    axes.set_xlabel("milliseconds")
-    axes.set_title(title, fontsize=10)
+    figure, axes = pyplot.subplots(figsize=(width, height))
+    yield axes
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.tight_layout()
     figure.savefig(out, dpi=130)
     pyplot.close(figure)
+
+
+def draw(rows: Sequence[Row], window: Interval, title: str, out: Path) -> None:
+    """Writes a PNG of the rows within a window of time."""
+    origin, end = window
+
+    def bars(intervals: Sequence[Interval]) -> list[tuple[float, float]]:
+        inside = [(max(a, origin), min(b, end)) for a, b in intervals if b > origin and a < end]
+        return [((a - origin) / 1e6, (b - a) / 1e6) for a, b in inside]
+
+    with picture(out, 10, 0.75 * len(rows) + 1.3) as axes:
+        for index, row in enumerate(rows):
+            colour = COLOURS[index % len(COLOURS)]
+            axes.broken_barh(bars(row.pale), (index - 0.42, 0.26), facecolors=colour, alpha=0.35)
+            axes.broken_barh(bars(row.solid), (index - 0.12, 0.5), facecolors=colour)
+            axes.broken_barh(bars(row.dark), (index + 0.4, 0.06), facecolors="black")
+        axes.set_yticks(range(len(rows)), [row.name for row in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(0, (end - origin) / 1e6)
+        axes.set_xlabel("milliseconds")
+        axes.set_title(title, fontsize=10)

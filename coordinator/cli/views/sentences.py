@@ -1,4 +1,4 @@
-"""Sentences of `nvshare-ctl status`: gangs, live settings, lack of room, host memory."""
+"""Sentences of `nvshare-ctl status`: gangs, live settings, lack of room, host memory, MPS."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from nvshare.coordinator.cli.views.words import count
 from nvshare.coordinator.daemon.control.settings import SETTINGS
+from nvshare.coordinator.system.users import user_name
 from nvshare.coordinator.units import format_duration, format_size
 
 
@@ -90,3 +91,17 @@ def host_lines(status: Mapping[str, Any]) -> list[str]:
             f"  {owner['owner']}: {number} with {format_size(owner['shared_bytes'])}, {spare} more available{refused}"
         )
     return lines
+
+
+def mps_line(mps: Mapping[str, Any]) -> str:
+    """State of MPS; for a refusal its reason."""
+    if mps["mode"] == "off":
+        return "MPS: off"
+    state, programs = mps["state"], count(mps["programs"], "program")
+    if state == "refused":
+        return f"MPS: refused, programs run without it: {mps['reason']}"
+    if state == "waiting":
+        return f"MPS: restarts for {programs}: {mps['reason']}"
+    if state == "idle":
+        return "MPS: on, starts with the first program"
+    return f"MPS: {state} for user {user_name(mps['user'])}, {programs}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nvshare.coordinator.cli.views.mps import mps_line
-from nvshare.coordinator.cli.views.sentences import gang_lines, host_lines, live_lines, room_lines
+from nvshare.coordinator.cli.views.sentences import gang_lines, host_lines, live_lines, mps_line, room_lines
 from nvshare.coordinator.cli.views.table import layout, number, text, word
 from nvshare.coordinator.cli.views.words import count, first_of, programs, quantum, running, size_of
 from nvshare.coordinator.units import format_duration, format_share

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from nvshare.coordinator.system.devices import Device, NoGpuError, discover, text_of
+from nvshare.coordinator.system.devices import Device, NoGpuError, discover, nvml, text_of
 
 log: Final = logging.getLogger("nvshare.plugin")
 
@@ -49,19 +49,17 @@ class NvmlProbe:
     def problems(self, uuids: Sequence[str]) -> dict[str, str]:
         import pynvml
 
+        found: dict[str, str] = {}
         try:
-            pynvml.nvmlInit()
+            with nvml():
+                for uuid in uuids:
+                    try:
+                        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+                    except pynvml.NVMLError as error:
+                        found[uuid] = str(error)
+                return self._xids.look(pynvml, uuids) | found
         except pynvml.NVMLError as error:
             return dict.fromkeys(uuids, f"the NVIDIA driver cannot be used: {error}")
-        found: dict[str, str] = {}
-        for uuid in uuids:
-            try:
-                pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-            except pynvml.NVMLError as error:
-                found[uuid] = str(error)
-        found = self._xids.look(pynvml, uuids) | found
-        pynvml.nvmlShutdown()
-        return found
 
 
 class XidWatch:
