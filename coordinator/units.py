@@ -8,23 +8,31 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_NANOSECONDS: Final = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000}
-_NANOSECONDS_LONG: Final = {**_NANOSECONDS, "min": 60_000_000_000, "h": 3_600_000_000_000}
+_NANOSECONDS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "min": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
 _BYTES: Final = {
     "": 1,
     "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
     "k": 1 << 10,
-    "kib": 1 << 10,
-    "kb": 1_000,
     "m": 1 << 20,
-    "mib": 1 << 20,
-    "mb": 1_000_000,
     "g": 1 << 30,
-    "gib": 1 << 30,
-    "gb": 1_000_000_000,
     "t": 1 << 40,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
     "tib": 1 << 40,
-    "tb": 1_000_000_000_000,
 }
 _QUANTITY: Final = re.compile(r"\s*([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*([a-zµA-Z]{0,4})\s*\Z")
 _MAX_NS: Final = 365 * 24 * 3_600_000_000_000
@@ -47,7 +55,7 @@ def _scaled(text: str, factors: dict[str, int]) -> int | None:
 
 def parse_duration(text: str) -> int:
     """Nanoseconds of `250ms`, `2s`, `1.5m`.  Raises ValueError, also for zero or a missing unit."""
-    value = _scaled(text, _NANOSECONDS_LONG)
+    value = _scaled(text, _NANOSECONDS)
     if value is None:
         raise ValueError(f"{text!r} is not a duration: write a number and a unit, such as 100ms, 2s or 1m")
     if not 0 < value <= _MAX_NS:

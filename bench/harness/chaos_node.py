@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from nvshare.bench.harness.fixture import BenchError
+from nvshare.client_hook.launcher import LaunchError
 from nvshare.coordinator.cli.ctl_call import call
 from nvshare.coordinator.daemon.control import api
 from nvshare.coordinator.daemon.control.api import ControlError
 from nvshare.coordinator.daemon.control.sockets import EventReader, NoCoordinatorError
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
+from nvshare.coordinator.system.temporary_coordinator import end, start_coordinator
 from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 
 START_S = 60.0
@@ -110,7 +112,7 @@ class Node:
         self.trace = Trace(directory / "simulated_gpu")
         self.gone_ns: dict[str, int] = {}
         self._quantum = quantum
-        self._log = (directory / "coordinator.log").open("ab")
+        self._log = directory / "coordinator.log"
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self._witness = threading.Thread(target=self._follow, daemon=True)
@@ -124,26 +126,18 @@ class Node:
 
     def start_coordinator(self) -> None:
         """Returns when it serves.  Raises BenchError with its words."""
-        ready, report = os.pipe()
-        command = [sys.executable, "-m", "nvshare.coordinator.daemon.main", f"--simulate={self.simulate}"]
-        command += ["--sharing=exclusive", "--policy=round_robin", "--quantum", self._quantum]
-        command += [f"--max-clients={MAX_CLIENTS}", "--ready-fd", str(report)]
-        self._coordinator = subprocess.Popen(
-            command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-            pass_fds=(report,),
-        )  # fmt: skip
-        os.close(report)
+        options = [f"--simulate={self.simulate}", "--sharing=exclusive", "--policy=round_robin"]
+        options += ["--quantum", self._quantum, f"--max-clients={MAX_CLIENTS}"]
         try:
-            if not select.select([ready], [], [], START_S)[0] or not os.read(ready, 1):
-                raise BenchError(f"the coordinator does not start:\n{self.words()}")
-        finally:
-            os.close(ready)
+            self._coordinator = start_coordinator(self.runtime.path, options, log=self._log)
+        except LaunchError as error:
+            raise BenchError(str(error)) from None
         if not self._witness.is_alive():
             self._witness.start()
 
     def words(self) -> str:
         """The end of the coordinators' log."""
-        return (self.runtime.path / "coordinator.log").read_text(errors="replace")[-2000:]
+        return self._log.read_text(errors="replace")[-2000:]
 
     def limit_coordinator(self, what: int, value: int) -> None:
         """Sets the soft limit of a resource (RLIMIT_...) of the running coordinator; -1 puts the hard limit back."""
@@ -218,13 +212,7 @@ class Node:
         if self._coordinator is not None:
             with suppress(ProcessLookupError):
                 self._coordinator.send_signal(signal.SIGCONT)
-            self._coordinator.terminate()
-            try:
-                self._coordinator.wait(10)
-            except subprocess.TimeoutExpired:
-                self._coordinator.kill()
-                self._coordinator.wait()
-        self._log.close()
+            end(self._coordinator)
         if self._witness.is_alive():
             self._witness.join()
 

@@ -6,6 +6,7 @@ object, also for an error: `{"error": {"code", "text"}}`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -55,24 +56,20 @@ def _root(context: typer.Context, where: Where = None, version: VersionOption = 
     context.obj = where
 
 
-@app.command()
-def status(
-    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
-) -> None:
-    """Show the GPUs with their lease holders, waiting clients, settings and gangs."""
-    from nvshare.coordinator.cli.views.status import lines
+def _view(name: str, about: str) -> None:
+    """Adds a command that shows a `status`."""
 
-    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
+    def command(
+        context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
+    ) -> None:
+        lines = importlib.import_module(f"nvshare.coordinator.cli.views.{name}").lines
+        show(context, where, lines, form=form, as_json=as_json, every_s=watch)
+
+    app.command(name, help=about)(command)
 
 
-@app.command()
-def clients(
-    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
-) -> None:
-    """Show the programs that share the GPUs."""
-    from nvshare.coordinator.cli.views.clients import lines
-
-    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
+_view("status", "Show the GPUs with their lease holders, waiting clients, settings and gangs.")
+_view("clients", "Show the programs that share the GPUs.")
 
 
 @app.command()
@@ -88,24 +85,8 @@ def explain(context: typer.Context, gpu: Gpu = None, as_json: Json = False, wher
     typer.echo(json.dumps({"gpus": gpus}) if as_json else "\n".join(lines(gpus, found["now_ns"])))
 
 
-@app.command()
-def memory(
-    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
-) -> None:
-    """Show each client's memory on the GPU and on the host, and the memory moved."""
-    from nvshare.coordinator.cli.views.memory import lines
-
-    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
-
-
-@app.command()
-def slots(
-    context: typer.Context, form: Output = None, watch: Watch = None, as_json: Json = False, where: Where = None
-) -> None:
-    """Kubernetes: show the slots of this node and their pods."""
-    from nvshare.coordinator.cli.views.slots import lines
-
-    show(context, where, lines, form=form, as_json=as_json, every_s=watch)
+_view("memory", "Show each client's memory on the GPU and on the host, and the memory moved.")
+_view("slots", "Kubernetes: show the slots of this node and their pods.")
 
 
 @app.command()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -14,37 +13,16 @@ from nvshare.coordinator.system.version import version
 _FOLDER: Final = Path(__file__).parent
 
 
-class Unit(enum.Enum):
-    """A file of the package."""
-
-    SYSTEM = "system"
-    USER = "user"
-    CONFIG = "config"
-
-
-class Program(enum.Enum):
-    """A program with a manual page."""
-
-    RUN = "nvshare-run"
-    CTL = "nvshare-ctl"
-    COORDINATOR = "nvshare-coordinator"
-
-
-class Shell(enum.Enum):
-    """A shell with completion."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-
-
-_FILES: Final = {Unit.SYSTEM: "nvshare.service", Unit.USER: "nvshare-user.service", Unit.CONFIG: "nvshare.toml"}
+Unit = Literal["system", "user", "config"]
+Program = Literal["nvshare-run", "nvshare-ctl", "nvshare-coordinator"]
+Shell = Literal["bash", "zsh", "fish"]
+_FILES: Final = {"system": "nvshare.service", "user": "nvshare-user.service", "config": "nvshare.toml"}
 
 
 def install_unit(
     unit: Annotated[
         Unit, typer.Argument(metavar="system|user|config", help="a systemd unit, or a sample nvshare.toml")
-    ] = Unit.SYSTEM,
+    ] = "system",
 ) -> None:
     """Print a systemd unit for the coordinator, or a sample configuration file."""
     text = (_FOLDER / _FILES[unit]).read_text(encoding="utf-8")
@@ -55,21 +33,21 @@ def man(
     context: typer.Context,
     program: Annotated[
         Program, typer.Argument(metavar="PROGRAM", help="nvshare-run, nvshare-ctl or nvshare-coordinator")
-    ] = Program.CTL,
+    ] = "nvshare-ctl",
 ) -> None:
     """Print a manual page in roff; `nvshare-ctl man nvshare-run | man -l -` shows one."""
     from nvshare.coordinator.cli.install.man import command_page, parser_page
 
-    if program is Program.RUN:
+    if program == "nvshare-run":
         from nvshare.coordinator.cli.run import make_parser
 
-        page = parser_page(program.value, make_parser(), version())
-    elif program is Program.CTL:
-        page = command_page(program.value, context.find_root().command, version())
+        page = parser_page(program, make_parser(), version())
+    elif program == "nvshare-ctl":
+        page = command_page(program, context.find_root().command, version())
     else:
         from nvshare.coordinator.daemon.main import app
 
-        page = command_page(program.value, typer.main.get_command(app), version())
+        page = command_page(program, typer.main.get_command(app), version())
     typer.echo(page, nl=False)
 
 
@@ -78,4 +56,4 @@ def completion(shell: Annotated[Shell, typer.Argument(metavar="bash|zsh|fish")])
     from nvshare.coordinator.cli.install.completion import script
     from nvshare.coordinator.cli.run import make_parser
 
-    typer.echo(script(make_parser(), shell.value), nl=False)
+    typer.echo(script(make_parser(), shell), nl=False)

@@ -5,7 +5,6 @@ A pipe gets the same columns as a terminal, uncut; nothing has colours.
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import re
@@ -14,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import typer
 
@@ -26,14 +25,8 @@ from nvshare.coordinator.daemon.control.sockets import NoCoordinatorError
 PERIOD_S: Final = 2.0
 
 
-class Form(enum.StrEnum):
-    """What is printed."""
-
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-
-
+Form = Literal["wide", "json", "yaml"]
+"""What is printed."""
 Output = Annotated[Form | None, typer.Option("-o", "--output", help="all columns, or the whole reply")]
 Watch = Annotated[
     float | None,
@@ -63,14 +56,14 @@ def show(
     context: typer.Context, where: Path | None, view: View, *, form: Form | None, as_json: bool, every_s: float | None
 ) -> None:
     """Asks for the status and prints it; with `every_s` until Ctrl-C."""
-    form = Form.JSON if as_json else form
+    form = "json" if as_json else form
     try:
         if every_s is None:
             print(written(call(directory_of(context, where), api.Status()), view, form, terminal_width()))
         else:
             _watch(lambda: call(directory_of(context, where), api.Status()), view, form, every_s)
     except (ControlError, NoCoordinatorError) as error:
-        fail(error, form is Form.JSON)
+        fail(error, form == "json")
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
     except BrokenPipeError:  # the reader of standard output has ended
@@ -81,7 +74,7 @@ def show(
 def _watch(ask: Any, view: View, form: Form | None, every_s: float) -> None:
     if not sys.stdout.isatty():
         while True:
-            print(written(ask(), view, form, None), end="\n" if form is Form.JSON else "\n\n", flush=True)
+            print(written(ask(), view, form, None), end="\n" if form == "json" else "\n\n", flush=True)
             time.sleep(every_s)
     from rich.console import Console  # slow to import
     from rich.live import Live
@@ -96,11 +89,11 @@ def _watch(ask: Any, view: View, form: Form | None, every_s: float) -> None:
 
 def written(status: Mapping[str, Any], view: View, form: Form | None, width: int | None) -> str:
     """A reply as text."""
-    if form is Form.JSON:
+    if form == "json":
         return json.dumps(status)
-    if form is Form.YAML:
+    if form == "yaml":
         return "\n".join(yaml_lines(status))
-    return "\n".join(view(status, width, wide=form is Form.WIDE))
+    return "\n".join(view(status, width, wide=form == "wide"))
 
 
 def terminal_width() -> int | None:

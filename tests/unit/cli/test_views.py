@@ -12,7 +12,7 @@ import yaml
 from rich.cells import cell_len
 
 from nvshare.coordinator.cli.views import clients, memory, slots, status
-from nvshare.coordinator.cli.views.output import Form, View, with_period, written, yaml_lines
+from nvshare.coordinator.cli.views.output import View, with_period, written, yaml_lines
 from nvshare.coordinator.cli.views.table import layout, number, text
 from nvshare.coordinator.cli.views.words import duration, size_of
 from tests.harness import one_gpu
@@ -55,7 +55,7 @@ def test_a_table_fits_and_no_figure_is_cut(name: str, width: int) -> None:
 def test_wide_shows_every_column_uncut(name: str) -> None:
     """Broken if a figure could be seen in no table."""
     reply = replies.status(replies.three_programs())
-    wide = written(reply, VIEWS[name], Form.WIDE, 80)
+    wide = written(reply, VIEWS[name], "wide", 80)
     assert "…" not in wide
     assert (replies.LONG in wide) == (name in ("clients", "memory"))
     narrow = VIEWS[name](reply)
@@ -78,8 +78,8 @@ def test_json_and_yaml_have_the_whole_reply() -> None:
     """Broken if a script read something else than the coordinator said."""
     reply = replies.status(replies.three_programs())
     reply["odd"] = {"yes": "no", "a b": [], "c": {}, "d": [1e-7, -2.5, None, [1, [2]], [{}]], "e": "1: ü\n#"}
-    assert json.loads(written(reply, status.lines, Form.JSON, None)) == json.loads(json.dumps(reply))
-    assert yaml.safe_load(written(reply, status.lines, Form.YAML, None)) == json.loads(json.dumps(reply))
+    assert json.loads(written(reply, status.lines, "json", None)) == json.loads(json.dumps(reply))
+    assert yaml.safe_load(written(reply, status.lines, "yaml", None)) == json.loads(json.dumps(reply))
     assert list(yaml_lines({"a": [{"b": 1, "c": "x"}]})) == ["a:", "  - b: 1", '    c: "x"']
 
 
