@@ -343,7 +343,7 @@ def test_a_trace_has_leases_and_waits(
     said = ctl(running.directory.path, "trace", "--seconds", "0.1", "-o", str(out))
     assert (said.returncode, "1 lease, 2 programs" in said.stdout) == (0, True)
     found = {event["cat"] for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"}
-    assert found == {"lease", "wait"}
+    assert found == {"lease", "plan", "wait"}
     monkeypatch.setattr(plot, "available", lambda: False)
     refused = ctl(running.directory.path, "trace", "--plot", "run.png", "-o", str(tmp_path / "none"))
     assert (refused.returncode, "pip install 'nvshare[plots]'" in refused.stderr) == (1, True)
