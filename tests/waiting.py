@@ -21,9 +21,11 @@ _never = threading.Event()
 def eventually(condition: Callable[[], T], what: str, seconds: float = BOUND_S) -> T:
     """The first true value of `condition`, which is asked again and again; fails the test when the bound passes."""
     deadline = time.monotonic() + seconds
+    pause_s = 0.001
     while True:
         found = condition()
         if found:
             return found
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        _never.wait(0.005)
+        _never.wait(pause_s)
+        pause_s = min(2 * pause_s, 0.02)

@@ -25,7 +25,7 @@ import pytest
 
 from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from nvshare.simulated_gpu.environment import simulated_environment
-from nvshare.simulated_gpu.trace import Busy, read_trace
+from nvshare.simulated_gpu.trace import Busy, read_trace, trace_length
 from tests.conftest import ROOT, Built
 from tests.daemon.processes import TURNS, ctl
 from tests.waiting import eventually
@@ -152,10 +152,17 @@ class Node:
 
     def await_work(self, process_id: int, after_ns: int = 0) -> None:
         """Until this process has done work on a GPU that began after a time."""
-        eventually(
-            lambda: any(busy.process_id == process_id and busy.start_ns > after_ns for busy in self.trace()),
-            f"work of process {process_id} on the GPU\n{self.log()}",
-        )
+        seen = 0
+
+        def worked() -> bool:
+            nonlocal seen
+            if not self.state.exists():
+                return False
+            since, seen = seen, max(0, trace_length(self.state) - 64)  # the last may be in the middle of being written
+            new = read_trace(self.state, since)
+            return any(busy.process_id == process_id and busy.start_ns > after_ns for busy in new)
+
+        eventually(worked, f"work of process {process_id} on the GPU\n{self.log()}")
 
     def await_handovers(self, count: int) -> None:
         """Until the lease of the first GPU has gone from one program to another so many times."""
