@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nvshare.bench.harness.fixture import Fixture
+from nvshare.coordinator.cli.ctl_call import call
+from nvshare.coordinator.daemon.control import api
+from nvshare.coordinator.system.runtime_dir import RuntimeDir
 from tests.hook.memory.programs.between_gpus import KINDS
 from tests.waiting import BOUND_S, eventually
 
@@ -80,7 +83,7 @@ def told(
 
 def first_gpu(stand: Fixture) -> Any:
     """How GPU 0 stands."""
-    return stand.control("status")["gpus"][0]
+    return call(RuntimeDir(stand.directory), api.Status())["gpus"][0]
 
 
 def evicted(stand: Fixture, rival: Told) -> None:
@@ -178,8 +181,8 @@ def rights_of_cards(*, peers: bool = True) -> dict[str, int]:
         own = memory == "plain"
         for name in COPIES:
             found[f"{memory}, {name}"] = 0 if own or "Peer" in name else INVALID_VALUE
-        for call in ("to the host", "from the host"):
-            found[f"{memory}, {call}"] = 0 if own else INVALID_VALUE
+        for way in ("to the host", "from the host"):
+            found[f"{memory}, {way}"] = 0 if own else INVALID_VALUE
         found[f"{memory}, memset"] = INVALID_VALUE
         found[f"{memory}, kernel, nothing"] = ILLEGAL_ADDRESS
         found[f"{memory}, kernel, peer access"] = UNSUPPORTED if not peers else 0 if own else ILLEGAL_ADDRESS
