@@ -9,6 +9,7 @@ Non-goals: fixtures of one folder's tests; those have a conftest of their own.
 from __future__ import annotations
 
 import fcntl
+import functools
 import logging
 import os
 import shutil
@@ -54,10 +55,11 @@ def build_tool(name: str) -> str:
     return found
 
 
+@functools.cache
 def build(build_dir: Path, *options: str) -> Path:
     """Configures, builds and installs the C parts below `build_dir`; returns the prefix, laid out as the wheel is.
 
-    Incremental, safe to call from several processes at once.
+    Incremental, once a process, safe to call from several processes at once.
     """
     build_dir.parent.mkdir(parents=True, exist_ok=True)
     prefix = build_dir / "install"
