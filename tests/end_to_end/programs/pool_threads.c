@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { THREADS = 4, ROUNDS = 150, HELD = 6, PAGE = 64 << 10 };
+enum { THREADS = 4, ROUNDS = 80, HELD = 6, PAGE = 64 << 10 };
 
 typedef struct piece {
     CUdeviceptr memory;
