@@ -48,7 +48,10 @@ class _Level:
         """Adds a lease to a tag: the turns before the last one, and the last one."""
         turn = turn_ns * _SCALE // weight
         self.weights[key] = weight
-        start = max(self.tags.get(key) or self.new(job.turn.attached_at_ns) + turn, self.virtual)
+        start = (
+            max(self.tags.get(key) or self.new(job.turn.attached_at_ns) + turn, self.virtual)
+            + lease[0] * _SCALE // weight
+        )
         longest = turn_ns * _SCALE // min(self.weights.values())
         if start - longest // 2 > self.virtual:  # others within half a turn of it wait
             self.virtual = start - longest // 2
@@ -56,7 +59,6 @@ class _Level:
             self.history.append(self.virtual)
             if len(self.history) > _HISTORY:
                 del self.rose_at_ns[0], self.history[0]
-        start += lease[0] * _SCALE // weight
         self.tags[key] = min(start + lease[1] * _SCALE // weight, max(start, self.virtual) + DEBT * turn)
 
 
