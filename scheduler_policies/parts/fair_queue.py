@@ -10,7 +10,7 @@ Each owner has a *tag*, the lease time of its programs by its weight; each progr
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heapreplace, nsmallest
@@ -34,8 +34,8 @@ class _Level:
     virtual: int = 1
     tags: dict[str | int, int] = field(default_factory=dict)
     weights: dict[str | int, int] = field(default_factory=dict)
-    rose_at_ns: list[int] = field(default_factory=list)
-    history: list[int] = field(default_factory=lambda: [1])
+    rose_at_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    history: deque[int] = field(default_factory=lambda: deque([1], maxlen=_HISTORY + 1))
     """Virtual time before each rise, then the present one."""
 
     def new(self, attached_at_ns: int) -> int:
@@ -57,8 +57,6 @@ class _Level:
             self.virtual = start - longest // 2
             self.rose_at_ns.append(now_ns)
             self.history.append(self.virtual)
-            if len(self.history) > _HISTORY:
-                del self.rose_at_ns[0], self.history[0]
         self.tags[key] = min(start + lease[1] * _SCALE // weight, max(start, self.virtual) + DEBT * turn)
 
 
