@@ -1,10 +1,9 @@
-/* Words that every file of the hook uses.  Nothing here has state.
+/* Definitions for all files of the hook, without state.
  *
- * Rules of this library, which is a guest in somebody's process:
- *  - it never exits, aborts or hangs the application, and prints nothing unless NVSHARE_LOG asks for it or
- *    something must be said once;
- *  - what it is not sure of, it lets through to the real function;
- *  - it holds no lock while it calls the CUDA driver or dlsym from an application's thread.
+ * Rules of this library in a process of an application:
+ *  - it never exits, aborts or hangs the application, and prints only what NVSHARE_LOG asks for, and each warning once;
+ *  - a call that it does not understand goes to the real function;
+ *  - it holds no lock during calls of the CUDA driver or dlsym on an application's thread.
  *
  * Lock order (outer first): allocation registry, context registry, host share, agent mailbox, swap, host
  * pool.
@@ -30,24 +29,22 @@
 #define NVS_LIKELY(x) __builtin_expect(!!(x), 1)
 #define NVS_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* Variables that the child of a fork writes as it begins stand together, and so do the functions that write them: each page that
- * they touch is a page fault. */
+/* Variables that the child of a fork writes at its start are together, and so are the functions that write them: each page costs a page fault. */
 #define NVS_FORK_STATE __attribute__((section("nvs_fork")))
 #define NVS_FORK_CODE __attribute__((cold))
 
 #define NVS_MAX_GPUS 32u          /* as MAX_GPUS_PER_CLIENT in coordinator/protocol/messages.py */
-#define NVS_NO_GPU UINT32_MAX     /* "not known": the call falls through ungated */
+#define NVS_NO_GPU UINT32_MAX     /* not known: the call is not gated */
 
 typedef void (*nvs_function)(void); /* some function; cast before use */
 
 typedef enum nvs_status {
     NVS_OK = 0,
     NVS_TIMED_OUT,   /* the deadline passed first */
-    NVS_REFUSED,     /* a limit, or the coordinator, says no */
-    NVS_UNAVAILABLE, /* a library, function or peer is not there */
-    NVS_MALFORMED,   /* the peer sent something that the protocol does not allow */
+    NVS_REFUSED,     /* by a limit, or the coordinator */
+    NVS_UNAVAILABLE, /* a library, function or peer is missing */
     NVS_NO_MEMORY,   /* of the host */
-    NVS_CUDA_FAILED, /* a driver call failed; the CUresult travels beside it */
+    NVS_CUDA_FAILED, /* a driver call failed; the CUresult is returned separately */
 } nvs_status;
 
 #endif

@@ -2,8 +2,7 @@
 #ifndef NVS_START_H
 #define NVS_START_H
 
-/* Reads the environment and arms the gates; the constructor's work, idempotent.  For entry points that another library's constructor
- * may reach before ours has run. */
+/* Reads the environment and arms the gates; idempotent.  The constructor calls it, and entry points that another library's constructor may call first. */
 void nvs_start(void);
 
 #endif

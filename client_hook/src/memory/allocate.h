@@ -1,18 +1,17 @@
-/* The ways in which memory begins: by the backend, as a handle, in the order of a stream. */
+/* Allocation: by the backend, as a handle, in stream order. */
 #ifndef NVS_ALLOCATE_H
 #define NVS_ALLOCATE_H
 
 #include "memory/records/allocation.h"
 
-/* cuMemCreate through the backend: an entry whose key is a number of ours.  CUDA_ERROR_NOT_SUPPORTED: this handle must be the
- * driver's. */
+/* cuMemCreate by the backend: the handle is a number of the hook.  CUDA_ERROR_NOT_SUPPORTED: the driver must make the handle. */
 CUresult nvs_memory_create(uint32_t gpu, size_t bytes, const CUmemAllocationProp *properties, CUmemGenericAllocationHandle *out);
-bool nvs_memory_is_number(uint64_t handle); /* one that nvs_memory_create gave out once */
+bool nvs_memory_is_number(uint64_t handle); /* of nvs_memory_create, alive or released */
 
-/* cuMemAlloc through the backend. */
+/* cuMemAlloc by the backend. */
 CUresult nvs_memory_allocate(uint32_t gpu, CUdeviceptr *out, size_t bytes);
 
-/* The same in stream order: memory whose free is deferred behind the same stream (0: not known which) serves again at once. */
+/* The same in stream order: reuses memory whose free is deferred on the same stream (0: not known). */
 CUresult nvs_memory_allocate_in_order(uint32_t gpu, CUdeviceptr *out, size_t bytes, uint64_t stream);
 
 #endif

@@ -1,4 +1,4 @@
-/* The memory of this process, for the folders above: all that they may use. */
+/* What other folders may use of this one. */
 #ifndef NVS_MEMORY_H
 #define NVS_MEMORY_H
 

@@ -1,4 +1,4 @@
-/* The ways in which memory ends: freed at once, freed behind a stream, gone with its context. */
+/* The end of memory: freed at once, in stream order, or with its context. */
 #ifndef NVS_RELEASE_H
 #define NVS_RELEASE_H
 
@@ -6,11 +6,11 @@
 #include "memory/quota/quota.h"
 #include "memory/records/allocation.h"
 
-/* Waits until nothing that was submitted in this context uses memory any more.  release.c */
+/* Waits for all work that was submitted in this context. */
 CUresult nvs_memory_wait_idle(uint32_t gpu, CUcontext context);
 
-/* What a pool gave out, about to be freed: claimed in the book, and no longer charged.  All that is atomic comes before the driver's call:
- * after one it would wait for what the driver has written to the device, some hundred nanoseconds. */
+/* Before the free of a pool's memory: claims its place and uncharges it.  Atomics come before the call of the driver: after it they would wait some
+ * hundred nanoseconds for the driver's writes to the device. */
 static inline nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool_memory *out)
 {
     nvs_pool_place *claimed = nvs_pool_book_claim(address, out);
@@ -19,7 +19,7 @@ static inline nvs_pool_place *nvs_memory_claim_pooled(uint64_t address, nvs_pool
     return claimed;
 }
 
-/* The driver was asked to free it; says what it said. */
+/* After that free: returns the driver's result. */
 static inline CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nvs_pool_memory *memory, CUresult result)
 {
     if (NVS_LIKELY(result == CUDA_SUCCESS)) {
@@ -31,10 +31,10 @@ static inline CUresult nvs_memory_pooled_freed(nvs_pool_place *claimed, const nv
     return result;
 }
 
-/* cuMemFree: by the backend for what it made, by the driver for everything else. */
+/* cuMemFree: by the backend for its memory, else by the driver. */
 CUresult nvs_memory_release(CUdeviceptr pointer);
 
-/* Called by the context hooks once the driver has destroyed or reset a context: what lived in it is gone. */
+/* After the driver has ended or reset a context, and the memory in it. */
 void nvs_memory_context_gone(CUcontext context);
 
 #endif

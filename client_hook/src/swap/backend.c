@@ -90,7 +90,6 @@ NVS_FORK_CODE void nvs_swap_after_fork(void)
 }
 
 const nvs_backend nvs_backend_swap = {
-    .name = "swap",
     .kind = NVS_MEMORY_REDIRECTED,
     .movable = true,
     .chunked = true,

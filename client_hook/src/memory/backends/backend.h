@@ -25,7 +25,6 @@ typedef struct nvs_chunk_figures {
 } nvs_chunk_figures;
 
 typedef struct nvs_backend {
-    const char *name;
     nvs_memory_kind kind; /* of what it allocates */
     bool movable;
     bool chunked; /* it moves physical memory below fixed addresses, has figures of its own, does not wait for work in `release`,

@@ -1,4 +1,4 @@
-/* Memory mode `device`: the driver's own memory, which stays where it is.  Only counted. */
+/* Memory mode `device`: memory of the driver, which is only charged and does not move. */
 #include "driver/cuda_api.h"
 #include "memory/backends/backend.h"
 
@@ -14,7 +14,7 @@ static CUresult release(uint32_t gpu, CUdeviceptr pointer, size_t bytes, void *k
 
 static nvs_status move_nothing(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, uint64_t *moved_bytes)
 {
-    *moved_bytes = 0; /* all of it is pinned: the coordinator knows from the reports, and asking is no error */
+    *moved_bytes = 0; /* all of it is pinned, as the coordinator knows from the reports */
     return NVS_OK;
 }
 
@@ -23,7 +23,6 @@ static void context_gone(CUcontext context)
 }
 
 const nvs_backend nvs_backend_device = {
-    .name = "device",
     .kind = NVS_MEMORY_REAL,
     .movable = false,
     .allocate = allocate,

@@ -312,7 +312,6 @@ static nvs_status restore(uint32_t gpu, uint64_t bytes, const nvs_watch *watch, 
 }
 
 const nvs_backend nvs_backend_managed = {
-    .name = "managed",
     .kind = NVS_MEMORY_REDIRECTED,
     .movable = true,
     .allocate = allocate,
