@@ -119,8 +119,8 @@ def instructions_by_valgrind(stand: Fixture, program: Path, call: str, *, hooked
     return (totals[1] - totals[0]) / (1.1 * (lengths[1] - lengths[0]))
 
 
-def measure(*, simulate: str | None, pairs: int, calls: int, rounds: int) -> dict[str, Any]:
-    """The whole benchmark on one coordinator."""
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    simulate, pairs, calls, rounds = simulated(options, "1x1GiB"), options.pairs, options.calls, options.rounds
     with tempfile.TemporaryDirectory() as scratch, fixture(simulate=simulate) as stand:
         program = compile_program(SOURCE, Path(scratch))
         call = cheapest_call(stand, program)
@@ -142,12 +142,6 @@ def measure(*, simulate: str | None, pairs: int, calls: int, rounds: int) -> dic
         "details": {"gate": gate, "ungated_control": control, "empty_kernel": launch, "instructions_by": by},
         "machine": machine(),
     }
-
-
-def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    return measure(
-        simulate=simulated(options, "1x1GiB"), pairs=options.pairs, calls=options.calls, rounds=options.rounds
-    )
 
 
 def _show(result: dict[str, Any]) -> None:

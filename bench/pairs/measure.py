@@ -16,9 +16,6 @@ from nvshare.bench.pairs.figures import compare, describe, rounded
 from nvshare.bench.pairs.mixes import WAYS, Mix, Way, needed, without_variables
 from nvshare.bench.pairs.programs import Plan, Programs, check_clients, sharing
 
-Results = dict[str, dict[str, dict[str, Any]]]
-"""Figures, or `failed` with the reason, by mix and way."""
-
 
 def measure_all(mixes: Sequence[Mix], ways: Sequence[Way], plan: Plan) -> dict[str, Any]:
     """`alone` by workload, `ways` with what each said or why it was left out, `pairs` by mix and way."""

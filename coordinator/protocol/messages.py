@@ -245,7 +245,7 @@ class Welcome(Message):
 
 @declare(TO_CLIENT, 65, U8, U64, U64, BOOL, U64, U64, U64, U8, U64, U64, U64, BOOL, BOOL)
 class GpuSettings(Message):
-    """Answers `AttachGpu`, and is sent again after each change of a value.
+    """Answers `AttachGpu`, and is sent again after each change: one message, so that the values change together.
 
     - `memory_limit_bytes`: limit of this client's allocations (0: none).
     - `capacity_bytes`: resident memory of all clients together; the GPU's size as seen by a client without a limit.

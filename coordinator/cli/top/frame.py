@@ -19,7 +19,6 @@ from nvshare.coordinator.units import format_duration
 
 BARS: Final = {True: ("█", "▒", "░"), False: ("#", "=", ".")}
 """Resident, evicted, free: with and without Unicode."""
-_BAR_CELLS: Final = 20
 _SIZES_FROM: Final = 88
 """From this width on, programs have a figure of their memory."""
 _BARS_FROM: Final = 112
