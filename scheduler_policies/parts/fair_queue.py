@@ -139,7 +139,8 @@ class FairQueue:
             for (owner, queue), one in zip(queues.items(), turns, strict=True)
         ]
         if lease_ns:
-            tags[owners.index(last.owner)] += lease_ns * _SCALE // _owner_weight(last)
+            place = owners.index(last.owner)
+            tags[place] = max(tags[place], top.virtual) + lease_ns * _SCALE // _owner_weight(last)
         if running is not None and running.owner in queues:
             tags[owners.index(running.owner)] += turn // _owner_weight(running)
         near = _order(tags, turns.__getitem__, top.virtual, AHEAD)
@@ -182,7 +183,7 @@ class FairQueue:
             for job in queue
         ]
         if lease_ns and queue[-1].state:
-            tags[-1] += lease_ns * _SCALE // queue[-1].rank.weight
+            tags[-1] = max(tags[-1], level.virtual) + lease_ns * _SCALE // queue[-1].rank.weight
         near = _order(tags, lambda place: turn // queue[place].rank.weight, level.virtual, count)
         return [queue[place] for place in near[:count]]
 

@@ -82,6 +82,18 @@ def test_a_returning_job_has_no_credit() -> None:
     assert abs(its - mine) <= DEBT * QUANTUM_NS
 
 
+def test_a_user_who_returns_has_no_credit() -> None:
+    """Broken: the user's program would keep the GPU until the user has had what another user had meanwhile."""
+    world = VirtualGpu(FairShare())
+    away, *others = [world.job(owner=owner) for owner in ("user 1", "user 2", "user 2")]
+    world.play(1_000)
+    world.idle(away)
+    world.play(60_000)
+    world.want(away)
+    mine, *theirs = gains(world, [away, *others], 4_000)
+    assert abs(sum(theirs) - mine) <= DEBT * QUANTUM_NS
+
+
 def test_newcomers_do_not_keep_the_others_waiting() -> None:
     """Broken: a stream of short programs would always come before a program that has had its turn."""
     world = VirtualGpu(FairShare())

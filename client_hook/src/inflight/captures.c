@@ -134,8 +134,10 @@ nvs_capture *nvs_capture_begins(uint32_t gpu, CUstream stream, bool per_thread)
 {
     const int saved = errno;
     capture *made = malloc(sizeof *made);
-    if (made == NULL)
+    if (made == NULL) {
+        errno = saved;
         return NULL;
+    }
     if (is_first()) {
         mark_contexts();
         /* Release pairs with nvs_capturing: the marks exist before a drain trusts in them. */
