@@ -132,4 +132,4 @@ def test_workflows_pin_their_actions() -> None:
         if "uses" in step
     ]
     assert uses
-    assert [each for each in uses if not re.fullmatch(r"[\w./-]+@v\d+\.\d+\.\d+", each)] == []
+    assert [each for each in uses if not re.fullmatch(r"[\w./-]+@(v\d+\.\d+\.\d+|[0-9a-f]{40})", each)] == []
