@@ -12,7 +12,7 @@
  *    path and calls CUDA is nested in it.  The agent thread uses real functions only and never passes a gate.
  *  Signals: the agent blocks all of them: an application's handler never runs on a thread of ours.
  *  errno: whatever we do in an application's thread leaves it as it was.
- *  Teardown: exit() gives leases back within 50 ms at most; after that nothing of ours calls CUDA, and a thread that
+ *  Teardown: exit() says goodbye within 50 ms at most; after that nothing of ours calls CUDA, and a thread that
  *    still submits work is let through rather than left hanging.  _exit, exec and death need no handler: the connection
  *    closes with the process.
  *

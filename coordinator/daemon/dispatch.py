@@ -115,6 +115,8 @@ class Dispatcher:
             self._profiled(profile if self.slots is None else self.slots.profiled(profile), now_ns)
         elif known and isinstance(message, messages.ExplainWait):
             self._explain_wait(connection, message.gpu)
+        elif known and isinstance(message, messages.Goodbye):
+            self.gone(connection, now_ns)
         else:
             raise RemoteProtocolError("a second Hello" if known else f"{type(message).__name__} before Hello")
 

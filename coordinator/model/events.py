@@ -137,7 +137,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class ClientGone:
-    """The connection ended.  Everything that the client held is free."""
+    """The connection ended, by death or goodbye.  Everything that the client held is free."""
 
     client: int
 

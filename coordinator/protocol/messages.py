@@ -163,6 +163,11 @@ class MoveProgress(Message):
     error: int
 
 
+@declare(TO_COORDINATOR, 8)
+class Goodbye(Message):
+    """The process ends normally; its leases are free."""
+
+
 @declare(TO_COORDINATOR, 9, U32, BYTES)
 class ReserveHost(Message):
     """Asks for `bytes` in all of the node's host budget; less than before returns memory.

@@ -33,6 +33,17 @@ def stop(holder: Holder) -> None:
     os.waitid(os.P_PID, holder.process.pid, os.WSTOPPED)
 
 
+def test_a_goodbye_frees_the_lease(coordinators: Coordinators, connect: Connect) -> None:
+    """Broken if a process that ends in order kept the GPU until its socket closed."""
+    running = coordinators.start("--quantum", LONG)
+    first = connect(running).hello("first").attach(wanted=True)
+    first.next(messages.Grant)
+    second = connect(running).hello("second").attach(wanted=True)
+    second.next(messages.GpuSettings)
+    first.send(messages.Goodbye())
+    assert second.next(messages.Grant)
+
+
 def test_a_holder_keeps_its_lease_over_a_restart(coordinators: Coordinators, hold: Hold, connect: Connect) -> None:
     """Broken if a killed coordinator's successor gave the lease to a second holder (invariant 7)."""
     before = coordinators.start("--quantum", LONG)

@@ -202,29 +202,24 @@ static void sleep_until(uint64_t due)
     (void)atomic_exchange_explicit(&nvs_agent_poked, 0, memory_order_seq_cst);
 }
 
-/* After exit() was called: gives the leases back within its 50 ms if that is possible.  No calls follow.
- *
- * The connection stays open until the process ends, because its memory stays on the GPU until then. */
+/* After exit() was called: gives the leases back within its 50 ms if that is possible.  No calls follow. */
 static void depart(void)
 {
-    const bool still = nvs_moves_stop(10000000u) && nvs_link_up();
-    const uint64_t until = nvs_now_ns() + 20000000u;
+    bool clean = nvs_moves_stop(10000000u);
+    uint64_t until = nvs_now_ns() + 20000000u;
     for (uint32_t gpu = 0; gpu < NVS_MAX_GPUS; gpu++) {
-        nvs_agent_gpu *mine = &nvs_agent_gpus[gpu];
-        if (mine->lease.state != NVS_LEASE_HELD && mine->lease.state != NVS_LEASE_ENDING)
+        nvs_lease_state state = nvs_agent_gpus[gpu].lease.state;
+        if (state != NVS_LEASE_HELD && state != NVS_LEASE_ENDING)
             continue;
-        if (mine->lease.state == NVS_LEASE_HELD) {
-            mine->lease.reason = NVS_RELEASE_REASON_IDLE;
-            mine->close_began_ns = nvs_now_ns();
-        }
-        /* Where it takes too long, the coordinator notices the end of the process. */
-        if (nvs_gate_close(gpu, until) == NVS_OK && nvs_drain_closed(gpu, until) == NVS_OK && still) {
-            mine->lease.state = NVS_LEASE_ENDING;
-            nvs_agent_event(gpu, &(nvs_lease_event){.kind = NVS_LEASE_ON_DRAINED});
-        }
+        if (nvs_gate_close(gpu, until) != NVS_OK || nvs_drain_closed(gpu, until) != NVS_OK)
+            clean = false; /* the coordinator notices the end of the process */
     }
-    if (still)
+    if (clean && nvs_link_up()) {
+        uint8_t frame[8];
+        nvs_goodbye message = {0};
+        nvs_link_send(frame, nvs_encode_goodbye(&message, frame, sizeof frame));
         nvs_transport_finish(10);
+    }
     atomic_store_explicit(&nvs_agent_departed, 1, memory_order_release); /* pairs with nvs_agent_goodbye */
     nvs_futex_wake(&nvs_agent_departed, INT32_MAX);
 }

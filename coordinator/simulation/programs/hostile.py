@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BURST: Final = 12
 _TYPES: Final = tuple(messages.TO_COORDINATOR.values())
-_CAREFUL: Final = tuple(cls for cls in _TYPES if cls not in (messages.Hello, messages.AttachGpu))
+_CAREFUL: Final = tuple(cls for cls in _TYPES if cls not in (messages.Hello, messages.AttachGpu, messages.Goodbye))
 _HEARD: Final = frozenset({"lease_id", "order_id", "sequence", "bytes", "credit_bytes", "quantum_ns", "client_id"})
 _POWERS: Final = (8, 16, 31, 32, 53, 61, 62, 63)
 

@@ -70,6 +70,7 @@ GOLDEN: list[tuple[messages.Message, str]] = [
     (messages.ReserveHost(sequence=5, bytes=1073741824), "930905ce40000000"),
     (messages.HostReserved(sequence=5, bytes=1073741824), "934b05ce40000000"),
     (messages.MoveCredit(gpu=31, order_id=14, credit_bytes=134217728), "944a1f0ece08000000"),
+    (messages.Goodbye(), "9108"),
     (messages.Welcome(protocol=1, client_id=99), "93400163"),
     (
         messages.GpuSettings(

@@ -44,6 +44,7 @@ enum {
     NVS_TYPE_MEMORY_REPORT = 5,
     NVS_TYPE_RESERVE_MEMORY = 6,
     NVS_TYPE_MOVE_PROGRESS = 7,
+    NVS_TYPE_GOODBYE = 8,
     NVS_TYPE_RESERVE_HOST = 9,
     NVS_TYPE_RESERVE_PINS = 10,
     NVS_TYPE_PROGRESS = 11,
@@ -196,6 +197,15 @@ static const nvs_wire_field nvs_move_progress_fields[] = {
     NVS_WIRE_FIELD(move_progress, error, UINT, 0, UINT32_MAX, 0, NULL),
 };
 NVS_WIRE_MESSAGE(move_progress, NVS_TYPE_MOVE_PROGRESS, 6, 6)
+
+typedef struct nvs_goodbye {
+    uint8_t nothing;
+} nvs_goodbye;
+
+static const nvs_wire_field nvs_goodbye_fields[] = {
+    NVS_WIRE_NO_FIELD,
+};
+NVS_WIRE_MESSAGE(goodbye, NVS_TYPE_GOODBYE, 0, 0)
 
 typedef struct nvs_reserve_host {
     uint32_t sequence;
@@ -555,6 +565,7 @@ typedef struct nvs_to_coordinator {
         nvs_memory_report memory_report;
         nvs_reserve_memory reserve_memory;
         nvs_move_progress move_progress;
+        nvs_goodbye goodbye;
         nvs_reserve_host reserve_host;
         nvs_reserve_pins reserve_pins;
         nvs_progress progress;
@@ -571,6 +582,7 @@ static const nvs_wire_message *const nvs_to_coordinator_messages[] = {
     &nvs_memory_report_message,
     &nvs_reserve_memory_message,
     &nvs_move_progress_message,
+    &nvs_goodbye_message,
     &nvs_reserve_host_message,
     &nvs_reserve_pins_message,
     &nvs_progress_message,
