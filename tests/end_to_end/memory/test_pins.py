@@ -87,7 +87,8 @@ def test_asking_under_sanitizers(node: Node, kind: str) -> None:
         assert ask(producer, f"ipc_get {shared}")[0] == OUT_OF_MEMORY
         assert ask(producer, f"ipc_get {small}")[0] == 0
         assert ask(producer, f"array {200 * MIB}")[0] == OUT_OF_MEMORY
-        assert ask(producer, "storm 3 20") == 0
+        # On a busy machine the consumer's memory may not move for so long that it is not waited for.
+        eventually(lambda: ask(producer, "storm 3 20") == 0, "allocations beside memory that moves")
         assert ask(consumer, f"same {needed} {NEEDED} 1") is True
         assert ask(producer, f"free {small}") == 0
         small = filled(producer, 20 * MIB, 3)
