@@ -178,12 +178,16 @@ def sharing(way: Way, plan: Plan) -> Iterator[Programs]:
 
 
 def check_clients(programs: Programs) -> None:
-    """Raises BenchError if the programs are no clients of the daemon of MPS that was started for them."""
+    """Raises BenchError if the way is one with MPS and the programs are no clients of its daemon."""
     try:
         if programs.daemon is not None and programs.daemon.clients() == 0:
             raise BenchError("no program is a client of MPS")
     except DaemonError as error:
         raise BenchError(str(error)) from None
+    if programs.way.own_mps:
+        found = programs.stand.control("status")["mps"]
+        if not found["programs"]:
+            raise BenchError(f"no program is a client of MPS: {found['reason'] or found['state']}")
 
 
 @contextmanager

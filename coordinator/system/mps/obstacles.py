@@ -65,6 +65,8 @@ def _foreign_process(proc: Path, pipe_directory: Path) -> str | None:
         try:
             if (entry / "comm").read_text(encoding="utf-8", errors="replace").strip() != _COMM:
                 continue
+            if (entry / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z":  # no parent waits for it
+                continue
             user = entry.stat().st_uid
         except OSError:  # it has just ended
             continue

@@ -167,11 +167,13 @@ def test_each_obstacle_is_named_with_its_remedy(base: Path, environ: dict[str, s
 
 
 def test_a_foreign_mps_process_is_found(base: Path) -> None:
-    """Broken: a second daemon starts on the cards of another user's MPS."""
-    for number, own in (("7", True), ("8", False)):
+    """Broken: a second daemon starts on the cards of another user's MPS; or MPS starts once and never again where the
+    first process waits for no orphan, as in many containers."""
+    for number, own, state in (("6", False, "Z"), ("7", True, "S"), ("8", False, "S")):
         entry = base / number
         entry.mkdir()
         (entry / "comm").write_text("nvidia-cuda-mps\n")
+        (entry / "stat").write_text(f"{number} (nvidia-cuda-mps) {state} 1 1 1 0")
         value = base / "pipe" if own else "/elsewhere"
         (entry / "environ").write_bytes(f"A=1\0CUDA_MPS_PIPE_DIRECTORY={value}\0".encode())
     assert "pid 8" in str(obstacles._foreign_process(base, base / "pipe"))
